@@ -21,8 +21,6 @@ LEFT = {
     "rmqkit": 158,
     "rmqkit-contrib": 13,
     "rmqkit-server": 78,
-    "rmqkit-spark": 84,
-    "rmqkit-store": 148,
     "rmqkit-tools": 1,
 }
 FIRST = re.compile(r"(What|Whether|Who|Of|As|By|For those|How|Where|When|Those|Nobody|Told|Tells)\b")

@@ -161,7 +161,7 @@ def to_pandas(store: str | PathLike[str], **options: Any) -> pandas.DataFrame:
 
 
 def _several(given: Any) -> list[Any]:
-    """What was given alone, or as several."""
+    """Return a single value as a list of one, several values as a list."""
     return [given] if isinstance(given, str | int) else list(given)
 
 

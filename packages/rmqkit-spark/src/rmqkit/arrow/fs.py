@@ -1,15 +1,15 @@
-"""`fs` lists the files of a store, on a disk or at any address of pyarrow.fs, and gives their bytes by position.
+"""`fs` lists the files of a store, on a disk or at any address of pyarrow.fs, and reads their bytes by position.
 
 ===========  ===================================  =========================================================
              path, or ``file:`` address           any other address of pyarrow.fs (s3:, gs:, abfs:, hdfs:)
 ===========  ===================================  =========================================================
 bytes        mapped: stay readable when the       fetched by ranges, each to its position in a mapping of
-             broker deletes the file              its own: what was not fetched costs nothing, reads as 0
-behind the   told by the file system (`data_end`) found by looking at a few places (`rmqkit.arrow.splits`)
-last write
-credentials  none                                 of the environment (``AWS_*``), or in the address, where
-                                                  `with_s3_settings` puts those of Hadoop; `RemotePath` has
-                                                  them, and nobody sees them
+             broker deletes the file              its own: bytes not fetched cost nothing, and read as 0
+end of the   reported by the file system          found with reads at a few places (`rmqkit.arrow.splits`)
+last write   (`data_end`)
+credentials  none                                 from the environment (``AWS_*``), or from the address, where
+                                                  `with_s3_settings` adds those of Hadoop; `RemotePath` holds
+                                                  them, and no text shows them
 ===========  ===================================  =========================================================
 
 A commit log is made of files whose names are 20 digits, the physical offset of the first byte; several directories
@@ -286,14 +286,14 @@ def map_range(path: str, low: int, high: int) -> Buffer:
 
 
 def map_records(path: str, positions: Sequence[int]) -> Buffer:
-    """Map the bytes of the records at some positions, which ascend; what lies around them is not to be used.
+    """Map the bytes of the records at some ascending positions; other bytes of the buffer must not be used.
     Raises StoreError: as `StoreFile`."""
     file = StoreFile(path)
     if isinstance(path, RemotePath):
         inside = [position for position in positions if 0 <= position <= file.size - RECORD_BYTES_MIN]
         for low, high in _merged((at, min(at + _RECORD_GUESS_BYTES, file.size)) for at in inside):
             file.fetch(low, high)
-        # The guess has the size of every record; only those that are longer are asked for once more.
+        # The guess includes the size field of every record; only the rest of longer records is fetched later.
         ends = [(at, at + _SIZE.unpack_from(file.buffer, at)[0]) for at in inside]
         long = [(at + _RECORD_GUESS_BYTES, end) for at, end in ends if at + _RECORD_GUESS_BYTES < end <= file.size]
         for low, high in _merged(long):

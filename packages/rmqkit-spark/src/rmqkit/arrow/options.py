@@ -1,4 +1,4 @@
-"""What a read of a store can be asked to do, by name: the values of options here and of Spark's format."""
+"""The options of a read of a store, by name: their values here and in Spark's format."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 
 
 class OffsetsFrom(enum.Enum):
-    """How messages are found: by a walk over the log, or by the consume queues."""
+    """The way to find messages: a walk over the log, or the consume queues."""
 
     WALK = "walk"
     CONSUME_QUEUE = "consumequeue"
@@ -21,7 +21,7 @@ class IncludeProperties(enum.Enum):
 
 
 class VerifyCrc(enum.Enum):
-    """What happens to a message whose stored body does not match its CRC."""
+    """The treatment of a message whose stored body does not match its CRC."""
 
     NONE = "none"
     FAIL = "fail"
@@ -30,7 +30,7 @@ class VerifyCrc(enum.Enum):
 
 
 class CorruptRecords(enum.Enum):
-    """What happens to bytes that are not a record, and to bodies that cannot be unpacked."""
+    """The treatment of bytes that are not a record, and of bodies that cannot be unpacked."""
 
     FAIL = "fail"
     SKIP = "skip"

@@ -1,7 +1,7 @@
-"""What has to be read of a store for the messages that are wanted, and how each part is read.
+"""The plan of a read: the parts of a store that hold the requested messages, and the way to read each part.
 
 =========================================  ===========================================================================
-asked for                                  read
+request                                    read
 =========================================  ===========================================================================
 everything                                 the log, split by bytes
 store times                                the files of the log that may have such messages
@@ -9,8 +9,8 @@ topics, queues by `OffsetsFrom`            the records that the queues point at
 topics and keys                            the records that the index points at, then compared
 =========================================  ===========================================================================
 
-Spark's source gives each part to a task (`rmqkit.spark.source.store`), `rmqkit.arrow.store_dataset` reads one after the
-other.
+Spark's source passes each part to a task (`rmqkit.spark.source.store`), `rmqkit.arrow.store_dataset` reads the parts in
+sequence.
 """
 
 from __future__ import annotations

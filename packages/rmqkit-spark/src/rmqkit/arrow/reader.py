@@ -45,10 +45,10 @@ CLOCK_SLACK_US = 60_000_000
 
 
 class ReadPlan(Struct, frozen=True):
-    """What to make of every split; damage that is reported need not meet the conditions.
-    With ``keys`` only messages that have one of them, or such a unique key, are given out, with ``tags`` those that
-    have one of these. ``choose`` says of records which ones may be wanted, before they are decoded. The hints end the
-    texts of errors, in the words of whoever made the plan."""
+    """The columns and conditions for the messages of every split.
+    Rows that report damage need not meet the conditions. With ``keys`` only messages with one of these keys, or with
+    one as unique key, are returned; with ``tags`` only messages with one of these tags. ``choose`` selects the records
+    that may match before they are decoded. Errors end with a hint, in the words of the plan's author."""
 
     columns: tuple[Column, ...]
     conditions: tuple[Condition, ...] = ()
@@ -172,7 +172,7 @@ def _has_key(batch: MessageBatch, keys: frozenset[str]) -> NDArray[np.bool_]:
 
 
 def _reasons(batch: MessageBatch, crc_wrong: NDArray[np.int64]) -> pa.Array:
-    """What is wrong with each row, or null."""
+    """Return the reason why each row is damaged, or null."""
     reasons: list[str | None] = [None] * len(batch)
     positions = batch.of_record(batch.records.positions)
     for row in np.flatnonzero(np.isin(positions, crc_wrong)).tolist():

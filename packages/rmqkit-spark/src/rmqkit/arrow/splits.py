@@ -11,10 +11,10 @@ walk from the start of a file steps over it, a search from the middle does not. 
 queue and queue offset, so one read of 20 bytes finds the entry that has to be there, and only a broker writes entries.
 No entry is found for topics that were deleted, for batch queues, and where a store has no queues. That says nothing.
 
-Of a remote file the plan fetches some twenty `_LOOK_BYTES`, however large it is: the end of its records is where
-bisection comes to zeros and the chain of records before them ends. Two rare states of the newest file are told only
-where it is local: records behind a hole of zeros are not looked for in a remote one, and what a recovery cut off
-behind the end is taken for records behind damage. Source: store.md §4.
+Of a remote file the plan fetches some twenty `_LOOK_BYTES`, however large it is. The records end at the place where a
+bisection finds zeros and the chain of records before them stops. Two rare states of the newest file are recognised only
+if it is local. In a remote file, records after a hole of zeros are not searched for, and records that a recovery cut
+off after the end are taken for records after damage. Source: store.md §4.
 """
 
 from __future__ import annotations

@@ -106,12 +106,12 @@ class StoreDataset(pads.Dataset):  # type: ignore[misc] # pyarrow ships no types
         columns: Sequence[str] | None = None,
         filter: pc.Expression | None = None,  # noqa: A002 - as above
     ) -> pa.RecordBatchReader:
-        """Read rows in the order of the log, a batch at a time. While it is read it raises StoreError when a file is
-        damaged or gone. Raises SettingsError: there is no such column. Raises StoreError: there is no such store."""
+        """Read rows in the order of the log, a batch at a time. The returned reader raises StoreError when a file is
+        damaged or missing. Raises SettingsError: there is no such column. Raises StoreError: there is no such store."""
         names = [column.name for column in self._columns] if columns is None else list(columns)
         chosen = choose(self._columns, names, self._root) if names else []
         try:
-            # Planned now, so that a store that is not there is told here and not in the middle of a query.
+            # Plan now, so that a missing store is reported here and not in the middle of a query.
             batches = self._batches(names, filter)
         except RmqError as error:
             self.failure = error

@@ -33,7 +33,7 @@ class BrokerSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What ``format`` is given."""
+        """Return the name for ``format``."""
         return FORMAT
 
     def schema(self) -> str | StructType:

@@ -137,7 +137,7 @@ class BrokerPool:
                 await asyncio.sleep(_DISPATCH_PAUSE_S)
 
         async def all_of_them() -> None:
-            one_each = {queue.broker_name: queue for queue in queues}  # one log per broker, whatever the queue
+            one_each = {queue.broker_name: queue for queue in queues}  # all queues of a broker share one log
             await asyncio.gather(
                 *(self._patiently(functools.partial(dispatched, queue)) for queue in one_each.values())
             )

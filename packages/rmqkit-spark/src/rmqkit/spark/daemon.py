@@ -1,13 +1,14 @@
-"""The daemon of Python workers (``spark.python.daemon.module``): PySpark's own, which says less.
+"""The daemon of Python workers (``spark.python.daemon.module``): PySpark's own, with less output.
 
-``show()`` and ``limit()`` end tasks that have sent enough rows: Spark closes the connection of a worker that still
-writes. That is no fault, yet PySpark's daemon prints a traceback for each. Here that is left out. Whatever else the
-daemon has to say is printed.
+``show()`` and ``limit()`` end tasks that have sent enough rows: Spark closes the connection while the worker still
+writes. This is no fault, but PySpark's daemon prints a traceback for each. This daemon omits these tracebacks and
+prints all other output.
 
-At the end of a session Spark closes the connections of idle workers, too, and each writes its EOFError to nobody.
+At the end of a session Spark also closes the connections of idle workers, and each reports an EOFError that nobody
+needs.
 
-Only workers of tasks are started by this daemon. Those that plan a read are started by PySpark's own, whatever is set:
-in them `keep_quiet` is called as soon as they import a source, or `rmqkit.spark.lookup`.
+This daemon starts only workers of tasks. PySpark's own daemon starts the workers that plan a read, and no setting
+changes that. In these workers `keep_quiet` is called when they import a source, or `rmqkit.spark.lookup`.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class PythonSlow(RmqError):
 @contextmanager
 def one_line() -> Iterator[None]:
     """Raise rmqkit's own error in place of the PySpark error that wraps it.
-    Raises RmqError: whatever subclass a worker, the planner or a stream ended with.
+    Raises RmqError: the error, in its own class, that ended a worker, the planner or a stream.
     Raises SettingsError: the executors lack a package."""
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException

@@ -1,10 +1,10 @@
-"""What programs call for their data frames of messages: `read`, columns made of bodies, and the `backlog` of a stream.
+"""Data frames of messages for programs: `read`, columns made of bodies, and the `backlog` of a stream.
 
-**Reading less.** A source that is written in Python is told neither which columns a query uses nor which rows, so a
-plain ``spark.read.format("rocketmq-store")`` decodes and ships all of them. Spark's own reader of Parquet is told. So
-`read` plans the work over an empty Parquet table of the same columns first, and what that reader would read is then
-asked of the store, by the options ``columns``, ``topic``, ``queueId``, ``startingTimestamp`` and ``endingTimestamp``
-(`rmqkit.spark.jobs.pruning`). Threads may share a session.
+**Reading less.** Spark does not pass the columns and rows that a query uses to a source written in Python, so a plain
+``spark.read.format("rocketmq-store")`` decodes and ships all of them. Spark passes them to its own reader of Parquet.
+So `read` first plans the query over an empty Parquet table with the same columns. It passes the columns and conditions
+of that plan to the store, as the options ``columns``, ``topic``, ``queueId``, ``startingTimestamp`` and
+``endingTimestamp`` (`rmqkit.spark.jobs.pruning`). Threads may share a session.
 
 **Bodies.** A body is bytes; `from_body_json`, `from_body_avro` and `from_body_protobuf` read them::
 
@@ -86,13 +86,13 @@ def backlog(progress: Mapping[str, Any]) -> dict[str, int]:
         ends, latest = dict(_offsets(source.get("endOffset"))), dict(_offsets(source.get("latestOffset")))
         for queue, reach in latest.items():
             name = "/".join(queue)
-            # Never below 0: a queue that was made anew ends before what was read of the old one.
+            # Never below 0: a queue that was created again ends before the last offset read of the old one.
             behind[name] = behind.get(name, 0) + max(0, reach - ends.get(queue, 0))
     return behind
 
 
 def _offsets(told: Any) -> Iterator[tuple[tuple[str, str, str], int]]:
-    """The offsets by queue that a source tells; none of a source with others."""
+    """Yield the offsets by queue that a source reports; nothing for a source with offsets of another form."""
     topics = json.loads(told) if isinstance(told, str) and told.startswith("{") else told
     for topic, brokers in topics.items() if isinstance(topics, dict) else ():
         for broker_name, queues in brokers.items() if isinstance(brokers, dict) else ():

@@ -117,7 +117,7 @@ def _connected(remote: str, app_name: str, conf: Mapping[str, str]) -> SparkSess
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
-    # The address may hold a token behind its path: it is not told.
+    # The address may hold a token after its path, so errors show only the part before it.
     shown = re.sub(r"(:/+[^/;]*).*", r"\1", remote)
     _check_reached(shown)
     try:

@@ -128,7 +128,7 @@ class DispatchColumns:
         return [request_of(self.records.record(row), delays_ms) for row in sorted(rows)]
 
     def tags_codes(self, delays_ms: tuple[int, ...]) -> Ints:
-        """What the queue entry of each record says as its tags code; of one store with the same delays every time."""
+        """Return the tags code for the queue entry of each record; all calls must pass the same delays."""
         if self._tags_codes is not None:
             return self._tags_codes
         codes = self._tags_codes = np.zeros(len(self), "i8")

@@ -58,16 +58,16 @@ _PLAIN = frozenset((0, TRANSACTION_COMMIT))
 
 
 class DispatchRequest(Struct, gc=False):
-    """What the dispatcher passes on about one record (``DispatchRequest``).
+    """One record as the dispatcher passes it on to queues, index and owner (``DispatchRequest``).
 
     Attributes:
-        queue_offset: number of the message in its queue.
-        tags_code: hash of its tags, or its delivery time in the delay topic.
-        physical_offset, size: where the record lies in the log, in bytes.
+        queue_offset: number of the message in its queue; the first message's number for an inner batch.
+        tags_code: hash of the tags, or the delivery time in the delay topic.
+        physical_offset, size: place of the record in the log, in bytes.
         properties: the stored property string.
-        batch_count: messages in the record, for an inner batch; its ``queue_offset`` is the first one's.
-        keys, hashes: what the index enters, or its hashes (4 bytes each in the machine's order), where the put knew
-            it; else it is read out of ``properties``.
+        batch_count: messages in the record, for an inner batch.
+        keys, hashes: the index keys, or their hashes (4 bytes each in the machine's byte order), if the put knew them;
+            otherwise the index reads the keys from ``properties``.
     """
 
     topic: str
@@ -131,7 +131,7 @@ class StoredSends(Sequence[DispatchRequest]):
 
     @property
     def keys(self) -> KeyRows | None:
-        """What the index enters, where the compiled core has it."""
+        """Return the keys that the index enters, if the compiled core computed them."""
         rows = self._sends.index_rows(self._with_tags)
         if rows is None:
             return None
@@ -194,23 +194,23 @@ def request_of(record: Record, delays_ms: tuple[int, ...]) -> DispatchRequest:
 
 
 class Dispatcher:
-    """Carries records from the log to the queues, in log order.
+    """The dispatcher that carries records from the log to the queues, in log order.
 
     Args:
-        on_arrival: told of records, in log order, after they are in the queues.
-        index: where keys are entered, if they are (``messageIndexEnable``).
-        bitmap_of: makes the filter bitmap of a record, empty for none; asked before the record is entered.
+        on_arrival: called with records, in log order, after the queues have them.
+        index: the index that enters the keys, if there is an index (``messageIndexEnable``).
+        bitmap_of: returns the filter bitmap of a record, or empty bytes; called before the record is entered.
         has_light: whether records are entered in light queues, too (``enableMultiDispatch``).
-        read_log: returns the records between two physical offsets, up to a number of them, and where they end.
+        read_log: returns the records between two physical offsets, up to a maximum number, and their end.
 
     Attributes:
-        is_batching: whether records wait for the next `run` although they could be dispatched: while several are
-            about to come, which then cost one write per queue.
+        is_batching: whether records wait for the next `run` although they could be dispatched: several more are about
+            to come, and all of them together then cost one write per queue.
         position: physical offset up to which everything was dispatched.
-        pending: what waits: a physical end and the records that were put together before it, as a list or as
-            `StoredSends`; anything else is a part of a long batch, whose records are made when it is dispatched.
-        failure: why the dispatcher stands still, or None.
-        dispatched_timestamp: storeTimestamp of the newest record dispatched.
+        pending: the waiting records: a physical end, and the records that were put together before it, as a list or as
+            `StoredSends`. Any other value is a part of a long batch, whose records are made at the dispatch.
+        failure: the error that stopped the dispatcher, or None.
+        dispatched_timestamp: storeTimestamp of the newest dispatched record.
         tags_as_keys: whether TAGS are keys of the index.
     """
 
@@ -479,7 +479,7 @@ def _is_ready(pending: tuple[int, Iterable[DispatchRequest]], limit: int) -> boo
 
 
 def _light_requests(arrivals: Sequence[DispatchRequest]) -> list[DispatchRequest]:
-    """Records once more, for each light queue they are in."""
+    """Return a copy of each record for each light queue that the record is in."""
     return [
         msgspec.structs.replace(one, topic=name, queue_id=0, queue_offset=number)
         for one in arrivals

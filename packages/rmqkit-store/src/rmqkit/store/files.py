@@ -280,7 +280,7 @@ def sync_data(descriptor: int) -> None:
 
 
 def sync_file(descriptor: int) -> None:
-    """Wait until a file or directory is on the disk with all that is told of it. Raises OSError: the disk refused."""
+    """Wait until the data and metadata of a file or directory are on the disk. Raises OSError: the disk refused."""
     import fcntl  # missing on Windows, where files are read that were written elsewhere
 
     full_sync = getattr(fcntl, "F_FULLFSYNC", None)

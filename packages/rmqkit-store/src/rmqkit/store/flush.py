@@ -61,21 +61,22 @@ _RETRY_MS = 1000
 
 
 class Flusher:
-    """Both threads and what they reached.
+    """The flush thread, the commit thread, and the offsets that they reached.
 
     Args:
         dispatched_timestamp: returns the storeTimestamp of the newest record in the queues.
         dispatched_offset: returns the physical offset up to which the queues have the log.
-        on_durable: called from the flush thread at the end of every round.
+        on_durable: called from the flush thread after each cycle that flushed the log, was requested or follows a
+            failure.
         on_committed: called from the commit thread when more of the log became readable.
-        on_flushed: told after each flush of the log how many ms it took; from the thread that made it.
-        note_queues: called when all queues are on the disk, before the checkpoint says so.
+        on_flushed: called after each flush of the log with its duration in ms, from the thread that flushed.
+        note_queues: called when all queues are on the disk, before the checkpoint is updated.
 
     Attributes:
         durable_offset: physical offset up to which the log is known to be on the disk.
-        failure: why the log cannot be flushed, or None.
-        behind: why queues, index or checkpoint could not be brought to the disk in the last round, or None.
-        commit_failure: why the last commit was refused, or None; the next one tries again.
+        failure: the error that prevents flushes of the log, or None.
+        behind: the error that kept queues, index or checkpoint from the disk in the last flush cycle, or None.
+        commit_failure: the error that refused the last commit, or None; the next commit tries again.
     """
 
     def __init__(
@@ -322,9 +323,9 @@ class Flusher:
         self.behind = error
 
     def step_back(self, now_ms: int, before_ms: int = 0) -> None:
-        """Told by the owner before a record has an earlier storeTimestamp than the one before it, ``before_ms`` where
-        that is not in the log yet.
-        Raises OSError: the disk refused to note that."""
+        """Lower the checkpoint's timestamps before the owner stores a record with an earlier storeTimestamp than the
+        record before it. ``before_ms``: storeTimestamp of the record before, if that record is not in the log yet.
+        Raises OSError: the disk refused to store the checkpoint."""
         self._checkpoint.step_back(max(before_ms, self._store_log.last_store_timestamp), now_ms)
 
     def flush_index(self) -> None:

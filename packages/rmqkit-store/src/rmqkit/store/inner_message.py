@@ -1,4 +1,5 @@
-"""What is put, and what becomes of it (``MessageExtBrokerInner``, ``PutMessageResult``). Source: store.md §3.6, §14."""
+"""A message to be put, and the result of the put (``MessageExtBrokerInner``, ``PutMessageResult``).
+Source: store.md §3.6, §14."""
 
 from __future__ import annotations
 
@@ -21,9 +22,9 @@ __all__ = ["InnerMessage", "PutResult", "PutStatus"]
 
 
 class PutStatus(enum.Enum):
-    """How a put ended. Source: store.md §14.
-    ``OS_PAGE_CACHE_BUSY`` says that the disk lags behind: the next log file, or a buffer of the transient store pool,
-    is still to come. (Apache's meaning, an append lock held for long, needs several threads that append.)"""
+    """The result of a put. Source: store.md §14.
+    ``OS_PAGE_CACHE_BUSY`` means that the disk is slow: the next log file, or a buffer of the transient store pool, is
+    not ready yet. (Apache's meaning, an append lock held for long, needs several threads that append.)"""
 
     OK = "PUT_OK"
     MESSAGE_ILLEGAL = "MESSAGE_ILLEGAL"
@@ -80,7 +81,7 @@ class InnerMessage(Struct, gc=False):
         return self.values
 
     def index_keys(self) -> Keys:
-        """What the tag code and the index entries are made of."""
+        """Return the properties that determine the tags code and the index entries."""
         if self.keys is None:
             values = self.values
             if values is None:
@@ -98,14 +99,14 @@ class InnerMessage(Struct, gc=False):
 
 
 class PutResult(Struct, gc=False):
-    """What became of a put.
+    """The result of a put.
 
     Attributes:
-        physical_offset: where the (first) record lies.
+        physical_offset: place of the (first) record.
         end_offset: end of the last byte written; on the disk when ``store.durable_offset`` has reached it.
         queue_offset: number of the (first) message in its queue.
         physical_offsets: one per message of a batch.
-        reason: why it was refused.
+        reason: the reason of a refusal.
     """
 
     status: PutStatus

@@ -175,17 +175,17 @@ class LongBatch:
         return data
 
     def physical_offsets(self) -> Iterator[list[int]]:
-        """Of every record in their order, 4,096 at a time, once they are settled."""
+        """Yield the physical offsets of all records in order, 4,096 at a time, after the batch got its place."""
         for first in range(0, self.count, _OFFSETS):
             yield list(map(add, self._places[first : first + _OFFSETS], repeat(self._physical_offset - _PLACE_AT)))
 
     def parts(self, delays_ms: tuple[int, ...]) -> Iterable[tuple[int, Iterable[DispatchRequest]]]:
-        """What the dispatcher takes over: the physical end of each part, and its records."""
+        """Return the parts for the dispatcher: the physical end of each part, and its records."""
         ends, base = self._ends, self._physical_offset
         return [(base + ends[end - 1], _Part(self, delays_ms, first, end)) for first, end in pairwise(self._cuts)]
 
     def arrivals(self, first: int, end: int, delays_ms: tuple[int, ...]) -> list[DispatchRequest]:
-        """What the dispatcher has to know of some of the messages."""
+        """Return the dispatch requests of the messages from ``first`` to before ``end``."""
         topic, queue_id, sys_flag = self.message.topic, self.message.queue_id, self.message.sys_flag
         now, base = self._store_timestamp, self._physical_offset
         start = self._ends[first - 1] if first else 0

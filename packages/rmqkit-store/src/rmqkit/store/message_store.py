@@ -92,27 +92,29 @@ class MessageStore:
     Args:
         root: ``storePathRootDir``.
         is_batch_topic: whether a topic's queues are BatchConsumeQueues.
-        on_arrival: told, once per put or batch, of messages that became readable.
-        bitmap_of: makes the filter bitmap of a record, empty for none, for the extension of its queue entry; asked only
-            with ``enableConsumeQueueExt``, also for what recovery dispatches again in `open`; must not raise.
-        disk_used_percent: says how full the disk of a directory is, in percent.
-        on_durable: told after every flush round how far the log is on the disk, or the error that ended flushing;
-            called from the flush thread. Under SYNC_FLUSH the owner then calls `dispatch`. On a slave the offset may be
-            behind the end of a log that was cut meanwhile: ask `durable_offset` for what counts.
-        on_committed: told, from the commit thread, that more of the log became readable and the owner should call
-            `dispatch`; only with the transient store pool.
-        on_flushed: told from the flush thread how many ms each flush of the log took.
-        is_replica: whether the store is a slave's: puts are refused, `replica` is what it grows by.
+        on_arrival: called with messages that became readable, once per put or batch.
+        bitmap_of: returns the filter bitmap of a record, or empty bytes, for the extension of its queue entry. It is
+            called only with ``enableConsumeQueueExt``, also for records that recovery dispatches again in `open`. It
+            must not raise.
+        disk_used_percent: returns the use of the disk of a directory, in percent.
+        on_durable: called from the flush thread after each cycle that flushed the log, was requested or follows a
+            failure, with the offset up to which the log is on the disk, or with the error that stopped flushing. Under
+            SYNC_FLUSH the owner then calls `dispatch`. On a slave the offset may be past the end of a log that was cut
+            meanwhile: use `durable_offset` instead.
+        on_committed: called from the commit thread when more of the log became readable; the owner then calls
+            `dispatch`. Only with the transient store pool.
+        on_flushed: called from the flush thread with the duration of each flush of the log, in ms.
+        is_replica: whether the store is a slave's: it refuses puts, and `replica` appends to it.
 
     Attributes:
         log: the commit log; `Replica` and `put` append to it, anybody may read it.
         queues: the consume queues by topic and queue id.
         reader: reads queues that were looked up.
-        retention: what deletes old files; `retention_round` runs it.
-        flusher: what makes log and queues durable; its rounds can be run by hand.
-        kept_from: tells from which physical offset on the log must be kept, whatever its age and the disk.
-        older: the messages that the log has deleted and that can be fetched; None if there is no such place.
-        put, put_run, put_sends, put_batch, prepare, put_long_batch, batch: those of `Appender`.
+        retention: deletes old files; `retention_round` runs it.
+        flusher: makes log and queues durable; its flush cycles can be run by hand.
+        kept_from: returns the physical offset from which on the log must be retained, regardless of age and disk use.
+        older: the messages that the log has deleted and that can be fetched; None without an archive.
+        put, put_run, put_sends, put_batch, prepare, put_long_batch, batch: the methods of `Appender`.
     """
 
     # Long: the parts of a store, in the order in which they need each other.
@@ -261,8 +263,8 @@ class MessageStore:
             self._index.check()
 
     def _load_and_recover(self) -> None:
-        # Where `abort` is missing after a kill the note still tells. (Apache's broker, which closed the store since,
-        # leaves the note: the recovery is longer then, and finds nothing.)
+        # If `abort` is missing after a kill, the note still shows the kill. (Apache's broker leaves the note. If it
+        # closed the store since, the recovery takes longer than needed and finds nothing.)
         is_clean = not self._ends.read() and not self._abort_path.exists()
         self.log.queue.load()
         self._deleted.load()
@@ -447,7 +449,7 @@ class MessageStore:
         self._appender.is_open = False
         is_whole = self._ends_whole()
         self.flusher.stop()
-        with suppress(LogDiverged):  # what lay there is cut off, and comes again
+        with suppress(LogDiverged):  # the bytes there are cut off, and the master sends them again
             while self._dispatch():
                 pass
         # The log is on the disk by now (`stop`): entries of records that a power cut takes would point at nothing.
@@ -497,16 +499,17 @@ class MessageStore:
         self.flusher.request()
 
     def dispatch(self) -> bool:
-        """Make readable what may be: under SYNC_FLUSH what is on the disk, else what was committed.
-        The owner calls it when ``on_durable`` (SYNC_FLUSH) or ``on_committed`` came; reads call it too. Without effect
-        on a closed store: such a call may come late.
+        """Make messages readable: the durable ones under SYNC_FLUSH, otherwise the committed ones.
+        The owner calls it after ``on_durable`` (SYNC_FLUSH) or ``on_committed``; reads call it too. It has no effect on
+        a closed store, as a call may come late.
 
-        A slave's owner calls it, too, after it appended: when its link has nothing more to read, or a MiB waits
+        A slave's owner also calls it after an append: when its link has nothing more to read, or a MiB waits
         (`dispatch_behind_bytes`), as large runs cost a tenth of the same records one by one. A call takes a few
-        milliseconds at most; returns whether more can be dispatched at once, so that it should be called again.
+        milliseconds at most. It returns whether more can be dispatched at once; the owner then calls it again.
 
         Raises:
-            LogDiverged: a slave's log held what is no record, and ends there now; told once, see `Replica.divergence`.
+            LogDiverged: a slave's log held bytes that are not a record, and was cut there. Raised once, see
+                `Replica.divergence`.
         """
         return self._appender.is_open and (self._dispatch() or self._dispatcher.catch_up())
 
@@ -572,7 +575,7 @@ class MessageStore:
 
     @property
     def replica(self) -> Replica:
-        """What a slave's log grows by."""
+        """Return the `Replica` that appends to a slave's store."""
         assert self._replica is not None, "only a slave's store is appended to so"
         return self._replica
 
@@ -667,8 +670,8 @@ class MessageStore:
 
     @property
     def checks_bodies(self) -> bool:
-        """Return True if what is stored once more is compared with its CRC first (``checkCRCOnRecover``): its copy
-        gets a new one, and nobody could tell any more that the body was changed on the disk."""
+        """Return True if records are compared with their CRC before they are stored again (``checkCRCOnRecover``).
+        A copy gets a new CRC, which would hide that the body was changed on the disk."""
         return self._settings.check_crc_on_recover
 
     def entries(
@@ -709,7 +712,7 @@ class MessageStore:
         return found
 
     def _is_unchanged(self, record: memoryview, physical_offset: int, key: str) -> bool:
-        """Return True if a record from before the start has the body that it was stored with; told where it has not."""
+        """Return True if a record from before the start has its original body. Log an error otherwise."""
         is_unchanged = not self.checks_bodies or has_sound_body(record)
         if not is_unchanged:
             _log.error("the message at %d is left out of a query for %s: its body was changed", physical_offset, key)

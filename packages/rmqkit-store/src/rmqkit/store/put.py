@@ -122,7 +122,8 @@ class Appender:
         return bool(self.dispatcher.pending) and self.dispatcher.run(self._readable_offset)
 
     def batch(self) -> AbstractContextManager[None]:
-        """What is put inside becomes readable at its end, at less cost; a read inside makes it readable before."""
+        """Return a context that makes the messages put in it readable at its end, at less cost. A read inside the
+        context makes them readable earlier."""
         return _Batch(self)
 
     @property
@@ -219,7 +220,7 @@ class Appender:
             if now < log.last_store_timestamp:
                 self._flusher.step_back(now)
             while physical_offset != (placed := log.place(len(record)) if record else log.max_offset):
-                physical_offset = placed  # once more when the record needs a new file: rarer than asking for its size
+                physical_offset = placed  # encode again if a new file is needed: cheaper than computing each size
                 record = encode_record(
                     topic=queue.topic_utf8,
                     queue_id=message.queue_id,
@@ -531,7 +532,8 @@ class Appender:
         return refused
 
     def _unavailable(self) -> str:
-        """Why no message is taken, or an empty text; tries once more what stood still for want of space."""
+        """Return the reason why no message is accepted, or an empty text.
+        Retry a flush or a dispatch that failed before, as for lack of space."""
         if not self.is_open:
             return "the store is closed"
         if (error := self._flusher.failure) is not None:

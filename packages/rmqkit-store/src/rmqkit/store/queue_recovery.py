@@ -1,31 +1,31 @@
-"""Queues that are not as the last stop left them: found at a start, and made anew from the log.
+"""Queues that differ from their state at the last stop: found at a start, and rebuilt from the log.
 
-After a clean stop every queue is held against the note of queue ends (`queue_ends`), which costs one read of its last
-file; without a note that counts, against itself:
+After a clean stop every queue is compared with the note of queue ends (`queue_ends`), which costs one read of its last
+file. Without a valid note, the files of a queue are checked against each other:
 
 =====================================================  ===============================================================
-broken is a queue                                      because
+broken queue                                           reason
 =====================================================  ===============================================================
-that the note knows, and that has no files             they are missing (not when its topic was deleted: neither
+the note knows the queue, and it has no files          they are missing (not when its topic was deleted: neither
                                                        ``topics.json`` nor the directory is left)
-whose first file, end or last file is not as noted     files are missing, cut off or were changed
-whose files do not follow each other                   one in between is missing
-with an older file whose first or last entry, or,      the entries are torn, or another queue's
-without a note, whose very last entry is not that of
+first file, end or last file is not as noted           files are missing, cut off or were changed
+files do not follow each other                         one in between is missing
+the first or last entry of an older file, or,          the entries are torn, or another queue's
+without a note, the very last entry, is not that of
 a record of the queue with its number
 =====================================================  ===============================================================
 
-The entries of a broken queue are held against their records from its first file on. What is right stays, the rest goes,
-and the log is walked once for all broken queues and enters what they lack. Where the log does not have the messages any
-more the queue goes on with the next number it had: a number is never given twice.
+The entries of a broken queue are compared with their records, starting at its first file. Right entries stay, the rest
+is dropped. The log is walked once for all broken queues and enters the missing entries. If the log no longer has the
+messages, the queue continues with the next number it had: a number is never given twice.
 
-After a crash the newest entries are made anew in any case (`recovery`). A queue is made anew from the whole log when
-the first of them does not follow what the queue has, or when it ends before the number that was noted while the broker
-ran: its directory or a file of it is lost (`mend_after_crash`).
+After a crash the newest entries are rebuilt in any case (`recovery`). A queue is rebuilt from the whole log in two
+cases: the first of the newest entries does not follow the older ones, or the queue ends before the number that was
+noted while the broker ran, so its directory or one of its files is lost (`mend_after_crash`).
 
-Not handled here: an entry in the middle of an older file (`reader` goes past it, `verify` finds it); after a crash,
-lost files of a queue that were made since its number was noted, when it has no record where recovery walks (`verify`
-finds them).
+Not handled here: an entry in the middle of an older file (`reader` skips it, `verify` finds it); after a crash, lost
+files of a queue that were created since its number was noted, if the queue has no record in the part of the log that
+recovery walks (`verify` finds them).
 Source: store.md §4, §12.2.
 """
 
@@ -84,7 +84,7 @@ def mend_queues(
     dispatcher: Dispatcher,
     delays_ms: tuple[int, ...],
 ) -> bool:
-    """Find broken queues, make them anew and say so; whether there were any. The queues were recovered before.
+    """Find broken queues, rebuild them and log it; return True if there were any. The queues must be recovered before.
 
     Args:
         dispatcher: enters records in the queues only.
@@ -114,12 +114,12 @@ def mend_after_crash(
     *,
     gap_max: int = 0,
 ) -> None:
-    """Make queues anew that lack what the log holds before the part that was dispatched again, and say so.
-    The log was walked and ends where it ends.
+    """Rebuild queues that lack messages of the log before the part that was dispatched again, and log it.
+    The log must have been walked and have its final end.
 
     Args:
         dispatcher: enters records in the queues only.
-        gap_max: up to so many messages in a row may be missing in a queue's records, see `BulkDispatcher`.
+        gap_max: greatest number of consecutive messages that may be missing in a queue's records, see `BulkDispatcher`.
 
     Raises:
         OSError: the disk refused.
@@ -338,7 +338,7 @@ class _Entries:
         self._delays_ms = delays_ms
 
     def fault(self, queue: ConsumeQueueBase) -> str:
-        """What is wrong with the older files of a queue whose last one is as it was; empty when nothing is."""
+        """Return the fault in the older files of a queue with an unchanged last file; empty without a fault."""
         for first, last in queue.file_bounds()[:-1]:
             for index in first, last:
                 if not self.is_right(queue, index, queue.entry(index), is_new=False):
@@ -346,7 +346,7 @@ class _Entries:
         return ""
 
     def fault_unnoted(self, queue: ConsumeQueueBase) -> str:
-        """What is wrong with a queue of which nothing is noted."""
+        """Return the fault of a queue that the note does not have; empty without a fault."""
         files = queue.queue.files
         if files[-1].start - files[0].start != (len(files) - 1) * queue.queue.file_bytes:
             return "a file is missing"
@@ -362,8 +362,9 @@ class _Entries:
         return self.fault(queue)
 
     def is_right(self, queue: ConsumeQueueBase, index: int, entry: tuple[Any, ...], *, is_new: bool) -> bool:
-        """Return True if an entry is that of the message it stands for; of removed records nothing can be told.
-        ``is_new``: whether delivery times have to be those of the present delay levels."""
+        """Return True if an entry is that of its message; also if the record was removed.
+        A removed record cannot be compared.
+        ``is_new``: whether delivery times must match the present delay levels."""
         physical_offset, size = entry[:2]
         if size == BLANK_SIZE or 0 <= physical_offset < self._commit_log.min_offset:
             return True

@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 
 class GetStatus(enum.Enum):
-    """How a read ended; the names are the remarks of a pull answer. Source: store.md §16.1."""
+    """The result of a read; the names are the remarks of a pull response. Source: store.md §16.1."""
 
     FOUND = "FOUND"
     NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
@@ -65,13 +65,13 @@ _FOUND, _NO_MATCHED = GetStatus.FOUND, GetStatus.NO_MATCHED_MESSAGE  # asking an
 
 
 class GetResult(Struct):
-    """What a read found.
+    """The messages that a read found, and the state of the queue.
 
     Attributes:
         next_begin_offset: queue offset to read from next.
-        records: stored records, as slices of the mapped log that stay valid for as long as they are held; or all of
-            them in one piece, or in several.
-        joined_count: how many records these pieces are, where they are not one each; else 0.
+        records: stored records, as slices of the mapped log that stay valid while they are held. A slice may hold
+            several records, then ``joined_count`` is set.
+        joined_count: number of records in all slices together if a slice may hold several of them; else 0.
         suggest_slave: whether the reader is so far behind that a slave should serve it.
         size: bytes of the records.
     """
@@ -351,7 +351,8 @@ class Reader:
         return bounds[-1]
 
     def _search_batches(self, queue: BatchQueue, timestamp_ms: int, *, upper: bool) -> int:
-        """As brokers search a batch queue: in the last file that begins early enough, ending at its last record."""
+        """Return the offset of a time by the search of Apache's brokers for batch queues. The search covers the newest
+        file that begins early enough, and its result is at most the last record of that file."""
         bounds = queue.file_bounds()
         first, last = next((file for file in reversed(bounds) if self._time(queue, file[0]) <= timestamp_ms), bounds[0])
         times = [self._time(queue, index) for index in range(first, last + 1)]

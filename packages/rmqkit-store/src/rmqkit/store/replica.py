@@ -98,16 +98,16 @@ def _release(view: memoryview) -> mmap.mmap:
 
 
 class Replica:
-    """What makes a store a slave's.
+    """The part of a slave's store that appends the bytes of the master's log.
 
     Args:
-        enter_run: enters a run of records into queues and index, and says which are the newest of each queue; raises
+        enter_run: enters a run of records into queues and index, and returns the newest record of each queue; raises
             OSError.
-        note_start: told where the first file of an empty log is about to begin.
+        note_start: called with the offset at which the first file of an empty log is about to begin.
 
     Attributes:
         whole_end: physical offset one past the last whole record, or blank.
-        divergence: why nothing is appended any more.
+        divergence: the error that ended all appends, or None.
     """
 
     def __init__(
@@ -141,17 +141,19 @@ class Replica:
     # ---- appending
 
     def append(self, physical_offset: int, data: Data) -> None:
-        """Append bytes of the master's log, untouched; copied when this returns. The heads of records are looked at,
-        `MessageStore.dispatch` makes the whole ones readable. Under SYNC_FLUSH the owner calls `request_flush` then.
+        """Append bytes of the master's log, unchanged; ``data`` may be reused when this returns. The heads of records
+        are checked, and `MessageStore.dispatch` makes whole records readable. Under SYNC_FLUSH the owner calls
+        `request_flush` then.
 
         Args:
-            physical_offset: must be `max_physical_offset`; or any file's start while the log is empty (and that is 0).
+            physical_offset: must be `max_physical_offset`; or the start of any file while the log is empty (and that
+                property is 0).
             data: at most to the end of the file; it may begin and end inside of a record.
 
         Raises:
-            LogDiverged: no record, or one of another place, begins where one has to; the log ends there now, and every
-                later call raises the same.
-            StoreError: the bytes do not begin at the log's end: the link has to be made anew. (`StoreUnavailable`: the
+            LogDiverged: a record has to begin at an offset where other bytes are, or a record of another place. The log
+                ends there now, and every later call raises the same error.
+            StoreError: the bytes do not begin at the log's end: connect to the master again. (`StoreUnavailable`: the
                 last flush failed.)
             OSError: the disk refused; the log is as before, and the same bytes may be appended again.
         """
@@ -355,7 +357,7 @@ class Replica:
 
 
 def _found(head: bytes, physical_offset: int, file_end: int) -> str:
-    """What lies where the head of a record was expected."""
+    """Return a text about the bytes that are in the place of a record's head."""
     if len(head) < _HEAD_BYTES:
         return f"{len(head)} bytes at the end of a file, which are no record"
     size, magic, says, _, _ = _HEAD.unpack_from(head)

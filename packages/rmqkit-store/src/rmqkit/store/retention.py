@@ -1,30 +1,31 @@
-"""Retention: which commit-log files are deleted, when, and what follows them (``CleanCommitLogService``,
-``CleanConsumeQueueService``).
+"""Retention: the deletion of old commit-log files, and of the queue and index files that point into them
+(``CleanCommitLogService``, ``CleanConsumeQueueService``).
 
 A round, every cleanResourceInterval, measures the disks, decides and deletes. The first is a minute after the start, or
-at once when a disk is so full that messages are refused or files deleted whatever their age.
+at once when a disk is so full that messages are refused or files are deleted regardless of their age.
 
 ==============================================  ====================================================================
 disk use, in percent rounded up                 then
 ==============================================  ====================================================================
 > diskSpaceWarningLevelRatio (35…90)            *disk full*: puts are refused until it is at or below the next one
-> diskSpaceCleanForciblyRatio (30…85)           files are deleted whatever their age (if cleanFileForciblyEnable)
+> diskSpaceCleanForciblyRatio (30…85)           files are deleted regardless of age (if cleanFileForciblyEnable)
 > diskMaxUsedSpaceRatio (10…95)                 expired files are deleted now
 not above                                       expired files are deleted in the hours of deleteWhen, or on request
 ==============================================  ====================================================================
 
-For the log the least used of its directories counts, and new files avoid those that are too full. A file is expired
-when it was not written to for fileReservedTime hours. Files go from the oldest on, at most deleteFileBatchMax a round,
-up to the first that is not expired, and never the newest. Queue, extension and index files that only point below the
-new start of the log follow, and min offsets rise. Whether anybody read the messages is no matter.
+For the log the least used of its directories counts, and new files avoid directories that are too full. A file is
+expired if nothing was written to it for fileReservedTime hours. The oldest files are deleted first, at most
+deleteFileBatchMax in a round, up to the first file that is not expired, and never the newest file. Then queue,
+extension and index files that only point below the new start of the log are deleted, and min offsets rise. It does not
+matter if a consumer has read the messages.
 
-Invariants: only records that were dispatched are deleted; what a crash in a round leaves behind goes with the next
-round that deletes. A file somebody still reads from is deleted like any other, its mapping lives on (`mapped_file`).
-Cost: a few reads per queue, and only when the log's start moved. The owner only removes names: the last descriptors and
-mappings of large files are closed, and so their blocks freed, in a thread (``store-delete``), as that takes the kernel
-long. Owner thread only.
+Invariants: only records that were dispatched are deleted; files that a crash in a round leaves are deleted by the next
+round that deletes. A file with readers is deleted like any other, and its mapping stays valid (`mapped_file`).
+Cost: a few reads per queue, and only when the log's start moved. The owner only removes names. A thread
+(``store-delete``) closes the last descriptors and mappings of large files and so frees their blocks, as the kernel
+takes long for that. Owner thread only.
 
-Not handled here: the topics nobody uses any more, the timer log. Source: store.md §4.4, §4.5, §7.4, §15.
+Not handled here: unused topics, the timer log. Source: store.md §4.4, §4.5, §7.4, §15.
 """
 
 from __future__ import annotations
@@ -77,8 +78,8 @@ class DiskUse(Struct, frozen=True):
 
 
 class Decision(Struct, frozen=True):
-    """What a round has to do.
-    ``is_forced``: whether files are deleted whatever their age.
+    """The actions of a retention round.
+    ``is_forced``: whether files are deleted regardless of their age.
     ``is_log_disk_full``, ``is_queue_disk_full``: whether puts are refused."""
 
     cause: Cause = Cause.NONE
@@ -96,7 +97,7 @@ _NOTHING = Decision()
 
 
 class RetentionRound(Struct, frozen=True):
-    """What a round found and did: the files it deleted, those of extensions counted with the queues'."""
+    """The decision of a round, and the numbers of files it deleted; extension files count as queue files."""
 
     decision: Decision
     use: DiskUse
@@ -108,7 +109,7 @@ class RetentionRound(Struct, frozen=True):
 def decide(
     settings: StoreSettings, use: DiskUse, *, is_hour: bool, is_requested: bool, before: Decision = _NOTHING
 ) -> Decision:
-    """What is to be done at a disk use; pure. ``before`` is the last decision, for a disk that was full."""
+    """Return the decision for a disk use; pure. ``before`` is the last decision, for a disk that was full."""
     full, force, expire = _percents(settings)
     worst = max(use.log, use.queues)
     if worst > min(expire, force, full):
@@ -201,8 +202,8 @@ class Retention:
         )
 
     def lacks_space(self) -> bool:
-        """Return True if a round would refuse messages, or delete files whatever their age.
-        Raises OSError: a disk cannot be asked."""
+        """Return True if a round would refuse messages, or delete files regardless of their age.
+        Raises OSError: the use of a disk cannot be measured."""
         decision = decide(self._settings, self._used()[1], is_hour=False, is_requested=False)
         return decision.is_forced or decision.is_disk_full
 

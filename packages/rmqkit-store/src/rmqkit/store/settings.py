@@ -17,14 +17,14 @@ _I32_MAX = 0x7FFFFFFF
 
 
 class FlushDiskType(enum.Enum):
-    """When a message counts as stored: in the page cache, or on the disk. Source: store.md §13.1."""
+    """The place where a message counts as stored: the page cache, or the disk. Source: store.md §13.1."""
 
     ASYNC_FLUSH = "ASYNC_FLUSH"
     SYNC_FLUSH = "SYNC_FLUSH"
 
 
 class StoreSettings(Struct, kw_only=True):
-    """What a ``broker.conf`` may say about the store."""
+    """The settings of a ``broker.conf`` for the store."""
 
     # ---- where
     store_path_root_dir: Annotated[str, Setting("storePathRootDir", "directory of the store")] = "~/store"

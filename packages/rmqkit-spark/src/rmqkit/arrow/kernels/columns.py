@@ -66,7 +66,7 @@ def property_value(name: str) -> Kernel:
 
 
 def broker_names(batch: MessageBatch) -> pa.Array:
-    """The broker's name that the reader was told; a record holds none."""
+    """Return the broker's name from the read plan for each row, null without one: records hold no broker name."""
     return pa.repeat(pa.scalar(batch.broker_name or None, pa.string()), len(batch))
 
 

@@ -72,9 +72,9 @@ def pairs(texts: list[str] | None) -> dict[str, str]:
 def session(
     name: str, master: str, remote: str, conf: list[str] | None, *stores: str, as_json: bool
 ) -> Iterator[SparkSession]:
-    """A Spark session for one job that reads ``stores``, with a bar on stderr when a person looks at it; it is stopped
-    in the end, unless this process had it before. Raises RmqError, with one line, for whatever fails in the job, and
-    StoreError before Spark starts: a store that is not an address is no directory."""
+    """A Spark session for one job that reads ``stores``, with a bar on stderr if that is a terminal. The session is
+    stopped at the end, unless this process had it before. Raises RmqError, with one line, for every error of rmqkit or
+    Spark in the job. Raises StoreError before Spark starts: a store is neither an address nor a directory."""
     settings = pairs(conf)
     for path in map(resolve, stores):
         if not isinstance(path, RemotePath) and not exists(path):
@@ -159,7 +159,7 @@ def _stage_bars(spark: SparkSession, *, is_hidden: bool) -> Iterator[None]:
 
 
 def _follow(tracker: Any, bars: ProgressBar, done: threading.Event) -> None:
-    """Follow the stages until ``done``, or Spark is gone, of which the job itself tells."""
+    """Follow the stages until ``done``, or until Spark is gone: the job itself reports that error."""
     from py4j.protocol import Py4JError
 
     with suppress(Py4JError, OSError):

@@ -21,8 +21,8 @@ delete     on request: log files that are archived completely, and whose Parquet
 Spark guesses the types of folders: where all topics look like numbers, give it a schema (or turn
 ``spark.sql.sources.partitionColumnTypeInference.enabled`` off), or topic 007 is 7. The files have it right.
 
-Deletion is a broker's business as long as it runs: a live store's log files are only named, not deleted; so are those
-of a store that was not stopped in order, as its queues may have to be made anew from the log.
+While a broker runs, only the broker deletes: a live store's log files are only named, not deleted. The same holds for a
+store that was not stopped in order, as its queues may have to be rebuilt from the log.
 """
 
 from __future__ import annotations
@@ -76,17 +76,17 @@ _HOUR_S = 3600
 
 
 class Archived(Struct):
-    """What a run did.
+    """The result of a run.
 
     Attributes:
         target: the archive.
-        run: the number of its manifest; 0 when there was nothing new.
-        records, rows, files, bytes: what it added; rows are messages, bytes those of the files.
-        lost: places and records that gave no row, as damage was to be skipped.
-        missing_bytes: of the log, gone before they were archived.
-        deletable: log files that may be deleted, when that was asked.
-        deleted: whether they were, else why not.
-        segments: what was read of each log file.
+        run: the number of its manifest; 0 if there was nothing new.
+        records, rows, files, bytes: the numbers it added; rows are messages, bytes the bytes of the files.
+        lost: number of places and records that gave no row, as damage was to be skipped.
+        missing_bytes: bytes of the log that were gone before they were archived.
+        deletable: log files that may be deleted, if the caller requested the deletion.
+        deleted: whether they were deleted, else the reason why not.
+        segments: the parts of each log file that were read.
     """
 
     target: str
@@ -271,7 +271,7 @@ def _written(
 def _segment(
     segment: Segment, splits: Sequence[Split], made: Sequence[SplitFiles], files: Sequence[ArchivedFile]
 ) -> ArchivedSegment:
-    """What is archived of one file. Raises StoreError: files and records do not agree."""
+    """Return the archived part of one file. Raises StoreError: files and records do not agree."""
     ours = [(split, one) for split, one in zip(splits, made, strict=True) if split.path == segment.path]
     low, high = (segment.base_offset + at for at in (ours[0][0].low, ours[-1][0].high))
     records, rows, lost = (sum(getattr(one, name) for _, one in ours) for name in ("records", "rows", "lost"))
@@ -336,7 +336,7 @@ def _delete(
     done.deletable = [segment.path for segment in expired]
     if not expired:
         return
-    # Every byte of their files is read once more first: after the deletion nothing else has these messages.
+    # Read every byte of their files again first: after the deletion no other copy of these messages exists.
     bases = {segment.base_offset for segment in expired}
     files = [file for run in runs for file in run.files if file.segment in bases]
     verify_files(spark, target, files, reads_all=True)
@@ -365,7 +365,7 @@ def _delete(
 
 
 class ArchivePlan(Struct, frozen=True):
-    """What every task has to know: ``folder`` is where in the target its files go."""
+    """The part of a run that every task needs: ``folder`` is the place in the target for its files."""
 
     target: Target
     folder: str
@@ -375,7 +375,8 @@ class ArchivePlan(Struct, frozen=True):
 
 
 class SplitFiles(Struct):
-    """What a task made of its split; of its ``records`` those that were wanted gave ``rows``, or were ``lost``."""
+    """The files that a task wrote for its split. ``records`` matched the conditions; they gave ``rows`` messages, and
+    ``lost`` counts places and records that gave none."""
 
     files: list[ArchivedFile]
     counts: SegmentCounts
@@ -385,7 +386,7 @@ class SplitFiles(Struct):
 
 
 def archive_split(plan: ArchivePlan, split: Split) -> SplitFiles:
-    """What one task does: write the messages of a split.
+    """Write the messages of a split; this is the work of one task.
     Raises StoreError: there is damage, and the plan says to fail."""
     buffer = map_range(split.path, split.low, split.high)
     done = SplitFiles([], SegmentCounts.of(split))

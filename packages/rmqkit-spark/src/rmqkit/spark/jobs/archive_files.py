@@ -1,8 +1,8 @@
 """The Parquet files of an archive: written from the batches of a split, and read back to be compared.
 
-Batches are sorted by partition as they come, collected up to `COLLECTED_BYTES_MAX` and then written, one row group for
-each partition. So a task holds that much and the open files' heads, whatever there is of topics and days. Rows of a
-file are in the order of the log.
+Batches are sorted by partition on arrival, collected up to `COLLECTED_BYTES_MAX` and then written, one row group for
+each partition. So a task holds these bytes and the heads of the open files, for any number of topics and days. Rows of
+a file are in the order of the log.
 
 ====================  ==========================================================================================
 column                encoding
@@ -164,7 +164,7 @@ def partition_folder(names: Sequence[str], values: Sequence[str | None]) -> str:
 
 
 def difference(filesystem: pafs.FileSystem, path: str, file: ArchivedFile, *, reads_all: bool) -> str:
-    """What is wrong with a file, empty if nothing: its size and what its footer says of rows and offsets, and with
+    """Return what is wrong with a file, empty if nothing is: its size, the rows and offsets in its footer, and with
     ``reads_all`` every byte and every body."""
     try:
         # The size first: a file that was cut off is found without fetching it.
@@ -237,7 +237,7 @@ class _OpenFile:
 
 
 class _CountedSink:
-    """What Arrow needs of a file to write to it, and the CRC and number of the bytes."""
+    """The file that Arrow writes to, and the CRC and number of the bytes."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream

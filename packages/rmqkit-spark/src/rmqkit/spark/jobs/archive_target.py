@@ -41,15 +41,15 @@ _RUN = re.compile(r"(\d{6,})\.json")
 
 
 class ArchivedSegment(Struct, rename="camel"):
-    """What a run archived of one log file: its records from one physical offset up to another.
+    """The archived part of one log file: its records from one physical offset up to another.
 
     Attributes:
         base_offset, size: the file.
-        low, high: physical offsets; ``high`` of a full file is where the next one begins.
-        records: how many of the log were wanted.
-        rows: how many messages they gave; an inner batch gives one for each member.
-        lost: records and places without one that gave no row, as the run was told to go on.
-        edges_crc: CRC-32 of the first and last bytes in this range, by which the file is known again.
+        low, high: physical offsets; ``high`` of a full file is the start of the next file.
+        records: number of records that matched the conditions.
+        rows: number of messages in them; an inner batch gives one for each member.
+        lost: number of records, and of places without one, that gave no row, as the run was set to skip damage.
+        edges_crc: CRC-32 of the first and last bytes in this range, by which a later run recognises the file.
     """
 
     base_offset: int
@@ -63,7 +63,7 @@ class ArchivedSegment(Struct, rename="camel"):
 
 
 class ArchiveSettings(Struct, rename="camel", frozen=True):
-    """What all runs of an archive have in common."""
+    """The settings that all runs of an archive have in common."""
 
     table_format: str
     partition_by: tuple[str, ...]
@@ -177,7 +177,7 @@ class Target(Struct, frozen=True):
             filesystem.delete_dir(f"{_FOLDER}/staging")
 
     def publish(self, run: Run, commit: Commit) -> None:
-        """Let a run's files belong to the archive; ``commit`` tells its lake.
+        """Add a run's files to the archive; ``commit`` adds them to the table of its lake.
         Raises StoreError: a file is not where it was written."""
         # First the files: a manifest that outlives a power cut must not name files that are empty then.
         self._sync(f"{self.staging(run.number)}/{file.path}" for file in run.files)
@@ -186,7 +186,7 @@ class Target(Struct, frozen=True):
         with filesystem.open_output_stream(f"{name}.tmp") as stream:
             stream.write(msgspec.json.format(msgspec.json.encode(run)))
         self._sync([f"{name}.tmp"])
-        # From this name on the run happens: whoever finds it finishes the run. So it comes after every file of the run.
+        # This name makes the run final: any later run that finds it finishes this run. So it comes after every file.
         _move(filesystem, f"{name}.tmp", name)
         self._sync([_FOLDER])
         self._finish(run, commit)
@@ -208,7 +208,7 @@ class Target(Struct, frozen=True):
                 )
         self._sync({"", *(above for folder in folders for above in _folders_of(folder))})
         commit(run)
-        # Last: without its manifest a run is finished once more, and the lake's table knows its number already.
+        # Last: a run without its manifest is finished again, and the lake's table has its number already.
         name = f"{_FOLDER}/{run.number:06d}"
         _move(filesystem, f"{name}.publishing", f"{name}.json")
         self._sync([_FOLDER])

@@ -1,8 +1,8 @@
-"""What happened in a store: traffic, sizes, latency, hot keys, lag, retries, and what waits. For a report see
-`rmqkit.spark.jobs.audit_report`.
+"""The audit of a store: traffic, sizes, latency, hot keys, lag, retries, and waiting messages.
+`rmqkit.spark.jobs.audit_report` makes a report of it.
 
-Each task reduces its split to a few small Arrow tables (`REDUCED`); tasks and driver add those up. No body is read,
-and no row per message leaves a task. Of what cannot be added up exactly:
+Each task reduces its split to a few small Arrow tables (`REDUCED`); tasks and driver add these tables up. No body is
+read, and no row per message leaves a task. Two figures cannot be added up exactly:
 
 ==================  ==================================================================================================
 percentiles         values are counted in ranges of at most 1/64 of the value, exact below 128: a percentile is the
@@ -10,10 +10,10 @@ percentiles         values are counted in ranges of at most 1/64 of the value, e
 hot keys            a task keeps ``KEYS_MAX`` of its keys; ``keys_undercount_max`` says how much the rest may add to one
 ==================  ==================================================================================================
 
-Latency is from the producer's clock (born) to the broker's (store): below 0 the clocks differ. Messages that had to
-wait by design (delayed, transactional, consumed again) are left out of it. Time of lag counts to the newest message
-of the store, not to now, so that an audit of an old copy says what it said then. The groups and the message timer of
-the broker itself are left out.
+Latency is from the producer's clock (born) to the broker's (store): below 0 the clocks differ. It leaves out messages
+that had to wait by design (delayed, transactional, consumed again). Time of lag counts to the newest message of the
+store, not to now, so that an audit of an old copy always has the same result. The groups and the message timer of the
+broker itself are left out.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Traffic(Struct):
 
 class Topic(Struct):
     """A topic in numbers. ``busiest_queue_share`` is 1/``queues`` when the queues are used evenly; latencies are null
-    when no message of the topic tells one, and ``skewed`` counts messages born after they were stored."""
+    if no message of the topic has one, and ``skewed`` counts messages born after they were stored."""
 
     topic: str
     messages: int
@@ -95,7 +95,8 @@ class Topic(Struct):
 
 
 class Range(Struct):
-    """How many values of a topic are at least ``low`` and at most ``high``; each range begins at a power of two."""
+    """The number of a topic's values that are at least ``low`` and at most ``high``. A range begins at 0 or at a power
+    of two; all negative values are in one range, from the lowest value to -1."""
 
     topic: str
     low: int
@@ -113,7 +114,7 @@ class HotKey(Struct):
 
 
 class Lag(Struct):
-    """How far a group is behind in a queue. ``lag_ms`` is how long the first message not consumed had been there."""
+    """The lag of a group in a queue. ``lag_ms`` is the age of the first message that was not consumed."""
 
     group: str
     topic: str
@@ -191,7 +192,7 @@ def audit(
         reduced = reduce_tasks(spark, lambda split: reduce_split(split, plan, period_seconds), splits, add)
     found = audit_of(str(resolve(path)), period_seconds, reduced, hot_keys)
 
-    # What stands in other files may be missing or damaged; the log's own figures are told all the same.
+    # Other files may be missing or damaged; the figures of the log itself are reported in any case.
     def noted(what: str, look: Callable[..., list[Any]], *arguments: Any) -> list[Any]:
         try:
             return look(spark, parsed, segments, *arguments)

@@ -40,7 +40,7 @@ def write_report(audit: Audit, file: str | os.PathLike[str]) -> None:
 
 
 def findings(audit: Audit) -> list[tuple[str, str]]:
-    """What the report says of each subject, in a sentence."""
+    """Return the subjects of the report, each with its finding in a sentence."""
     return [(title, finding(audit)) for title, finding, _, _ in _SECTIONS]
 
 

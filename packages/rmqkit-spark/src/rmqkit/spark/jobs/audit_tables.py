@@ -43,7 +43,7 @@ REDUCED: dict[str, tuple[list[str], dict[str, str]]] = {
 
 
 class Reduced(Struct):
-    """What is left of some splits: a table for each of `REDUCED`."""
+    """The reduced content of some splits: a table for each of `REDUCED`."""
 
     tables: dict[str, pa.Table]
     keys_undercount: int

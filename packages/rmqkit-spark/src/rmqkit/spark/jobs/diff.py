@@ -1,4 +1,4 @@
-"""What distinguishes two stores: master and slave, before and after.
+"""The differences between two stores: master and slave, before and after.
 
 =====  ====================================  =========================================================================
 stage  one task per                          compares
@@ -10,11 +10,11 @@ stage  one task per                          compares
 4      some queues                           the bounds of their consume queues
 =====  ====================================  =========================================================================
 
-Stage 1 is all there is to do when the right store is a copy, or a slave that is as far. Where the logs part, messages
-are the same when their records are, wherever they lie: a digest of all bytes but the physical offset is compared, or,
-with ``content_only``, of body, topic and properties. Of several records for one queue offset the last one counts. What
-differs is given as ranges of queue offsets, so that a lost day is one row; when a block has very many, its last one
-counts fewer messages than it spans. Source: store.md §3, §4, §9.
+Stage 1 finds everything equal if the right store is a copy, or a slave that is up to date. Where the logs differ,
+messages are the same if their records are, at any place of the logs: a digest of all bytes but the physical offset is
+compared, or, with ``content_only``, of body, topic and properties. Of several records for one queue offset the last one
+counts. Differences are ranges of queue offsets, so that a lost day is one row; when a block has very many, its last
+range counts fewer messages than it spans. Source: store.md §3, §4, §9.
 """
 
 from __future__ import annotations
@@ -83,9 +83,10 @@ class ConfigDifference(Struct):
 
 
 class Diff(Struct):
-    """What differs. The logs are equal, byte by byte, from ``equal_begin`` up to ``equal_end``, which is where the
-    shorter one ends if nothing is wrong. ``differences`` has a row per range of messages: ``only left``, ``only right``
-    or ``changed``, with where the first of them lies. ``segments`` are the files as far as they had to be walked."""
+    """The differences between two stores. The logs are equal, byte by byte, from ``equal_begin`` up to ``equal_end``,
+    which is the end of the shorter log if nothing is wrong. ``differences`` has a row per range of messages: ``only
+    left``, ``only right`` or ``changed``, with the place of its first message. ``segments`` are the walked parts of the
+    files."""
 
     left: str
     right: str
@@ -216,7 +217,7 @@ def without(splits: Sequence[Split], equal: Sequence[tuple[int, int]]) -> list[S
 def _compared(
     spark: SparkSession, left: Sequence[Split], right: Sequence[Split], *, content_only: bool
 ) -> list[SegmentCounts | tuple[Any, ...]]:
-    """What was walked over, and the ranges that differ."""
+    """Return the counts of the walked segments, and the ranges that differ."""
 
     def packed(one: tuple[int, Split]) -> Iterator[tuple[Block | None, tuple[int, Any]]]:
         side, split = one
@@ -285,7 +286,7 @@ def _digests(records: Records, content_only: bool) -> NDArray[np.uint64]:
 def compare_block(key: Block, left: Iterable[bytes], right: Iterable[bytes]) -> Iterator[tuple[Any, ...]]:
     """Compare a block and yield the ranges that differ, as rows of `Diff.differences`, the last of very many as one."""
     ours, theirs = _newest(left), _newest(right)
-    # By queue offset, not by place: masters and slaves agree on those, whatever each of them has lost.
+    # By queue offset, not by place: masters and slaves agree on queue offsets, even if one of them has lost messages.
     common, at, other = np.intersect1d(ours["offset"], theirs["offset"], assume_unique=True, return_indices=True)
     is_changed = ours["digest"][at] != theirs["digest"][other]
     mine, yours = ours[at][is_changed], theirs[other][is_changed]

@@ -39,7 +39,7 @@ _MS_MAX = 253_402_300_800_000  # the year 10000
 
 
 def committer(table_format: str, target: Target, schema: pa.Schema, catalog: Mapping[str, str]) -> Commit:
-    """What tells the table about a run's files.
+    """Return the function that commits a run's files to the table.
     Raises SettingsError: the format is not known. Raises ExtraMissing: its library is not installed."""
     if table_format == "parquet":
         return lambda run: None
@@ -78,8 +78,8 @@ def _commit_delta(run: Run, target: Target, schema: pa.Schema) -> None:
         )
         return
     table = DeltaTable(target.root)
-    # A run that was killed behind this commit is finished once more: the number that Delta keeps has no file added
-    # twice.
+    # A run that was killed after this commit is finished again: the number that Delta stores prevents that files are
+    # added twice.
     if (table.transaction_version(_APPLICATION) or 0) < run.number:
         table.create_write_transaction(actions, "append", columns, partition_by, commit_properties=properties)
 

@@ -162,7 +162,7 @@ def _narrowest(
 
 
 def _tests(topic: str, key: str, msg_id: str, begin_ms: int | None, end_ms: int | None) -> list[Test]:
-    """What a message must meet, for Spark."""
+    """Return the conditions for a message, as Spark columns."""
     from pyspark.sql import functions as f
 
     tests = []

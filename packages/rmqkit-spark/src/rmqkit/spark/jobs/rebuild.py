@@ -1,23 +1,24 @@
-"""`rebuild` makes queues and index files anew from the log, on as many cores as there are; what comes out is what
-``rmq store rebuild`` makes (`rmqkit.store.offline.rebuild`), byte for byte.
+"""`rebuild` makes queues and index files from the log, on all cores. The result equals that of ``rmq store rebuild``
+(`rmqkit.store.offline.rebuild`), byte for byte.
 
 ======  ==============================  ================================================================================
 stage   one task per                    does
 ======  ==============================  ================================================================================
-1       split of the log                packs what its records make: 20-byte entries for consume queues, by queue and in
-        (`spill_split`)                 runs of numbers; more columns for batch queues and with an extension; hash,
-                                        offset and time of every key. They are *spilled* to files under ``rebuilt``
-driver  –                               where the log ends; which keys belong to which index file, by running count
-2       share of the queues             goes through its part of all spills in the order of the log and writes the
-        (`build_queues`)                files of its queues; a lost record leaves a blank entry
+1       split of the log                packs the entries of its records: 20-byte entries for consume queues, by queue
+        (`spill_split`)                 and in runs of numbers; more columns for batch queues and with an extension;
+                                        hash, offset and time of every key. They are *spilled* to files under
+                                        ``rebuilt``
+driver  –                               finds the end of the log, and assigns keys to index files by running count
+2       share of the queues             reads its part of all spills in the order of the log and writes the files of
+        (`build_queues`)                its queues; a lost record leaves a blank entry
 2       index file (`build_index`)      enters its keys, many at a time
-driver  –                               the new directories take the places of the old ones
+driver  –                               replaces the old directories by the new ones
 ======  ==============================  ================================================================================
 
-Nothing but counts passes through Spark: an entry goes from one Python worker to the other by the file system, which
-all of them share with the driver. The driver holds the lock of the store. The log, ``checkpoint`` and ``abort`` stay:
-after a stop in order a broker finds everything dispatched, after a crash its recovery starts at the checkpoint and
-meets entries that exist. Source: store.md §4–§7, §11.
+Only counts pass through Spark: Python workers exchange entries through the file system, which all of them share with
+the driver. The driver holds the lock of the store. The log, ``checkpoint`` and ``abort`` stay: after a stop in order a
+broker finds everything dispatched, after a crash its recovery starts at the checkpoint and finds entries that exist
+already. Source: store.md §4–§7, §11.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ _KEY = np.dtype([("hash", "i4"), ("physical_offset", "i8"), ("stored_ms", "i8")]
 
 
 class Rebuilt(store_rebuild.Rebuilt):
-    """What was made, and what the files of the log hold."""
+    """The numbers of rebuilt files, and counts of the log files' content."""
 
     segments: list[SegmentCounts] = field(default_factory=list)
 
@@ -96,8 +97,8 @@ class Spilling(Struct):
 
 
 class Spilled(Struct):
-    """What the records of one range made: in ``path.queues`` the parts of every share, between ``bounds``, and keys
-    in ``path.keys``. ``batch_topics`` are the topics of its inner batches, fillers stand for ``lost_bytes``."""
+    """The spilled entries of one range: in ``path.queues`` the parts of every share, between ``bounds``, and keys in
+    ``path.keys``. ``batch_topics`` are the topics of its inner batches, fillers replace ``lost_bytes``."""
 
     path: Path
     bounds: list[int]
@@ -199,7 +200,7 @@ def _rebuilt(
         todo = _assigned(log, plan, found, store_rebuild.batch_topics_of(root), rebuilt)
         made = run_tasks(spark, partial(build, plan), todo)
         rebuilt.queues, rebuilt.index_files = sum(made), sum(isinstance(task, IndexTask) for task in todo)
-        # Not before all files are made and synced: until here the old ones are in place, whatever fails.
+        # Only after all files are written and synced: until then the old ones stay, so that no error can harm them.
         if queues:
             store_rebuild.swap(root, folder, store_rebuild.QUEUE_TREES)
         if index:
@@ -224,7 +225,7 @@ def spill_split(plan: Spilling, numbered: tuple[int, Split]) -> list[tuple[LogRa
 
 
 class _Spill:
-    """What the records of one range make; queue entries are gathered in memory, about 50 bytes a record."""
+    """The entries that the records of one range make; queue entries stay in memory, about 50 bytes a record."""
 
     def __init__(self, plan: Spilling, path: Path, queues: BinaryIO, keys: BinaryIO) -> None:
         self._plan, self._queues, self._keys = plan, queues, keys

@@ -69,13 +69,13 @@ class Filter(Struct, frozen=True):
 
 
 class Replayed(Struct):
-    """What a run did, or would do.
+    """The result of a run, or of a dry run.
 
     Attributes:
         replay_id: the name of the replay; a run with the same name continues it.
-        messages: how many were sent now, by topic of the source; with ``is_dry_run`` how many would be.
-        batches: in how many batches.
-        up_to: the commit log offset before which everything that was wanted is in the target.
+        messages: number of messages sent by this run, by topic of the source; with ``is_dry_run`` the number to send.
+        batches: number of batches.
+        up_to: the commit log offset before which all matching messages are in the target.
     """
 
     replay_id: str
@@ -147,7 +147,7 @@ def replay(
             done.up_to, unfinished = unfinished, None
         own = dict(options or {})
         if _VERIFY not in map(str.lower, own):
-            own[_VERIFY] = VerifyCrc.FAIL.value  # what is sent has a CRC of its own, whatever it was
+            own[_VERIFY] = VerifyCrc.FAIL.value  # a sent message gets a new CRC, which would hide a damaged body
         source = _Source(spark, path, own, wanted)
         with one_line():
             chunks = list(_chunks(source, done.up_to, unfinished, chunk_bytes))
@@ -214,14 +214,14 @@ class _Source(Struct):
 
 
 def _chunks(source: _Source, at: int, unfinished: int | None, chunk_bytes: int) -> Iterator[_Chunk]:
-    """Plan what is left to do, first a batch of which rows are to be staged again, with the bounds that it had."""
+    """Plan the remaining batches. The first may be a batch of which rows must be staged again, with its old bounds."""
     from pyspark.sql import functions as f
 
     place = f.col("commitLogOffset")
-    # By place in the log, as all batches of a replay are: chunks of message counts would be others after retention.
+    # By place in the log, as all batches of a replay are: chunks of message counts would differ after retention.
     number = f.floor(place / chunk_bytes).cast("bigint")
-    # A batch that lost half messages is staged again with the rows that it had: its bounds stay, whatever chunk_bytes
-    # is today.
+    # A batch that lost half messages is staged again with the rows that it had: its bounds stay, even if chunk_bytes
+    # has changed.
     if unfinished is not None:
         number = f.when(place < unfinished, f.lit(-1)).otherwise(number)
     rows = (

@@ -1,4 +1,4 @@
-"""How jobs run their functions in Spark's tasks: with RDDs, or over Spark Connect, which has none.
+"""Execution of a job's functions in Spark's tasks: with RDDs, or over Spark Connect, which has no RDDs.
 
 =================  ==========================================  =====================================================
 function           session in the driver's process             session of Spark Connect (``sc://``)
@@ -9,8 +9,8 @@ function           session in the driver's process             session of Spark 
 `rows_of_tasks`    ``createDataFrame`` of an RDD               the same, with a schema
 =================  ==========================================  =====================================================
 
-Over Connect the server's Python needs this package and the same minor version of Python, since functions travel
-pickled. A job plans in the program that calls it, so that must reach the store by the same path or address, too.
+Over Connect the server's Python needs this package and the same minor version of Python, since functions are sent
+pickled. A job plans in the program that calls it, so the program must reach the store by the same path or address, too.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _PROBE_ROWS = 1 << 16
 
 
 def core_count(spark: SparkSession) -> int:
-    """Return how many tasks Spark runs at once, as far as it tells (its default parallelism)."""
+    """Return how many tasks Spark runs at once, as far as Spark reports it (its default parallelism)."""
     if not is_connect(spark):
         return spark.sparkContext.defaultParallelism
-    # Connect does not tell; but it cuts a range in so many parts.
+    # Connect does not report the number, but cuts a range into as many parts.
     parts = spark.range(_PROBE_ROWS).selectExpr("spark_partition_id() as part").distinct()
     return parts.count()
 

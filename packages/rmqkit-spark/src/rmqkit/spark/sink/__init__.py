@@ -6,7 +6,7 @@ module              does
 `writers`           is what Spark calls: write in a task, commit and abort on the driver
 `rows`              makes messages of rows, each with a key of its own
 `producer`          sends messages, stages half messages, ends them with END_TRANSACTION
-`exactly_once`      commits the half messages of a batch once, whatever dies
+`exactly_once`      commits the half messages of a batch once, even after crashes
 `ledger`            says what entries mean (pure); `ledger_topic` writes and reads them
 ==================  ================================================================================================
 """

@@ -1,19 +1,21 @@
 """`ExactlyOnce` makes each row of a batch visible once: the ledger decides, the holder of the batch's lease commits.
 
 ==============================  ======================================================================================
-step                            who, and what a crash behind it means
+step                            actor, and the result of a crash after the step
 ==============================  ======================================================================================
-1 stage rows as half messages   tasks; nobody sees them, they are rolled back when brokers ask about them
-2 write parts, then a decision  the driver; from here on the rows are committed, whoever makes them visible
-3 END_TRANSACTION, commit       the holder of the lease; whoever goes on in its place waits until nothing that it sent
-                                can still take effect, then looks every row up in the target before it commits it
+1 stage rows as half messages   tasks; consumers do not see the rows, which are rolled back when brokers check them
+2 write parts, then a decision  the driver; from here on the rows are committed, any later process makes them visible
+3 END_TRANSACTION, commit       the holder of the lease; a process that replaces the holder waits until no request of
+                                the holder can still take effect, then looks every row up in the target before it
+                                commits the row
 4 write ``done``                the holder, once every commit was answered with success or looked up
 ==============================  ======================================================================================
 
-No broker keeps count of decisions: a second commit of a half message is a second message. So a commit is repeated only
-after the row was looked up, in the queues themselves, from where they ended at the decision: exact once the dispatcher
-has caught up, while an index may lag. Brokers that ask (check-back) are never told to commit: unknown while the batch
-is open, roll back afterwards; a decided batch whose lease ran out is finished first, from its own half messages.
+Brokers do not record decisions: a second commit of a half message is a second message. So a commit is repeated only
+after the row was looked up, in the queues themselves, from where they ended at the decision. This is exact once the
+dispatcher has caught up, while an index may lag. The sink never answers a check of a broker (check-back) with commit:
+it answers unknown while the batch is open, and roll back afterwards. A decided batch with an expired lease is finished
+first, from its own half messages.
 
 What can still go wrong, and what the broker does about it: docs/decisions/0006. Source: behaviour.md §9.1.
 """

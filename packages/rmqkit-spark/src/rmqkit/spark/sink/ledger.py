@@ -75,7 +75,7 @@ class Low(Struct, frozen=True, array_like=True):
 
 
 class Kind(enum.Enum):
-    """What an entry says."""
+    """The kind of a ledger entry."""
 
     PART = "part"
     DECISION = "decision"

@@ -41,13 +41,13 @@ _PULL_COUNT = 256
 
 
 class Ended(Struct):
-    """What became of END_TRANSACTIONs that were to be sent.
+    """The results of END_TRANSACTION requests.
 
     Attributes:
-        unsent: their half messages are as they were.
-        is_in_doubt: some were not answered; they may take effect a little later.
-        refused: what brokers did not want to commit, and why.
-        error: the last reason why something was not answered.
+        unsent: half messages without a request, which are unchanged.
+        is_in_doubt: some requests were not answered; they may take effect a little later.
+        refused: half messages that brokers refused to commit, with the reason.
+        error: the error of the last request without an answer.
     """
 
     unsent: list[Half] = field(default_factory=list)

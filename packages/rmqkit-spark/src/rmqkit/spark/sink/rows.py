@@ -63,7 +63,7 @@ class RowKeys(Struct, frozen=True):
 
     @property
     def prefix(self) -> str:
-        """What all keys of a batch begin with."""
+        """Return the prefix of all keys of a batch."""
         return f"{self.sink_id}/{self.batch_id}/"
 
     def key(self, number: int, row_key: str | None) -> str:

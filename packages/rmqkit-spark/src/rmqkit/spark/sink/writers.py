@@ -47,7 +47,7 @@ _SPARKS_OWN = ("path", "checkpointlocation", "queryname")
 
 @dataclass
 class Staged(WriterCommitMessage):
-    """What a task has done: how many rows it sent, or half messages that are to be committed."""
+    """The work of a task: the number of rows it sent, or the half messages to commit."""
 
     sink_id: str
     row_count: int
@@ -80,7 +80,7 @@ class _Writing:
                 if now.is_decided:
                     rows = [row for row in rows if (row.msg_id or "").removeprefix(batch.prefix) in now.gone]
                 sink.producer.stage(rows, batch, staged)
-        # Whatever ends the task: no commit message names its half messages, so nobody else can roll them back.
+        # For every error that ends the task: no commit message names its half messages, so only the task can roll back.
         except BaseException:
             sink.roll_back(staged, batch)
             raise
@@ -140,7 +140,7 @@ class StreamWriter(_Writing, DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         """Send or stage the rows of a task."""
         context = _context()
-        # Spark tells a task neither id but as properties of its job. The query keeps its id in the checkpoint, so a
+        # Spark passes both ids to a task only as properties of its job. The query stores its id in the checkpoint, so a
         # batch that runs again after a restart makes the same keys.
         sink_id = self._options.sink_id or str(context.getLocalProperty("sql.streaming.queryId"))
         batch_id = int(str(context.getLocalProperty("streaming.sql.batchId")))

@@ -27,7 +27,7 @@ class ArchiveSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What ``format`` is given."""
+        """Return the name for ``format``."""
         return FORMAT
 
     def reader(self, schema: StructType) -> DataSourceReader:

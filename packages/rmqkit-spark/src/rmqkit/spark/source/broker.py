@@ -75,12 +75,12 @@ _log = logging.getLogger(__name__)
 
 
 class Place(Struct, frozen=True):
-    """How far a stream is: what Spark keeps in a checkpoint.
+    """The position of a stream, which Spark stores in a checkpoint.
 
     Attributes:
-        offsets: of the next message of each queue.
-        marks: of the message before each offset, as far as it is known.
-        renewals: how often each queue was made again under the query; 0 if it is not here.
+        offsets: offset of the next message of each queue.
+        marks: mark of the message before each offset, if it is known.
+        renewals: number of times each queue was created again during the query; 0 for a queue that is not listed.
     """
 
     offsets: Offsets
@@ -89,7 +89,7 @@ class Place(Struct, frozen=True):
 
 
 class _Reading:
-    """What batches and streams have in common."""
+    """The common part of batch and stream readers."""
 
     def __init__(self, options: LiveOptions, names: Sequence[str]) -> None:
         self._options = options
@@ -205,8 +205,8 @@ class BrokerReader(_Reading, DataSourceReader):
 
 
 class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Answers what Spark asks between the batches of a stream. Spark keeps one in a Python process beside the driver,
-    and may start it anew at any time: what has to last is in the checkpoint."""
+    """The reader that Spark calls between the batches of a stream. It is in a Python process beside the driver, which
+    Spark may replace at any time, so all lasting state is in the checkpoint."""
 
     def __init__(self, options: LiveOptions, names: Sequence[str], clock: Clock = SYSTEM_CLOCK) -> None:
         super().__init__(options, names)
@@ -258,7 +258,7 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         if isinstance(limit, ReadAllAvailable):
             return self._told(before, end, anew)
         if start is not None and self._waits(begun, end):
-            # The end of the batch before once more: Spark makes no batch of that, and asks again.
+            # Return the last batch's end again: Spark makes no batch of that, and calls again.
             return start
         if isinstance(limit, ReadMaxRows):
             end = limited(begun, end, limit.max_rows)

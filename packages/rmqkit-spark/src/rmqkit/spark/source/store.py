@@ -13,7 +13,7 @@ class                        runs in
 ===========================  =========================================================================================
 
 =========================================  ===========================================================================
-asked for                                  read
+request                                    read
 =========================================  ===========================================================================
 everything                                 the log, split by bytes
 startingTimestamp, endingTimestamp         the files of the log that may have such messages
@@ -21,12 +21,12 @@ topic, queue with offsetsFrom=consumequeue  the records that the queues point at
 topic and key                              the records that the index points at, then compared
 =========================================  ===========================================================================
 
-Spark has no column pruning for Python sources: name the columns that are needed, by ``.schema("topic string, ...")``
-or ``option("columns", ...)``, or have `rmqkit.spark.read` find them, and nothing else is decoded or shipped. What is
-left out before it is decoded is said by the options ``topic``, ``queueId``, ``startingTimestamp`` and
-``endingTimestamp``. Filters are never pushed into the reader: Spark 4.1 to 4.3 keeps the reader of the first plan with
-its filters for later actions of the same data frame and never tells it that these have none, so they would lack rows.
-``filterPushdown=true`` is refused. A planned read of all columns and messages of a large log is told in the log.
+Spark has no column pruning for Python sources: name the needed columns by ``.schema("topic string, ...")`` or
+``option("columns", ...)``, or let `rmqkit.spark.read` find them. Then no other column is decoded or shipped. The
+options ``topic``, ``queueId``, ``startingTimestamp`` and ``endingTimestamp`` exclude messages before they are decoded.
+Filters are never pushed into the reader: Spark 4.1 to 4.3 reuses the reader of the first plan with its filters for
+later actions of the same data frame. It does not report that these actions have no filters, so they would lack rows.
+``filterPushdown=true`` is refused. A planned read of all columns and messages of a large log is reported in the log.
 
 Spark plans a data frame once, at its first action, and keeps the partitions: a data frame is a snapshot of the log at
 that moment. Messages that arrive later are seen by the next ``load``.
@@ -162,8 +162,8 @@ def store_splits(options: StoreOptions) -> list[Split]:
 
 
 def store_parts(options: StoreOptions, conditions: Sequence[Condition] = ()) -> list[Part]:
-    """What has to be read for the messages that meet some conditions.
-    Raises StoreError: as `store_splits`. Raises SettingsError: a key is wanted of no topic."""
+    """Return the parts of the store to read for the messages that meet some conditions.
+    Raises StoreError: as `store_splits`. Raises SettingsError: a key is set without a topic."""
     try:
         return plan_parts(
             options.path,

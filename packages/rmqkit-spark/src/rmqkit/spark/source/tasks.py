@@ -34,7 +34,7 @@ class TaskSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What ``format`` is given."""
+        """Return the name for ``format``."""
         return FORMAT
 
     def reader(self, schema: StructType) -> DataSourceReader:

@@ -1,26 +1,26 @@
-"""What of a log is archived, and reading it: below a store's first message its queues go on here.
+"""The archive of a commit log: the list of its segments, and reads of the messages that the log has deleted.
 
-`Archive.refresh` looks which segments there are; then every queue's numbers are known without another request. All
-calls wait for the place and may come from any thread; a broker makes them in threads of its own. Memory is bounded:
+`Archive.refresh` lists the segments that exist; then the number ranges of all queues are known without another request.
+Calls block on the place and may come from any thread; a broker makes them in its own threads. Memory is bounded:
 
 =================  ====================================================================================================
-what was fetched   kept for the reads that follow, `CACHE_BYTES` in all, the latest read last
-directories        of the segments that were read last, `DIRECTORY_BYTES` in all, and one that is larger
+fetched bytes      cached for later reads, `CACHE_BYTES` in total; the most recently read ones stay
+directories        of the most recently read segments: `DIRECTORY_BYTES` in total, plus one that is larger
 a read under way   `FETCH_BYTES` of a segment, that holds `CONTENT_BYTES`, or one block
-a result           copies of its records: as many bytes as were asked for, or one record; it holds no block
+a result           copies of its records: as many bytes as were requested, or one record; it holds no block
 =================  ====================================================================================================
 
-What the numbers of the queues take is not: 24 bytes for each queue of each segment.
+Memory for the number ranges is not bounded: 24 bytes for each queue of each segment.
 
 Segments may be deleted, exchanged or damaged while they are read:
 
 ======================  ===============================================================================================
-an object is not there  the place is listed again, and the read is repeated with the segments that are there
+an object is missing    the place is listed again, and the read is repeated with the segments that exist
 it has another footer   the same: the object was exchanged
 it has a bad footer     an ERROR; the segment counts as missing. A master writes it again while it has the log file
-a block is damaged      an ERROR names object and messages; the read continues behind the block
-a segment is missing    an ERROR names the bytes (`gaps`) and, at a read, the messages; the read continues behind them
-the oldest are missing  a queue begins at the first message that is left
+a block is damaged      an ERROR names object and messages; the read continues after the block
+a segment is missing    an ERROR names the bytes (`gaps`) and, at a read, the messages; the read continues after them
+the oldest are missing  a queue begins at the first message that remains
 nothing is there        OSError: a place that was not mounted looks like this, and nobody is moved past its messages
 ======================  ===============================================================================================
 

@@ -1,9 +1,9 @@
-"""What a sealed segment is made of: the records of a full log file, by queue, and the keys of its index.
+"""The content of a sealed segment: the records of a full log file, by queue, and the keys of its index.
 
-`contents_of` walks over the file and says of every record which queue it is in, and in which order the records of a
-queue are. Where numpy is, the walk goes in runs (`rmqkit.store.log.scan`, `DispatchColumns`), several times as fast;
-without it, and for the rare file in which a topic begins anew, one record after the other. Both give the same, and
-tests hold it. Source: store.md §3, §4, §7.
+`contents_of` walks over the file and determines the queue of every record, and the order of the records in each queue.
+With numpy, the walk handles runs of records (`rmqkit.store.log.scan`, `DispatchColumns`) and is several times as fast.
+Without numpy, and for the rare file in which a topic was deleted and created again, the walk handles one record at a
+time. Both walks return the same result, as tests check. Source: store.md §3, §4, §7.
 """
 
 from __future__ import annotations
@@ -68,18 +68,18 @@ class Group:
 
 @dataclass(slots=True)
 class Contents:
-    """A log file, cut into parts: its records, and the bytes between them that are none.
+    """A log file, cut into parts: its records, and the bytes between the records.
 
     Attributes:
-        identity: tells this log from another one with the same offsets: a digest of the first record.
-        records_end: where the last part ends.
-        other_bytes: how many bytes are no record.
-        record_count: how many of the parts are records.
+        identity: a digest of the first record; it differs from the identity of another log with the same offsets.
+        records_end: the end of the last part.
+        other_bytes: the number of bytes outside of records.
+        record_count: the number of parts that are records.
         first_time, last_time: earliest and latest storeTimestamp, in ms.
-        positions, sizes: where each part lies in the file, in its order.
-        numbers, times: queue offset and storeTimestamp of each part; -1 and 0 of what is no record.
+        positions, sizes: the place of each part, in the order of the file.
+        numbers, times: queue offset and storeTimestamp of each part; -1 and 0 for a part that is not a record.
         groups: the parts by queue, in the order of the queues' names.
-        keys: rows of `KEY`, sorted: of each key its hash, and the physical offset of the record that has it.
+        keys: rows of `KEY`, sorted: the hash of each key, and the physical offset of the record that has the key.
     """
 
     identity: str

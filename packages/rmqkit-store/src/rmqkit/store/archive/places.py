@@ -1,8 +1,8 @@
-"""Where segments are kept: `Folder`, a directory, and `Objects`, a bucket or another address that pyarrow reads.
+"""Places that store segments: `Folder`, a directory, and `Objects`, a bucket or another address that pyarrow reads.
 
-A segment appears whole under its name or not at all: a folder gets it by renaming, an object store publishes what was
-written when its stream is closed. One that was cut all the same has no footer, and counts as not there.
-`place_of` makes the one that a setting names.
+A segment appears complete under its name or not at all: a folder renames a finished file, an object store publishes an
+object when its stream is closed. A segment that was cut nevertheless has no footer, and counts as missing.
+`place_of` returns the place that a setting names.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Writing one segment in a process of its own: it costs seconds of CPU, which a broker's loop has not.
+"""Writing one segment in a process of its own: it costs seconds of CPU, which would block the loop of a broker.
 
 ``python -m rmqkit.store.archive.seal`` reads one line of JSON (`Work`) from its standard input, so that no credentials
-are seen among the arguments of processes, writes the segment, reads it back, compares every record with the log, and
-prints one line of JSON (`Sealed`). Killed at any moment it leaves nothing that counts: the next one begins anew.
+show among the arguments of processes. It writes the segment, reads the segment back, compares every record with the
+log, and prints one line of JSON (`Sealed`). A kill at any moment leaves nothing that counts: the next process starts
+from the beginning.
 """
 
 from __future__ import annotations

@@ -275,9 +275,10 @@ class IndexFile:
         self.file.write(0, HEADER.pack(*bounds, self.slots_used, self.index_count))
 
     def header_faults(self, stored_at: Callable[[int], int | None]) -> list[str]:
-        """What the header says otherwise than the first and the last entry and their records. It is set right in
-        memory, for `write`, where there are such records; a damaged count is that of the first entry that is none.
-        ``stored_at``: storeTimestamp of the record at a physical offset; None without one."""
+        """Return the differences between the header and the first and last entry with their records.
+        If these records exist, the header is corrected in memory, for `write`. A damaged entry count is replaced by the
+        number of the first empty entry.
+        ``stored_at``: returns the storeTimestamp of the record at a physical offset; None without a record."""
         count = self.index_count
         if not 1 < count <= self._entry_count or not self._entry(count - 1) or self._entry(count):
             count = bisect_left(range(self._entry_count), True, 1, key=lambda number: not self._entry(number))

@@ -1,13 +1,13 @@
 """The index: messages by key, in files named by their creation time (``IndexService``).
 
-A file that is not full is worth nothing after a crash: it is deleted at load, and its keys come back for the records
-that recovery walks over. So keys may wait in memory: they are entered `_WAITING_MAX` messages at a time, or fewer that
-have many, after `_WAITING_MS` at the next message, and before a query or a clean stop. Under load numpy does it for all
-at once.
+A file that is not full is worthless after a crash: it is deleted at load, and recovery enters the keys of the records
+that it walks over again. So keys may wait in memory. They are entered `_WAITING_MAX` messages at a time, or fewer
+messages with many keys, after `_WAITING_MS` at the next message, and before a query or a clean stop. Under load numpy
+enters all of them at once.
 
 ``indexfiles``, a note (`rmqkit.store.files`), lists the files that a start has to find: nothing else in a store
-contradicts an index file that is gone. A full file is in it once it is on the disk, the newest one after a clean stop.
-A missing file stays in it, and is told of at every start, until it would have expired or the index is made anew.
+reveals that an index file is missing. A full file is listed once it is on the disk, the newest file after a clean stop.
+A missing file stays listed, and every start logs it, until it would have expired or the index is rebuilt.
 
 The index follows the log and never holds it up. In a running store (`MessageIndex.may_fall_behind`) a refused write
 does not raise:
@@ -73,7 +73,7 @@ INDEX_NOTE = "indexfiles"
 
 
 class KeyQuery(Struct):
-    """What a query by key found.
+    """The result of a query by key.
     ``physical_offsets``: of the records, ascending.
     ``last_update_timestamp``, ``last_update_offset``: newest entry of the newest file, 0 without files."""
 
@@ -83,7 +83,7 @@ class KeyQuery(Struct):
 
 
 class HasKeys(Protocol):
-    """What the index has to know of a record; the dispatcher's `DispatchRequest` is one."""
+    """The fields of a record that the index needs; the dispatcher's `DispatchRequest` has them."""
 
     topic: str
     physical_offset: int

@@ -49,7 +49,7 @@ class PropertyColumns:
 
     @classmethod
     def of_keys(cls, keys: Sequence[Keys]) -> PropertyColumns:
-        """Those of records whose `NAMES` are known: their values are laid end to end, nothing is searched."""
+        """Return the columns of records with known `NAMES`: their values are joined end to end, without a search."""
         values = list(chain.from_iterable(keys))
         assert len(values) == len(NAMES) * len(keys), "each record has a value, or an empty one, of each name"
         columns = cls(values)

@@ -352,7 +352,7 @@ def noted_start(root: Path) -> int | None:
 
 
 def gone_files(noted: int, start: int) -> str:
-    """What is gone of a log that began at an offset and begins at a later one now."""
+    """Return a text about the files missing from a log that began at offset ``noted`` and now begins at ``start``."""
     return (
         f"{start - noted} bytes from {file_name(noted)} to before {file_name(start)} are gone: deleted by the "
         "retention of another broker, or lost"

@@ -58,9 +58,9 @@ class FileQueue:
     # ---- loading
 
     def check(self, *, has_empty: bool = False) -> list[tuple[int, Path, int]]:
-        """What is on the disk as start, path and length, oldest first; changes nothing.
-        ``has_empty``: whether empty files may be there, as a power cut leaves names without lengths, and not only one
-        at the end; what is behind the first is not on the disk either.
+        """Return start, path and length of each file on the disk, oldest first; changes nothing.
+        ``has_empty``: whether empty files are accepted anywhere, as a power cut leaves names without lengths; otherwise
+        only the last file may be empty. Files after an empty one are not on the disk either.
         Raises StoreMismatch: a file has another length than the settings say, or a name that is no offset."""
         found = sorted(one for directory in {*self.directories, *self._read_only} for one in _files_of(directory))
         for i, (_, path, length) in enumerate(found):
@@ -68,7 +68,7 @@ class FileQueue:
                 continue
             has_others = any(other == self.file_bytes for _, _, other in found)
             advice = f"set {self._setting} to the size the store was written with"
-            if length < self.file_bytes:  # a repair gives a file its length back, or makes it anew
+            if length < self.file_bytes:  # a repair gives a file its length back, or rebuilds the file
                 repair = (
                     f"run with the broker's settings: rmq store repair {shlex.quote(str(self._root))} -c broker.conf"
                 )

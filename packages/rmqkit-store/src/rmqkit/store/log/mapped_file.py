@@ -153,7 +153,7 @@ class MappedFile:
         self.synced = wrote
 
     def _write_again(self, start: int, end: int) -> None:
-        """Write bytes that are not on the disk once more, out of the page cache."""
+        """Write bytes that are not on the disk again, with the content of the page cache."""
         if start < 0:
             raise BytesLost(self.path)  # the zeros behind a cut: the owner may append there now
         for position in range(start, end, _CHUNK_BYTES):

@@ -59,15 +59,16 @@ _log = logging.getLogger(__name__)
 
 
 class LogEnd(Struct):
-    """What a walk over the log found.
+    """The result of a walk over the log.
 
     Attributes:
         offset: physical offset one past the last sound record.
-        last_record: physical offset of that record, 0 without any.
-        last_store_timestamp: its storeTimestamp, 0 without any.
-        newest_store_timestamp: the greatest one, which is another when the clock was set back.
-        record_count: sound records walked over.
-        remains: what lies behind, unless that is known to be nothing of the log; not looked at when a blank ends it.
+        last_record: physical offset of the last sound record, 0 without any.
+        last_store_timestamp: storeTimestamp of the last sound record, 0 without any.
+        newest_store_timestamp: the greatest storeTimestamp; it differs from the last one if the clock was set back.
+        record_count: number of sound records in the walk.
+        remains: the bytes after the end, unless they are known to be no part of the log; not examined when a blank is
+            the end.
     """
 
     offset: int
@@ -90,15 +91,16 @@ def find_log_end(
     indexed_end: int,
     checkpoint: Checkpoint,
 ) -> LogEnd:
-    """Walk the log to its end; changes nothing itself.
+    """Walk the log to its end. The walk itself changes nothing.
 
     Args:
-        dispatch: told of the records that the queues may lack, in order.
-        dispatch_run: told instead of a whole run of them.
-        on_replay: told, after a crash and before any record, from which physical offset on all are dispatched again.
+        dispatch: called with each record that the queues may lack, in order.
+        dispatch_run: called with a whole run of such records instead.
+        on_replay: called after a crash, before any record, with the physical offset from which on all records are
+            dispatched again.
         clean: whether the store was closed in order.
         newest: offset and size of the newest record in any queue, (-1, 0) without one; it ends at D.
-        indexed_end: where the newest record ends that a queue knew, also of those whose record is damaged.
+        indexed_end: end of the newest record that a queue has an entry for, even if the record is damaged.
     """
     check = _Check(settings, None if clean else checkpoint.physic_timestamp)
     files = log.queue.files

@@ -1,29 +1,32 @@
-"""What lies behind the place where a recovery ends the log, and what becomes of it: nothing sound goes in silence.
+"""The bytes after the place where a recovery ends the log, and their treatment: no sound record is dropped silently.
 
-A walk ends at the first bytes that are no record. Behind them there may be sound records (the right magic, size and
+A walk ends at the first bytes that are not a record. They may be followed by sound records (the right magic, size and
 checksum, and the physicalOffset of their place), other bytes, or zeros, as files are preallocated:
 
 ==================================================  ===================================================================
-behind the end lie                                  what is done
+bytes after the end                                 treatment
 ==================================================  ===================================================================
-zeros only                                          nothing is told, unless queues know records there: an ERROR after a
-                                                    stop in order, else a WARNING, with their bytes
+zeros only                                          nothing is logged, unless queues know records there: an ERROR after
+                                                    a stop in order, else a WARNING, with the number of bytes
 bytes without a sound record, in the same file      the torn end of an unclean stop: they become zeros, a WARNING with
                                                     their number
 sound records that were on the disk: the stop was   `StoreDamaged`, with files, records and bytes: the store is damaged,
-in order, or the checkpoint's physicMsgTimestamp    ``rmq store repair`` bridges the place and keeps what lies behind
+in order, or the checkpoint's physicMsgTimestamp    ``rmq store repair`` bridges the place and keeps the bytes after it
 is later than theirs
 a log file that begins with a record of another      `StoreDamaged`; ``rmq store repair`` gives it its name back
 place: it has the name of another one
-other sound records, or later files with content    a power cut kept them and not what lay before them, or they are
-                                                    stale: all is set aside with an ERROR, and the start goes on
+other sound records, or later files with content    a power cut kept them and lost the bytes before them, or they are
+                                                    stale: all is set aside with an ERROR (stale: a WARNING), and the
+                                                    start continues
 ==================================================  ===================================================================
 
-Stale are the records of a log that an Apache broker cut without clearing what followed: stored earlier than the one
-before the end, in the same file. A slave never refuses: it sets aside, and its master sends the rest again.
+Stale records belong to a log that an Apache broker cut without clearing the bytes after the cut: they were stored
+earlier than the last record before the end, and are in the same file. A slave never refuses: it sets the bytes aside,
+and its master sends the records again.
 
-Set aside is a directory ``set-aside/OFFSET`` that is a store for the offline tools: ``commitlog`` in it has the files
-with their names and lengths, the first one without what was kept. Nothing deletes it. Source: store.md §12.3.
+Bytes are set aside in a directory ``set-aside/OFFSET``, which is a store for the offline tools: its ``commitlog`` has
+the files with their names and lengths; the first file lacks the bytes before the end. Nothing deletes the directory.
+Source: store.md §12.3.
 """
 
 from __future__ import annotations
@@ -78,16 +81,16 @@ HEAD_BYTES = layout_of(0).head_bytes
 
 
 class Remains(Struct):
-    """What lies behind the end of a log.
+    """The bytes after the end of a log.
 
     Attributes:
-        end, path: physical offset where the log ends, and the file that holds it.
-        reason: why what lies there is no record.
-        files: the log files with content behind the end, and where that ends in each.
-        record_files: the names of those that hold sound records.
-        records, record_bytes: these records, with the bytes of all of them.
+        end, path: physical offset of the end of the log, and the file that holds it.
+        reason: the reason why the bytes at the end are not a record.
+        files: the log files with content after the end, each with the position where its content ends.
+        record_files: the names of the files that hold sound records.
+        records, record_bytes: number of sound records, and the bytes of all of them.
         misplaced: the names of files that begin with a record of another place.
-        first_timestamp, oldest_timestamp: storeTimestamp of the first one, and the smallest.
+        first_timestamp, oldest_timestamp: storeTimestamp of the first sound record, and the smallest one.
     """
 
     end: int

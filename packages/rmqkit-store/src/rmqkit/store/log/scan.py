@@ -4,24 +4,24 @@ A segment is a run of records (`rmqkit.protocol.record`), closed by a *blank* wh
 
     | record | record | ... | record | blank: i32 remaining, i32 BLANK_MAGIC, undefined bytes |
 
-`walk` follows the chain of sizes and checks a whole run of records at once: in the compiled core where it is, else with
-plain Python (0.2 µs a record) and numpy. A record
-is *sound* when its magic is known, its physicalOffset is the segment's base offset plus its position, and its parts
-add up to its size: what `decode_record` checks, plus the place, minus "the topic is UTF-8" (`Records.text_only` sees
-that). Bodies are read by `crc_matches` only.
+`walk` follows the chain of sizes and checks a whole run of records at once, in the compiled core if it is installed,
+otherwise with plain Python (0.2 µs a record) and numpy. A record is *sound* when its magic is known, its physicalOffset
+is the segment's base offset plus its position, and its parts add up to its size. These are the checks of
+`decode_record`, plus the place, minus "the topic is UTF-8" (`Records.text_only` checks that). Only `crc_matches` reads
+bodies.
 
 Where the chain stops:
 
 ==================  =====================================================================================
 blank               the legitimate end of a full segment, if it says as many bytes as are left, and no record
                     follows that was stored later than the record before it (`behind_blank`)
-the end given       the legitimate end of the part that was asked for
-anything else       `Damage`; the walk goes on at the next sound record, found by its magic and its place
+the end given       the legitimate end of the requested part
+anything else       `Damage`; the walk continues at the next sound record, found by its magic and its place
 ==================  =====================================================================================
 
-The newest segment is preallocated, so behind its last record lie zeros, or stale bytes of a log that was cut by a
-recovery (they are not cleared, store.md §2). `log_end` tells where its records end; ask it before walking a segment
-that may be the newest.
+The newest segment is preallocated, so zeros follow its last record, or stale bytes of a log that was cut by a
+recovery (they are not cleared, store.md §2). `log_end` returns the end of its records; call it before you walk a
+segment that may be the newest.
 
 numpy is imported inside the functions that need it, so that importing this module costs a broker nothing.
 Not handled here: opening files, decoding of variable fields, what damage means. Source: store.md §3, §12.1.
@@ -305,7 +305,7 @@ def behind_blank(buffer: Buffer, base_offset: int, position: int, high: int, sto
 def runs(
     buffer: Buffer, base_offset: int, low: int, high: int, *, rows_max: int = BATCH_ROWS, bytes_max: int = BATCH_BYTES
 ) -> Iterator[Records]:
-    """`walk` up to the first bytes that are no record, whatever they are."""
+    """Yield the runs of `walk` up to the first bytes that are not a record, be they a blank or damage."""
     while len(records := _sound_records(buffer, base_offset, low, high, rows_max, bytes_max)):
         yield records
         low = records.end
@@ -435,17 +435,17 @@ def _first_behind(buffer: Buffer, base_offset: int, low: int, target: int, high:
 
 
 def log_end(buffer: Buffer, base_offset: int, high: int | None = None) -> int:
-    """Return where the records of a segment that may be the newest one end; 0 if there is none.
+    """Return the end of the records of a segment that may be the newest; 0 without records.
 
-    The writer may be at work: a last record whose body is not complete yet does not count. Behind the end lie zeros,
-    a blank, or stale records of a log that was cut; those were stored earlier than the last record before them, which
-    is how they are told from records behind damage. (Stale records that happen to begin exactly at the end continue
-    the chain; the recovery of a broker takes them, too.) Reads every head.
+    The writer may be active: a last record with an incomplete body does not count. The end is followed by zeros, a
+    blank, or stale records of a log that was cut. Stale records were stored earlier than the last record before them,
+    which distinguishes them from records after damage. (Stale records that happen to begin exactly at the end continue
+    the chain; the recovery of a broker accepts them, too.) Reads every head.
 
     Args:
         buffer: the whole segment.
         base_offset: physical offset of its first byte.
-        high: nothing but zeros lies behind this position.
+        high: position after which the segment holds only zeros.
     """
     last: Records | None = None
     damaged = False
@@ -558,8 +558,9 @@ def _run(buffer: Buffer, base_offset: int | None, chain: list[int]) -> Records:
 
 
 def _distinct_topics(records: Records) -> tuple[list[bytes], Ints]:
-    """The topics of a run, and which of them is each record's. Few topics are told apart eight octets at a time, which
-    is several times as fast as looking every record's up."""
+    """Return the distinct topics of a run, and for each record the position of its topic among them.
+    A few topics are distinguished by comparing eight octets at a time, which is several times as fast as a lookup for
+    every record."""
     import numpy as np
 
     octets = np.frombuffer(records.buffer, "u1")

@@ -218,7 +218,7 @@ class LogView:
 
 
 def data_end(path: Path) -> int:
-    """Return where the last part of a file that is no hole ends; its length when that cannot be told."""
+    """Return the end of the last part of a file that is not a hole; the file's length if the system cannot say."""
     with open(path, "rb") as file:
         end, size = 0, os.fstat(file.fileno()).st_size
         while end < size:

@@ -107,7 +107,7 @@ class QueueStat(Struct):
         self.records += len(rows)
         self.messages += int(counts.sum())
         self.bytes += int(arrivals.records.sizes[rows].sum())
-        self.max_offset = int(offsets[-1] + counts[-1])  # a topic made anew begins at 0 again
+        self.max_offset = int(offsets[-1] + counts[-1])  # a topic that was created again begins at 0 again
         self.last_store_timestamp = int(times[rows[-1]])
 
     def join(self, later: QueueStat) -> None:
@@ -121,7 +121,7 @@ class QueueStat(Struct):
 
 
 class Stat(Struct):
-    """What a log holds; offsets are physical, ``bytes`` are those of records, without blanks."""
+    """The content of a log; offsets are physical, ``bytes`` are the bytes of records, without blanks."""
 
     segments: int
     records: int
@@ -250,15 +250,15 @@ def dump(
     verify_crc: bool = False,
     on_damage: Callable[[Finding], None] = lambda finding: None,
 ) -> Iterator[ReceivedMessage]:
-    """The messages of a log in its order, inner batches unpacked and bodies decompressed.
+    """Yield the messages of a log in its order, inner batches unpacked and bodies decompressed.
 
     Args:
         begin_ms, end_ms: store times, inclusive.
         key: a word of KEYS, or the unique key.
         begin_offset: physical offset of the first record.
-        verify_crc: leave out messages whose body is not the one of its CRC.
-        on_damage: told of bytes that are no record and bodies that cannot be read or are left out; the walk goes on
-            behind them.
+        verify_crc: leave out messages whose body does not match its CRC.
+        on_damage: called for bytes that are not a record, and for bodies that cannot be read or are left out; the walk
+            continues after them.
 
     Raises:
         StoreLocked, StoreError, OSError: as `verify`, with the first message.
@@ -358,7 +358,8 @@ def tally(arrivals: DispatchColumns, tallies: dict[tuple[str, int], QueueStat]) 
 
 
 def queue_ends(root: Path, tallies: dict[tuple[str, int], QueueStat]) -> dict[tuple[str, int], LogSpan]:
-    """What the queues should have, by a log; without queues whose messages are all of a deleted topic."""
+    """Return the offsets that each queue should have by the log, without queues that hold only messages of a deleted
+    topic."""
     deleted: dict[str, tuple[int, int, int]] = {}
     with suppress(OSError, BodyError):
         deleted = fastjson.decode_as(deleted_topics_path(root).read_bytes(), dict[str, tuple[int, int, int]])
@@ -392,7 +393,7 @@ class LogDamage:
                 self._tail = segment, part
             else:
                 yield segment, part
-        # A sound record lies behind it: no crash leaves that, whatever the queues say.
+        # A sound record follows: no crash leaves that, even if the queues lack the record.
         if self._tail is not None and self._tail[1].end < len(self._tail[0].buffer):
             self.add_tail()
         if self.report.is_live:

@@ -1,21 +1,22 @@
-"""Files that hold no messages, looked at offline: the checkpoint, JSON under ``config``, notes, and those of the timer.
+"""Offline checks of files that hold no messages: the checkpoint, JSON under ``config``, notes, and files of the timer.
 
-`check_small_files` tells a checkpoint's length, and times or offsets that cannot be; JSON that is none. It cannot tell
-times that are off by less than a day. ``abort`` says something by being there, whatever it holds.
+`check_small_files` reports a wrong length of the checkpoint, impossible times or offsets in it, and files that are not
+JSON. It does not find times that are off by less than a day. ``abort`` has a meaning by its existence only; its content
+is not checked.
 
-`check_timer_files` tells whether the files of timed messages are whole, `mend_timer_files` makes them so:
+`check_timer_files` reports damage to the files of timed messages, `mend_timer_files` repairs them:
 
 =======================  ============================================  ==============================================
-file                     what has to hold                              mended by
+file                     check                                         repair
 =======================  ============================================  ==============================================
 ``timerlog/``            names, lengths; units as `TimerFiles` wants   emptied, see below
-``timerwheel``           its length; the slots that the units make     made anew from the log
-``config/timercheck``    its length, numbers that can be               made anew, and the log emptied
-``config/timermetrics``  JSON                                          its backup, or removed: a start counts anew
+``timerwheel``           its length; the slots that the units make     rebuilt from the log
+``config/timercheck``    its length, numbers that are possible         rebuilt, and the log emptied
+``config/timermetrics``  JSON                                          its backup, or removed: a start counts again
 =======================  ============================================  ==============================================
 
-When the log was emptied the next start puts the messages of the timer topic on the wheel again, without those that were
-delivered. Source: store.md §8, §9, §18.3 to §18.6.
+After the log was emptied the next start puts the messages of the timer topic on the wheel again, without those that
+were delivered. Source: store.md §8, §9, §18.3 to §18.6.
 """
 
 from __future__ import annotations
@@ -187,7 +188,7 @@ def _check_units(files: TimerFiles, log: LogView, report: Report, precision_ms: 
 
 
 def _expected_of(unit: Unit, log: LogView, precision_ms: int) -> tuple[str, str]:
-    """What a unit says of its record, and what that is."""
+    """Return the expected record or magic of a unit, and the actual one; equal texts if the unit is sound."""
     at = f"a record at {unit.physical_offset}"
     try:
         record = log.record_at(unit.physical_offset)
@@ -217,7 +218,8 @@ def is_timer_file(root: Path, path: Path) -> bool:
 
 
 def mend_timer_files(root: Path, settings: StoreSettings | None, *, is_anew: bool = False) -> None:
-    """Make the wheel anew, or have the next start make all of it anew, with ``is_anew`` in any case.
+    """Rebuild the wheel, or empty the timer log so that the next start rebuilds everything.
+    With ``is_anew`` the log is also emptied if no damage is found.
     Raises OSError: the disk refused."""
     wheel, folder = root / "timerwheel", root / "timerlog"
     if wheel.is_file() and wheel.stat().st_size != WHEEL_BYTES:

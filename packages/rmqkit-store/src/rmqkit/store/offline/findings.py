@@ -1,4 +1,4 @@
-"""What an offline look at a store notes down: findings, a report of them, and the files that should be there.
+"""The results of an offline check of a store: findings, a report of them, and the files that should exist.
 
 Source: store.md §2.
 """
@@ -24,7 +24,7 @@ Progress = Callable[[int, int], None]
 
 
 class Kind(enum.StrEnum):
-    """What is wrong."""
+    """The kind of thing that is damaged or missing."""
 
     FILE_NAME = "file name"
     FILE_SIZE = "file size"
@@ -59,19 +59,20 @@ class Finding(Struct):
 
 
 class Report(Struct):
-    """What was seen.
+    """The findings of a check, and counts of everything that was checked.
 
     Attributes:
-        findings: the first `FINDINGS_MAX` of them.
-        counts: how many there are of each kind.
-        checked: how many files, records, entries and units were checked.
-        damaged_bytes: bytes of the log that are no records.
-        tail: the finding about such bytes at the end of the log, if there are any.
-        open_ends: the findings about those that end an older segment.
-        gaps: about those, and about records with a wrong checksum, that others follow in their segment: the position
-            where each stretch ends, by its path and position.
-        is_live: a broker holds the store; what it is writing was left out.
-        is_unclean: ``abort`` exists: the broker was not stopped in order, its next start repairs what it can.
+        findings: the first `FINDINGS_MAX` findings.
+        counts: number of findings of each kind.
+        checked: numbers of files, records, entries and units that were checked.
+        damaged_bytes: bytes of the log that are not records.
+        tail: the finding about such bytes at the end of the log, or None.
+        open_ends: the findings about such bytes at the end of an older segment.
+        gaps: stretches of such bytes, and records with a wrong checksum, that other records of their segment follow: by
+            path and position, the position where the stretch ends.
+        is_live: whether a broker holds the store; the part that the broker is writing was left out.
+        is_unclean: whether ``abort`` exists: the broker was not stopped in order, its next start repairs the store as
+            far as possible.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -106,7 +107,7 @@ class Report(Struct):
 
 
 def entries_of(folder: Path) -> list[Path]:
-    """What a directory holds, by name; nothing when it is missing."""
+    """Return the paths in a directory, sorted by name; an empty list if the directory is missing."""
     return sorted(folder.iterdir()) if folder.is_dir() else []
 
 

@@ -60,7 +60,7 @@ _QUEUE, _BATCH, _EXT = "consumequeue", "batchconsumequeue", "consumequeue_ext"
 
 
 class _Place(Struct, frozen=True, gc=False):
-    """Where an entry lies, and the queue or index it is an entry of."""
+    """The place of an entry, and the queue or index that has the entry."""
 
     path: Path
     position: int
@@ -86,7 +86,7 @@ class QueueEnd(Struct):
 
 
 class LogSpan(Struct):
-    """What the log has of a queue: the number of its first message, and one past that of its last one.
+    """The numbers of a queue's messages in the log: the first one, and one past the last one.
     ``anew_at``: physical offset where numbers were given again without a note that the topic was deleted, else -1."""
 
     begin: int
@@ -127,10 +127,10 @@ class FileSizes(Struct, frozen=True):
 
     @classmethod
     def of(cls, root: Path, settings: StoreSettings, *, are_set: bool) -> FileSizes:
-        """What the settings say if they are the store's own, else what most of its files have.
+        """Return the file sizes of the settings if these belong to the store, otherwise the most common sizes.
 
         Raises:
-            StoreMismatch: the sizes of the index are not the default ones and were not said.
+            StoreMismatch: the sizes of the index are not the default ones and were not set.
         """
         index = index_bytes(root, settings, is_set=are_set)
         if not are_set:
@@ -142,15 +142,15 @@ class FileSizes(Struct, frozen=True):
 
 
 class DerivedFiles:
-    """Everything but the log of one store.
+    """All files of one store except its log.
 
     Args:
         settings: delay levels and index sizes.
-        advance: told how many bytes were read.
-        compared_from: physical offset from which on the log is compared, if not from its start.
+        advance: called with the number of bytes that were read.
+        compared_from: physical offset from which on the log is compared; None for the start of the log.
 
     Attributes:
-        ends: of the queues that were checked, by tree, topic and queue id.
+        ends: the ends of the checked queues, by tree, topic and queue id.
     """
 
     def __init__(
@@ -194,7 +194,7 @@ class DerivedFiles:
             span.comparison.compare(arrivals, keys)
 
     def equal(self) -> Equal:
-        """What was found so far."""
+        """Return the ranges of queue and index entries that were found equal to the log so far."""
         index = {span.path: span.comparison.ranges for span in self._index or [] if span.comparison is not None}
         return Equal(dict(self._queues.ranges), index)
 

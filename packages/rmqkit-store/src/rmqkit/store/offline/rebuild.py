@@ -1,12 +1,12 @@
-"""Making queues and index files anew from the commit log, without a broker.
+"""Rebuilding queues and index files from the commit log, without a broker.
 
-The log is walked once and every sound record is dispatched, by the code that does it in a broker (`bulk`), into new
-files under ``rebuilt``. When they are complete and on the disk, the old directories are moved aside, the new ones take
-their places, and the old ones are deleted. Stopped in the middle of that, run it again; nothing in the log changes.
+The log is walked once. Every sound record is dispatched into new files under ``rebuilt``, by the code that a broker
+uses (`bulk`). When the new files are complete and on the disk, the old directories are moved aside, the new directories
+take their places, and the old ones are deleted. If this was interrupted, run it again; nothing in the log changes.
 
-What comes out is what a broker would have written (store.md §11): byte for byte where no file has expired yet. Not
-determined by the log are the names of index files and the filter bitmaps of extension units, which are left out: such
-messages are filtered by their properties. Where a record is lost, a blank entry keeps the numbers of those behind it.
+The result equals the files of a broker (store.md §11): byte for byte as long as no file has expired. The log does not
+determine the names of index files, nor the filter bitmaps of extension units, which are left out: such messages are
+filtered by their properties. Where a record is lost, a blank entry preserves the numbers of the records after it.
 Source: store.md §4.3, §11.
 """
 
@@ -54,7 +54,7 @@ FOLDER = "rebuilt"
 
 
 class Rebuilt(msgspec.Struct):
-    """What was made: ``records`` of the log, in so many queues and index files."""
+    """The result of a rebuild: number of ``records`` read from the log, and of queues and index files written."""
 
     records: int
     queues: int
@@ -175,7 +175,7 @@ def batch_topics_of(root: Path) -> set[str]:
 
 
 def light_entries(arrivals: DispatchColumns) -> Iterator[tuple[str, tuple[int, int, int, int, int]]]:
-    """Light topics, and what `ConsumeQueue.append` is to be told of each record in them."""
+    """Yield the light topics of each record, each with the arguments of `ConsumeQueue.append`."""
     for row in arrivals.in_light_queues().tolist():
         record = arrivals.records.record(row)
         tags_code = queue_tags_code("", record.properties, record.store_timestamp, ())

@@ -1,27 +1,27 @@
-"""Bringing back what the commit log determines, without a broker. A sound byte of the log is never touched.
+"""Restoring everything that the commit log determines, without a broker. A sound byte of the log is never touched.
 
 ===========================================  ==========================================================================
-damage                                       what is done
+damage                                       repair
 ===========================================  ==========================================================================
-torn record at the end of the log            its bytes become zeros, as a recovery does it (*)
+torn record at the end of the log            its bytes become zeros, as in a recovery (*)
 segment that is too short                    it gets its length back, with zeros
-the rest of an older segment is no record    a blank is written where the records end, so that the log goes on in the
-                                             next segment; a recovery would cut off everything behind otherwise (*)
-other bytes that are no record, or a record  they become *filler* records, which brokers skip, so that what lies behind
-with a wrong checksum                        survives a recovery (`filler`); blank entries keep the numbers of messages
-                                             that were lost there (*)
-segments that have the names of others       they are renamed as their records say
-queue or extension file                      all queues are made anew (`rebuild`)
-index file                                   the index is made anew
+the rest of an older segment is no record    a blank is written where the records end, so that the log continues in the
+                                             next segment; otherwise a recovery would cut off everything after it (*)
+other bytes that are no record, or a record  they become *filler* records, which brokers skip, so that the bytes after
+with a wrong checksum                        them survive a recovery (`filler`); blank entries preserve the numbers of
+                                             messages that were lost there (*)
+segments that have the names of others       they are renamed by the offsets in their records
+queue or extension file                      all queues are rebuilt (`rebuild`)
+index file                                   the index is rebuilt
 checkpoint                                   it is removed: a recovery then starts at an older segment
 ``config/X.json`` or its backup              replaced by the other one if that can be read
 ``logstart``, ``queueends``, ``indexfiles``  removed
-``timerlog``, ``timerwheel``, ``timercheck`` see `timer_fsck`; ``timermetrics`` is removed when no backup can be read
+``timerlog``, ``timerwheel``, ``timercheck`` see `file_check`; ``timermetrics`` is removed when no backup can be read
 ===========================================  ==========================================================================
 
-(*) What was there is kept in ``repaired``.
+(*) The previous bytes are stored in ``repaired``.
 
-Everything else stays and is reported: missing segments, files that are none of the store.
+All other damage stays and is reported: missing segments, files that do not belong to the store.
 Source: store.md §8, §9.1, §11, §12.
 """
 
@@ -64,10 +64,10 @@ class Step(Struct):
 
 
 class Repaired(Struct):
-    """What a repair did; with ``is_dry_run`` what it would do.
+    """The steps of a repair; with ``is_dry_run`` the steps that it would take.
 
     Attributes:
-        remaining: what is still wrong; in a dry run what no step is for.
+        remaining: the findings after the repair; in a dry run the findings that no step repairs.
     """
 
     steps: list[Step]
@@ -101,14 +101,14 @@ def repair(
             _rename(renames)
         finally:
             lock.release()
-    # The log before its derived files, each checked anew: what a queue lacks is known when the log is sound.
+    # The log before its derived files, each checked again: only a sound log shows which entries a queue lacks.
     report = verify(root, settings, progress=progress)
     if is_dry_run:  # what is wrong with them as they are named now is not asked
         moved = {str(path) for path, _ in renames}
         report.findings = [one for one in report.findings if one.path not in moved]
     edits = list(_edits(root, settings, report))
     steps = [step for _, step, _ in edits]
-    # What derived files lack is known only when the log is mended: a dry run tells what it would do with those of now.
+    # Only the repaired log shows which entries derived files lack: a dry run plans steps for the present findings.
     if is_dry_run:
         repaired = [finding for finding, _, _ in edits]
         left = [one for one in report.findings if one not in repaired and not _tree_of(root, one)]
@@ -164,7 +164,7 @@ def _rebuild_steps(root: Path, report: Report) -> list[Step]:
 
 
 def _tree_of(root: Path, finding: Finding) -> str:
-    """Which files have to be made anew because of a finding; nothing if another way is needed."""
+    """Return the directory that must be rebuilt because of a finding; empty if a rebuild does not help."""
     if finding.kind is Kind.FILE_NAME:
         return ""
     path = Path(finding.path)
@@ -210,7 +210,7 @@ def _edits(
 
 
 def _edit_of_small_file(root: Path, path: Path) -> tuple[str, Callable[[], None]]:
-    """What repairs a configuration file or a note, and how; empty if nothing does."""
+    """Return what repairs a configuration file or a note: a description, empty without a repair, and a function."""
     if path in [root / name for name in NOTES]:
         return "removed: the next start compares nothing with it", partial(path.unlink, missing_ok=True)
     if path.parent != root / "config":
@@ -224,7 +224,7 @@ def _edit_of_small_file(root: Path, path: Path) -> tuple[str, Callable[[], None]
 
 
 def _nothing() -> None:
-    """What is done about most findings."""
+    """Do nothing: the repair of most findings."""
 
 
 def _cut(root: Path, path: Path, position: int, *, is_closed: bool = False) -> None:

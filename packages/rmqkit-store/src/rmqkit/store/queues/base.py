@@ -1,11 +1,11 @@
-"""What both kinds of queue share: files of fixed-size entries, in log order (``ConsumeQueueInterface``).
+"""The common part of both kinds of queue: files of fixed-size entries, in log order (``ConsumeQueueInterface``).
 
-Every entry begins with ``i64 physicalOffset, i32 size`` of its record; what follows, and how entries relate to queue
-offsets, is the kind's own affair (`consume_queue`, `batch_queue`). Entries are numbered by *index*: entry ``i`` lies at
-logical byte ``i * entry_bytes``.
+Every entry begins with ``i64 physicalOffset, i32 size`` of its record. The kind of queue defines the rest of the entry,
+and the relation of entries to queue offsets (`consume_queue`, `batch_queue`). Entries are numbered by *index*: entry
+``i`` is at logical byte ``i * entry_bytes``.
 
-Only the dispatcher appends. Everything here is rebuilt from the log when it is lost. Descriptors are opened when first
-needed and given back by `close_idle`, so that a store may have more queues than a process may have open files: a queue
+Only the dispatcher appends. All files are rebuilt from the log when they are lost. Descriptors are opened when first
+needed and closed by `close_idle`, so that a store may have more queues than a process may have open files: a queue
 holds the file it appends to, the file it was last read from, and those that wait to be flushed.
 Owner thread only; flush threads call `sync`. Source: store.md §4, §6, §12.2.
 """
@@ -49,19 +49,19 @@ class ConsumeQueueBase(ABC):
     """One queue of one topic.
 
     Args:
-        directory: where its files lie.
+        directory: the directory of its files.
         file_bytes: size of its files, a multiple of the entry size.
-        dirty: where the queue enters itself when it has something to flush.
+        dirty: the set that the queue enters when it has something to flush.
 
     Attributes:
         next_offset: queue offset of the next message put; at or ahead of ``max_offset`` (the *queue offset table*).
         min_offset, max_offset: first readable message and one past the last, counted in messages.
-        max_physical_offset: end of the newest record indexed, or of those of a deleted topic of its name; -1 if there
-            is none.
+        max_physical_offset: end of the newest indexed record, or of the newest record of a deleted topic with its name;
+            -1 without a record.
         recovered_record: physicalOffset and size of that record when the queue was recovered, (-1, 0) without one.
-        queue, file_queues: its entries' files; these and those of its extension, if it has one.
-        on_open: told before the queue opens a file while it has none of its own open.
-        on_gap: told before a message is indexed although messages before it are not.
+        queue, file_queues: the files of its entries; these files and the files of its extension, if it has one.
+        on_open: called before the queue opens a file while it has none of its own open.
+        on_gap: called before a message is indexed although messages before it are not.
     """
 
     __slots__ = tuple(
@@ -343,9 +343,9 @@ class ConsumeQueueBase(ABC):
         self, start: int, is_record: Callable[[ConsumeQueueBase, int, tuple[Any, ...]], bool]
     ) -> None:
         """Drop every entry that a replay of the log from a physical offset on makes again.
-        They may be torn: a power cut keeps some sectors of what was not on the disk, and some of an entry that lies in
-        two. One that is torn inside its physicalOffset may look older than it is.
-        ``is_record``: whether the log holds the record of an entry, told with its index; true for removed ones."""
+        These entries may be torn. After a power cut only some sectors of the unflushed bytes are on the disk, and an
+        entry may be in two sectors. An entry that is torn inside its physicalOffset may look older than it is.
+        ``is_record``: returns True if the log holds the record of the entry with an index, or if it was removed."""
 
         def is_torn(index: int, entry: tuple[Any, ...]) -> bool:
             room = -(index * self.entry_bytes % self._file_bytes) % SECTOR_BYTES
@@ -360,7 +360,7 @@ class ConsumeQueueBase(ABC):
         self._drop_from(_NO_END, lambda index, entry: entry[0] < end)
         if self.first_index == self.end_index:
             for queue in self.file_queues:
-                queue.destroy()  # the numbers begin anew
+                queue.destroy()  # the numbers begin at 0 again
             self.resume()
         self.max_physical_offset = max(self.max_physical_offset, end)
 

@@ -91,7 +91,7 @@ class ConsumeQueue(ConsumeQueueBase):
         """Index one record; ignored when it was indexed before.
         Raises OSError: the disk refused; the queue is as before."""
         end = physical_offset + size
-        # By place in the log, not by number: recovery comes with records again, and a topic made anew counts from 0.
+        # By place in the log, not by number: recovery dispatches records again, and a recreated topic begins at 0.
         if end <= self.max_physical_offset:
             return
         if queue_offset != self.max_offset:

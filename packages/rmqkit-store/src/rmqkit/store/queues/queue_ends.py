@@ -1,4 +1,4 @@
-"""The note of queue ends: what every queue held at a clean stop, for the next start to compare.
+"""The note of queue ends: the state of every queue at a clean stop, for the next start to compare.
 
 ``queueends``, a note (`rmqkit.store.files`):
 
@@ -11,18 +11,18 @@ queues      by topic and queue id, a list (`QueueNote`): where the first file be
             bytes, the number of the next message, the CRC-32 of the entries of the last file; then end and CRC-32 of
             the extension
 goes_on     by topic and queue id, the number of the next message of queues whose entries end before it, because the
-            log does not have their messages any more
-numbers     by topic and queue id, the number of the next message at the last start, or when a queue made since, or
-            another one then, was noted
+            log no longer has their messages
+numbers     by topic and queue id, the number of the next message at the last start; for a queue created since, at the
+            time when that queue or another new queue was noted
 ==========  ======================================================================================================
 
-The note counts while nothing was appended to the log since: a broker that does not know it makes it stale by its first
-message. A start compares it and replaces it by one with ``goes_on`` and ``numbers`` alone, for the start after a kill:
-it tells a queue that is lost with its directory, and, where ``abort`` is missing, that the store was not closed. Queues
-that are made later are noted before the checkpoint says that they are on the disk, as recovery then reads their
-messages no more. A note that cannot be read is left out.
+The note is valid while nothing was appended to the log since: a broker that does not know the note makes it stale with
+its first message. A start compares the note and replaces it by a note with only ``goes_on`` and ``numbers``, for the
+start after a kill. That note reveals a queue that was lost with its directory and, if ``abort`` is missing, that the
+store was not closed. Queues that are created later are noted before the checkpoint says that they are on the disk, as
+recovery then no longer reads their messages. A note that cannot be read is ignored.
 Cost: one read of the last file of each queue at a start, and of each queue that changed at a stop; one flush of
-the log and one write of the note in a minute that queues were made in.
+the log and one write of the note in each minute in which queues were created.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _NAME = "queueends"
 
 
 class QueueNote(Struct, array_like=True, frozen=True, gc=False):
-    """What a queue held."""
+    """The state of a queue at a clean stop."""
 
     start: int
     end: int
@@ -74,10 +74,10 @@ class QueueEnds:
     """The note of a store. Owner thread only, except `note_new`.
 
     Args:
-        is_replica: whether the store is a slave's, whose numbers are its master's: none is noted apart.
+        is_replica: whether the store is a slave's. Its numbers are its master's: none past the last entry is noted.
 
     Attributes:
-        is_current: whether the note tells what the log holds now; set by `load`.
+        is_current: whether the note describes the present content of the log; set by `load`.
     """
 
     def __init__(self, root: Path, log: CommitLog, *, is_replica: bool = False) -> None:
@@ -89,8 +89,8 @@ class QueueEnds:
         self._measured: dict[ConsumeQueueBase, tuple[int, QueueNote]] = {}
 
     def read(self) -> bool:
-        """Read the note; whether a broker renewed it at its start and did not save it: it was killed, whether or not
-        ``abort`` tells of that, and what its queues held in memory is only in the log."""
+        """Read the note. Return True if a broker replaced it at its start and did not save it: the broker was killed,
+        even if ``abort`` is missing, and entries that its queues had in memory are only in the log."""
         found = read_note(self._path, _Note, "the ends of the queues are not compared with it")
         self._note = found or _Note()
         return found is not None and found.log_end < 0
@@ -113,7 +113,7 @@ class QueueEnds:
     # ---- comparing
 
     def of(self, topic: str, queue_id: int) -> QueueNote | None:
-        """What the note says of a queue, while it counts."""
+        """Return the note of a queue, None if the note does not have the queue or is not current."""
         return self._note.queues.get(topic, {}).get(queue_id) if self.is_current else None
 
     def queues(self) -> list[tuple[str, int]]:

@@ -1,40 +1,40 @@
 """All queues of a store, by topic and queue id (``ConsumeQueueStore``).
 
-A topic's queues are consume queues, or batch queues when the topic says so (``queue.type=BatchCQ``); its directory lies
-in the tree of its kind. The table also holds the *queue offset table*: each queue's ``next_offset`` says which number
-the next message gets. It is in memory only and rebuilt from the queues' ends at start.
+A topic's queues are consume queues, or batch queues if the topic is set so (``queue.type=BatchCQ``); the directory of
+the topic is in the tree of its kind. The table also holds the *queue offset table*: each queue's ``next_offset`` is the
+number of the next message. This table is in memory only and rebuilt from the queues' ends at start.
 
-A queue opens files when it is used, so many queues do not need many descriptors: when more than ``open_max`` queues
-have some, those that were opened first give back what is on the disk already, and a flush round then flushes every
-queue, however little it holds. A file that is not on the disk keeps its descriptor, as the error of a write-back is
-only told to who has the file open. When there are twice ``open_max``, the owner waits for the disk itself, one queue
-for each it opens.
+A queue opens files when it is used, so many queues do not need many descriptors. When more than ``open_max`` queues
+have open files, the queues that opened files first close those that are on the disk already, and a flush cycle then
+flushes every queue, however few entries it has. A file that is not on the disk keeps its descriptor, as the system
+reports the error of a write-back only to a process that has the file open. At twice ``open_max``, the owner waits for
+the disk itself: it flushes one queue for each queue that it opens.
 
-Recovery makes everything durable in the end, and may have written to every queue: it waits for the files of `_SYNCING`
-queues at a time, and where too many are open for half of them at once; it waits for each directory once. A wait is
-mostly one for the journal of the file system, so that many together take little longer than one.
+Recovery makes everything durable at its end, and may have written to every queue. It waits for the files of `_SYNCING`
+queues at a time. When twice ``open_max`` queues have open files, it waits for half of these queues. It waits for each
+directory once. Most of a wait is for the journal of the file system, so many waits at once take little longer than one.
 
 **Light queues** are further queues that one stored message is in, too (``LmqDispatch``, ``MultiDispatchUtils``):
 
 ===========================  =========================================================================================
 property                     holds
 ===========================  =========================================================================================
-``INNER_MULTI_DISPATCH``     names ``%LMQ%…``, separated by commas: the producer asks for these queues
-``INNER_MULTI_QUEUE_OFFSET`` the message's number in each; the broker gives them when it stores the message
+``INNER_MULTI_DISPATCH``     names ``%LMQ%…``, separated by commas: the producer requests these queues
+``INNER_MULTI_QUEUE_OFFSET`` the message's number in each; the broker assigns them when it stores the message
 ===========================  =========================================================================================
 
-A light queue is the consume queue of id 0 of its name; its entries point at records of other topics. Retry topics, the
-delay topic and the broker's own are in none: their messages are when they are put to their real topic. Members of a
-batch get no numbers. A name that stands twice is numbered once, and counts twice, as with Apache's brokers.
-5.4.0 stops its dispatch for good at a name that is none of a light queue, as it gets an empty number; such messages
-are refused here.
+A light queue is the consume queue of id 0 of its name; its entries point at records of other topics. Messages of retry
+topics, the delay topic and the broker's own topics are in no light queue: they enter light queues when they are put to
+their real topic. Members of a batch get no numbers. A name that is listed twice is numbered once, and counts twice, as
+with Apache's brokers. 5.4.0 stops its dispatch for good at a name that is not a light queue's, as that name gets an
+empty number; such messages are refused here.
 
-**Deleted topics**: ``config/deletedTopics.json`` has the newest record of each,
-``{topic: [physicalOffset, size, storeTimestamp]}``; it is on the disk before the topic's queues go. Recovery dispatches
-again what the log holds: without the file a topic made again would begin with messages of the old one, as it does at
-Apache's brokers, which do not know it. An entry counts while the log holds that very record: when it expired so did all
-before it, and a log that was cut and went on in another way holds new messages there. A power cut that takes the record
-takes the entry, too.
+**Deleted topics**: ``config/deletedTopics.json`` has the newest record of each deleted topic,
+``{topic: [physicalOffset, size, storeTimestamp]}``; it is on the disk before the topic's queues are deleted. Recovery
+dispatches the log again: without the file a topic that was created again would begin with messages of the old one, as
+with Apache's brokers, which do not know the file. An entry is valid while the log holds exactly this record: after the
+record expired, so did all records before it, and a log that was cut and continued differently holds new messages there.
+A power cut that loses the record makes the entry invalid, too.
 
 Owner thread only, except ``dirty`` and `sync`. Source: store.md §1, §4, §6, §11, §12; behaviour.md §9.6.
 """
@@ -125,11 +125,11 @@ class ConsumeQueues:
 
     Attributes:
         table: the queues by topic and queue id.
-        open_max: queues that may have files open before others are closed; set by `load`, so that twice as many take
-            half of the files the process may have open.
+        open_max: number of queues that may have files open before others are closed; set by `load`, so that twice as
+            many use half of the files that the process may have open.
         dirty: queues with entries that are not on the disk; filled by the queues, emptied by `sync`.
-        deleted_ends: physical offset, by topic, before which its records are those of a deleted one of its name.
-        is_replaying: whether records come again that are not from the log's start on.
+        deleted_ends: by topic, the physical offset before which its records belong to a deleted topic with its name.
+        is_replaying: whether records are dispatched again, but not from the log's start on.
         behind: queues that a replay of the end of the log found to lack messages before it.
     """
 

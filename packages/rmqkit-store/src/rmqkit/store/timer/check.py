@@ -1,17 +1,18 @@
-"""The timer wheel held against the units of the timer log, as every start and `rmq store verify` do it.
+"""The comparison of the timer wheel with the units of the timer log, at every start and in `rmq store verify`.
 
 =====================================================  =====================================================
-found                                                  what it says
+found                                                  result
 =====================================================  =====================================================
-a slot lacks units of its second that the log has      `Damage.WHEEL`: the wheel is made anew from the log
-a unit is none, its chain or its record's place        `Damage.LOG`: both are made anew from the timer topic
-cannot be, a slot points at a unit of another second
+a slot lacks units of its second that the log has      `Damage.WHEEL`: the wheel is rebuilt from the log
+a unit is missing, its chain or its record's place     `Damage.LOG`: both are rebuilt from the timer topic
+is impossible, a slot points at a unit of another
+second
 =====================================================  =====================================================
 
-Only units for a time from the checkpoint's read time on count: the others were delivered. Of a log with at most
-`EXACT_UNITS_MAX` units each one is looked at. Of a longer one the totals of ``config/timermetrics`` are compared with
-those of the wheel, and `_SAMPLED_SLOTS` slots with their chains; where these differ, all of it.
-A unit that is wrong without showing here is found when its second is delivered (`rmqkit.broker.delay.dequeue`).
+Only units for a time from the checkpoint's read time on count: the others were delivered. In a log with at most
+`EXACT_UNITS_MAX` units every unit is checked. For a longer log the totals of ``config/timermetrics`` are compared with
+the totals of the wheel, and `_SAMPLED_SLOTS` slots with their chains; if these differ, every unit is checked.
+A wrong unit that this check misses is found when its second is delivered (`rmqkit.broker.delay.dequeue`).
 Source: store.md §18.3 to §18.6.
 """
 
@@ -37,7 +38,7 @@ _END_BYTES = UNIT_BYTES + 2 * BLANK_BYTES
 
 
 class Damage(enum.Enum):
-    """What has to be made anew."""
+    """The part of the timer files that must be rebuilt."""
 
     NONE = enum.auto()
     WHEEL = enum.auto()
@@ -46,13 +47,13 @@ class Damage(enum.Enum):
 
 @dataclass
 class Waiting:
-    """What the units of a log say.
+    """The messages that wait according to the units of a log.
 
     Attributes:
-        slots: by time.
-        counts: messages by the hash of their topic, less those that are recalled.
+        slots: the slots by time.
+        counts: messages by the hash of their topic, minus recalled messages.
         samples: a unit for each hash.
-        fault: why the log cannot be believed; empty if it can.
+        fault: the reason why the log is not credible; empty if it is credible.
     """
 
     slots: dict[int, Slot] = field(default_factory=dict)
@@ -72,7 +73,7 @@ class Waiting:
 
 
 def unit_weight(unit: Unit) -> int:
-    """What a unit adds to the number of its slot."""
+    """Return the number that a unit adds to the count of its slot."""
     return -1 if unit.magic & DELETE else 1
 
 
@@ -82,7 +83,7 @@ def is_long(log: TimerLog, end: int) -> bool:
 
 
 def waiting_of(log: TimerLog, *, end: int, read_ms: int) -> Waiting:
-    """What waits by the units before a position, for a time from ``read_ms`` on."""
+    """Return the messages that wait by the units before position ``end``, for a time from ``read_ms`` on."""
     waiting = Waiting()
     slots = waiting.slots
     begin = at = max(log.queue.min_offset, 0)
@@ -113,7 +114,7 @@ def waiting_of(log: TimerLog, *, end: int, read_ms: int) -> Waiting:
 def check_wheel(
     wheel: TimerWheel, log: TimerLog, waiting: Waiting, *, end: int, read_ms: int, precision_ms: int
 ) -> tuple[Damage, str]:
-    """What is wrong with a wheel, by what waits according to the log; the text names the first difference."""
+    """Compare a wheel with the log's waiting messages. Return the damage, and a text about the first difference."""
     if waiting.fault:
         return Damage.LOG, waiting.fault
     begin, equal, first = max(log.queue.min_offset, 0), 0, ""
@@ -144,7 +145,7 @@ def looks_sound(wheel: TimerWheel, log: TimerLog, *, total: int, read_ms: int, p
 
 
 def _slots(wheel: TimerWheel, read_ms: int, precision_ms: int) -> Iterator[Slot]:
-    """Those that may wait: nothing is put further ahead than half a turn."""
+    """Yield the slots that may hold waiting messages: nothing is put further ahead than half a turn of the wheel."""
     return wheel.slots(read_ms, read_ms + SLOT_COUNT // 2 * precision_ms)
 
 

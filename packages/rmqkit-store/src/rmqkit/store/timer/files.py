@@ -1,17 +1,17 @@
 """The files of timed messages together: opened, recovered and flushed in an order that a crash cannot break.
 
 =======================  =============================================================================================
-``timerlog/``            a unit per message, `timer_log`
-``timerwheel``           the last unit of every second, `timer_wheel`
+``timerlog/``            a unit per message, `rmqkit.store.timer.log`
+``timerwheel``           the last unit of every second, `rmqkit.store.timer.wheel`
 ``config/timercheck``    56 bytes (`protocol.schemas.brokers`) in a file of 4096: the next second to deliver, how
                          far the log is flushed, the next message of the timer topic to put on the wheel
 =======================  =============================================================================================
 
-Every flush writes log, wheel, checkpoint, in this order, and only what stands for records that are on the disk
-themselves (`TimerFiles.take` and, later, `write`). So the wheel on the disk knows every unit before the checkpoint's
-position and queue offset. What lies behind is dropped by `recover` and read from the timer topic again. (The reference
-notes its log position before it flushes: units behind it that belong before the queue offset are linked anew.)
-At every start the wheel is compared with the log (`timer_check`). A wheel that lacks something is made anew from the
+Every flush writes log, wheel and checkpoint, in this order, and only units of records that are on the disk themselves
+(`TimerFiles.take` and, later, `write`). So the wheel on the disk knows every unit before the checkpoint's position and
+queue offset. `recover` drops later units, and their messages are read from the timer topic again. (The reference notes
+its log position before it flushes: units after that position with a message before the queue offset are linked again.)
+At every start the wheel is compared with the log (`rmqkit.store.timer.check`). An incomplete wheel is rebuilt from the
 log. Where the log does not reach as far as the checkpoint says, or is damaged, everything has to be read from the timer
 topic: `TimerFiles.is_lost` says so, and the checkpoint is written first, so that a kill meanwhile loses nothing:
 
@@ -103,7 +103,7 @@ class TimerFiles:
         for position, unit in log.scan(end):
             number = None if dropped else queue_offset_of(unit)
             if number is None or number >= next_offset:
-                # All behind the first one go too, whatever they say: the log is cut at its position, and the timer
+                # All units after the first dropped one are dropped too: the log is cut at its position, and the timer
                 # topic is read again from its message on.
                 dropped.append((position, unit))
                 continue
@@ -121,7 +121,7 @@ class TimerFiles:
         return next_offset
 
     def check(self, total: int | None) -> tuple[Damage, str]:
-        """What is damaged, and how that shows; changes nothing. ``total``: as of `recover`."""
+        """Return the damage and a text about it; changes nothing. ``total``: as for `recover`."""
         log, known = self.log, self.checkpoint
         flushed, read_ms = known.last_timer_log_flush_position, max(known.last_read_time_ms, 0)
         self.waiting = None
@@ -143,7 +143,7 @@ class TimerFiles:
         return damage, f"there is no {self.wheel.path}" if damage is Damage.WHEEL and not self._has_wheel else fault
 
     def make_wheel(self) -> None:
-        """Make the wheel anew from the log, as `check` found it."""
+        """Rebuild the wheel from the units of the log that `check` read."""
         assert self.waiting is not None, "the log was looked at"
         self.wheel.clear()
         for slot in self.waiting.slots.values():

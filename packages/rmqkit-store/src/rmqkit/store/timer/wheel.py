@@ -1,6 +1,6 @@
 """The timer wheel: one slot for every second, with the units of the timer log that are due then (``TimerWheel``).
 
-The file ``timerwheel`` holds 7 days × 86 400 × 2 slots of 32 bytes, whatever the precision; big-endian::
+The file ``timerwheel`` holds 7 days × 86 400 × 2 slots of 32 bytes, for every precision; big-endian::
 
     at  size  field
      0     8  time of the slot in units of ``timerPrecisionMs``
@@ -9,10 +9,10 @@ The file ``timerwheel`` holds 7 days × 86 400 × 2 slots of 32 bytes, whatever 
     24     4  units put in, less those that delete another
     28     4  magic, 0
 
-The slot of a time is number ``(time / precision) % slots``; it is that time's only while its time field says so. A slot
-is not emptied when its messages are delivered: the next one of that number takes its place, 14 days later.
+The slot of a time is number ``(time / precision) % slots``; it belongs to that time only while its time field says so.
+A delivery does not empty a slot: the next time with the same number replaces it, 14 days later.
 
-Only slots that changed since the last write are kept in memory, the others are read when they are asked for: a million
+Only slots that changed since the last write are held in memory, the others are read when they are requested: a million
 messages cost no more memory than one. Owner thread, but for `TimerWheel.write`. Source: store.md §18.4.
 """
 
@@ -41,7 +41,7 @@ assert WHEEL_BYTES % _PAGE_BYTES == 0, "the wheel is whole pages"
 
 
 class Slot(NamedTuple):
-    """What is due at one time; ``first`` and ``last`` are positions in the timer log, ``pending`` the messages."""
+    """The messages due at one time; ``first`` and ``last`` are positions in the timer log, ``pending`` a number."""
 
     time_ms: int
     first: int
@@ -76,7 +76,7 @@ class TimerWheel:
         return self._fd >= 0
 
     def slot(self, time_ms: int) -> Slot | None:
-        """What is due at a time, None for nothing."""
+        """Return the slot of a time, None if nothing is due then."""
         number = time_ms // self._precision_ms % SLOT_COUNT
         # The newer first: a slot that was taken for `write` may have changed again since.
         packed = self._changed.get(number) or self._taken.get(number)
@@ -92,7 +92,7 @@ class TimerWheel:
         self._changed[time % SLOT_COUNT] = _SLOT.pack(time, slot.first, slot.last, slot.pending, 0)
 
     def slots(self, begin_ms: int, end_ms: int) -> Iterator[Slot]:
-        """What is due from a time on and before another, in no order; the wheel stays as it is meanwhile."""
+        """Yield the slots from a time on and before another, in no order; the wheel must not change meanwhile."""
         first, end = begin_ms // self._precision_ms, end_ms // self._precision_ms
         end = min(end, first + SLOT_COUNT)
         changed = self._taken | self._changed
