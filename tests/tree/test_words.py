@@ -18,8 +18,7 @@ import pytest
 from tests.sources import FOLDERS, ROOT
 
 LEFT = {
-    "rmqkit": 158,
-    "rmqkit-contrib": 13,
+    "rmqkit": 113,
     "rmqkit-server": 78,
     "rmqkit-spark": 84,
     "rmqkit-store": 148,
