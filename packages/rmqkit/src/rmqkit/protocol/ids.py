@@ -1,6 +1,6 @@
-"""Ids and handles: texts that stand for messages (``MessageClientIDSetter``, ``ExtraInfoUtil``).
+"""Ids and handles: texts that identify messages (``MessageClientIDSetter``, ``ExtraInfoUtil``).
 
-A broker gives *offset message ids*, a client *unique keys*.
+A broker creates *offset message ids*, a client creates *unique keys*.
 
 ======================  ====================================================================  =========
 id                      layout                                                                text
@@ -10,10 +10,11 @@ unique key (UNIQ_KEY)   client IP 4 or 16, process id u16, random i32, ms of mon
                         counter u16
 ======================  ====================================================================  =========
 
-Text is upper-case hexadecimal; the length tells IPv4 from IPv6. Source: remoting.md §7.4.
+The text is upper-case hexadecimal. Its length shows if the address is IPv4 or IPv6. Source: remoting.md §7.4.
 
-POP's entries are words between blanks, several are joined with ``;``; ``<r>`` says which topic: ``0`` the topic itself,
-``1`` and ``2`` the group's retry topic in its two spellings (``%RETRY%<group>_<topic>``, ``%RETRY%<group>+<topic>``).
+POP's entries are words between blanks; ``;`` separates several entries. ``<r>`` is the kind of topic: ``0`` the topic
+itself, ``1`` and ``2`` the group's retry topic in its two spellings (``%RETRY%<group>_<topic>``,
+``%RETRY%<group>+<topic>``).
 
 ===================  =====================================================================================
 string               entry
@@ -26,9 +27,8 @@ extraInfo, POP_CK    ``<check point offset> <pop time> <invisible time> <revive 
 recallHandle         base64url, padded, of ``v1 <topic> <broker name> <deliver time in ms + 1> <UNIQ_KEY>``
 ===================  =====================================================================================
 
-The ninth word of a POP handle, the record's place in the log, is what proxies and some clients add; nobody needs it
-here, and it is not kept. What follows it is not read at all, as in the reference. An empty string has no
-entries. Every decoder raises HeaderError and nothing else.
+Proxies and some clients add a ninth word to a POP handle, the record's place in the log. The decoder drops it. Like the
+reference, the decoder ignores further words. An empty string has no entries. Decoders raise no error but HeaderError.
 Source: remoting.md §4.6.1, §7.6.
 """
 
@@ -135,9 +135,9 @@ class OrderKey(Struct, frozen=True, order=True):
 
 
 class PopHandle(Struct, kw_only=True, frozen=True):
-    """What acks and changes of the invisible time name a popped message by; times in ms.
-    ``check_point_offset`` is that in the revive queue (of the queue itself for ordered pops); ``queue_offset`` is the
-    message's own, missing in the handle of a whole pop."""
+    """The handle of a popped message, which acks and changes of the invisible time send; times in ms.
+    ``check_point_offset`` is an offset in the revive queue (for ordered pops, in the queue itself). ``queue_offset`` is
+    the message's offset in its queue; the handle of a whole pop has none."""
 
     check_point_offset: int
     pop_time: int
@@ -288,7 +288,7 @@ def encode_recall_handle(handle: RecallHandle) -> str:
 
 
 def decode_recall_handle(text: str) -> RecallHandle:
-    """What a handle stands for; missing padding is tolerated, as Java does.
+    """Decode a recall handle. As in Java, the padding may be missing.
     Raises HeaderError: the text is no handle of a known version."""
     try:
         plain = base64.b64decode(text.encode() + b"=" * (-len(text) % 4), b"-_", validate=True).decode()
