@@ -18,7 +18,6 @@ import pytest
 from tests.sources import FOLDERS, ROOT
 
 LEFT = {
-    "rmqkit": 59,
     "rmqkit-server": 78,
     "rmqkit-spark": 84,
     "rmqkit-store": 148,

@@ -77,19 +77,19 @@ def decode_offset_id(text: str) -> tuple[str, int, int]:
 
 
 class UniqueKeys:
-    """Gives out unique keys for one process.
+    """The generator of unique keys for one process.
     ``ip`` is packed (4 or 16 bytes), ``seed`` any 32-bit number that differs between instances in one process."""
 
     __slots__ = ("_counter", "_month_end_ms", "_month_start_ms", "_prefix")
 
     def __init__(self, ip: bytes, process_id: int, seed: int) -> None:
-        # In containers every program may be process 1 of the same address: then the seed alone tells two clients apart.
+        # In containers every program may be process 1 of the same address: then only the seed makes the keys differ.
         self._prefix = (ip + struct.pack(">HI", process_id & 0xFFFF, seed & 0xFFFFFFFF)).hex().upper()
         self._counter = seed & 0xFFFF
         self._month_start_ms = self._month_end_ms = 0
 
     def next(self, now_ms: int) -> str:
-        """A key not given before, for a message born at ``now_ms`` (ms since the epoch)."""
+        """Return a new key for a message born at ``now_ms`` (ms since the epoch)."""
         if not self._month_start_ms <= now_ms < self._month_end_ms:
             self._enter_month(now_ms)
         self._counter = (self._counter + 1) & 0xFFFF
@@ -98,7 +98,7 @@ class UniqueKeys:
         return self._prefix + tail.hex().upper()
 
     def _enter_month(self, now_ms: int) -> None:
-        """The time part counts from 00:00 local time of the first day of the month, so that it fits 32 bits."""
+        """Count the time part from 00:00 local time on the first day of the month, so that it fits 32 bits."""
         first = datetime.fromtimestamp(now_ms / 1000).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
         following = first.replace(year=first.year + first.month // 12, month=first.month % 12 + 1)
         self._month_start_ms = int(first.timestamp() * 1000)
