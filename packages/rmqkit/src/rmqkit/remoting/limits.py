@@ -158,12 +158,12 @@ class Limits:
             self._unsent.pop(connection, None)
 
     def _ask_all(self) -> None:
-        """Update what a connection holds of answers that its peer has not taken."""
+        """Update the unread bytes of every connection that reported some."""
         for connection in list(self._unsent):
             self._note_unsent(connection, connection.unsent_bytes)
 
     def _cut_largest(self, limit: int) -> None:
-        """Close the connections that hold most, until a quarter is free; some of them, if there are many."""
+        """Close at most `_CUT_AT_ONCE` connections with the most unread bytes, until a quarter of the limit is free."""
         reason = f"answers that peers do not take are more than maxUnsentBytes={limit}; it holds"
         for connection in sorted(self._unsent, key=self._unsent.__getitem__, reverse=True)[:_CUT_AT_ONCE]:
             if self.unsent_bytes <= limit - limit // 4:

@@ -113,7 +113,7 @@ class RemoteOffsetStore(OffsetStore):
         self._confirmed.pop(queue, None)
 
     async def fetch(self, queue: MessageQueue) -> int | None:
-        """Read the offset saved at the broker and keep it here; None when there is none.
+        """Read the offset saved at the broker and cache it; None if the broker has no offset.
         Raises RemotingError, PeerRefused: the broker did not say."""
         offset = await self._runtime.calls.committed_offset(
             self._runtime.routes.broker_for(queue)[1], self._group, queue

@@ -80,7 +80,7 @@ class Client:
     Raises SettingsError: the group's name is not legal, both or neither of name servers and runtime are given."""
 
     closes_last = False
-    """Whether handlers of other clients may use it, so that `run` closes it after them."""
+    """True if handlers of other clients may use this client, so that `run` closes it after the other clients."""
 
     _kind = "client"
     _reserved_group = ""

@@ -275,7 +275,7 @@ class ClientRuntime:
         self.broker_versions[address] = await self.calls.heartbeat(address, data)
 
     def _forked(self) -> bool:
-        """Called in the child of a fork: what was not started yet may be, under a client id of its own."""
+        """Give the child of a fork its own client id if the runtime was not started before. Return True if it was."""
         self._is_from_parent = self._is_from_parent or self._is_running
         if not self._is_from_parent:
             self._name_process()
