@@ -136,8 +136,8 @@ class NeedClientAuth(enum.Enum):
 
 
 class ServerTlsSettings(Struct, kw_only=True):
-    """The settings of a server in ``tls.properties``. A permissive server without a certificate creates its own one if
-    ``makes_own`` is set."""
+    """The settings of a server in ``tls.properties``. A permissive server without configured files creates its own
+    certificate if ``makes_own`` is set and client certificates are not required."""
 
     mode: Annotated[TlsMode, Setting("tls.server.mode", "disabled, permissive or enforcing")] = TlsMode.PERMISSIVE
     makes_own: Annotated[
