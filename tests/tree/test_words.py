@@ -18,8 +18,6 @@ import pytest
 from tests.sources import FOLDERS, ROOT
 
 LEFT = {
-    "rmqkit": 158,
-    "rmqkit-contrib": 13,
     "rmqkit-server": 78,
     "rmqkit-tools": 1,
 }

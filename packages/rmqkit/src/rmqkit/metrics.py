@@ -345,7 +345,7 @@ def _samples(value: Histogram) -> Iterator[tuple[str, dict[str, str], float]]:
 
 
 class ExporterType(enum.Enum):
-    """Who may read the metrics."""
+    """The exporters of metrics: none, or Prometheus."""
 
     DISABLE = "DISABLE"
     PROM = "PROM"

@@ -134,13 +134,15 @@ class Popped(Struct):
 
 
 class BrokerCalls:
-    """Sends requests by address. ``timeout_ms`` is for every request that has no time of its own.
+    """Requests to brokers by address. ``timeout_ms`` applies to every request without its own timeout.
 
     ===============  =========================================================================
-    `call`           the answer, whatever its code
-    `ask`            a successful answer
-    `fetch`          its body
-    `fetch_header`   its header
+    method           returns
+    ===============  =========================================================================
+    `call`           the response, with any response code
+    `ask`            a successful response
+    `fetch`          the body of a successful response
+    `fetch_header`   the header of a successful response
     ===============  =========================================================================
 
     Raises BodyError, HeaderError: the body, or the header, of an answer cannot be read.
@@ -151,7 +153,7 @@ class BrokerCalls:
         self.timeout_ms = timeout_ms
 
     async def call(self, address: str, command: Command, timeout_ms: float | None = None) -> Command:
-        """The answer, whatever its code."""
+        """Return the response, with any response code."""
         return await self.remoting.call(address, command, timeout_ms or self.timeout_ms)
 
     async def ask(
@@ -163,7 +165,7 @@ class BrokerCalls:
         body: Body = b"",
         timeout_ms: float | None = None,
     ) -> Command:
-        """A successful answer."""
+        """Return a successful response."""
         return expect_success(await self.call(address, request(code, header, body), timeout_ms), address)
 
     async def fetch(
@@ -335,7 +337,7 @@ class BrokerCalls:
     async def change_invisible_time(
         self, address: str, header: ChangeInvisibleTimeRequest
     ) -> ChangeInvisibleTimeResponse:
-        """CHANGE_MESSAGE_INVISIBLETIME: when a popped message comes again."""
+        """CHANGE_MESSAGE_INVISIBLETIME: set the time after which a popped message is delivered again."""
         code = RequestCode.CHANGE_MESSAGE_INVISIBLETIME
         return await self.fetch_header(ChangeInvisibleTimeResponse, address, code, header)
 
@@ -385,7 +387,8 @@ class NameServers:
         self._chosen = first
 
     async def call(self, code: int, header: Struct | None = None) -> tuple[Command, str]:
-        """The answer, whatever its code, and the address of who gave it."""
+        """Send a request to one name server after the other until one responds. Return the response, with any response
+        code, and the address of that name server."""
         failures: list[RemotingError] = []
         # A copy: discovery may replace the addresses while one of them is asked.
         first, addresses = self._chosen, tuple(self.addresses)

@@ -57,16 +57,17 @@ SECRET = "***"
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a settings field is called in RocketMQ and what it may hold.
+    """The name of a settings field in RocketMQ, and the values that the field accepts.
 
     Args:
         key: the key in properties files and admin commands.
-        help: one sentence for people.
-        low: smallest value allowed, inclusive.
-        high: largest value allowed, inclusive.
-        hot: whether it may be changed while the process runs.
-        secret: whether its value is shown to nobody.
-        only: the one value that is accepted, where another would promise what is not kept; ``help`` says why.
+        help: one sentence for users.
+        low: smallest allowed value, inclusive.
+        high: largest allowed value, inclusive.
+        hot: True if the value may be changed while the process runs.
+        secret: True if the value is never shown.
+        only: the single accepted value, if any other value would promise something that does not happen; ``help`` gives
+            the reason.
     """
 
     key: str
@@ -87,12 +88,12 @@ class Given(NamedTuple):
 
 @dataclass(slots=True)
 class Loaded:
-    """What `load` made of a properties file.
+    """The result of `load` for a properties file.
 
     Attributes:
-        values: one settings object per type asked for, in that order.
-        unknown: keys nobody knows, each with the nearest known key or None.
-        without_effect: keys that Java brokers use and that have no meaning here.
+        values: one settings object per requested type, in the order of the types.
+        unknown: unknown keys, each with the most similar known key or None.
+        without_effect: keys that Java brokers use and that have no effect here.
     """
 
     values: tuple[Any, ...]
@@ -213,15 +214,15 @@ _NEAREST_MAX = 16
 
 
 class Configuration:
-    """The settings of a running server, and what changes them (``Configuration``); loop only.
+    """The settings of a running server, which can be changed (``Configuration``). Loop only.
 
     Args:
-        settings: the objects that the server's parts look at; keys may be in several.
-        given: who gave which key, for those that are not the defaults.
-        file: where `change` keeps what it changed; None: nowhere, it lasts until the process ends.
+        settings: the objects that the parts of the server read; several objects may have the same key.
+        given: the source of each value that replaces a default, by key.
+        file: the file in which `change` stores changes; None: changes last until the process stops.
 
     Attributes:
-        listeners: each is told the keys that were changed, after they were.
+        listeners: each listener is called with the changed keys, after the change.
     """
 
     def __init__(
@@ -326,7 +327,7 @@ def _fresh(types: Sequence[type[msgspec.Struct]], given: Mapping[str, Given]) ->
 
 
 def bounds_text(value_type: Any, setting: Setting) -> str:
-    """What a setting may hold, in a few words."""
+    """Return a short description of the values that a setting accepts."""
     if value_type is bool:
         return _("true or false")
     if isinstance(value_type, type) and issubclass(value_type, enum.Enum):
@@ -350,8 +351,8 @@ def read_properties(path: Path) -> dict[str, str]:
 
 
 def given_by_file(path: Path) -> dict[str, Given]:
-    """What a Java properties file says, and in which line (of the last, if a key is there twice); or a file whose name
-    ends with ``.json``: one object, as Apache's proxy has it.
+    """Return the values of a Java properties file by key, each with its line. If a key occurs twice, the last line
+    counts. A file whose name ends with ``.json`` contains one object, like the file of Apache's proxy.
     Raises SettingsError: the file cannot be read or is not text, or not such an object."""
     text = _content(path)
     if path.suffix == _JSON:

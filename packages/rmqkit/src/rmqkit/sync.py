@@ -227,7 +227,7 @@ class _Blocking:
 
     @property
     def closes_last(self) -> bool:
-        """As `Client.closes_last`."""
+        """The value of `Client.closes_last`."""
         return self._client.closes_last
 
     @property
@@ -284,7 +284,7 @@ class Producer(_Blocking):
 
     @_makes(producer.Producer)
     def __init__(self) -> None:
-        """As `rmqkit.client.producer.producer.Producer`."""
+        """Create the client with the arguments of `rmqkit.client.producer.producer.Producer`."""
 
     send = _waits(producer.Producer.send)
     send_one_way = _waits(producer.Producer.send_one_way)
@@ -302,7 +302,7 @@ class TransactionProducer(Producer):
 
     @_makes(transaction.TransactionProducer)
     def __init__(self) -> None:
-        """As `rmqkit.client.producer.transaction.TransactionProducer`."""
+        """Create the client with the arguments of `rmqkit.client.producer.transaction.TransactionProducer`."""
 
     send_in_transaction = _waits(transaction.TransactionProducer.send_in_transaction)
     send_half = _waits(transaction.TransactionProducer.send_half)
@@ -324,7 +324,7 @@ class PullConsumer(_Consumer):
 
     @_makes(pull_consumer.PullConsumer)
     def __init__(self) -> None:
-        """As `rmqkit.client.consumer.pull.PullConsumer`."""
+        """Create the client with the arguments of `rmqkit.client.consumer.pull.PullConsumer`."""
 
     subscribe = _calls(pull_consumer.PullConsumer.subscribe)
     assign = _calls(pull_consumer.PullConsumer.assign)
@@ -352,7 +352,7 @@ class PushConsumer(Subscribing, _Consumer):
 
     @_makes(push_consumer.PushConsumer)
     def __init__(self) -> None:
-        """As `rmqkit.client.consumer.push.PushConsumer`."""
+        """Create the client with the arguments of `rmqkit.client.consumer.push.PushConsumer`."""
 
     _subscribe = _calls(push_consumer.PushConsumer._subscribe)
     unsubscribe = _calls(push_consumer.PushConsumer.unsubscribe)
@@ -365,7 +365,7 @@ class PopConsumer(PushConsumer):
 
     @_makes(pop_consumer.PopConsumer)
     def __init__(self) -> None:
-        """As `rmqkit.client.pop.consumer.PopConsumer`."""
+        """Create the client with the arguments of `rmqkit.client.pop.consumer.PopConsumer`."""
 
     pop = _waits(pop_consumer.PopConsumer.pop)
     ack = _waits(pop_consumer.PopConsumer.ack)

@@ -1,4 +1,4 @@
-"""What ``broker.subscriber`` and ``broker.publisher`` make, and their part of the AsyncAPI page."""
+"""The endpoints that ``broker.subscriber`` and ``broker.publisher`` create, and their part of the AsyncAPI page."""
 
 from __future__ import annotations
 

@@ -1,16 +1,16 @@
 """Messages between FastStream and the clients.
 
-A handler's outcome reaches RocketMQ by what its message was told last:
+The first acknowledgement call on a message decides what happens to the message in RocketMQ:
 
 ===================================  ==================================================================================
-the message was                      then
+call                                 result
 ===================================  ==================================================================================
-acknowledged (``ack``)               it is consumed
-``nack``                             it comes again after a delay, as often as the group retries; then it goes to the
-                                     dead letters
-``reject``                           it goes to the dead letters at once, with the reason as property
-nothing of it (``AckPolicy.MANUAL``  it comes again
-and a handler that did not say)
+``ack``                              the message is consumed
+``nack``                             the message is delivered again after a delay, as often as the group retries; then
+                                     the message goes to the dead letters
+``reject``                           the message goes to the dead letters at once, with the reason as property
+no call (a handler with              the message is delivered again
+``AckPolicy.MANUAL``)
 ===================================  ==================================================================================
 """
 
@@ -40,7 +40,7 @@ _JSON = "application/json"
 
 
 class Delivery:
-    """What becomes of messages that a subscriber was given: the first that is said counts."""
+    """The outcome of the messages that a subscriber received. The first call of `settle` counts."""
 
     def __init__(self) -> None:
         self.status: AckStatus | None = None
@@ -57,7 +57,8 @@ class Delivery:
             self._delay_level, self._delay, self._reason = delay_level, delay, reason
 
     def finish(self) -> None:
-        """Return to consume the messages. Raises ConsumeLater: they come again, or go to the dead letters."""
+        """Return if the messages are consumed.
+        Raises ConsumeLater: they are delivered again, or go to the dead letters."""
         if self.status is AckStatus.REJECTED:
             raise Reject(self._reason) from self.error
         if self.status is not AckStatus.ACKED:
@@ -104,7 +105,7 @@ class RocketMessage(_Acknowledged):
 
 
 class RocketBatchMessage(_Acknowledged):
-    """The messages of a batch; what it is told holds for all of them."""
+    """The messages of a batch. An acknowledgement call applies to all of them."""
 
     raw_message: list[ReceivedMessage]
 

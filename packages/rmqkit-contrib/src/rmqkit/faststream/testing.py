@@ -27,15 +27,16 @@ _REQUEST_SECONDS = 3.0
 
 
 class TestRocketBroker(TestBroker[RocketBroker, EnterType], broker=RocketBroker):
-    """Runs a broker's handlers in a test::
+    """A test broker, which runs the handlers of a broker in a test::
 
         async with TestRocketBroker(broker) as br:
             await br.publish({"id": 17}, "Orders")
             bill.mock.assert_called_once_with({"id": 17})
 
-    Every group that subscribes to the topic gets the message; of several subscribers in a group the first. Tags and
-    SQL92 expressions are not looked at, delays are not waited for, and what is not acknowledged does not come again:
-    what a handler raises is raised by ``publish``. ``with_real=True`` uses a real broker (see `rmqkit.testing`).
+    Every group that subscribes to the topic gets the message. If a group has several subscribers, the first one gets
+    the message. The test broker ignores tags and SQL92 expressions and does not wait for delays. It does not deliver
+    an unacknowledged message again: ``publish`` raises the error that the handler raised. ``with_real=True`` uses a
+    real broker (see `rmqkit.testing`).
     """
 
     __test__ = False

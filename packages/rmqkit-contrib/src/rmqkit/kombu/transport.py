@@ -1,23 +1,24 @@
-"""The transport: queues of kombu are topics, which all workers pop as members of one group.
+"""The transport: kombu's queues are topics. All workers pop from the topics as members of one group.
 
 ======================  =========================================================================================
 kombu and Celery        RocketMQ
 ======================  =========================================================================================
-queue                   a topic of that name; characters that a topic may not have become ``%`` and their code
+queue                   a topic with the same name; ``%`` and a code replace characters that topics may not have
 publish                 a send; the task's id is the message's key
-publish with an ETA     a timed message: the broker keeps it until then, and no worker holds it (`DELAY_MS_MAX` at a
-(``countdown``,         time; it is put aside anew until it is due)
+publish with an ETA     a timed message: the broker stores the message until the ETA, and no worker holds it. After
+(``countdown``,         `DELAY_MS_MAX` a worker sends it again as a timed message, until it is due
 ``retry``)
 receive                 a pop: the message is hidden from others for ``visibility_timeout`` seconds
-acknowledge             an ack; what a worker that died did not acknowledge comes again when its time is over
-reject, requeue,        the invisible time ends at once, so that the message comes again, to whoever asks
+acknowledge             an ack; if a worker dies before the ack, the message is delivered again when its invisible
+                        time has expired
+reject, requeue,        the invisible time expires at once, so that the next worker that pops gets the message
 shutdown
 reject for good         an ack
-purge                   pops and acks until nothing is left
+purge                   pops and acks until the topic has no more messages
 ======================  =========================================================================================
 
-There is no fanout: Celery switches remote control (``celery inspect``, ``celery control``), events between workers and
-gossip off by itself, as with SQS. Which queues an exchange is bound to, each process keeps for itself.
+Fanout is not supported. Celery therefore switches off remote control (``celery inspect``, ``celery control``), events
+between workers and gossip, as it does for SQS. Each process stores its own bindings of exchanges to queues.
 
 Options in ``broker_transport_options``:
 
@@ -167,7 +168,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         return payloads
 
     def _restore(self, message: virtual.Message) -> None:
-        """Have a message come again at once."""
+        """Make the broker deliver a message again at once."""
         received = self._popped.pop(message.delivery_tag, None)
         if received is not None:
             self.connection.consumer.change_invisible_time(received, _AT_ONCE_MS)

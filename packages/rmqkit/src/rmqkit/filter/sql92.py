@@ -395,7 +395,8 @@ class _Terms:
         return _conditional(f"({term.text} {'' if wanted else 'NOT '}IN (...))", condition, term)
 
     def text_test(self, parts: list[Any]) -> _Term:
-        """What is missing, no text, or sought as ``''`` matches neither way."""
+        """Return the term of a text test, plain or with NOT. In both forms the test is false if the property is missing
+        or no text, or if the text to find is empty."""
         term, inverted, name, quoted = parts
         find, test, sought, wanted = term.value, _TEXT_TESTS[name.upper()], _unquoted(quoted), not inverted
 

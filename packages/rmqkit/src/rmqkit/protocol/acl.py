@@ -6,13 +6,14 @@ A signed request carries ``AccessKey``, maybe ``SecurityToken``, and ``Signature
                 them, UTF-8; then the body
     Signature = base64(HMAC-SHA1(secret key, data))
 
-A server computes it over what it received, so whatever is added on the way breaks it. Source: remoting.md §3.3.
+A server computes the signature over the fields that it received, so a field that is added on the way breaks it.
+Source: remoting.md §3.3.
 
-That covers neither the request's code nor its time. Clients of ours say more in two fields, which `Signature` covers,
-too, and which Apache's servers take for fields that they do not know::
+`Signature` covers neither the request's code nor its time. Clients of rmqkit therefore send two more fields.
+`Signature` covers them, too, and Apache's servers treat them as unknown fields::
 
-    RmqSigned    = time in ms since the epoch, the client's session, the request's number in it; blanks between
-    data         = "rmqkit request 1", code; of every field but the two signatures, in the order of their names, length
+    RmqSigned    = time in ms since the epoch, the client's session, the request's number in the session; blanks between
+    data         = "rmqkit request 1", code; for every field but the two signatures, in the order of their names, length
                    and name, length and value; -1; the body. Code and lengths are int32, text is UTF-8
     RmqSignature = base64(HMAC-SHA256(secret key, data))
 """
@@ -61,7 +62,7 @@ def _values(fields: Mapping[str, str]) -> bytes:
 
 
 class FullSignature(Struct, frozen=True):
-    """When a request was signed, and which one of its client's it is; ``session`` is the client's."""
+    """The time of a signature, the client's session, and the number of the request in the session."""
 
     signed_ms: int
     session: str

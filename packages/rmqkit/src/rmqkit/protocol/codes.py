@@ -181,9 +181,9 @@ class RequestCode(enum.IntEnum):
 
 
 class ResponseCode(enum.IntEnum):
-    """What a response says (``ResponseCode``); SUCCESS is the only one without a problem.
-    Brokers up to 5.2 use 209, 210 and 211 for a failed change of the plain ACL: to create, to delete, of addresses.
-    Left out: what controllers answer (2000 to 2016) and what a Java caller tells itself (negative numbers)."""
+    """The codes of responses (``ResponseCode``). Only SUCCESS means that the request succeeded.
+    Brokers up to 5.2 use 209, 210 and 211 if a change of the plain ACL failed: to create, to delete, of addresses.
+    The codes of controllers (2000 to 2016) and the local codes of Java clients (negative numbers) are not included."""
 
     SUCCESS = 0
     SYSTEM_ERROR = 1

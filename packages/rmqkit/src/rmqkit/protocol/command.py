@@ -295,8 +295,8 @@ def encode_command(command: Command, serialize_type: int = JSON) -> list[Body]:
 
 
 def decode_header(command: Command, header_type: type[H]) -> H:
-    """The typed header of a command, in one call from the raw bytes.
-    Peers send every value as a string; numbers and booleans in their place are taken too.
+    """Return the typed header of a command, decoded from the raw bytes in one call.
+    Peers send every value as a string; numbers and booleans are accepted, too.
     Raises HeaderError: a required field is missing or a value is not of its type; the text names the field."""
     fields = command.fields
     try:
@@ -306,7 +306,7 @@ def decode_header(command: Command, header_type: type[H]) -> H:
         return msgspec.convert(fields or {}, header_type, strict=False)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         if isinstance(fields, Raw):
-            # Once more by way of text: Java takes a null for a missing field and any other JSON value for its text.
+            # Retry with text values: Java treats null as a missing field and converts any other JSON value to its text.
             return decode_header(Command(command.code, fields=decode_fields(command)), header_type)
         raise HeaderError(f"{header_type.__name__}: {error}") from None
 

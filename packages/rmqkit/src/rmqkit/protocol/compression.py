@@ -1,4 +1,4 @@
-"""Message body compression: zlib, LZ4 frames and Zstandard, told apart by sysFlag bits 8–10.
+"""Message body compression: zlib, LZ4 frames and Zstandard. Bits 8–10 of sysFlag identify the format.
 
 ======  ===========  ==========================================
 bits    name         format
@@ -9,8 +9,8 @@ bits    name         format
 0x300   ZLIB         zlib stream, RFC 1950
 ======  ===========  ==========================================
 
-Only clients compress; a broker never looks inside a body. Bit 0 of sysFlag (COMPRESSED) must be set as well.
-lz4 and zstd are imported when a body needs them; zstd is Python's own from 3.14 on, and its backport below.
+Only clients compress; a broker never reads a body. Bit 0 of sysFlag (COMPRESSED) must be set as well.
+lz4 and zstd are imported when a body needs them. Python 3.14 and later includes zstd; older versions use the backport.
 Source: remoting.md §7.5.
 """
 

@@ -156,7 +156,7 @@ class SendsReader(Protocol):
     """Takes plain sends out of bytes, and acks."""
 
     def read(self, chunk: bytes, start: int, count_max: int = sys.maxsize, /) -> Sends | Acks | None:
-        """Those that begin at a place, as many as follow one another; None when the first frame there is none."""
+        """Return the plain requests that follow one another from ``start``; None if the first frame is not plain."""
 
 
 SelectRecords = Callable[
@@ -209,10 +209,11 @@ class GrpcMessages(Protocol):
         tags: Sequence[str] | None,
         /,
     ) -> list[tuple[bytes, str, str, int, int]] | None:
-        """Of each record its `ReceiveMessageResponse` as gRPC frames it, its message id, receipt handle, queue id and
-        offset. None when one of them is not of that topic, is not wanted, was delivered often enough, is compressed, or
-        has to be looked at for another reason. ``handle``: pop time, invisible time and revive queue as they stand in
-        handles; ``starts``: ``startOffsetInfo``; ``tags``: those that are wanted, None for all."""
+        """Return for each record its `ReceiveMessageResponse` in gRPC's framing, its message id, receipt handle, queue
+        id and offset. Return None if a record needs another path: the topic or the tag does not match, the number of
+        deliveries is reached, the body is compressed, or for another reason. ``handle``: pop time, invisible time and
+        revive queue in the format of handles; ``starts``: ``startOffsetInfo``; ``tags``: the tags to return, None for
+        all."""
 
 
 GrpcAck = tuple[str, str, str, str, str, str, int, int, int, int, int, int]

@@ -1,15 +1,15 @@
-"""What a master and a slave say on the HA link: raw log bytes one way, positions the other (``HAConnection``).
+"""The protocol of the HA link: a master sends raw log bytes, a slave sends positions (``HAConnection``).
 
 ======================  =====================================================================================
 master → slave, frame   i64 physical offset of the data, i32 size, then so many bytes of the commit log
 slave → master, report  i64 physical offset up to which the slave has the log
 ======================  =====================================================================================
 
-Big-endian, no hand-shake. A frame of size 0 is a heartbeat; its offset is where the next data will begin. Data never
-crosses the end of a log file. Records are cut where a frame is full: only the log knows where they begin. Of several
-reports in one read the newest counts. A frame fits into 4 MiB, the buffer of Apache's slave. What can be no offset or
-size raises `FrameError`: the link has to be closed. What data means is checked by who appends it
-(`rmqkit.store.replica`). Source: store.md §21.2.
+Numbers are big-endian, and there is no hand-shake. A frame of size 0 is a heartbeat; its offset is the start of the
+next data. The data of a frame never crosses the end of a log file. A full frame may cut a record: only the log knows
+the starts of records. If one read contains several reports, the newest counts. A frame fits into 4 MiB, the buffer of
+Apache's slave. An impossible offset or size raises `FrameError`, and the link must be closed. `rmqkit.store.replica`
+checks the content of the data when it appends them. Source: store.md §21.2.
 """
 
 from __future__ import annotations

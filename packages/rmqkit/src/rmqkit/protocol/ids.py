@@ -1,6 +1,6 @@
-"""Ids and handles: texts that stand for messages (``MessageClientIDSetter``, ``ExtraInfoUtil``).
+"""Ids and handles: texts that identify messages (``MessageClientIDSetter``, ``ExtraInfoUtil``).
 
-A broker gives *offset message ids*, a client *unique keys*.
+A broker creates *offset message ids*, a client creates *unique keys*.
 
 ======================  ====================================================================  =========
 id                      layout                                                                text
@@ -10,10 +10,11 @@ unique key (UNIQ_KEY)   client IP 4 or 16, process id u16, random i32, ms of mon
                         counter u16
 ======================  ====================================================================  =========
 
-Text is upper-case hexadecimal; the length tells IPv4 from IPv6. Source: remoting.md §7.4.
+The text is upper-case hexadecimal. Its length shows if the address is IPv4 or IPv6. Source: remoting.md §7.4.
 
-POP's entries are words between blanks, several are joined with ``;``; ``<r>`` says which topic: ``0`` the topic itself,
-``1`` and ``2`` the group's retry topic in its two spellings (``%RETRY%<group>_<topic>``, ``%RETRY%<group>+<topic>``).
+POP's entries are words between blanks; ``;`` separates several entries. ``<r>`` is the kind of topic: ``0`` the topic
+itself, ``1`` and ``2`` the group's retry topic in its two spellings (``%RETRY%<group>_<topic>``,
+``%RETRY%<group>+<topic>``).
 
 ===================  =====================================================================================
 string               entry
@@ -26,9 +27,8 @@ extraInfo, POP_CK    ``<check point offset> <pop time> <invisible time> <revive 
 recallHandle         base64url, padded, of ``v1 <topic> <broker name> <deliver time in ms + 1> <UNIQ_KEY>``
 ===================  =====================================================================================
 
-The ninth word of a POP handle, the record's place in the log, is what proxies and some clients add; nobody needs it
-here, and it is not kept. What follows it is not read at all, as in the reference. An empty string has no
-entries. Every decoder raises HeaderError and nothing else.
+Proxies and some clients add a ninth word to a POP handle, the record's place in the log. The decoder drops it. Like the
+reference, the decoder ignores further words. An empty string has no entries. Decoders raise no error but HeaderError.
 Source: remoting.md §4.6.1, §7.6.
 """
 
@@ -77,19 +77,19 @@ def decode_offset_id(text: str) -> tuple[str, int, int]:
 
 
 class UniqueKeys:
-    """Gives out unique keys for one process.
+    """The generator of unique keys for one process.
     ``ip`` is packed (4 or 16 bytes), ``seed`` any 32-bit number that differs between instances in one process."""
 
     __slots__ = ("_counter", "_month_end_ms", "_month_start_ms", "_prefix")
 
     def __init__(self, ip: bytes, process_id: int, seed: int) -> None:
-        # In containers every program may be process 1 of the same address: then the seed alone tells two clients apart.
+        # In containers every program may be process 1 of the same address: then only the seed makes the keys differ.
         self._prefix = (ip + struct.pack(">HI", process_id & 0xFFFF, seed & 0xFFFFFFFF)).hex().upper()
         self._counter = seed & 0xFFFF
         self._month_start_ms = self._month_end_ms = 0
 
     def next(self, now_ms: int) -> str:
-        """A key not given before, for a message born at ``now_ms`` (ms since the epoch)."""
+        """Return a new key for a message born at ``now_ms`` (ms since the epoch)."""
         if not self._month_start_ms <= now_ms < self._month_end_ms:
             self._enter_month(now_ms)
         self._counter = (self._counter + 1) & 0xFFFF
@@ -98,7 +98,7 @@ class UniqueKeys:
         return self._prefix + tail.hex().upper()
 
     def _enter_month(self, now_ms: int) -> None:
-        """The time part counts from 00:00 local time of the first day of the month, so that it fits 32 bits."""
+        """Count the time part from 00:00 local time on the first day of the month, so that it fits 32 bits."""
         first = datetime.fromtimestamp(now_ms / 1000).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
         following = first.replace(year=first.year + first.month // 12, month=first.month % 12 + 1)
         self._month_start_ms = int(first.timestamp() * 1000)
@@ -135,9 +135,9 @@ class OrderKey(Struct, frozen=True, order=True):
 
 
 class PopHandle(Struct, kw_only=True, frozen=True):
-    """What acks and changes of the invisible time name a popped message by; times in ms.
-    ``check_point_offset`` is that in the revive queue (of the queue itself for ordered pops); ``queue_offset`` is the
-    message's own, missing in the handle of a whole pop."""
+    """The handle of a popped message, which acks and changes of the invisible time send; times in ms.
+    ``check_point_offset`` is an offset in the revive queue (for ordered pops, in the queue itself). ``queue_offset`` is
+    the message's offset in its queue; the handle of a whole pop has none."""
 
     check_point_offset: int
     pop_time: int
@@ -288,7 +288,7 @@ def encode_recall_handle(handle: RecallHandle) -> str:
 
 
 def decode_recall_handle(text: str) -> RecallHandle:
-    """What a handle stands for; missing padding is tolerated, as Java does.
+    """Decode a recall handle. As in Java, the padding may be missing.
     Raises HeaderError: the text is no handle of a known version."""
     try:
         plain = base64.b64decode(text.encode() + b"=" * (-len(text) % 4), b"-_", validate=True).decode()

@@ -246,7 +246,7 @@ class ReceivedMessage(Struct, kw_only=True):
 
 
 def _check_text(properties: Mapping[Any, Any], keys: Sequence[Any], tags: object, sharding_key: object) -> None:
-    """What programs without a type checker get wrong, and readers would get as the text of a number.
+    """Check that all texts are str. Programs without a type checker may pass a number, which readers get as its text.
     Raises ValueError: something is no text."""
     for name, value in properties.items():
         if not isinstance(name, str) or not isinstance(value, str):

@@ -202,7 +202,7 @@ def in_stored_order(encoded: bytes) -> bytes:
 
 @functools.lru_cache(maxsize=4096)
 def _arrangement(names: tuple[bytes, ...]) -> Callable[[list[bytes]], tuple[bytes, ...]] | None:
-    """What puts entries of these names in their order; None where that takes more than changing places."""
+    """Return a function that sorts entries with these names; None if a new order of the entries is not enough."""
     # An `itemgetter` of one thing gives that thing and no tuple.
     if len(names) < 2 or len(set(names)) < len(names) or not all(names):
         return None
@@ -233,7 +233,7 @@ def _first_bucket(name: bytes) -> int:
 
 
 def _spread_hash(name: bytes) -> int:
-    """What Java's ``HashMap`` takes a key's bucket from."""
+    """Return the hash from which Java's ``HashMap`` computes the bucket of a key."""
     hashed = java_hash(name.decode("utf-8", "replace")) & 0xFFFFFFFF
     return hashed ^ hashed >> 16
 

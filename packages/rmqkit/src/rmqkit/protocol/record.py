@@ -97,11 +97,11 @@ _BLANK = struct.Struct(">ii")
 
 
 class Layout(Struct, frozen=True, gc=False):
-    """Where the fields before the body lie, for one combination of host sizes.
+    """The positions of the fields before the body, for one combination of host sizes.
 
     Attributes:
-        head: packs and unpacks all of `HEAD_FIELDS` in one call.
-        positions: field name → byte position inside the record.
+        head: packs and unpacks all `HEAD_FIELDS` in one call.
+        positions: field name → byte position in the record.
         head_bytes: size of the head; the body begins there.
     """
 
@@ -214,8 +214,8 @@ def encode_record(
         flag,
         queue_offset,
         physical_offset,
-        # Whatever a client set in the host bits goes: they must tell the lengths of this record's hosts, or readers
-        # look for body and topic in the wrong place.
+        # A client's host bits are replaced: the bits must match the lengths of this record's hosts, or readers look
+        # for body and topic in the wrong place.
         (sys_flag & ~_HOST_MASK) | host_bits,
         born_timestamp,
         born_host,

@@ -158,7 +158,7 @@ class PlainSends:
         return [(*key, sizes) for key, sizes in kinds.items()]
 
     def keep(self, outs: list[int], timer_topic: str, broker_name: str) -> None:
-        """Have those that ask for a time stored in the timer's queue instead. ``outs``: until when each is kept.
+        """Redirect the timed messages to the timer's queue. ``outs``: the delivery time of each timed message.
         Raises ValueError: the broker's name holds a blank, which separates the parts of a handle."""
         left = iter(outs)
         for sent in self.sent:
@@ -168,7 +168,7 @@ class PlainSends:
                 sent.properties = self._reader.stored(sent.sent_properties, more)
                 key = sent.keys[0].decode()
                 sent.recall_handle = encode_recall_handle(RecallHandle(topic, broker_name, out, key))
-                # Where it is stored; ``queue_id`` stays what was asked for, and is what the answer tells.
+                # The queue of storage. ``queue_id`` stays the requested queue, and the answer contains it.
                 sent.place = timer_topic, 0
         self._count()
 
@@ -394,7 +394,7 @@ def _sealed(records: bytes, sizes: list[int]) -> bytes:
 
 
 def _kind(request: _Sent) -> str:
-    """What metrics call a request (``message_type``)."""
+    """Return the ``message_type`` of a request in metrics."""
     properties = request.properties
     if b"__SHARDINGKEY\x01" in properties and b"\x02__SHARDINGKEY\x01" in b"\x02" + properties:
         return "fifo"
@@ -403,8 +403,8 @@ def _kind(request: _Sent) -> str:
 
 @functools.lru_cache(maxsize=16)
 def _form(pieces: tuple[bytes, ...]) -> bytes:
-    """The header of an answer as a format."""
-    # Fields that every answer tells are names from the configuration, which may have a percent sign.
+    """Return the header of an answer as a format."""
+    # The constant fields of answers are names from the configuration, which may contain a percent sign.
     first, *rest = [piece.replace(b"%", b"%%") for piece in pieces]
     return first + b"".join(
         [form + piece for form, piece in zip((b"%016X", b"%d", b"%d", b"%b", b"%b", b"%b"), rest, strict=False)]
@@ -431,10 +431,10 @@ def _members(body: bytes) -> list[BatchBounds]:
 
 
 class _Plan(Struct, frozen=True):
-    """What is done with properties of some names.
-    ``arrange``: puts them, and those that every message gets, in the stored order.
-    ``keys``: where UNIQ_KEY, KEYS and TAGS are, -1 for none, and where their values begin.
-    ``times``: where those are that ask for a time, the one that counts first, and their units."""
+    """The treatment of messages whose properties have certain names.
+    ``arrange``: puts these properties, and the properties that every message gets, into the stored order.
+    ``keys``: the indexes of UNIQ_KEY, KEYS and TAGS, -1 if missing, and the positions at which their values begin.
+    ``times``: the indexes and units of properties that request a delivery time; the first one counts."""
 
     arrange: Callable[[list[str]], tuple[str, ...]]
     keys: list[tuple[int, int]]
@@ -462,7 +462,7 @@ class PlainSendsReader:
         self._plan_of: Callable[[tuple[str, ...]], _Plan | None] = functools.lru_cache(maxsize=1024)(self._plan)
 
     def read(self, chunk: bytes, start: int, count_max: int = sys.maxsize, /) -> Sends | None:
-        """Those that begin at a place, as many as follow one another; None when the first frame there is none."""
+        """Return the plain sends that follow one another from ``start``; None if the first frame is no plain send."""
         sent: list[_Sent] = []
         at, available = start, len(chunk)
         while available - at >= 8 and len(sent) < count_max:
@@ -562,7 +562,7 @@ class PlainSendsReader:
         return stored, (unique_key.encode(), words.encode(), tags.encode()), asked
 
     def _plan(self, names: tuple[str, ...]) -> _Plan | None:
-        """What is done with properties of these names; None where they are no plain ones."""
+        """Return the plan for properties with these names; None if a message with them is not a plain send."""
         is_known = len(set(names)) == len(names) and all(names) and "UNIQ_KEY" in names
         if not is_known or not self._refused.isdisjoint(names) or len(names) + len(self._stamp_pieces) > _ENTRIES_MAX:
             return None

@@ -48,11 +48,13 @@ def answer_template(
 def answer_pieces(
     store_host: bytes, told: Mapping[str, str], code: int = ResponseCode.SUCCESS
 ) -> tuple[tuple[bytes, ...], tuple[bytes, ...], bytes]:
-    """What stands before, between and behind the values in the header of an answer to a plain send, which are its
-    physical offset in hexadecimal, queue id, queue offset, unique key and opaque; the same of one to a message for
-    a time, with its recall handle before the opaque; and what stands between the physical offsets of a batch.
-    ``store_host``: the packed address that begins every message id. ``told``: further fields of every answer.
-    ``code``: what is answered; the message is stored in any case."""
+    """Return the constant pieces of the headers of answers to sends, as three values.
+
+    The first value contains the pieces before, between and after the values of an answer to a plain send: physical
+    offset in hexadecimal, queue id, queue offset, unique key and opaque. The second value is the same for a timed
+    message, which has its recall handle before the opaque. The third value is the piece between the physical offsets of
+    a batch. ``store_host``: the packed address at the start of every message id. Each answer contains the fields in the
+    second argument. ``code``: the response code; the message is stored in any case."""
     names = ("msgId", "queueId", "queueOffset", "transactionId")
     marks = {"<id>": f"{store_host.hex().upper()}\0", "<queue>": "\0", "<offset>": "\0", "<key>": "\0"}
     values = {**dict(zip(names, marks, strict=True)), **told}
@@ -67,7 +69,7 @@ def answer_pieces(
 
 _FOUND_NAMES = list(header_fields(PopMessageResponse(start_offset_info="", msg_offset_info="")))
 _SUCCESS = answer_template(None, {})
-# By the number of digits of the opaque, which tells the lengths at the start of the frame.
+# By the number of digits of the opaque, which determines the lengths at the start of the frame.
 _SUCCESSES = [
     frame_start(JSON, len(_SUCCESS % bytes(count)), 0).replace(b"%", b"%%") + _SUCCESS
     for count in range(len(str(-(1 << 31))) + 1)
@@ -82,7 +84,7 @@ _PULLED = answer_template(
 
 
 def pulled_frame(opaque: int, answer: PullMessageResponse, body_bytes: int) -> bytes:
-    """What stands before the records in the answer to a pull that found some, not of a static topic."""
+    """Return the start of the answer to a successful pull, up to the records. Not for static topics."""
     header = _PULLED % (
         answer.suggest_which_broker_id,
         answer.next_begin_offset,
@@ -101,7 +103,7 @@ def success_frames(opaques: Iterable[int]) -> bytes:
 
 
 def found_frame(opaque: int, answer: PopMessageResponse, records: Sequence[Body]) -> bytes:
-    """What a pop found that was not in order, with records that are copied."""
+    """Return the answer to a successful pop that is not ordered. The records are copied."""
     header = _FOUND % (
         b"%d" % answer.pop_time,
         b"%d" % answer.invisible_time,

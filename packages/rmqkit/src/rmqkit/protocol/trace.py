@@ -97,7 +97,7 @@ class SubscribeBeforeTrace(Struct, tag="SubBefore"):
 
 
 class SubscribeAfterTrace(Struct, tag="SubAfter"):
-    """What the listener made of it; ``request_id`` is that of its `SubscribeBeforeTrace`."""
+    """The result of a handler; ``request_id`` is equal to that of the `SubscribeBeforeTrace`."""
 
     request_id: str | None
     msg_id: str | None

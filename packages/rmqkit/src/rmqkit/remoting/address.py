@@ -78,10 +78,10 @@ _NAMED = {_LOOPBACK: ("127.0.0.0/8", "::1/128"), "any": ("0.0.0.0/0", "::/0"), "
 
 
 class AdminAddresses:
-    """Where requests of a kind may come from: a setting's value, made from its text.
+    """The addresses from which one kind of request is allowed, parsed from the text of a setting.
     The text is ``loopback``, ``any``, ``none``, addresses and networks (``10.1.0.0/16``), separated by commas or
-    semicolons. A proxy on this machine that does not say for whom it speaks (the PROXY protocol does, and its address
-    has to be one of ``proxyProtocolAddresses``) makes everybody local.
+    semicolons. A proxy on this machine makes every client local unless the proxy reports the client's address with the
+    PROXY protocol. The proxy's own address must be one of ``proxyProtocolAddresses``.
     Raises ValueError: a part is none of these; the text names it."""
 
     __slots__ = ("_networks", "_text")

@@ -1,6 +1,7 @@
-"""Who sends a request: our side signs, the listening side checks (``AclClientRPCHook``, authentication of 5.x brokers).
+"""Signatures that prove the sender of a request (``AclClientRPCHook``, authentication of 5.x brokers).
 
-What a known user may do is another question: `Authentication.authorize`. Source: remoting.md §3.3; behaviour.md §9.8.
+The client signs and the server checks. `Authentication.authorize` decides what a known user may do.
+Source: remoting.md §3.3; behaviour.md §9.8.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ GRPC_WINDOW = Setting(
 
 
 class AuthenticationSettings(Struct, kw_only=True):
-    """What a ``broker.conf`` says about users; the keys and their JSON are those of 5.x brokers."""
+    """The settings about users in ``broker.conf``, with the keys and the JSON of 5.x brokers."""
 
     enabled: Annotated[bool, Setting("authenticationEnabled", "accept only requests that a user has signed")] = False
     initial_user: Annotated[
@@ -161,7 +162,7 @@ class Credentials(Struct, rename="camel"):
 
 
 class Signer:
-    """Signs one client's requests, so that each of them is told from all others."""
+    """The signer of one client's requests. Every signature is different, so that a server can detect a replay."""
 
     def __init__(self, credentials: Credentials, clock: Clock) -> None:
         self._credentials = credentials
@@ -170,7 +171,8 @@ class Signer:
         self._number = 0
 
     def sign(self, command: Command) -> None:
-        """Put name and signatures among a request's fields; once more, if it is sent again."""
+        """Put the user's name and the signatures into the fields of a request. A request that is sent again needs a new
+        signature."""
         self._number += 1
         self._credentials.sign(command, FullSignature(self._clock.now_ms(), self._session, self._number))
 
@@ -181,19 +183,19 @@ class _User(Struct):
 
 
 class Authentication:
-    """Checks signatures against the secrets of known users.
+    """The check of signatures against the secrets of known users.
 
     Args:
-        initial: the configuration's first user.
-        inner: how brokers sign their own requests, whatever is known of a user of that name.
+        initial: the first user, from the configuration.
+        inner: the credentials with which brokers sign their own requests; they replace a user with the same name.
         white_list: codes of requests that are not checked.
-        freshness: takes full signatures only, and each once; None: others will do, too.
-        grpc_window_ms: how far the date of a gRPC call's signature may be from now; 0: any.
+        freshness: accepts only full signatures, and each signature once; None: accept other signatures, too.
+        grpc_window_ms: maximum difference between the date of a gRPC call's signature and now; 0: no limit.
 
     Attributes:
-        users: looks up who else is known, and those that operators changed; at first, the first user alone.
-        authorize: the remark for what the user of a request may not do, or None; it is given the user's name, the
-            extFields, the request and the addresses it came through, the peer's first.
+        users: returns the known users by name, with the changes of operators; at first only the first user.
+        authorize: returns the remark that refuses a request, or None to allow the request. The arguments are the user's
+            name, the extFields, the request and the addresses it came through, with the peer's address first.
     """
 
     def __init__(
@@ -263,7 +265,7 @@ class Authentication:
         )
 
     def grpc_signer(self, date: str | None, signed: str | None) -> str:
-        """Who signed a call of gRPC, of which ``date`` and ``signed`` are metadata, as of `CallSignature.of`.
+        """Return the user who signed a gRPC call. ``date`` and ``signed`` are its metadata, see `CallSignature.of`.
         Raises HeaderError: nobody known did; it is the reference's remark."""
         signature = CallSignature.of(date, signed)
         secret, remark = secret_of(signature.user, self._inner, self.users().get)
@@ -295,7 +297,7 @@ class Authentication:
 
 @dataclass(frozen=True, slots=True)
 class CallSignature:
-    """Who says they signed a call of gRPC, what they signed, and the digest they made of it."""
+    """The signature of a gRPC call: the user's name, the signed date and the digest, all of them unchecked."""
 
     user: str
     date: str
@@ -303,7 +305,7 @@ class CallSignature:
 
     @classmethod
     def of(cls, date: str | None, signed: str | None) -> CallSignature:
-        """Read a call's metadata ``x-mq-date-time`` and ``authorization``; all SDKs write them in ways of their own.
+        """Read the metadata ``x-mq-date-time`` and ``authorization`` of a call. Each SDK writes them in its own way.
         Raises HeaderError: they say nobody, or cannot be read; it is the reference's remark. Source: grpc.md §2.2."""
         if not signed:
             raise HeaderError("username cannot be null.")
@@ -348,8 +350,8 @@ class CallSignature:
 def secret_of(
     name: str | None, inner: Credentials | None, find: Callable[[str], UserInfo | None]
 ) -> tuple[str, str | None]:
-    """The secret of a user, and the reference's remark for one who may not sign.
-    ``inner``: how brokers sign, whatever is known of a user of that name."""
+    """Return the secret of a user, and the reference's remark if the user may not sign.
+    ``inner``: the credentials of brokers, which replace a user with the same name."""
     if not name:
         return "", "username cannot be null."
     if inner is not None and name == inner.access_key:

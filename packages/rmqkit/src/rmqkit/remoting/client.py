@@ -256,7 +256,7 @@ class RemotingClient:
         self._closed = False
 
     async def call(self, address: str, command: Command, timeout_ms: float) -> Command:
-        """Send a request and wait for its response, whatever its code.
+        """Send a request and return its response, with any response code.
         Raises ConnectFailed: the address cannot be reached.
         Raises RequestTimedOut: no answer within ``timeout_ms``, the connecting included.
         Raises ConnectionLost: the connection closed first."""

@@ -1,12 +1,14 @@
-"""One TCP connection, on either side: a chunk in, a list of frames out; replies of a tick leave in one write.
+"""A TCP connection of a client or a server: reads chunks, returns lists of frames, and writes the replies of a loop
+tick at once.
 
-`Link` has what every protocol needs: how an accepted connection begins (a balancer's preamble, TLS, the first plain
-byte, which tells the protocol) and the one write of a tick. `Connection` has the frames of the remoting protocol.
+`Link` contains what every protocol needs: the start of an accepted connection (a balancer's preamble, TLS, the first
+plain byte, which identifies the protocol) and the single write of a loop tick. `Connection` adds the frames of the
+remoting protocol.
 
-Both peers number their own requests, so a response is known by its flag and found by its opaque among the calls this
-side made. On the listening side a peer that does not read pauses its own connection: while more than
-`WRITE_BYTES_HIGH` wait to be written nothing more is read from it, so memory per connection stays bounded. Bytes that
-are not frames close the connection, and only it, with one log line. Loop only. Source: remoting.md §1.7, §2.
+Both peers number their own requests. A flag marks a response, and its opaque identifies the call that it answers. A
+server stops reading from a peer that does not read: while more than `WRITE_BYTES_HIGH` bytes wait to be written, it
+reads nothing from the connection. So the memory per connection stays bounded. Bytes that are not frames close only
+their own connection, with one log line. Loop only. Source: remoting.md §1.7, §2.
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ _LOOKS_MAX = 64
 
 
 class LinkArguments(TypedDict, total=False):
-    """What a protocol on top hands on to `Link`."""
+    """The arguments that a protocol passes on to `Link`."""
 
     on_open: Callable[[Any], None] | None
     on_close: Callable[[Any], None] | None
@@ -137,7 +139,7 @@ class Link(asyncio.Protocol):
 
     @property
     def unsent_bytes(self) -> int:
-        """What the peer has not taken of what was written."""
+        """The number of written bytes that the peer has not read yet."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     @property
@@ -252,7 +254,8 @@ class Link(asyncio.Protocol):
             self._loop.call_soon(self.flush)
 
     def _open(self, sniffer: ProtocolSniffer, data: bytes) -> bytes:
-        """The plain bytes that an accepted connection begins with; empty while that cannot be told."""
+        """Return the first plain bytes of an accepted connection, or no bytes while more data or a certificate is
+        needed."""
         opened = sniffer.feed(data)
         if opened is None:
             own = sniffer.waits_for
@@ -286,7 +289,7 @@ class Link(asyncio.Protocol):
 
 
 class RequestHandling(Protocol):
-    """What a connection asks of the `Router` that answers its peer's requests."""
+    """The methods of a `Router` that a connection calls to answer the requests of its peer."""
 
     batch: Callable[[], AbstractContextManager[None]] | None
     sends: SendsReader | None
@@ -387,7 +390,7 @@ class Connection(Link):
         self._flush_due = True
 
     def on_one_way_reply(self, request: Command, answer: Command) -> None:
-        """Told of the answer to a one-way request: nobody waits for it."""
+        """Discard the answer to a one-way request, because the peer does not wait for an answer."""
 
     async def drain(self, timeout_ms: float) -> None:
         """Wait while the peer does not take what is sent; for senders that wait for nothing else.

@@ -1,12 +1,14 @@
-"""What all connections of a server together may take: how many there are, how much of incomplete frames is kept,
-and how much of answers that their peers do not take.
+"""Limits for all connections of a server together: the number of connections, the bytes of incomplete frames, and the
+bytes of answers that peers have not read.
 
-A connection over a limit is closed as soon as it stands. When incomplete frames take too much, the connections whose
-frames began first are closed until they do not: a peer that means to finish a frame does so within moments, one that
-only holds memory waits. When answers take too much, those that hold most are closed. A connection reports what waits
-when it writes, not when its peer takes some: all are asked when it seems too much, and then a quarter is made free, so
-that they are asked once for many writes. Both ports of a broker share their limits. Loop only.
-Ours: Apache's has no such bounds.
+A connection that exceeds the number is closed as soon as it is accepted. If incomplete frames take too many bytes, the
+connections whose frames began first are closed until the bytes are within the limit. A peer that means to finish a
+frame finishes it within moments; a peer that only occupies memory waits. If unread answers take too many bytes, the
+connections with the most unread bytes are closed. A connection reports its unread bytes when it writes, not when its
+peer reads. If the reported sum exceeds the limit, all connections are measured. If the sum is still
+near the limit, connections are closed until a quarter of the limit is free, so that one measurement serves many writes.
+Both ports of a broker share their limits. Loop only.
+Apache's servers have no such limits.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ _CUT_AT_ONCE = 256
 
 
 class ConnectionSettings(ExporterSettings, kw_only=True):
-    """What a configuration file may say about connections."""
+    """The settings about connections in a configuration file."""
 
     connections_max: Annotated[
         int, Setting("maxConnections", "maximum number of connections; new ones are closed", low=16, hot=True)
@@ -55,7 +57,7 @@ class ConnectionSettings(ExporterSettings, kw_only=True):
 
 
 class LimitedConnection(Protocol):
-    """What limits ask of a `Connection`: whose it is, what its peer has not taken, and to end it."""
+    """The members of a `Connection` that limits use: its peer, its unread bytes, and a method that closes it."""
 
     peer: str
 
@@ -156,12 +158,12 @@ class Limits:
             self._unsent.pop(connection, None)
 
     def _ask_all(self) -> None:
-        """Update what a connection holds of answers that its peer has not taken."""
+        """Update the unread bytes of every connection that reported some."""
         for connection in list(self._unsent):
             self._note_unsent(connection, connection.unsent_bytes)
 
     def _cut_largest(self, limit: int) -> None:
-        """Close the connections that hold most, until a quarter is free; some of them, if there are many."""
+        """Close at most `_CUT_AT_ONCE` connections with the most unread bytes, until a quarter of the limit is free."""
         reason = f"answers that peers do not take are more than maxUnsentBytes={limit}; it holds"
         for connection in sorted(self._unsent, key=self._unsent.__getitem__, reverse=True)[:_CUT_AT_ONCE]:
             if self.unsent_bytes <= limit - limit // 4:

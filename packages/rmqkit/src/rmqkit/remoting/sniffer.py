@@ -89,12 +89,12 @@ _HELLO = bytes([CLIENT_HELLO])
 
 
 class Sniffed(Struct):
-    """How a connection goes on.
+    """The result for an accepted connection, after its first bytes.
 
     Attributes:
-        source: IP and port a balancer names as the real peer, or None.
-        tls: decrypts what follows; None for a plain connection.
-        rest: what was read behind the preamble, still encrypted with TLS.
+        source: IP and port of the real peer, as a balancer reports them, or None.
+        tls: decrypts the following bytes; None for a plain connection.
+        rest: the bytes that were read after the preamble; with TLS they are still encrypted.
     """
 
     source: tuple[str, int] | None
@@ -144,7 +144,7 @@ class ProtocolSniffer:
 
     @property
     def waits_for(self) -> OwnCertificate | None:
-        """What has to be made before it can be told; nothing more needs to be read until then."""
+        """The certificate that must be created before TLS can start, or None. Nothing has to be read until then."""
         own = None if self._tls is None else self._tls.own
         if own is None or own.is_settled or self._held[:1] != _HELLO:
             return None

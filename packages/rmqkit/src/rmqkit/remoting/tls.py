@@ -114,13 +114,13 @@ def _reason(error: Exception) -> str:
 
 
 CLIENT_HELLO = 0x16
-# What clients of gRPC have to hear (ALPN); others ask for nothing, and are told nothing.
+# gRPC clients require this answer to their ALPN offer. Remoting clients offer nothing and get no answer.
 PROTOCOLS = ["h2"]
 _READ_BYTES = 256 << 10
 
 
 class TlsMode(enum.Enum):
-    """What a port does about TLS."""
+    """The modes of a port: plain connections only, both, or TLS only."""
 
     DISABLED = "disabled"
     PERMISSIVE = "permissive"
@@ -128,7 +128,7 @@ class TlsMode(enum.Enum):
 
 
 class NeedClientAuth(enum.Enum):
-    """Whether clients have to show a certificate."""
+    """The rules for client certificates."""
 
     NONE = "none"
     OPTIONAL = "optional"
@@ -136,7 +136,8 @@ class NeedClientAuth(enum.Enum):
 
 
 class ServerTlsSettings(Struct, kw_only=True):
-    """What ``tls.properties`` says about a server; without a certificate it makes one, if it may."""
+    """The settings of a server in ``tls.properties``. A permissive server without configured files creates its own
+    certificate if ``makes_own`` is set and client certificates are not required."""
 
     mode: Annotated[TlsMode, Setting("tls.server.mode", "disabled, permissive or enforcing")] = TlsMode.PERMISSIVE
     makes_own: Annotated[
@@ -338,7 +339,7 @@ class TlsLayer:
             self._unsent.append(plain)
 
     def outgoing(self) -> bytes:
-        """What has to be written to the peer now."""
+        """Return the encrypted bytes that must be written to the peer now."""
         return self._outgoing.read()
 
     def _handshake(self) -> bool:

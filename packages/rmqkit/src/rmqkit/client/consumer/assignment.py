@@ -1,21 +1,22 @@
-"""Assignment: which queues a member of a group gets (``RebalanceImpl``), and how each of them is taken and given up.
+"""Assignment of queues to a member of a group (``RebalanceImpl``): the computation, and taking and giving up queues.
 
-Per topic, the queues of its route and the client ids of the group, from one broker, both sorted, go through the
-allocation strategy; every client computes the same answer for itself. Queues that are not in it are given up, new ones
-are taken. What cannot be found out leaves everything as it is until the next round.
+For each topic, the allocation strategy gets the queues of the route and the client ids of the group from one broker,
+both sorted. Every client computes the same result. The client gives up queues that are not in its share and takes new
+queues. If a broker does not answer, the queues of the topic stay as they are until the next rebalance.
 
 ====================  ==========================================================================================
-a queue is            then
+a queue is            result
 ====================  ==========================================================================================
-taken                 what its former owner had saved is read, messages are pulled
-given up              nothing new starts, handlers may finish for a moment, the offset is saved, the lock given back;
-                      an ordered queue stays until its handler has ended, since its next owner must not overtake it
-lost                  somebody else has the lock: it begins anew with the next rebalance
-moved                 an operator or the program wants another offset: it begins anew there
+taken                 the offset that the former owner saved is read, and messages are pulled
+given up              no new handler starts, running handlers may finish for a moment, the offset is saved, the lock is
+                      released; an ordered queue stays until its handler has returned, so that the next owner does not
+                      overtake the handler
+lost                  another member has the lock: the queue restarts with the next rebalance
+moved                 an operator or the program sets another offset: the queue restarts at this offset
 ====================  ==========================================================================================
 
-Each of these waits for somebody, so a queue goes through one of them at a time (``_turns``): two at once would leave a
-pull loop behind that nobody knows, and which goes on for ever.
+Each of these steps waits for a broker or a handler, so a queue goes through one step at a time (``_turns``). Two steps
+at once would leave a pull loop without an owner, which would run for ever.
 Loop only. Source: behaviour.md §5.3, §8.4, §8.6, §8.12.
 """
 
@@ -200,7 +201,7 @@ class AssignedQueues:
                 await self._hand_over(process_queue)
 
     async def give_up_ended(self) -> None:
-        """Give up the queues whose loop ended by an error, or whose handler was not done: they begin anew."""
+        """Give up the queues whose loop stopped with an error or whose handler had not finished. The queues restart."""
         for queue in [queue for queue, pull in self._pulls.items() if pull.done() and not self._turns[queue].locked()]:
             await self.give_up(queue)
 
@@ -217,7 +218,7 @@ class AssignedQueues:
             return process_queue is not None
 
     async def reset(self, queue: MessageQueue, offset: int) -> None:
-        """Let handlers finish, then set the group's offset and give the queue up; it begins anew there."""
+        """Let handlers finish, set the group's offset, and give the queue up. The queue restarts at the offset."""
         async with self._turns[queue]:
             process_queue = await self._stop_pulling(queue)
             if process_queue is not None:
@@ -227,8 +228,9 @@ class AssignedQueues:
                 await self._hand_over(process_queue)
 
     async def start_at(self, queue: MessageQueue, offset: int, *, is_member: bool) -> bool:
-        """Begin a queue anew at an offset, and drop what was pulled of it; one that is assigned also when it is taken
-        later. False: it is not held, or was just given away."""
+        """Restart a queue at an offset, and drop its pulled messages. A queue that the program assigned itself (not
+        ``is_member``) may be taken later; it starts at the offset, too. Return False if a member of the group does not
+        hold the queue, or has just given it up."""
         is_held = await self.drop(queue)
         if is_held or not is_member:
             self._starts[queue] = offset

@@ -1,20 +1,21 @@
-"""The consume service runs handlers on pulled messages, in any order (``ConsumeMessageConcurrentlyService``).
+"""The consume service, which runs handlers on pulled messages in any order (``ConsumeMessageConcurrentlyService``).
 
 ==========================  ==================================================================================
-a handler …                 then
+a handler …                 result
 ==========================  ==================================================================================
 returns                     the message is consumed
-raises                      the broker is asked to deliver it again later (CONSUMER_SEND_MSG_BACK): the message
-                            here is consumed, a copy comes through ``%RETRY%<group>`` after the delay of its level
-… and that fails            the copy is sent to the retry topic by ourselves
-… and that fails, too       it stays, holds the offset back, and is handled again after 5 s
-runs longer than 15 min     as if it had raised; its outcome does not matter any more
+raises                      the client requests a later delivery from the broker (CONSUMER_SEND_MSG_BACK): this
+                            message is consumed, and a copy arrives through ``%RETRY%<group>`` after the delay of
+                            its level
+… and that fails            the client itself sends the copy to the retry topic
+… and that fails, too       the message stays, holds the offset back, and is handled again after 5 s
+runs longer than 15 min     the same as if the handler had raised; its later outcome is ignored
 ==========================  ==================================================================================
 
-A handler of batches has all of them fail together, unless `ConsumeLater` names those that did. A body that is not of
-the type a handler takes goes to the dead letters, before the handler gets the others of its batch. In broadcasting
-nothing comes again: what failed is logged. A fixed number of workers takes messages in the order they were pulled;
-nothing is started per message. A coroutine function runs on the loop, a plain function in a thread.
+If a handler of batches raises, all messages of the batch fail, unless `ConsumeLater` names the failed messages. A body
+that does not fit the handler's type goes to the dead letters before the handler gets the other messages of the batch.
+In broadcasting no message is delivered again, and a failure is logged. A fixed number of workers takes messages in the
+order of the pulls; nothing is started per message. A coroutine function runs on the loop, a plain function in a thread.
 Loop only. Source: behaviour.md §8.8, remoting.md §9.5.
 """
 
@@ -243,8 +244,8 @@ class ConcurrentConsumeService:
         return Listener(on_loop, batch_max, is_threaded, decode, takes_messages, is_deduped, name, retry)
 
     def put(self, process_queue: ProcessQueue, messages: list[ReceivedMessage]) -> None:
-        """Queue messages, which the process queue holds, for the workers."""
-        # Before they are grouped: a message that comes again goes to the handler of the topic it was first sent to.
+        """Queue messages of a process queue for the workers."""
+        # Before the grouping: the handler of the topic to which a message was first sent handles its retries.
         for message in messages:
             if names.RETRY_TOPIC in message.properties:
                 restore_topic(message, self.runtime.namespace)
@@ -460,7 +461,7 @@ class ConcurrentConsumeService:
         await asyncio.gather(*(self._retry_message(process_queue, message, error) for message in failed))
 
     def _when(self, message: ReceivedMessage, error: BaseException) -> tuple[int, int | None]:
-        """Return when a message that failed comes again: a delay level, and the exact ms if these are known."""
+        """Return the delay until the next delivery of a failed message: a delay level, and the exact ms if known."""
         if isinstance(error, DeadLetters):
             return _TO_DEAD_LETTERS, None
         delay_ms = None

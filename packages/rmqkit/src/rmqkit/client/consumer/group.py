@@ -1,14 +1,14 @@
-"""A consumer as a member of its group: what it subscribes to, the queues it has, a pull loop for each.
+"""A consumer as a member of its group: its subscriptions, its queues, and a pull loop for each queue.
 
 ::
 
     routes, members change ──> Rebalance ──> AssignedQueues: one PullLoop per queue ──> ProcessQueue ──> ConsumeService
                                                   └── QueueWatch: which stand still, and why
 
-`Consumer` is what push, pull and pop consumers have in common. Its `GroupCoordinator` decides when queues are shared
-out and tells the brokers; who gets which queue, and what taking one and giving it up mean, is in `assignment`. In
-ordered consumption a queue is taken once its broker has locked it; one whose lock somebody else got begins anew with
-the next rebalance. Loop only. Source: behaviour.md §6.1, §6.2, §8.3, §8.4, §8.15.
+`Consumer` is the common base of push, pull and pop consumers. Its `GroupCoordinator` decides when queues are shared out
+and registers the member at the brokers. `assignment` computes which member gets which queue, and takes and gives up
+queues. In ordered consumption a queue is taken after its broker has locked it. If another member gets the lock, the
+queue restarts with the next rebalance. Loop only. Source: behaviour.md §6.1, §6.2, §8.3, §8.4, §8.15.
 """
 
 from __future__ import annotations
@@ -64,10 +64,11 @@ def offsets_of(runtime: ClientRuntime, group: str, settings: ConsumerSettings) -
 
 
 class GroupCoordinator:
-    """Coordinates one member of a group: decides when queues are shared out, and tells the brokers.
+    """The coordinator of one member of a group: decides when queues are shared out, and registers
+    the member at the brokers.
 
-    ``subscriptions`` is what it subscribes to, ``assigned`` the queues it has, ``process_queues`` what is held of
-    them."""
+    ``subscriptions`` are the member's subscriptions, ``assigned`` its queues, ``process_queues`` the messages that it
+    holds of these queues."""
 
     def __init__(self, context: ConsumerContext) -> None:
         self._context = context
@@ -130,7 +131,7 @@ class GroupCoordinator:
         return self._manual is not None
 
     async def start_at(self, queue: MessageQueue, offset: int) -> None:
-        """Begin a queue anew at an offset; what was pulled of it is dropped.
+        """Restart a queue at an offset, and drop its pulled messages.
         Raises ClientError: the queue is not held."""
         is_ours = queue in self.process_queues or queue in (self._manual or ())
         if not is_ours or not await self.assigned.start_at(queue, offset, is_member=not self.is_manual):
@@ -230,8 +231,8 @@ class GroupCoordinator:
         self.assigned.take(taken, pause_ms=pause_ms, is_member=not self.is_manual)
 
     async def reset_offsets(self, offsets: dict[MessageQueue, int]) -> None:
-        """Move the group because an operator asked for it: handlers may finish, then queues begin anew at these
-        offsets."""
+        """Move the offsets of the group at the request of an operator: let handlers finish, then restart the queues at
+        these offsets."""
         held = [(queue, offset) for queue, offset in offsets.items() if queue in self.process_queues]
         await asyncio.gather(*(self.assigned.reset(queue, offset) for queue, offset in held))
         self.rebalance_soon()
@@ -287,7 +288,7 @@ class GroupCoordinator:
         return await self._context.consume_service.consume_directly(message)
 
     async def renew_locks(self) -> None:
-        """Renew all locks but those that are being given back; a queue whose lock another member has begins anew."""
+        """Renew the locks of all queues that are not being given up. Restart a queue whose lock another member has."""
         if self._context.locks is not None:
             # Asking for the lock of a queue that is being given up would take it from its next owner.
             kept = [queue for queue, process_queue in self.process_queues.items() if not process_queue.is_released]

@@ -317,7 +317,7 @@ class ScheduledPull:
             try:
                 pause_ms = await asyncio.shield(call)
             except asyncio.CancelledError:
-                # It may be between its pull and its commit: cut off there, the same messages come again.
+                # The call may be between its pull and its commit: if cut there, the same messages are delivered again.
                 await asyncio.wait([call], timeout=_FINISH_SECONDS)
                 call.cancel()
                 raise

@@ -1,28 +1,28 @@
-"""Offset stores: where a group is in its queues (``RemoteBrokerOffsetStore``, ``LocalFileOffsetStore``).
+"""Offset stores: the offsets of a group in its queues (``RemoteBrokerOffsetStore``, ``LocalFileOffsetStore``).
 
 ======================  ========================================================================================
 saved at the brokers    how
 ======================  ========================================================================================
-every 5 s               one-way, the queues whose offset changed; with an answer, those where it did not, once
-when a queue is given   with an answer, so that the next owner of the queue reads what we wrote
+every 5 s               one-way for queues whose offset changed; with an answer, once, for unchanged offsets
+when a queue is given   with an answer, so that the next owner of the queue reads the saved offset
 up
 when the client closes  with an answer
 ======================  ========================================================================================
 
-A broker may refuse what nobody waits for, as one that came back from a crash before it has heard of the group again: so
-an offset that came to rest is sent once more, and counts as saved when the broker confirms it. Between two rounds a
-crash costs at most what was consumed since; those messages are delivered again. What was sent to a broker counts as
-long as the connection it was sent over: behind a new one may be a slave in place of its master, or the master again, as
-it was when it crashed. Offsets only rise, except where a program or an operator moves them (`set_to`) and where
-`freeze` sets one in place of an offset that the broker declared illegal.
+A broker may refuse a one-way offset, for example after a crash, before the group has sent a heartbeat again. So an
+offset that no longer changes is sent a second time, and counts as saved when the broker confirms it. After a crash of
+the client, the messages that were consumed since the last save are delivered again. A sent offset counts only as long
+as its connection: a new connection may lead to a slave instead of the master, or to the master in its state before a
+crash. Offsets only rise, with two exceptions: a program or an operator moves them (`set_to`), and `freeze` replaces an
+offset that the broker declared illegal.
 
-Broadcasting keeps offsets in a file of its own::
+In broadcasting, offsets are stored in a file of the member::
 
     <offsets_dir>/<client id>/<group>/offsets.json       {"offsetTable":{{"brokerName":…,"queueId":0,"topic":…}:3}}
     <offsets_dir>/<client id>/<group>/offsets.json.bak   the same, one save earlier; read when the first is unreadable
 
-A save merges into what the file holds, so that queues of other times and processes keep their offsets. A crash costs
-what was consumed since the last save. Loop only; the disk is touched in a thread.
+A save merges the offsets into the file, so that queues of other times and processes keep their offsets. After a crash,
+the offsets since the last save are lost. Loop only; a thread reads and writes the disk.
 Source: behaviour.md §5.6, §8.6; store.md §9.8.
 """
 
@@ -113,7 +113,7 @@ class RemoteOffsetStore(OffsetStore):
         self._confirmed.pop(queue, None)
 
     async def fetch(self, queue: MessageQueue) -> int | None:
-        """Read the offset saved at the broker and keep it here; None when there is none.
+        """Read the offset saved at the broker and cache it; None if the broker has no offset.
         Raises RemotingError, PeerRefused: the broker did not say."""
         offset = await self._runtime.calls.committed_offset(
             self._runtime.routes.broker_for(queue)[1], self._group, queue

@@ -81,12 +81,12 @@ class OrderlyConsumeService(ConcurrentConsumeService):
             self._schedule(process_queue)
 
     async def _step(self, process_queue: ProcessQueue) -> float:
-        """Handle the queue's next messages; returns the ms that the queue stands still after."""
+        """Handle the queue's next messages. Return the pause of the queue after them in ms."""
         if self.locks is not None and not self.locks.is_held(process_queue.queue):
             await self.locks.lock([process_queue.queue])
             if not self.locks.is_held(process_queue.queue):
                 return _LOCK_PAUSE_MS
-        # Taken only now: while the lock was asked for, the queue may have been dropped or begun anew.
+        # Taken only after the lock request, during which the queue may have been dropped or restarted.
         messages = self._next(process_queue)
         if process_queue.is_dropped or not messages:  # the lock may be that of the queue's next time here
             return 0.0

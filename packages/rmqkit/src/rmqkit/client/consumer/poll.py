@@ -77,7 +77,7 @@ class PollBuffer:
         self._given.clear()
 
     def seek(self, queue: MessageQueue, process_queue: ProcessQueue | None, offset: int) -> None:
-        """Move the position of a queue, which begins anew there, or is not held yet."""
+        """Move the position of a queue. ``process_queue``: the restarted queue, or None if it is not held yet."""
         # Messages given out before the seek must not move the position when the next poll settles them.
         self._given = [one for one in self._given if one[0].queue != queue]
         if process_queue is None:

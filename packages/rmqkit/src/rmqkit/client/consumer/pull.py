@@ -53,12 +53,11 @@ class PullResult(Struct):
 
     Attributes:
         status: whether messages were found, or why not.
-        next_begin_offset: the offset for the next pull, whatever the status is.
+        next_begin_offset: the offset for the next pull, with any status.
         min_offset: the first offset of the queue.
         max_offset: one past the last offset of the queue.
         messages: the messages that match the expression.
-        unreadable: those whose bodies cannot be decompressed, with their bodies as they are stored. They are logged as
-            errors.
+        unreadable: the messages whose bodies cannot be decompressed, with the stored bodies. They are logged as errors.
     """
 
     status: PullStatus
@@ -182,7 +181,7 @@ class PullConsumer(Consumer):
                 f"Seek offset illegal, seek offset = {offset}, min offset = {low}, max offset = {high} in {queue}: "
                 "seek between them"
             )
-        # First the queue begins anew, then the position moves: the other way round the old queue could move it again.
+        # Restart the queue first, then move the position: in the other order the old queue could move it again.
         await self._coordinator.start_at(queue, offset)
         self._poll_buffer.seek(queue, self._coordinator.process_queues.get(queue), offset)
 
@@ -237,8 +236,8 @@ class PullConsumer(Consumer):
             queue_id=queue.queue_id,
             queue_offset=offset,
             max_msg_nums=max_count,
-            # The expression comes along, since no heartbeat has told of it. No COMMIT_OFFSET: the 0 below would take
-            # the group back to the start of the queue.
+            # Send the expression, since no heartbeat contains it. No COMMIT_OFFSET: the 0 below would move the group
+            # back to the start of the queue.
             sys_flag=int(PullFlag.SUBSCRIPTION | (PullFlag.SUSPEND if suspend_ms else 0)),
             commit_offset=0,
             suspend_timeout_millis=suspend_ms,

@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 
 
 class PushConsumer(Subscribing, Consumer):
-    """Consumes messages as a member of a group::
+    """A consumer that handles messages as a member of a group::
 
         consumer = PushConsumer("billing", name_servers="127.0.0.1:9876")
 
@@ -60,9 +60,9 @@ class PushConsumer(Subscribing, Consumer):
 
     The members of a group share the queues. They must have the same subscriptions and the same ``allocate`` function
     (see `rmqkit.client.consumer.allocate`). With ``ordered``, the messages of a queue are handled one after the other:
-    no other member owns the queue meanwhile, and if the handler raises, the same message comes again before the next
-    one. With ``message_model=MessageModel.BROADCASTING`` in the settings, every member gets every message, at most
-    once, and keeps its own offsets. The other arguments are those of a `Producer`.
+    no other member owns the queue meanwhile, and if the handler raises, it gets the same message again before the
+    next message. With ``message_model=MessageModel.BROADCASTING`` in the settings, every member gets every message at
+    most once, and stores its own offsets. The other arguments are the same as for a `Producer`.
     Raises SettingsError: a name, an address or a setting is not valid."""
 
     _kind = "consumer"
@@ -278,8 +278,8 @@ class PushConsumer(Subscribing, Consumer):
 
 
 async def _not_subscribed(message: ReceivedMessage) -> None:
-    """Handle messages that come again after their topic was given up: failing lets a member have them that still has
-    it."""
+    """Handle messages that are delivered again after their topic was unsubscribed. The error sends the message back, so
+    that a member with a subscription gets it."""
     raise ClientError(f"topic {message.topic} is not subscribed any more")
 
 

@@ -63,12 +63,12 @@ _PASSES = (
 
 
 class Start(Struct, frozen=True):
-    """Where to begin in each queue: at an offset, at a time (ms since the epoch), or without both at the end.
+    """The start in each queue: an offset, a time (ms since the epoch), or the end of the queue if both are missing.
 
     Attributes:
-        offset: the offset; one that the queue does not have is replaced by the nearest.
+        offset: the offset; if the queue does not have it, the nearest offset of the queue.
         time_ms: the time.
-        offsets: offsets of some queues, in place of the other fields.
+        offsets: offsets of some queues, which replace the other fields.
     """
 
     offset: int | None = None

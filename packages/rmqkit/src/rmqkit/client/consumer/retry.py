@@ -13,18 +13,18 @@ _EXPONENT_MAX = 64
 
 
 class Retry(Struct, frozen=True, kw_only=True):
-    """The retries of one handler: delays that grow, each with a random part, so that messages that failed together do
-    not come again together::
+    """The retries of one handler. The delays grow, and each has a random part, so that messages that failed together
+    are not delivered together again::
 
         @consumer.on("Orders", retry=Retry(times=5, first=1, longest=60))
 
-    The broker's timer counts in seconds. A broker without one (4.x) takes the next longer delay level.
+    The broker's timer counts in seconds. For a broker without a timer (4.x) the next longer delay level is used.
 
     Attributes:
-        times: retries before the message goes to the dead letters; None takes ``retries_max`` of the settings.
+        times: retries before the message goes to the dead letters; None: ``retries_max`` of the settings.
         first: the delay of the first retry, in seconds or as a `timedelta`.
-        factor: each delay is this many times the one before.
-        longest: no delay is longer, but for its random part.
+        factor: each delay is the previous delay times this factor.
+        longest: the maximum delay, without its random part.
         jitter: the random part: 0.2 makes each delay up to 20 % shorter or longer.
 
     Raises SettingsError: a number is out of its bounds. Raises TimeIllegal: a delay is no duration.

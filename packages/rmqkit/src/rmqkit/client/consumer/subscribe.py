@@ -152,8 +152,8 @@ class Subscribing:
                 a `RedisDedupe`, or a function that takes the message and returns true if your program has handled it.
                 The function may be a coroutine function if the handler is one. You cannot combine ``dedupe`` with
                 ``batch_max`` or broadcasting.
-            retry: how often and how soon a message comes again on which this handler failed; None has the delays of
-                the broker, and ``retries_max`` of the settings. A `ConsumeLater` with a delay or a level goes first.
+            retry: the number and the delays of retries after this handler fails. None means the delays of the broker
+                and ``retries_max`` of the settings. A `ConsumeLater` with a delay or a level has priority.
                 In ordered consumption, the queue waits for the delay.
         """
         self._subscribe(topic, expression, handler, expression_type, body, batch_max, dedupe, retry)

@@ -162,7 +162,7 @@ class QueueWatch:
         return status
 
     def _blocked(self, queue: MessageQueue, one: ProcessQueue | None) -> tuple[QueueState, str] | None:
-        """The reason why nothing may be pulled or handled of a queue, whatever is held of it; None without one."""
+        """Return the state and the reason if a queue may not be pulled or handled at all, otherwise None."""
         locks = self._context.locks
         if locks is not None and not locks.is_held(queue):
             error = locks.error_of(queue)

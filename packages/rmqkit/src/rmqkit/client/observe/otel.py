@@ -3,13 +3,13 @@
 =====================  ========  ==================================================================================
 span                   kind      parent
 =====================  ========  ==================================================================================
-``send <topic>``       PRODUCER  what is current when the message or batch is sent; it covers all tries
-``process <topic>``    CONSUMER  that of the message; links to those of a batch. It is current in the handler
-``receive <topic>``    CONSUMER  what is current when messages are polled; links to theirs
+``send <topic>``       PRODUCER  the current span when the message or batch is sent; the new span covers all tries
+``process <topic>``    CONSUMER  the span of the message; links to the spans of a batch. Current in the handler
+``receive <topic>``    CONSUMER  the current span when messages are polled; links to the spans of the messages
 =====================  ========  ==================================================================================
 
-A sent message carries its span's context in the properties ``traceparent`` and ``tracestate`` (W3C), or whatever else
-the process's propagator writes. Names follow the semantic conventions for messaging and for RocketMQ in it.
+A sent message carries its span's context in the properties ``traceparent`` and ``tracestate`` (W3C), or in the
+properties that the process's propagator writes. Names follow the semantic conventions for messaging and RocketMQ.
 Source: behaviour.md §7.6.
 """
 

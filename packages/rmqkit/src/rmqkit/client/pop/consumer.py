@@ -1,10 +1,11 @@
-"""The pop consumer: brokers track who has which message, not which queue, so every member may read every queue.
+"""The pop consumer. Brokers track the receiver of each message, not of each queue, so every member may read every
+queue.
 
 =====================  =========================================================================================
-a program calls        and the consumer
+a program calls        the consumer
 =====================  =========================================================================================
-`on`, `subscribe`      pops in the background and calls handlers, or gives messages to `messages`
-only `pop`             does nothing by itself: the program acknowledges, and says when messages come again
+`on`, `subscribe`      pops in the background and calls handlers, or passes messages to `messages`
+only `pop`             does nothing by itself: the program acknowledges, and sets the time of the next delivery
 =====================  =========================================================================================
 
 Source: behaviour.md §4.7–§4.15, §8.13; remoting.md §4.6.1.
@@ -25,7 +26,7 @@ from rmqkit.times import Duration, duration_ms
 
 
 class PopConsumer(PushConsumer):
-    """Consumes messages without owning queues: any member of the group gets the next message. All members must pop::
+    """A consumer that does not own queues: any member of the group gets the next message. All members must pop::
 
         consumer = PopConsumer("billing", name_servers="127.0.0.1:9876")
 
@@ -44,7 +45,7 @@ class PopConsumer(PushConsumer):
 
     While a handler or `messages` holds a message, it stays invisible to others. A message from `pop` is invisible only
     for its invisible time. With ``ordered``, one member at a time has the messages of a queue until it has acknowledged
-    all of them. ``allocate`` says how brokers distribute queues if an operator has told them to: `averagely` or
+    all of them. ``allocate`` sets how brokers distribute queues if an operator has enabled that: `averagely` or
     `averagely_by_circle`. Every coroutine method raises RemotingError if a broker does not answer, and PeerRefused if
     it refuses. Everything else is as for `PushConsumer`. Raises SettingsError: also for broadcasting."""
 

@@ -4,39 +4,43 @@
 the broker's answer     a push consumer                           a pop consumer
 ======================  ========================================  =========================================
 queues to pop           pops them                                 pops them
-queues to pull          pulls them, and what was popped before    pops all queues of every broker together
-                        and comes again
+queues to pull          pulls them, and the retries of earlier    pops all queues of every broker together
+                        pops
 code 3, no strategy     shares them out with the other members    pops all queues of every broker together
 not asked (in order)                                              pops each queue by itself
 ======================  ========================================  =========================================
 
-Queue -1 of a broker stands for all of its queues. One whose mode changed is given up and taken again in the next round.
-A pop that a broker still holds then (up to 15 s) may bring what is pulled as well: the message is handled twice.
+Queue -1 of a broker means all of its queues. A queue whose mode changed is given up, and taken again in the next
+rebalance. If a broker still holds a pop then (up to 15 s), the pop may return a message that is also pulled. The
+message is then handled twice.
 
 ================  ==========================================================================
-answer to a pop   then (``popMessage``)
+answer to a pop   result (``popMessage``)
 ================  ==========================================================================
-FOUND             hold and hand over what matches; the rest is acknowledged; pop on
-NOT_FOUND         pop on
-POLLING_FULL      again after 1 s
-FLOW_CONTROL      again after 20 ms
-anything else     again after 1 s
+FOUND             hold and handle the matching messages, acknowledge the others; pop again
+NOT_FOUND         pop again
+POLLING_FULL      pop again after 1 s
+FLOW_CONTROL      pop again after 20 ms
+anything else     pop again after 1 s
 ================  ==========================================================================
 
 A record whose body cannot be unpacked goes to the dead letters.
 
 ==========================  ==================================================================================
-a handler …                 then
+a handler …                 result
 ==========================  ==================================================================================
 returns                     the message is acknowledged
-raises                      the broker delivers it again after the step of `BACK_OFF_SECONDS` that its count of
-                            deliveries, or the level of a `ConsumeLater`, says; or after its ``delay``
-… for the last time         after ``retries_max`` failures, or at level -1, it goes to the dead letters
-runs long                   the message stays ours, up to ``consume_timeout_minutes``; then it comes again
+raises                      the broker delivers the message again after a step of `BACK_OFF_SECONDS`: its count of
+                            deliveries, or the level of a `ConsumeLater`, selects the step; or after the ``delay``
+                            of a `ConsumeLater`
+… for the last time         after ``retries_max`` failures, or at level -1, the message goes to the dead letters
+runs long                   the member holds the message for up to ``consume_timeout_minutes``; then the broker
+                            delivers it again
 ==========================  ==================================================================================
 
-A Java client acknowledges what failed too often, and nobody has it then; here it goes to the dead letters first, as
-with brokers' proxies, and is acknowledged when it is there. In order the rest of a queue waits here for what failed.
+A Java client acknowledges a message that failed too often, and the message is lost. This client sends the message to
+the dead letters first, like brokers' proxies, and acknowledges it after that. In ordered consumption, the other
+messages of the queue wait for the failed message.
 Loop only. Source: behaviour.md §4.12, §4.15, §8.4, §8.13; remoting.md §4.6.1.
 """
 
@@ -92,7 +96,7 @@ class PopConsumeService(ConcurrentConsumeService):
             super().consumed(process_queue, *messages)
             return
         for message in messages:
-            # Not one that lapsed: it comes again, and whoever gets it then acknowledges it.
+            # Not a message that lapsed: it is delivered again, and its next receiver acknowledges it.
             if process_queue.remove(message) != NOTHING_HELD:
                 process_queue.session.ack_soon(message)
 
@@ -134,8 +138,8 @@ class PopConsumeService(ConcurrentConsumeService):
                 )
 
     async def _give_up(self, process_queue: PopProcessQueue, message: ReceivedMessage, reason: Reason) -> None:
-        """Send a message to the dead letters, and acknowledge it only then; else it comes again when its time is
-        over."""
+        """Send a message to the dead letters, and acknowledge it after that. If the send fails, the message is
+        delivered again when its invisible time expires."""
         if await self._is_dead_letter(message, reason):
             self.consumed(process_queue, message)
         else:
@@ -237,7 +241,7 @@ class BrokerRebalance(Rebalance):
         pulled = {one.message_queue for one in assigned} - popped
         retry = pop_retry_topic(self._group, with_namespace(self._runtime.namespace, topic))
         if pulled and not popped and topic not in self._retried and not topic.startswith(RETRY_PREFIX):
-            # What this group popped before comes again through its retry topic, which only pops read by themselves.
+            # Earlier pops are retried through the retry topic of the group. Only pops read this topic automatically.
             self._retried.add(topic)
             self._owner.subscribe(retry, "*", TAG)
         elif popped and topic in self._retried:

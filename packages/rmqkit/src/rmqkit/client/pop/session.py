@@ -1,20 +1,21 @@
-"""POP sessions: a broker gives messages out and hides them from the group until they are acknowledged or time is over.
+"""POP sessions: a broker delivers messages and hides them from the group until an ack or until the time expires.
 
 ======================================  ======================================================================
-request                                 what it does here
+request                                 use
 ======================================  ======================================================================
-POP_MESSAGE (200050)                    messages, each with a handle in its property POP_CK
-ACK_MESSAGE (200051)                    the message is consumed; of one alone
-BATCH_ACK_MESSAGE (200151)              the same of many of one broker: those that came while an ack was under way
-CHANGE_MESSAGE_INVISIBLETIME (200053)   when the message comes again; it has another handle then
+POP_MESSAGE (200050)                    get messages, each with a handle in its property POP_CK
+ACK_MESSAGE (200051)                    acknowledge one message
+BATCH_ACK_MESSAGE (200151)              acknowledge the messages of one broker that waited for an earlier ack
+CHANGE_MESSAGE_INVISIBLETIME (200053)   set when a message is delivered again; the message gets a new handle
 ======================================  ======================================================================
 
-A message that is not acknowledged comes again through the group's retry topic of its topic, counted once more. While a
-message is held here (`PopProcessQueue`) its invisible time is renewed, so that nobody else gets it. An ack that is
-lost, and a message that lapses because the broker did not answer, lead to a second delivery.
+A message without an ack is delivered again through the group's retry topic for its topic, with its count of deliveries
+increased by one. While the client holds a message (`PopProcessQueue`), it renews the invisible time, so that no other
+member gets the message. A lost ack leads to a second delivery. So does a message whose time expires because the broker
+did not answer.
 
-Handles (POP_CK) are what acks name. A broker that rewrites messages of retry topics gives them their handles itself; of
-all others the answer tells in its strings where each queue's messages start.
+Acks name messages by their handles (POP_CK). A broker that rewrites messages of retry topics sets their handles itself.
+For all other messages, strings in the answer contain the start of each queue's messages.
 
 Not handled: inner batches, whose members brokers can acknowledge only together (the ack of the first one counts).
 Loop only. Source: behaviour.md §4.7–§4.11, §8.13; remoting.md §4.6.1.
@@ -280,7 +281,7 @@ class PopSession:
             await asyncio.wait(list(self._ackers.values()))
 
     async def change_invisible_time(self, message: ReceivedMessage, invisible_ms: int) -> None:
-        """Have a message come again so many ms from now, unless it is acknowledged before.
+        """Make the broker deliver a message again after ``invisible_ms``, unless the message is acknowledged before.
         Raises RemotingError, PeerRefused. Raises ClientError: it was not popped."""
         receipt = receipt_of(message)
         handle = await self._ask_invisible_time(receipt, invisible_ms)
@@ -423,7 +424,7 @@ class PopSession:
 
 
 class Receipt(Struct, frozen=True):
-    """What an ack or a change names a popped message by: its own topic and its handle, whatever becomes of it."""
+    """The topic and the handle by which acks and changes name a popped message. It does not change with the message."""
 
     topic: str
     handle: PopHandle
@@ -435,7 +436,8 @@ class Receipt(Struct, frozen=True):
         return self.handle.queue_offset
 
     def real_topic(self, group: str, namespace: str) -> str:
-        """The topic that it was popped from: its own, or where the group's come again; without a namespace before."""
+        """Return the topic from which the message was popped, its own or a retry topic of the group. No namespace is in
+        front of a retry topic."""
         separator = _SEPARATORS.get(self.handle.retry)
         if separator is None:
             return self.topic

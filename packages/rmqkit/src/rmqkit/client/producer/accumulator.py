@@ -178,7 +178,7 @@ def shares(result: SendResult, unique_keys: list[str]) -> list[SendResult]:
 
 
 class Accumulator(OpenBatches[tuple[str, MessageQueue | None, bool, str | None], "asyncio.Future[SendResult]"]):
-    """Where the single sends of one producer wait for each other; a place is the future that its caller awaits."""
+    """The open batches in which single sends of one producer wait for more. A place is the future of a caller."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -145,7 +145,7 @@ def encode_entries(
             f"batch of {len(entries)} messages for topic {first.topic} has {len(body)} bytes, {over} more than the "
             f"limit of {settings.limits.message_bytes_max}: split it"
         )
-    # Written also when true: the batch has these two properties of its own, whatever its entries have.
+    # Written also when true: the batch has its own two properties, independent of its entries.
     wait = "true" if first.wait_store else "false"
     properties = encode_properties({names.UNIQ_KEY: batch_key, names.WAIT: wait}).decode()
     return EncodedMessage(first.topic, body, properties, ",".join(unique_keys), is_batch=True)
@@ -171,12 +171,12 @@ def encode_dead_letter(
 def encode_retry(
     message: ReceivedMessage, group: str, retries_max: int, namespace: str = "", *, delay_ms: int | None = None
 ) -> EncodedMessage:
-    """Prepare a received message for its group's retry topic, because the broker could not send it back, or because a
-    handler asked for a delay that is no level."""
+    """Prepare a received message for its group's retry topic: the broker could not send the message back, or a handler
+    requested a delay that is no level."""
     properties = dict(message.properties)
     for name in _OF_ONE_DELIVERY:
         properties.pop(name, None)
-    # Only where the broker that stored it did not: a message that comes again once more keeps what it was at first.
+    # Only if the broker did not set them: a message keeps its first topic and its first id over all retries.
     properties.setdefault(names.RETRY_TOPIC, with_namespace(namespace, message.topic))
     properties.setdefault(names.ORIGIN_MESSAGE_ID, message.offset_msg_id)
     if delay_ms is None:

@@ -1,17 +1,18 @@
-"""What failed tries lead to: how long a message is tried, and brokers that sends keep away from for a while
-(``LatencyFaultTolerance``, ``MQFaultStrategy``).
+"""Retries after failed sends, and brokers that a producer avoids for a while (``LatencyFaultTolerance``,
+``MQFaultStrategy``).
 
-`Tries` counts the tries of one message, `QueueRetries` lines up what goes to one queue. With ``avoid_slow_brokers`` a
-`FaultTable` says where sends should not go:
+`Tries` counts the tries of one message, `QueueRetries` orders the messages for one queue. With ``avoid_slow_brokers``,
+a `FaultTable` contains the brokers to avoid:
 
 =====================  =====  ======  ======  ======  =======  =======
-a send took at least   550    1800    3000    5000    15 000   ms; a failed one counts as 10 000 ms
-… so it is avoided     2      5       6       10      30       seconds
+a send took at least   550    1800    3000    5000    15 000   ms; a failed send counts as 10 000 ms
+the broker is avoided  2      5       6       10      30       seconds
 =====================  =====  ======  ======  ======  =======  =======
 
-Queues are looked for in three rounds: on a broker that is not avoided, on one that is reachable, on any. The end of
-avoiding is only ever moved later. A broker that was never written down is neither avoided nor unreachable; one that
-refused is unreachable until a send succeeds. Not here: the reference's optional detector, which probes on its own.
+A queue is chosen in three steps: on a broker that is not avoided, on a reachable broker, on any broker. A new entry
+never shortens the time for which a broker is avoided. A broker without an entry is neither avoided nor unreachable. A
+broker that refused is unreachable until a send succeeds. The reference's optional detector, which sends probes, is
+not implemented.
 Source: behaviour.md §7.5, §7.6.
 """
 

@@ -291,8 +291,8 @@ class Sender:
 
     async def _send_with_hooks(self, message: EncodedMessage, sending: Coroutine[Any, Any, R]) -> R:
         """Send between the hooks' begin and end."""
-        # Before ``sending`` runs, which is `send` once more: it comes back here as long as the message has an
-        # ``on_end``.
+        # Cleared before ``sending`` runs: ``sending`` calls `send` again, which returns to this method while the
+        # message has an ``on_end``.
         on_end, message.on_end = message.on_end, None
         assert on_end is not None, "hooks prepared the message"
         message.outcome = outcome = SendOutcome(body_bytes=len(message.body))

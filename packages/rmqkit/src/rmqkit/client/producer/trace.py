@@ -1,19 +1,20 @@
-"""The message trace writes what this client did with messages to the trace topic (``AsyncTraceDispatcher``).
+"""The message trace, which writes the actions of this client on messages to the trace topic
+(``AsyncTraceDispatcher``).
 
 ========================  =====================================================================================
 record                    written when
 ========================  =====================================================================================
 Pub                       a broker stored a message or a batch; not after a one-way or failed send
-SubBefore, SubAfter       a handler is called with a message, and when it ended; both when a message is polled
+SubBefore, SubAfter       a handler is called with a message, and has returned; both when a message is polled
 EndTransaction            the end of a transaction is sent to its broker
 Recall                    a broker answered a recall, with ``trace_recalls``
 ========================  =====================================================================================
 
-Nothing is written about the trace topic itself, about messages with TRACE_ON=false, of brokers that answered so, and
-about received messages without a region (members of a batch have none). Records wait in a line of 2048 acts; what does
-not fit is dropped and counted, as is what cannot be sent. One task sends them, at once when ``trace_batch_count`` acts
-wait, else every 5 s: acts on one topic together, at most 128 000 bytes in a message, to a broker that has the topic.
-The message's keys are the ids and keys of what it tells of. Loop only.
+The trace omits the trace topic itself, messages with TRACE_ON=false, answers of brokers that switch tracing off, and
+received messages without a region (members of a batch have no region). A queue holds at most 2048 acts. Acts that do
+not fit, and acts that cannot be sent, are dropped and counted. One task sends the acts, at once when
+``trace_batch_count`` acts wait, otherwise every 5 s. A trace message contains acts on one topic, at most 128 000 bytes,
+and goes to a broker that has the topic. Its keys are the ids and keys of the traced messages. Loop only.
 Source: behaviour.md §7.11, §9.7; remoting.md §7.7.
 """
 

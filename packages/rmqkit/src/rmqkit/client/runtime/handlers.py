@@ -3,12 +3,12 @@
 ======================================  ======================================================================
 request                                 answer
 ======================================  ======================================================================
-CHECK_TRANSACTION_STATE (39)            none; the transaction producer says later how the transaction ended
+CHECK_TRANSACTION_STATE (39)            none; the transaction producer sends the outcome of the transaction later
 NOTIFY_CONSUMER_IDS_CHANGED (40)        none; the consumer shares its queues out again
-RESET_CONSUMER_CLIENT_OFFSET (220)      none; handlers finish, the queues begin anew at the given offsets
+RESET_CONSUMER_CLIENT_OFFSET (220)      none; handlers finish, the queues restart at the given offsets
 GET_CONSUMER_STATUS_FROM_CLIENT (221)   queue → offset
-GET_CONSUMER_RUNNING_INFO (307)         settings, subscriptions, what is held of each queue
-CONSUME_MESSAGE_DIRECTLY (309)          the handler runs once, what came of it
+GET_CONSUMER_RUNNING_INFO (307)         settings, subscriptions, the state of each queue
+CONSUME_MESSAGE_DIRECTLY (309)          the result of the handler, which runs once
 PUSH_REPLY_MESSAGE_TO_CLIENT (326)      success; the reply goes to the `Producer.request` that waits for it
 ======================================  ======================================================================
 

@@ -70,16 +70,17 @@ def keeps_open(
 
 
 class Client:
-    """A member of a group; started and closed once, best by ``async with``.
+    """A member of a group. Start and close it once, best by ``async with``.
 
-    After a fork the child may start what was not started before; what was, it can only make anew.
+    After a fork, the child process may start a client that was not started before the fork. The child cannot use a
+    started client and must create a new client.
 
     ``name_servers`` as for `name_server_list`. ``runtime`` shares the connections of another client instead; its owner
     starts and closes it. ``wait_ready`` is how long `start` may wait for servers.
     Raises SettingsError: the group's name is not legal, both or neither of name servers and runtime are given."""
 
     closes_last = False
-    """Whether handlers of other clients may use it, so that `run` closes it after them."""
+    """True if handlers of other clients may use this client, so that `run` closes it after the other clients."""
 
     _kind = "client"
     _reserved_group = ""
@@ -142,7 +143,7 @@ class Client:
         try:
             await self._starting
         except BaseException:
-            # Whatever it got to is undone here: a client that failed to start holds no connection.
+            # Undo a partial start: a client that failed to start holds no connection.
             was_closed = self._closing is not None
             await self.close()
             if was_closed and not is_cancelled():

@@ -140,7 +140,7 @@ def calling_on_signals(tell: Callable[[], object], loop: asyncio.AbstractEventLo
 
     def on_signal(number: int, frame: Any = None) -> None:
         restore()
-        # Handlers are restored already: a second signal ends the process, whatever this one waits for.
+        # Handlers are restored already: a second signal stops the process while this signal waits for work.
         _log.info("%s: finishing the work in progress", signal.Signals(number).name)
         tell()
 

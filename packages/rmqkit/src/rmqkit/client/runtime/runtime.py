@@ -90,17 +90,17 @@ class Absences:
 
 
 class ClientRuntime:
-    """Runs what several producers and consumers can share: connections, route refresh, heartbeats.
+    """The parts that several producers and consumers can share: connections, route refresh, heartbeats.
     ``name_servers``: as for `name_server_list`. Raises SettingsError: an address is not ``host:port``.
 
     Attributes:
-        namespace: part of all names at brokers; here they are without it.
-        client_id: ``<ip>@<pid>#<nanoseconds>``, with the unit name behind it if there is one.
-        name_servers: their addresses.
+        namespace: part of all names at brokers; names in the client are without it.
+        client_id: ``<ip>@<pid>#<nanoseconds>``, followed by the unit name if it is set.
+        name_servers: the addresses of the name servers.
         keys: unique keys for messages.
         calls: typed requests to brokers.
         broker_versions: the protocol version of each broker that has answered a heartbeat, by address.
-        absences: tells which brokers cannot be reached.
+        absences: the brokers that cannot be reached.
         dispatch: answers requests of brokers; further codes may be registered before `start`.
     """
 
@@ -275,7 +275,7 @@ class ClientRuntime:
         self.broker_versions[address] = await self.calls.heartbeat(address, data)
 
     def _forked(self) -> bool:
-        """Called in the child of a fork: what was not started yet may be, under a client id of its own."""
+        """Give the child of a fork its own client id if the runtime was not started before. Return True if it was."""
         self._is_from_parent = self._is_from_parent or self._is_running
         if not self._is_from_parent:
             self._name_process()
@@ -284,7 +284,7 @@ class ClientRuntime:
     def _name_process(self) -> None:
         settings = self._settings
         ip = settings.client_ip or advertised_ip("")
-        # Anew after a fork: with one client id brokers would take two processes for one member.
+        # Computed again after a fork: with one client id, brokers would take two processes for one member.
         self.client_id = _client_id(ip, settings, self.clock.now_ms())
         self.keys = UniqueKeys(pack_host(ip, 0)[:-_PORT_BYTES], os.getpid(), random.getrandbits(32))
 

@@ -51,7 +51,7 @@ class UserInfo(Struct, rename="camel", kw_only=True, omit_defaults=True):
 
 
 class AclEntry(Struct, rename="camel", kw_only=True, omit_defaults=True):
-    """What may be done with one resource (``Topic:orders``, ``Group:*``), and from which networks."""
+    """The actions that are allowed or denied on one resource (``Topic:orders``, ``Group:*``), and the networks."""
 
     resource: str
     actions: list[str] = field(default_factory=list)

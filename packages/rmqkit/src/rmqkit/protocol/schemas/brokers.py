@@ -168,8 +168,8 @@ class BrokerMemberGroupBody(Struct, rename="camel"):
 
 
 def decode_registration(body: bytes, *, is_compressed: bool, version: int) -> RegisterBrokerBody:
-    """What a broker of a version registers; an empty body is an empty table with a zero data version.
-    ``is_compressed`` is what the header says; an uncompressed body that is not JSON is tried as compressed.
+    """Decode the registration of a broker with a protocol version. An empty body means an empty table with a zero data
+    version. ``is_compressed`` is the flag in the header; an uncompressed body that is not JSON is tried as compressed.
     Raises BodyError: the body has none of the forms."""
     if not body:
         return RegisterBrokerBody()
@@ -273,7 +273,7 @@ def _with_length(content: bytes) -> bytes:
 
 
 class HaInfo(Struct, rename="camel", gc=False):
-    """EXCHANGE_BROKER_HA_INFO both ways; an empty request asks, a filled one tells a slave its master."""
+    """The body of EXCHANGE_BROKER_HA_INFO, both ways. An empty request is a query; others set a slave's master."""
 
     master_ha_address: str | None = None
     master_flush_offset: Int64 | None = None
@@ -333,7 +333,7 @@ TIMER_CHECKPOINT_BYTES = _BLOCK.size
 
 
 class TimerCheckpoint(Struct, kw_only=True):
-    """How far the timer has come: time in ms, place in the timer log in bytes, offsets in the timer queue."""
+    """The progress of the timer: time in ms, position in the timer log in bytes, offsets in the timer queue."""
 
     last_read_time_ms: int = 0
     last_timer_log_flush_position: int = 0
@@ -370,7 +370,7 @@ def decode_timer_checkpoint(body: bytes | bytearray | memoryview) -> TimerCheckp
 
 
 class TimingCount(Struct, rename="camel", gc=False):
-    """How many timer messages of one topic wait; ``time_stamp`` is the last change in ms."""
+    """The number of waiting timer messages of one topic; ``time_stamp`` is the last change in ms."""
 
     count: Int64 = 0
     time_stamp: Int64 = 0

@@ -47,12 +47,12 @@ def queue_text(queue: MessageQueue) -> str:
 
 
 class SubscriptionData(Struct, rename="camel", kw_only=True):
-    """What a group wants of a topic.
+    """The subscription of a group to a topic.
 
     Attributes:
         sub_string: ``*``, ``A || B`` or an SQL92 text.
         tags_set: the tags of a tag expression.
-        code_set: `java_hash` of each tag; what the broker filters by.
+        code_set: `java_hash` of each tag; the broker filters by these hashes.
         sub_version: ms since the epoch; a newer one replaces an older one.
         expression_type: ``TAG`` or ``SQL92``.
     """
@@ -217,7 +217,7 @@ class ConsumeDirectlyRequest(Struct, rename="camel", kw_only=True, gc=False):
 
 
 class ProcessQueueInfo(Struct, rename="camel", kw_only=True, gc=False):
-    """What a client holds of one queue; times in ms, ``droped`` is the reference's spelling."""
+    """The state of one queue in a client; times in ms, ``droped`` is the reference's spelling."""
 
     commit_offset: Int64 = 0
     cached_msg_min_offset: Int64 = 0
@@ -237,7 +237,7 @@ class ProcessQueueInfo(Struct, rename="camel", kw_only=True, gc=False):
 
 
 class PopProcessQueueInfo(Struct, rename="camel", kw_only=True, gc=False):
-    """What a client holds of one queue it pops from."""
+    """The state of one queue from which a client pops."""
 
     wait_ack_count: Int32 = 0
     droped: bool = False

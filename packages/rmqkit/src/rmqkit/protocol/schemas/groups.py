@@ -37,9 +37,9 @@ class CustomizedRetryPolicy(Struct, rename="camel"):
 
 
 class GroupRetryPolicy(Struct, rename="camel"):
-    """How long to wait before each retry (``groupRetryPolicy``): what proxies tell their clients.
-    Brokers keep and show it and go by their delay levels all the same (checked with 5.4.0). A type that is not known
-    counts as the default."""
+    """The delays before retries (``groupRetryPolicy``), which proxies send to their clients.
+    Brokers store and show the policy, but use their delay levels (checked with 5.4.0). An unknown type counts as the
+    default."""
 
     type: str | None = _CUSTOMIZED
     exponential_retry_policy: ExponentialRetryPolicy | UnsetType | None = UNSET
@@ -48,13 +48,13 @@ class GroupRetryPolicy(Struct, rename="camel"):
     def __post_init__(self) -> None:
         if self.type != "EXPONENTIAL":
             self.type = _CUSTOMIZED
-        # Java leaves null members out of what it writes: so the file stays the same, whoever wrote it last.
+        # Java writes no null members. Omit them, too, so that the file stays the same after a write by either program.
         self.exponential_retry_policy = self.exponential_retry_policy or UNSET
         self.customized_retry_policy = self.customized_retry_policy or UNSET
 
 
 class SubscriptionGroupConfig(Struct, rename="camel", kw_only=True):
-    """What a broker holds about a consumer group; defaults are the reference's."""
+    """The configuration of a consumer group at a broker, with the reference's defaults."""
 
     attributes: dict[str, str] | None = field(default_factory=dict)
     broker_id: Int64 = 0
@@ -109,7 +109,7 @@ class GroupConfigsRequest(Struct, rename="camel", gc=False):
 
 
 class GroupConfigsResponse(Struct, rename="camel", gc=False):
-    """How many groups there are in all."""
+    """The total number of groups."""
 
     total_group_num: Int32 | None = None
 

@@ -215,7 +215,7 @@ class TopicStatsTable(Struct, rename="camel"):
 
 
 class ConsumeOffsets(Struct, rename="camel", gc=False):
-    """How far a group is on one queue (``OffsetWrapper``); ``pull_offset`` from 5.0 on."""
+    """The offsets of a group in one queue (``OffsetWrapper``); ``pull_offset`` from 5.0 on."""
 
     broker_offset: Int64 = 0
     consumer_offset: Int64 = 0

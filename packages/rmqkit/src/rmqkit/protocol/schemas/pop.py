@@ -24,7 +24,7 @@ class PollingInfoRequest(Struct, rename="camel", kw_only=True, gc=False):
 
 
 class PollingInfoResponse(Struct, rename="camel", gc=False):
-    """How many pops wait."""
+    """The number of waiting pops."""
 
     polling_num: Int32 = 0
 
@@ -44,7 +44,7 @@ class PopMessageRequest(PollingInfoRequest, kw_only=True, gc=False):
 
 
 class ChangeInvisibleTimeResponse(Struct, rename="camel", kw_only=True, gc=False):
-    """What the client builds the new POP_CK from."""
+    """The values from which the client builds the new POP_CK."""
 
     pop_time: Int64 = 0
     invisible_time: Int64 = 0
@@ -89,7 +89,8 @@ class NotificationRequest(PollingInfoRequest, kw_only=True, gc=False):
 
 
 class NotificationResponse(Struct, rename="camel", gc=False):
-    """Whether there is, and whether the broker had no room to wait."""
+    """The answer to NOTIFICATION: ``has_msg`` if messages are available, ``polling_full`` if the broker cannot let more
+    requests wait."""
 
     has_msg: bool = False
     polling_full: bool = False

@@ -36,7 +36,7 @@ class ForbiddenType(enum.IntEnum):
 
 
 class PullMessageRequest(Struct, rename="camel", gc=False):
-    """Where to read, how much, and whether to wait (``suspend_timeout_millis``) when nothing is there."""
+    """A pull: the queue, the offset, the limits, and the time to wait for a message (``suspend_timeout_millis``)."""
 
     consumer_group: str
     topic: str
@@ -76,8 +76,8 @@ class ViewMessageRequest(Struct, gc=False):
 
 
 class QueryMessageRequest(Struct, rename="camel", kw_only=True, gc=False):
-    """QUERY_MESSAGE by key within store times in ms; a unique key finds at most 32 whatever ``max_num`` says.
-    ``index_type``: ``K`` keys, ``U`` unique key, ``T`` tags (5.4); ``last_key``: where the next page starts."""
+    """QUERY_MESSAGE by key and store times in ms. A query by unique key finds at most 32 messages, even if ``max_num``
+    is larger. ``index_type``: ``K`` keys, ``U`` unique key, ``T`` tags (5.4); ``last_key``: start of the next page."""
 
     topic: str
     key: str
@@ -90,7 +90,7 @@ class QueryMessageRequest(Struct, rename="camel", kw_only=True, gc=False):
 
 
 class QueryMessageResponse(Struct, rename="camel", gc=False):
-    """How far the index has come: store time in ms and physical offset of its last entry."""
+    """The progress of the index: store time in ms and physical offset of its last entry."""
 
     index_last_update_timestamp: Int64
     index_last_update_phyoffset: Int64

@@ -17,7 +17,7 @@ from rmqkit.protocol.operation import BROKER, CLIENT, Content, Operation, Right
 
 
 class _Sent(Struct, rename="camel", gc=False):
-    """What says of a message whose it is and where it goes."""
+    """The fields of a sent message: its group, its topic and queue, its flags and properties."""
 
     # The order of the fields here and in SendMessageRequest gives the letters a to n of the short form. A new one in
     # between renames all that follow, and every peer reads the wrong values without an error.
@@ -61,7 +61,7 @@ assert SendMessageV2Request.__struct_encode_fields__ == tuple("abcdefghijklmn")
 
 
 class SendMessageResponse(Struct, rename="camel", gc=False):
-    """What every stored send is answered with; `queue_offset` is the first one of a batch."""
+    """The answer to every stored send; for a batch, `queue_offset` is the offset of the first message."""
 
     msg_id: str
     queue_id: Int32

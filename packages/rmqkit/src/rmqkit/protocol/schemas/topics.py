@@ -57,8 +57,8 @@ class TopicConfig(Struct, rename="camel"):
 
 
 class TopicQueueMappingInfo(Struct, rename="camel", kw_only=True):
-    """Where the queues of a static topic are on the broker name ``bname``.
-    ``curr_id_map`` leads from the number of a queue in the whole topic to its number on this broker."""
+    """The queues of a static topic at the broker name ``bname``.
+    ``curr_id_map`` maps the number of a queue in the whole topic to its number on this broker."""
 
     bname: str = ""
     curr_id_map: dict[int, int] | None = field(default_factory=dict)
@@ -70,8 +70,8 @@ class TopicQueueMappingInfo(Struct, rename="camel", kw_only=True):
 
 
 class LogicQueueMappingItem(Struct, rename="camel"):
-    """Where a queue of a static topic is, or was: offsets from ``start_offset`` on of queue ``queue_id`` at broker
-    ``bname`` are the queue's from ``logic_offset`` on."""
+    """A present or former location of a queue of a static topic. The offsets from ``start_offset`` on in queue
+    ``queue_id`` of broker ``bname`` are the offsets from ``logic_offset`` on in the static queue."""
 
     gen: int = 0
     queue_id: int = 0
@@ -131,7 +131,7 @@ class TopicConfigsRequest(Struct, rename="camel", gc=False):
 
 
 class TopicConfigsResponse(Struct, rename="camel", gc=False):
-    """How many topics there are in all."""
+    """The total number of topics."""
 
     total_topic_num: Int32 | None = None
 
@@ -239,13 +239,13 @@ class BrokerNameRequest(Struct, rename="camel", gc=False):
 
 
 class WipeWritePermResponse(Struct, rename="camel", gc=False):
-    """How many topics of the broker were touched."""
+    """The number of topics of the broker from which the request removed the write permission."""
 
     wipe_topic_count: Int32
 
 
 class AddWritePermResponse(Struct, rename="camel", gc=False):
-    """How many topics of the broker were touched."""
+    """The number of topics of the broker to which the request added the write permission."""
 
     add_topic_count: Int32
 
