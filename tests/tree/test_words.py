@@ -20,7 +20,6 @@ from tests.sources import FOLDERS, ROOT
 LEFT = {
     "rmqkit": 158,
     "rmqkit-contrib": 13,
-    "rmqkit-server": 78,
     "rmqkit-spark": 84,
     "rmqkit-store": 148,
     "rmqkit-tools": 1,
