@@ -1,6 +1,6 @@
-"""What the endpoint needs of brokers: routes, groups, rights, and somebody to ask in a client's name.
+"""The interface of the endpoint to brokers: routes, groups, permissions, and requests in the name of a client.
 
-Inside a broker it is the broker itself (`rmqkit.broker.grpc_backend`), in a proxy others (`remote_backend`).
+Inside a broker, the broker implements it (`rmqkit.broker.grpc_backend`). In a proxy, `remote_backend` does.
 Source: grpc.md §11.
 """
 
@@ -35,10 +35,10 @@ __all__ = [
 ]
 
 ASK_TIMEOUT_MS = 2000.0
-"""What a broker may take to answer, but for pops, which wait."""
+"""The time limit for a broker's answer. Pops have a longer limit, because the broker holds them."""
 
 OnRequest = Callable[[Command], "asyncio.Future[Command] | None"]
-"""Takes what a broker tells or asks a client; the future of the answer where it asks."""
+"""Handles a notice or request of a broker to a client. Returns the future of the answer to a request."""
 
 Unclaimed = Callable[[Command], None]
 
@@ -61,7 +61,7 @@ class BrokerQueues(Struct, frozen=True):
 
 
 class Route(Struct, frozen=True):
-    """Where a topic is, and what it takes: the value of ``message.type``."""
+    """The brokers of a topic, and the type of message that it accepts: the value of ``message.type``."""
 
     message_type: str = "NORMAL"
     brokers: list[BrokerQueues] = field(default_factory=list)
@@ -74,25 +74,25 @@ class Peer(Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Return True if it can be asked with; brokers close who is silent for too long."""
+        """Return True if requests can be sent for the client. Brokers close clients that are silent for too long."""
 
     def moved_to(self, peername: tuple[str, int]) -> None:
-        """Take the address that the client has now."""
+        """Store the new address of the client."""
 
     async def ask(self, broker: str, command: Command, timeout_ms: float = ASK_TIMEOUT_MS) -> Command:
-        """The answer, whatever its code. Raises RemotingError: there is none in time."""
+        """Return the answer, of any response code. Raises RemotingError: there is none in time."""
 
     async def wait(self, broker: str, command: Command, timeout_ms: float, unclaimed: Unclaimed) -> Command:
-        """`ask` with a request that is held. ``unclaimed``: takes the answer that comes behind a cancellation."""
+        """`ask` with a request that the broker holds. ``unclaimed`` gets an answer that comes after a cancellation."""
 
     async def register(self, data: HeartbeatData, language: str, version: int) -> None:
-        """Have brokers know the client's groups. Raises RemotingError."""
+        """Register the client's groups at brokers. Raises RemotingError."""
 
     async def unregister(self, client_id: str, producer_group: str | None, consumer_group: str | None) -> None:
-        """Have brokers forget one of them. Raises RemotingError."""
+        """Unregister a group of the client at brokers. Raises RemotingError."""
 
     def close(self, reason: str = "") -> None:
-        """Have brokers forget the client."""
+        """Unregister the client at brokers."""
 
 
 class BackendAtOnce(Protocol):
@@ -122,22 +122,22 @@ class Backend(Protocol):
     """The brokers behind an endpoint."""
 
     at_once: BackendAtOnce | None
-    """The same where the broker is in this process."""
+    """The calls without waiting; None if the broker is in another process."""
 
     own: Peer
-    """Who asks where no client does."""
+    """The peer of requests that no client caused."""
 
     has_policies: bool
-    """Whether users may do only what policies allow."""
+    """True if policies limit what users may do."""
 
     async def route(self, topic: str) -> Route | None:
-        """Return where a topic is; None when it is nowhere."""
+        """Return the route of a topic, or None if no broker has the topic."""
 
     async def group(self, name: str) -> SubscriptionGroupConfig | None:
-        """A group's configuration; None when it has none yet."""
+        """Return the configuration of a group, or None if it has none yet."""
 
     async def has_broker(self, name: str) -> bool:
-        """Return True if a broker can be asked by its name."""
+        """Return True if requests can be sent to the broker of this name."""
 
     async def message_at(self, broker: str, physical_offset: int) -> tuple[str, int, int]:
         """Topic, queue and offset of what lies at a place in a broker's log; of nothing they are empty and negative."""
@@ -149,13 +149,13 @@ class Backend(Protocol):
         """Enter a client."""
 
     async def identify(self, metadata: Mapping[str, str]) -> str | None:
-        """Who signed a call; None where nobody has to. Raises Refused."""
+        """Return the user who signed a call, or None if authentication is off. Raises Refused."""
 
     async def authorize(self, user: str | None, wanted: Sequence[Wanted], addresses: Sequence[str]) -> None:
         """Raises Refused: the user may not do all of it. Asked where there are policies."""
 
 
 def hand_back(unclaimed: Unclaimed, done: asyncio.Future[Command]) -> None:
-    """Pass on an answer, if there is one, that came behind a cancellation."""
+    """Pass an answer that arrived after a cancellation to ``unclaimed``."""
     if not done.cancelled() and done.exception() is None:
         unclaimed(done.result())

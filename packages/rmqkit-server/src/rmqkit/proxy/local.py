@@ -189,4 +189,4 @@ def _settle(answer: asyncio.Future[Command], outcome: Command | ConnectionLost) 
 
 
 def _ask_nobody(command: Command) -> None:
-    """What is told to a client that has gone."""
+    """Ignore a command for a client that has gone."""

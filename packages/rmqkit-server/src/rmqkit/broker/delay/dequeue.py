@@ -1,19 +1,19 @@
 """Delivery of the due messages on the wheel (``TimerDequeueGetService``, ``TimerDequeuePutMessageService``).
 
-A second's chain is walked from its last unit to its first; then its messages are put, oldest first, a run at a time.
+The chain of a second is read from its last unit to its first. Then its messages are stored in batches, oldest first.
 
 =================================  ===========================================================================
 due message                        action
 =================================  ===========================================================================
-a message                          put to REAL_TOPIC-REAL_QID, with TIMER_ENQUEUE_MS and TIMER_DEQUEUE_MS
-one that was parked nearer         put into the timer topic again, with TIMER_ROLL_TIMES; an acting master, which has no
-                                   log of its own, sends it to its topic at another broker for the same time
-with TIMER_DEL_UNIQKEY (a marker)  the one of its second with that unique key is not delivered (RECALL_MESSAGE)
-another broker delivered it        left out (`TimerState.was_delivered`)
+a message                          stored in REAL_TOPIC-REAL_QID, with TIMER_ENQUEUE_MS and TIMER_DEQUEUE_MS
+a message that was rolled          stored in the timer topic again, with TIMER_ROLL_TIMES; an acting master, which has
+                                   no log of its own, sends it to its topic at another broker for the same time
+with TIMER_DEL_UNIQKEY (a marker)  cancels one message of the same second with this unique key (RECALL_MESSAGE)
+delivered by another broker        skipped (`TimerState.was_delivered`)
 a unit or its record is missing    timer log and wheel are rebuilt from the timer topic, once for each second
-no room for the new properties     put without those of the timer that are not needed any more
-store refuses it                   the same again, for ever (the reference gives up after three times)
-can never be stored                put into dead letters (`Destination.put`)
+no room for the new properties     stored without the timer's properties that are no longer needed
+the store refuses the message      retried without limit (the reference gives up after three attempts)
+can never be stored                sent to the dead letters (`Destination.put`)
 =================================  ===========================================================================
 
 Loop only. Source: store.md §18.6; behaviour.md §9.3, §10.5.

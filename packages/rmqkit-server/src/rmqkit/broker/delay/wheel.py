@@ -1,29 +1,30 @@
 """The state of the timer wheel, and how timed messages get onto it (``TimerEnqueuePutService``).
 
 ==================  =====================================================================================
-queue offset        of the next message of the timer topic to put on the wheel
+queue offset        the offset of the next message of the timer topic to put on the wheel
 read time           the next second to deliver
-write time          the one that has begun; messages for earlier ones are due when they come
-master progress     a checkpoint: messages before its queue offset and read time were delivered, here before the start
-                    or by another broker of this name
+write time          the second that has begun; messages for earlier seconds are due at once
+master progress     a checkpoint: messages before its queue offset and read time were already delivered, by this broker
+                    before its start or by another broker of the same name
 ==================  =====================================================================================
 
 A slave requests its master's progress every few seconds (GET_TIMER_CHECK_POINT) and puts the messages of the master's
 wheel on its own. It puts no further messages, because the master delivers due messages at once. A master that comes
-back takes the progress of the broker that acted for it, and leaves out messages that this broker delivered. The state
-is written by `TimerFiles`, ``config/timermetrics`` beside it.
+back copies the progress of the broker that acted for it, and skips the messages that this broker delivered. The state
+is written by `TimerFiles`, together with ``config/timermetrics``.
 
 `Enqueue` reads the timer topic in chunks: the log in one piece where its records lie close together, the timer log with
 one write per chunk.
 
 =================================  ===========================================================================
-a message of the timer topic       then
+a message of the timer topic       action
 =================================  ===========================================================================
-its second is over already         as `Late` says; a marker is dropped then
-more than the roll window ahead    parked nearer; at that time it is put into the timer topic again. The window ends
+its second is already over         the action of `Late`; a marker is dropped
+more than the roll window ahead    rolled: put on the wheel at an earlier time, at which it is stored in the timer
+                                   topic again. The window ends
                                    before the log file of a message may be deleted: `roll_window_slots`
-delivered by another broker        left out (`TimerState.was_delivered`)
-says no time, or no topic          dropped and logged
+delivered by another broker        skipped (`TimerState.was_delivered`)
+without a time or a topic          dropped and logged
 =================================  ===========================================================================
 
 Loop only, but for `TimerState.write`. Source: store.md §18.3, §18.5, §18.6; behaviour.md §9.3, §10.1, §10.5.

@@ -1,9 +1,9 @@
 """The side of replication that a broker is on: it sends its log to slaves, or it follows its master.
 
 ====================================  ===============================================================================
-a master                              listens for slaves, sends them everything that becomes readable
-a slave                               copies its master's log and tables, serves what it has while that is its master's
-one with ``enableSlaveActingMaster``  goes on for a master that is gone, and meets the others before it registers
+a master                              accepts slaves and sends them all data that becomes readable
+a slave                               copies its master's log and tables; serves reads while its copy is the master's
+with ``enableSlaveActingMaster``      acts for a missing master, and contacts the other brokers before it registers
 ====================================  ===============================================================================
 
 Between the brokers of one name, and from name servers and operators to them (``AdminBrokerProcessor``):
@@ -11,15 +11,15 @@ Between the brokers of one name, and from name servers and operators to them (``
 ====  ===========================  ===================================================================================
 code  request                      answer
 ====  ===========================  ===================================================================================
-905   the lowest id changed        none; the broker looks its group up and does not rely on the notice
-906   empty                        of a master, where its log is followed; a slave has nothing to say
+905   the lowest id changed        empty; the broker looks up its group and does not rely on the notice
+906   empty                        a master returns the address of its log for slaves; a slave returns nothing
 906   with a master's addresses    a slave that may act for the master stops doing so and follows it, if it is the one
                                    that name servers named last; another has to be named by them first
-907   how far replication is       how far a master's slaves are, or what a slave knows (``mqadmin haStatus``)
-908   how much of its log to keep  a slave drops nothing, and says so; a master has nothing to do, as in the reference
+907   replication progress         of all slaves at a master, of itself at a slave (``mqadmin haStatus``)
+908   the log length to retain     a slave refuses, as it never drops data; a master does nothing, as in the reference
 ====  ===========================  ===================================================================================
 
-908 comes at a slave's start with ``syncMasterFlushOffsetWhenStartup``.
+Brokers receive 908 at a slave's start with ``syncMasterFlushOffsetWhenStartup``.
 Source: store.md §21; behaviour.md §1.8, §10, §10.5; remoting.md §4.4, §6.4.13.
 """
 
@@ -55,8 +55,8 @@ _log = logging.getLogger(__name__)
 
 
 def check_address(settings: BrokerSettings) -> None:
-    """Raises SettingsError: the address for clients is a name; every record keeps it, and has room for numbers;
-    or a name server's address is none."""
+    """Raises SettingsError: the address for clients is a host name, although records store only IP addresses, or the
+    address of a name server is invalid."""
     try:
         pack_host(settings.broker_ip1, 0)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What a proxy knows of brokers, kept for a while (the Caffeine caches of ``ClusterMetadataService``).
+"""A cache of brokers' answers in a proxy (the Caffeine caches of ``ClusterMetadataService``).
 
 Source: grpc.md §11.
 """
@@ -27,11 +27,11 @@ _log = logging.getLogger(__name__)
 
 
 class Kept(Generic[T]):
-    """Answers by name for 20 s; who asks for the same name meanwhile waits for the same answer. Bounded.
+    """A bounded cache of answers by name, for 20 s. Concurrent calls for the same name share one request.
 
     Args:
-        fetch: asks for one; None is an answer, too, which is kept for a second.
-        stale_ms: for how long an answer goes on to be used, from when it came, while nobody answers again.
+        fetch: requests the answer for a name; the answer None is cached for a second.
+        stale_ms: the age up to which an answer is used while new requests fail.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Kept(Generic[T]):
         self._asked: dict[str, asyncio.Future[T | None]] = {}
 
     async def find(self, name: str) -> T | None:
-        """The answer for a name. Raises RmqError: nobody answers, and none is kept."""
+        """Return the answer for a name. Raises RmqError: the request failed, and no usable answer is cached."""
         came_ms, found = self._kept.get(name, (-math.inf, None))
         age_ms = self._clock.monotonic_ms() - came_ms
         if age_ms < (_ABSENT_MS if found is None else _FRESH_MS):

@@ -254,7 +254,7 @@ class RemoteBackend:
         return self._masters.get(broker)
 
     async def _message_type(self, topic: str, route: TopicRoute) -> str:
-        """The value of ``message.type``, of the first broker that tells it."""
+        """Return the value of ``message.type`` at the first broker of the route whose master is known."""
         for data in route.broker_datas:
             if data.broker_name in self._masters:
                 address = self._masters[data.broker_name]
@@ -356,8 +356,8 @@ class _RemotePeer:
 
 
 def _tell_nobody() -> None:
-    """What is told of a peer that is closed."""
+    """Ignore that a closed peer is closed again."""
 
 
 def _ask_nobody(command: Command) -> None:
-    """What brokers ask a client that has gone."""
+    """Ignore a command for a client that has gone."""

@@ -248,7 +248,7 @@ class RemotingPort:
         await backend.authorize(user, wanted, connection.addresses)
 
     async def _record_of(self, command: Command) -> Record | None:
-        """What lies at the place that a request names, or None."""
+        """Return the record at the log offset that a request names, or None."""
         broker = await self._broker(command)
         if broker is None:
             return None
@@ -262,7 +262,7 @@ class RemotingPort:
 
     @staticmethod
     def _tell(connection: Connection, command: Command) -> Awaitable[Command] | None:
-        """Pass on what a broker tells or asks. Who does not read is told nothing: brokers say it again."""
+        """Pass on a broker's notice or request. Drop notices to a client that does not read: brokers repeat them."""
         if command.is_one_way:
             if connection.is_writable:
                 connection.send(copy(command))
@@ -354,7 +354,7 @@ class RemotingPort:
             client.brokers |= await self._brokers_of(topic)
         answers = await self._pass_to_all(client, client.brokers, command)
         refused = [answer for answer in answers if answer.code != ResponseCode.SUCCESS]
-        # One that does not have the subscriptions needs them, whatever the others have.
+        # A broker without the subscriptions needs them, even if the other brokers have them.
         asking = [one for one in answers if decode_fields(one).get(_SUB_CHANGE) == "true"]
         # A refusal comes first: with a success from another broker the client would take itself for known everywhere.
         return (refused or asking or answers or [reply(command)])[0]
@@ -431,7 +431,7 @@ def _masters_of(route: TopicRoute) -> set[str]:
 
 
 def _milliseconds(text: str | None) -> float:
-    """Return how long a request is to be held; not for ever, whatever it says."""
+    """Return the time for which a request is held, in ms: at most `_HOLD_MS_MAX`, and 0 if it is not a number."""
     try:
         return max(0.0, min(float(int(text or 0)), _HOLD_MS_MAX))
     except (ValueError, OverflowError):

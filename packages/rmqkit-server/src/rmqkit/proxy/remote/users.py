@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 
 class ProxyUserSettings(Struct, kw_only=True):
-    """What a proxy's file says about users; the keys are those of ``rmq-proxy.json``."""
+    """The settings of a proxy for users, with the keys of ``rmq-proxy.json``."""
 
     authentication_enabled: Annotated[
         bool, Setting("authenticationEnabled", "take calls only from users who sign them; brokers tell who they are")
@@ -91,7 +91,10 @@ class Users:
         self._policies = Kept(self._fetch_policies, clock, stale_ms=_STALE_MS)
 
     async def signer(self, metadata: Mapping[str, str]) -> str | None:
-        """Who signed a call; None where nobody has to. Raises Refused: nobody known did, or no broker tells."""
+        """Return the user who signed a call, or None if authentication is off.
+
+        Raises Refused: no known user signed the call, or no broker answers.
+        """
         if not self._must_sign:
             return None
         try:
@@ -104,7 +107,7 @@ class Users:
         return signature.user
 
     async def sender(self, command: Command) -> str | None:
-        """`signer` of a request of the remoting protocol. Whether it is new is for its broker to know."""
+        """`signer` of a request of the remoting protocol. The broker checks that the request is not a replay."""
         if not self._must_sign:
             return None
         try:
@@ -124,7 +127,7 @@ class Users:
         return name
 
     async def check(self, user: str | None, wanted: Iterable[Wanted], addresses: Sequence[str]) -> None:
-        """Raises Refused: policies do not allow the user all of it, or no broker tells."""
+        """Raises Refused: policies do not allow the user all of ``wanted``, or no broker answers."""
         assert user is not None, "policies hold where calls are signed"
         if not (wanted := list(wanted)) or self._is_inner(user):
             return
@@ -148,7 +151,7 @@ class Users:
 
     @staticmethod
     async def _told(kept: Kept[T], name: str) -> T | None:
-        """What brokers tell of a user. Raises Refused: none does."""
+        """Return the brokers' answer about a user. Raises Refused: no broker answers."""
         try:
             return await kept.find(name)
         except RmqError as error:

@@ -1,4 +1,4 @@
-"""What is looked at before a call reaches a broker: names, messages, times (``GrpcValidator``).
+"""Checks of names, messages and times before a call reaches a broker (``GrpcValidator``).
 
 Every function raises `Refused` with the reference's code and text. Source: grpc.md §4, §5.4, §6.4.
 """

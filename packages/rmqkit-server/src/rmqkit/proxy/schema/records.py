@@ -126,14 +126,14 @@ def jump_hash(group: str, count: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Handle:
-    """A receipt handle: POP's handle and the record's place in the log, -1 where it is not told."""
+    """A receipt handle: POP's handle and the record's log offset, -1 if the handle has none."""
 
     pop: PopHandle
     physical_offset: int
 
     @property
     def expires_ms(self) -> int:
-        """Return when the message comes again, ms since the epoch."""
+        """Return the time at which the message is redelivered, in ms since the epoch."""
         return self.pop.pop_time + self.pop.invisible_time
 
     @property
@@ -144,7 +144,7 @@ class Handle:
 
     @property
     def text(self) -> str:
-        """As clients have it."""
+        """The text of the handle, as sent to clients."""
         return f"{encode_pop_handle(self.pop)} {self.physical_offset}"
 
     def topic_of(self, topic: str, group: str) -> str:
@@ -197,7 +197,7 @@ def handles_of(records: Sequence[Record], header: PopMessageResponse, broker_nam
         own = properties.get(property_names.POP_CHECK_POINT)
         retry, queue_id, offset = _retry_mark(record.topic), record.queue_id, record.queue_offset
         if own is not None:
-            handle = decode_pop_handle(own)  # of a retry topic, whose records the broker writes anew
+            handle = decode_pop_handle(own)  # of a retry topic, whose records the broker rewrites
             if handle.queue_offset is None:
                 raise HeaderError(f"POP handle {own!r} has no offset")
         else:
@@ -288,7 +288,7 @@ def _body(record: Record, bytes_max: int) -> tuple[bytes, int]:
     try:
         return decompress(record.body, record.sys_flag, bytes_max=bytes_max), _IDENTITY
     except BodyError:
-        return record.body, _GZIP  # as the reference tells it; the reader finds that it is damaged
+        return record.body, _GZIP  # as in the reference; the consumer finds that the body is damaged
 
 
 def zlib_of(body: bytes) -> bytes | None:

@@ -21,7 +21,7 @@ __all__ = [
 
 
 class Code(enum.IntEnum):
-    """What a status says; names and numbers of ``definition.proto``, those that are used here."""
+    """The codes of a status: the names and numbers of ``definition.proto`` that are used here."""
 
     OK = 20000
     MULTIPLE_RESULTS = 30000
@@ -95,12 +95,12 @@ OK = status(Code.OK)
 
 
 def code_of_broker(code: int) -> Code:
-    """What a broker's response code is told as."""
+    """Return the status code for a broker's response code."""
     return _OF_BROKER.get(code, Code.INTERNAL_SERVER_ERROR)
 
 
 def refusal_of(error: RmqError) -> Refused:
-    """What an error of a request to a broker is told as."""
+    """Return the refusal to send to a client after a request to a broker failed."""
     if isinstance(error, Refused):
         return error
     if isinstance(error, PeerRefused):

@@ -1,6 +1,6 @@
 """A proxy's values, and the port that Prometheus reads them from (``ProxyMetricsManager``).
 
-Apache's proxy tells that it is up, and no more. Source: grpc.md §11; behaviour.md §9.10.
+Apache's proxy reports only that it is up. Source: grpc.md §11; behaviour.md §9.10.
 """
 
 from __future__ import annotations

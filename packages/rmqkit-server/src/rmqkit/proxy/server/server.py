@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 
 class ProxyMode(enum.Enum):
-    """Where brokers are."""
+    """The place of the brokers: in a cluster, or in the process of the proxy."""
 
     CLUSTER = "cluster"
     LOCAL = "local"

@@ -1,7 +1,7 @@
 """Settings that clients send and get back (``GrpcClientSettingsManager``).
 
-A client's own settings are echoed, but for what the server decides: how often and after which waits to try again,
-sizes, whether the group consumes in order. Every SDK needs another part of it, so all of it is always told.
+The answer repeats the client's own settings. The server overwrites the number of attempts, the waits between them, the
+sizes, and the order of consumption. Every SDK needs another part of the settings, so all of them are always sent.
 Source: grpc.md §2.1, §7.2, §7.3.
 """
 
@@ -33,7 +33,7 @@ _Settings = message_class("Settings")
 
 
 def merge(settings: Any, config: SubscriptionGroupConfig) -> Any:
-    """What a client gets back for its settings. ``config``: of the group it consumes in, if it does."""
+    """Return the settings to send back to a client. ``config``: the configuration of a consumer's group."""
     merged = _Settings()
     merged.CopyFrom(settings)
     if settings.HasField("publishing"):
@@ -89,7 +89,7 @@ def _client_type_name(number: int) -> str:
 
 
 def retry_waits_ms(config: SubscriptionGroupConfig) -> Sequence[int]:
-    """What a group waits before each delivery that comes again."""
+    """Return the waits of a group before each redelivery, in ms."""
     policy = config.group_retry_policy
     if policy is None or policy.type != _EXPONENTIAL:
         customized = policy.customized_retry_policy if policy is not None else None

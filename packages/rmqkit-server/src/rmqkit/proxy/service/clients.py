@@ -70,11 +70,11 @@ class CallEnded(Exception):
 
 
 class Call(Protocol):
-    """What an RPC may know of its call."""
+    """The call of an RPC."""
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """What SDKs say with each call: ``x-mq-client-id`` and the like, keys in lower case."""
+        """The headers that SDKs send with each call, such as ``x-mq-client-id``, with keys in lower case."""
 
     @property
     def peername(self) -> tuple[str, int]:
@@ -200,7 +200,7 @@ class Clients:
     ``on_request``: takes what brokers tell and ask a client.
     ``passing``: clients without settings or registration, by origin.
     ``holding``: the number of the other clients, by origin.
-    ``on_gone``: told of the id of a client that left or was silent for too long.
+    ``on_gone``: called with the id of a client that left or was silent for too long.
     """
 
     def __init__(

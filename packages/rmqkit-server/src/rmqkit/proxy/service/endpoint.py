@@ -252,7 +252,7 @@ class Endpoint:
                         break
                     text = f"process client telemetryCommand failed. {error.text}"
                     raise StreamFailed(text, is_argument=40000 <= error.code < 41000) from None
-                except Exception as error:  # noqa: BLE001 - the outer edge of a stream: told and logged once
+                except Exception as error:  # noqa: BLE001 - the outer edge of a stream: reported and logged once
                     text = f"process client telemetryCommand failed. {_failed('Telemetry', call, error).text}"
                     raise StreamFailed(text, is_argument=False) from None
                 if answer is not None:
@@ -282,7 +282,7 @@ class Endpoint:
         return counting
 
     async def _signer(self, name: str, call: Call, asked: Any) -> str | None:
-        """Who signed a call that may be made; None where nobody has to. Raises Refused."""
+        """Return the user who signed a call, or None if authentication is off. Raises Refused: it is not allowed."""
         backend = self._backend
         # Before the client is entered: who cannot sign must not fill the table, nor use up the calls of somebody else's
         # id.
@@ -293,7 +293,7 @@ class Endpoint:
         if backend.has_policies:
             wanted = wanted_by(name, asked)
             if name == "NotifyClientTermination" and client is not None:
-                # It takes the client out of its own group and topics, whatever it names.
+                # The call removes the client from its own group and topics, even if it names others.
                 wanted += wanted_of(client.group, client.producers)
             await backend.authorize(user, wanted, (call.peername[0],))
         return user

@@ -63,13 +63,13 @@ _NOTHING: dict[HeldKey, _Held] = {}
 
 
 class Changing(Protocol):
-    """What changes an invisible time."""
+    """The calls that renewals need: to change an invisible time, and to look up a retry wait."""
 
     async def change(self, group: str, topic: str, handle: Handle, invisible_ms: int) -> Handle:
-        """The new handle. Raises RmqError."""
+        """Change an invisible time and return the new handle. Raises RmqError."""
 
     async def retry_ms(self, group: str, deliveries: int) -> int:
-        """What the group waits before a delivery comes again."""
+        """Return the wait of the group before a redelivery, in ms."""
 
 
 class Renewals:
@@ -139,7 +139,7 @@ class Renewals:
             await asyncio.gather(*(self._renew(*one, now_ms) for one in due[start : start + _AT_ONCE]))
 
     async def release(self, client_id: str) -> None:
-        """Have what a client holds come again soon."""
+        """Return the messages that a client holds, for redelivery soon."""
         # Out of the table before the first await: neither a round nor an ack may find it there any more.
         held = self._held.pop(client_id, {})
         self._count -= len(held)
@@ -158,12 +158,12 @@ class Renewals:
                 )
 
     async def release_all(self) -> None:
-        """Have everything come again soon: the endpoint closes."""
+        """Return all held messages, for redelivery soon, when the endpoint closes."""
         for client_id in list(self._held):
             await self.release(client_id)
 
     async def _renew(self, client_id: str, key: HeldKey, held: _Held, now_ms: int) -> None:
-        # Others were given back or renewed first. What was acknowledged meanwhile would come again.
+        # The message may have been acked while others were renewed. Its renewal would cause a redelivery.
         if self._held.get(client_id, {}).get(key) is not held:
             return
         is_last = now_ms - held.since_ms > _HELD_MS_MAX

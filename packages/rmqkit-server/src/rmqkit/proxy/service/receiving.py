@@ -2,8 +2,9 @@
 ``AckMessageActivity``): POP, as clients of gRPC see it.
 
 A receive is one pop over all queues of a broker, held until there is a message or the polling time is over. Its answer
-is a stream: a status, the messages, the time at which it was written. What was popped and cannot be written comes again
-after a second. Handles are what clients say they are: the broker finds out whether what they name is there.
+is a stream: a status, the messages, the time at which it was written. Messages that
+were popped and cannot be written are redelivered after a second. Clients may send any handle: the broker checks that
+the named message exists.
 Source: grpc.md §5.5 to §5.10, §8.
 """
 
@@ -107,7 +108,7 @@ class _Receive:
 
 
 class Receiving:
-    """Pops, acks and what changes when a message comes again."""
+    """Pops, acks and changes of the time of a redelivery."""
 
     def __init__(self, backend: Backend, clock: Clock) -> None:
         self._backend = backend
@@ -223,7 +224,7 @@ class Receiving:
     async def _deliver(
         self, client: Client, wanted: _Receive, answer: Command, write: Write, write_framed: WriteFramed
     ) -> None:
-        """Write what was popped; what does not get there comes again soon."""
+        """Write the popped messages. Return messages that were not written, for redelivery soon."""
         header = decode_header(answer, PopMessageResponse)
         if (rows := self._encoded(wanted, answer, header)) is not None:
             return await self._deliver_encoded(client, wanted, header, rows, write, write_framed)
@@ -236,7 +237,7 @@ class Receiving:
             messages = await _messages(left, wanted.message_topic)
             for message in messages:
                 await write(_ReceiveResponse(message=message))
-                # Out of ``left`` only when it is written: what is in there when the call is cut comes again.
+                # Remove a message from ``left`` only after the write: the rest is redelivered if the call is cut.
                 popped = left.pop(0)
                 if wanted.renews:
                     message_id = message.system_properties.message_id
@@ -249,7 +250,7 @@ class Receiving:
     def _encoded(
         self, wanted: _Receive, answer: Command, header: PopMessageResponse
     ) -> list[tuple[bytes, str, str, int, int]] | None:
-        """What was popped as the compiled core makes it, if it does."""
+        """Return the popped messages as encoded by the compiled core, or None if the core cannot encode them."""
         if self._plain is None or header.order_count_info:
             return None
         by_tags = _tags_of(wanted)
@@ -272,8 +273,8 @@ class Receiving:
         write: Write,
         write_framed: WriteFramed,
     ) -> None:
-        """`_deliver` what the compiled core has made."""
-        # What is counted here the client has, and the rest comes again: both have to be right wherever a client leaves.
+        """`_deliver` for messages that the compiled core encoded."""
+        # The client has the counted messages; the rest is redelivered. The count must be right if the client leaves.
         sent = 0
         try:
             await write(_ReceiveResponse(status=OK))
@@ -288,7 +289,7 @@ class Receiving:
                 self._give_back_soon(wanted, [read_handle(row[2]) for row in rows[sent:]])
 
     async def _kept(self, client: Client, wanted: _Receive, popped: list[Popped]) -> list[Popped]:
-        """What the client is to see: not other tags of the same hash, nor what was delivered often enough."""
+        """Return the messages to deliver. Ack those of other tags with the same hash; give up those past the limit."""
         kept = []
         by_tags = _tags_of(wanted)
         assert client.peer is not None, "who calls has been entered"
@@ -302,7 +303,7 @@ class Receiving:
         return kept
 
     def _unclaimed(self, wanted: _Receive, answer: Command) -> None:
-        """What was popped for a receive that was given up comes again soon."""
+        """Return the messages that were popped for a cancelled receive, for redelivery soon."""
         if answer.code == ResponseCode.SUCCESS:
             header = decode_header(answer, PopMessageResponse)
             popped = handles_of(list(records_of(answer.payload)), header, wanted.broker)
@@ -332,7 +333,7 @@ class Receiving:
         check_group(group)
         if not backend.is_broker(broker) or pop_time + invisible_ms <= self._handle_clock.now_ms():
             return False
-        # Last of the checks, since it changes something: after False another task begins with all of them anew.
+        # The last check, because it changes state: after False another task repeats all checks.
         if not self.renewals.let_go(client.id, (group, message_id, retry, broker, queue_id, offset), text):
             return False
         assert client.peer is not None, "who calls has been entered"
@@ -386,7 +387,7 @@ class Receiving:
         if invisible_ms > INVISIBLE_MS_MAX:
             raise Refused(Code.ILLEGAL_INVISIBLE_TIME, f"the invisibleTime is too large. max is {INVISIBLE_MS_MAX}")
         handle = await self._known(asked.receipt_handle)
-        # It is not renewed from now on: push consumers ask this when a handler failed, to have the message come again.
+        # Stop the renewal: push consumers send this request after a handler failed, to have the message redelivered.
         handle = await self.renewals.take(client.id, group, asked.message_id, handle)
         self._check_live(handle)
         assert client.peer is not None, "who calls has been entered"
@@ -394,11 +395,11 @@ class Receiving:
         return _ChangeResponse(status=OK, receipt_handle=changed.text)
 
     async def change(self, group: str, topic: str, handle: Handle, invisible_ms: int) -> Handle:
-        """Change when a message comes again, in nobody's name; the new handle. Raises RmqError."""
+        """Change the time of a redelivery, in the name of no client. Return the new handle. Raises RmqError."""
         return await self._change(self._backend.own, group, topic, handle, invisible_ms)
 
     async def retry_ms(self, group: str, deliveries: int) -> int:
-        """What the group waits before a delivery comes again."""
+        """Return the wait of the group before a redelivery, in ms."""
         waits = retry_waits_ms(await self._backend.group(group) or SubscriptionGroupConfig())
         return waits[min(deliveries, len(waits)) - 1]
 
@@ -517,7 +518,7 @@ def _ack_request(group: str, topic: str, handle: Handle, text: str) -> Command:
 
 
 def _acked(message_id: str, text: str, came: Command) -> tuple[Code, bytes]:
-    """The answer to an ack of one message."""
+    """Return the code and the encoded answer to an ack of one message."""
     if came.code == ResponseCode.SUCCESS:
         return Code.OK, acked_answer(message_id, text)
     refused = refusal_of(_not_acked(came))
@@ -526,7 +527,7 @@ def _acked(message_id: str, text: str, came: Command) -> tuple[Code, bytes]:
 
 
 def _not_acked(answer: Command) -> RmqError:
-    """What a broker's refusal of an ack is told as."""
+    """Return the error for a broker's refusal of an ack."""
     text = "ack failed: status is abnormal"
     if answer.code == ResponseCode.NO_MESSAGE:
         return Refused(Code.INTERNAL_SERVER_ERROR, text)

@@ -1,4 +1,4 @@
-"""What each call needs its user to be allowed (``ProxyAuthorizationContextBuilder``). Source: grpc.md §2.3."""
+"""The permissions that each call needs (``ProxyAuthorizationContextBuilder``). Source: grpc.md §2.3."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ _TYPES = {
 
 
 class Routes:
-    """Where topics are. ``port``: the endpoint's own."""
+    """The routes of topics. ``port``: the port of the endpoint."""
 
     def __init__(self, backend: Backend, port: int) -> None:
         self._backend = backend

@@ -90,14 +90,14 @@ _UNSAFE = {
 
 
 class _Stored(Struct, rename={"queue_offset": "queueOffset"}):
-    """What is told of the place of a message."""
+    """The queue offset in a broker's answer to a send."""
 
     queue_offset: int
 
 
 @dataclass(slots=True)
 class _Half:
-    """Where a half message is; ``users``: who may end it, the user who sent it and the users who were asked about it;
+    """A half message; ``users``: its sender and the users who were asked about it, who may all end the transaction;
     ``ended``: how it was settled, or None; ``since_ms``: monotonic time of its entry."""
 
     broker: str
@@ -254,7 +254,7 @@ class Sending:
     # -- transactions
 
     async def end_transaction(self, client: Client, asked: Any) -> Any:
-        """Commit or roll back; the same end once more is answered as it was, without another commit."""
+        """Commit or roll back. Answer a repeated request as before, without another commit."""
         topic = check_topic(asked.topic.name)
         if not asked.transaction_id.strip():
             raise Refused(Code.INVALID_TRANSACTION_ID, "transaction id cannot be empty")

@@ -83,7 +83,7 @@ class Telemetry:
         client.language = language_of(call.metadata.get("x-mq-language", ""))
         client.version = version_of(call.metadata.get("x-mq-client-version", ""))
         config = await self._backend.group(settings.subscription.group.name) or SubscriptionGroupConfig()
-        # Known before brokers are told, which takes its time: the first receive may be here before they answer.
+        # Set before the registration at brokers, which takes time: the first receive may arrive before they answer.
         client.set_settings(merged := merge(settings, config))
         self._tasks.start(self._register(client, settings), f"registration of {client.id}")
         return _Command(status=OK, settings=merged)
@@ -153,7 +153,7 @@ class Telemetry:
         return reply(command, body=msgspec.json.encode(result))
 
     async def _running_info(self, client: Client, command: Command) -> Command:
-        """What a client is doing; its stack where that is asked for (``print_thread_stack_trace_command``)."""
+        """Return the running info of a client, with its stack on request (``print_thread_stack_trace_command``)."""
         info = ConsumerRunningInfo(properties={"PROP_CONSUMER_CLIENT_TYPE": "gRPC"})
         if decode_header_leniently(command, RunningInfoRequest).jstack_enable:
             nonce = str(next(self._nonces))

@@ -60,7 +60,7 @@ class _Fault(Exception):
 
 
 class GrpcService:
-    """What connections of an endpoint have in common."""
+    """The shared state of an endpoint's connections."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
@@ -261,7 +261,7 @@ class _GrpcCall(Http2Stream):
             self._untaken = 0
 
     def _message(self, flag: int, content: bytes) -> None:
-        """Take one message. Raises _Fault: it is compressed as nobody told, or too large, or one too many."""
+        """Queue one message. Raises _Fault: its compression was not announced, or it is too large, or one too many."""
         if flag:
             if flag != 1 or not self._inflated_by:
                 raise _Fault(_INTERNAL, f"a message has the compressed flag {flag} and no grpc-encoding")
@@ -373,7 +373,7 @@ def _inflate(content: bytes, window_bits: int) -> bytes:
     """A compressed message. Raises _Fault: it is damaged, or too large."""
     inflating = zlib.decompressobj(window_bits)
     try:
-        # One byte more than is allowed tells what is too large from what is cut off.
+        # One byte more than the limit distinguishes a message that is too large from one that is cut off.
         plain = inflating.decompress(content, _MESSAGE_BYTES_MAX + 1)
     except zlib.error as error:
         raise _Fault(_INTERNAL, f"a compressed message cannot be read: {error}") from None

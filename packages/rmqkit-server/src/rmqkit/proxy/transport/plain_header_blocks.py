@@ -17,7 +17,7 @@ __all__ = ["PlainHeaderBlocks"]
 _STATIC = ((b"", b""), *HeaderTable.STATIC_TABLE)
 _NUMBER_MAX = 1 << 20
 _ENTRY_BYTES = 32
-_decode_huffman = lru_cache(maxsize=1024)(decode_huffman)  # names, and values that do not change, come again and again
+_decode_huffman = lru_cache(maxsize=1024)(decode_huffman)  # names and constant values repeat often
 
 
 class PlainHeaderBlocks:

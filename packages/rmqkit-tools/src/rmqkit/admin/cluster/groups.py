@@ -65,7 +65,7 @@ __all__ = [
 _CREATE_GROUP = marked("make it with: rmq group create {group}")
 _GROUPS_AT_ONCE = 16
 _ANY_QUEUE = -1
-"""What clients that pop say of a broker that shares its queues out among all of them."""
+"""The queue id that popping clients report for a broker that shares its queues among all of them."""
 
 
 class QueueProgress(Struct, rename="camel", kw_only=True):
@@ -124,7 +124,7 @@ class GroupLag(Struct, rename="camel", kw_only=True):
 
 
 def lags(stats: Iterable[BrokerGroupProgress]) -> dict[tuple[str, str], GroupLag]:
-    """Join what brokers tell of all groups (`Brokers.consume_stats`) by group and topic. Pure."""
+    """Return the lags by group and topic, from the rows of all brokers (`Brokers.consume_stats`). Pure."""
     found: dict[tuple[str, str], GroupLag] = {}
     for row in stats:
         key = row.group, row.topic
@@ -187,20 +187,20 @@ class Groups:
     async def tables(
         self, broker: str | None = None, cluster: str | None = None
     ) -> dict[str, dict[str, SubscriptionGroupConfig]]:
-        """The groups that each master has, by broker name and group."""
+        """Return the groups of each master, by broker name and group."""
         masters = await self._calls.masters(cluster, broker)
         tables = await self._calls.fan_out(masters.values(), self.table)
         return {name: tables[address] for name, address in masters.items()}
 
     async def table(self, address: str) -> dict[str, SubscriptionGroupConfig]:
-        """The groups that one broker has."""
+        """Return the groups of one broker."""
         code = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
         return (await self._calls.fetch(SubscriptionGroupTable, address, code)).subscription_group_table
 
     async def configs(
         self, group: str, broker: str | None = None, cluster: str | None = None
     ) -> dict[str, SubscriptionGroupConfig]:
-        """The configuration of a group by broker name. Raises UnknownName: no broker has the group."""
+        """Return the configuration of a group by broker name. Raises UnknownName: no broker has the group."""
         tables = await self.tables(broker, cluster)
         found = {name: table[group] for name, table in tables.items() if group in table}
         if not found:

@@ -1,16 +1,16 @@
 """Messages that wait inside brokers: delayed and timed messages, half messages of transactions, popped messages.
 
 ==============  ====================================================================================================
-messages        where they are read
+messages        source
 ==============  ====================================================================================================
 delay levels    GET_TOPIC_STATS_INFO of the delay topic: stored; runtime figures ``scheduleMessageOffset_N``: delivered;
-                when the next one is due: the entry of the delay queue there (QUERY_CONSUME_QUEUE)
-timed messages  GET_TIMER_METRICS: how many of each topic, and, of rmqkit's brokers, by when they are due; runtime
-                figures: how many in all, how late; one by one: the timer topic, the newest first
-half messages   the half topic from where check-back is, less what the op topic from there on names; given up:
+                due time of the next message: its entry in the delay queue (QUERY_CONSUME_QUEUE)
+timed messages  GET_TIMER_METRICS: the number for each topic and, at rmqkit's brokers, for each due time; runtime
+                figures: the total and the delay of the timer; single messages: the timer topic, newest first
+half messages   the half topic from the offset of check-back, without those that later op messages name; given up:
                 ``TRANS_CHECK_MAX_TIME_TOPIC``
-popped          check points of the revive topic from where reviving is, less the acks behind them. Messages popped in
-                order have none. Apache's brokers keep a check point in memory for a while before they store it
+popped          check points of the revive topic from the offset of reviving, less the acks after them. Messages popped
+                in order have none. Apache's brokers keep a check point in memory for a while before they store it
 ==============  ====================================================================================================
 
 Topics are read with a `Budget`. If the budget ends before the topic does, ``is_whole`` is false and counts are of the
@@ -60,9 +60,9 @@ class Level(Struct, rename="camel", kw_only=True):
     """One delay level of a broker.
 
     Attributes:
-        delay_ms: how long messages of it wait; None: the broker's settings do not say.
-        waiting: stored and not delivered yet.
-        next_due_ms: when the first of them is due; None: nothing waits, or the broker does not tell.
+        delay_ms: the delay of its messages; None: the broker's settings do not contain it.
+        waiting: the number of messages that are stored and not delivered yet.
+        next_due_ms: the due time of the first of them; None: nothing waits, or the broker does not report it.
     """
 
     level: int
@@ -77,12 +77,12 @@ class Delays(Struct, rename="camel", kw_only=True):
 
     Attributes:
         timed: timed messages that wait; None: the broker has no timer.
-        timed_by_topic: how many of each topic.
-        due_within_s: how many are due within so many seconds, and not within the next lower number; None: the broker
-            does not tell.
-        due_later: how many are due after the last of these numbers, or are due now.
-        behind_ms: by how much the timer is late.
-        trouble: why nothing is known.
+        timed_by_topic: the number of timed messages of each topic.
+        due_within_s: the number of messages due within a number of seconds, and not within the next lower one; None:
+            the broker does not report it.
+        due_later: the number of messages due after the longest of these times, or due now.
+        behind_ms: the delay of the timer.
+        trouble: the reason why the figures are missing.
     """
 
     broker: str
