@@ -18,7 +18,7 @@ import pytest
 from tests.sources import FOLDERS, ROOT
 
 LEFT = {
-    "rmqkit-server": 78,
+    "rmqkit-server": 0,
     "rmqkit-tools": 1,
 }
 FIRST = re.compile(r"(What|Whether|Who|Of|As|By|For those|How|Where|When|Those|Nobody|Told|Tells)\b")
