@@ -311,6 +311,7 @@ async def test_a_group_that_the_runtime_has_already_is_refused_also_later():
     async with Cluster() as cluster:
         cluster.topic("T")
         runtime = ClientRuntime(cluster.namesrv)
+        await runtime.start()
         one, two = (PullConsumer("CG", runtime=runtime) for _ in range(2))
         one.subscribe("T")
         async with one, two:

@@ -252,7 +252,7 @@ async def test_wrong_arguments_fail_at_once_with_the_remedy():
                 mq.read(**({"topic": "Orders"} | arguments))
         with pytest.raises(NoRoute, match="create it, or send a message to it first"):
             await bodies(mq.read("Orders"))
-    with pytest.raises(ClientError, match="the connection is not open"):
+    with pytest.raises(ClientError, match="the connection is closed"):
         mq.read("Orders")
 
 
