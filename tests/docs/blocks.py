@@ -19,7 +19,7 @@ from pathlib import Path
 __all__ = ["DATA", "RUN", "Block", "PageError", "blocks_of", "differs"]
 
 RUN = ("python", "sh")
-DATA = ("text", "properties", "yaml", "json", "toml", "ini", "dockerfile", "sql", "xml")
+DATA = ("text", "properties", "yaml", "json", "toml", "ini", "dockerfile", "sql", "xml", "diff")
 ANYTHING = "…"
 
 _FENCE = re.compile(r"( *)(`{3,})(.*)")
