@@ -21,7 +21,7 @@ PLANS  ?= 200
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help env check test interop ci test-unit crash crash-ha soak streams eos demo docs bench bench-broker bench-pop bench-timer bench-grpc bench-ha bench-spark bench-recovery damage fuzz lock clean
+.PHONY: help env check test interop ci test-unit demo docs fuzz lock clean
 
 TASKS = env fast check test interop docs demo dist
 LIST = awk -F':.*\#\# ' '/^[a-z-]+:.*\#\# / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -96,33 +96,6 @@ test-plain: ready ## the tests of `make test`, but those of Spark, on plain Pyth
 test-unit: $(STAMP) ## those of the tests of `make test` that need only Python
 	@$(PYTEST) $(SHORT) "not slow and not spark" $(ARGS)
 
-crash: $(STAMP) ## 2,000 simulated power cuts and 500 SIGKILLs under the store, 10 minutes; ARGS="--seed 7" repeats
-	@$(BIN)/python -m tests.faults.crash $(ARGS)
-
-crash-ha: $(STAMP) ## 100 SIGKILLs for master and slave with bad links between them, and split histories, 5 minutes
-	@$(BIN)/python -m tests.faults.ha.crash $(ARGS)
-
-.PHONY: refusals
-refusals: $(STAMP) ## a disk that refuses each operation on each kind of file under a broker, with the compiled core and without it, 20 minutes; ARGS="--rounds 30 --seed 7"
-	@$(BIN)/python -m tests.faults.refusing $(ARGS)
-	@RMQKIT_NATIVE=0 $(BIN)/python -m tests.faults.refusing $(ARGS)
-
-.PHONY: bench-archive
-bench-archive: $(STAMP) ## reading from an archive beside the log it was made of, sealing, cold seeks
-	@$(BIN)/python -m bench.archive_bench $(ARGS)
-
-.PHONY: archive-kills
-archive-kills: $(STAMP) ## 200 SIGKILLs while a store archives its log: nothing lost, nothing twice, 5 minutes; ARGS="--seed 7"
-	@$(BIN)/python -m tests.faults.archive $(ARGS)
-
-.PHONY: archive-mixed
-archive-mixed: $(STAMP) ## 50 SIGKILLs for a broker with an archive under mixed load: nothing lost, nothing twice in a queue, 6 minutes; ARGS="--seed 7"
-	@$(BIN)/python -m tests.faults.archive_mixed $(ARGS)
-
-.PHONY: archive-damage
-archive-damage: $(STAMP) ## 200 rounds of damage, deletion and exchange of an archive's segments under consumers: no silent loss, 4 minutes; ARGS="--seed 7"
-	@$(BIN)/python -m tests.faults.archive_damage $(ARGS)
-
 .PHONY: texts
 texts: $(STAMP) ## update the catalogues of the web console (rmqkit/console/html/locale) from the marked texts
 	@$(BIN)/python -m tests.console.catalogues
@@ -133,10 +106,6 @@ measure-history: $(STAMP) ## 90 simulated days of the web console's history at f
 
 screenshots: $(STAMP) ## pictures of every page of the web console, light and dark, wide and narrow, in .cache/screenshots (needs chromium-headless-shell)
 	@$(BIN)/python -m tests.console.screenshots .cache/screenshots $(ARGS)
-
-.PHONY: console-killed
-console-killed: $(STAMP) ## 10,000 dead letters replayed at 500 a second by a console that is killed three times: none lost, none twice; ARGS="1000 500 2" for others
-	@$(BIN)/python -m tests.console.killed $(ARGS)
 
 .PHONY: examples
 examples: $(STAMP) ## twenty times the examples of each property, new ones in each run, and faults by new seeds: an hour; ARGS="packages/rmqkit-store" for a package
@@ -156,28 +125,13 @@ house: $(STAMP) ## files, lines, comments, asserts and import circles of every r
 again: ready ## `make test` ten times beside two processes that only compute, 2 hours; ARGS="--runs 3"
 	@$(BIN)/python -m tests.tree.again $(ARGS)
 
-soak: SECONDS = 1800
-soak: $(STAMP) ## clients of every kind under load, SECONDS=1800 long: nothing lost, nothing grows
-	@$(BIN)/python -m tests.faults.soak --seconds $(SECONDS) $(ARGS)
+.PHONY: kill soak bench
+kill soak bench: $(STAMP)
+	@$(BIN)/python -m tests.long $@ $(T) $(ARGS)
 
-.PHONY: grpc-restart
-grpc-restart: $(STAMP) ## 100 clients of gRPC while the broker is stopped and killed 20 times: nothing lost; ARGS="--rounds 5"
-	@GRPC_VERBOSITY=ERROR $(BIN)/python -m tests.faults.grpc_restart $(ARGS)
-
-.PHONY: sdk-restart
-sdk-restart: $(STAMP) ## 100 clients of Apache's SDKs while the broker is restarted: seconds until they receive again; ARGS="--clients 12"
-	@$(BIN)/python -m tests.faults.sdk_restart $(ARGS)
-
-.PHONY: grpc-soak
-grpc-soak: MINUTES ?= 60
-grpc-soak: $(STAMP) ## clients of gRPC that come and go, MINUTES=60 long: nothing lost, no table grows, nor memory
-	@GRPC_VERBOSITY=ERROR $(BIN)/python -m tests.faults.grpc_soak --minutes $(MINUTES) $(ARGS)
-
-streams: $(STAMP) ## 2,000,000 messages through a stream while its driver and broker are killed, ours and Apache's; ARGS="--seed 7" repeats
-	@$(BIN)/python -m tests.faults.spark.streams $(ARGS)
-
-eos: $(STAMP) ## 200 kills under the transactional sink, over ours and Apache's broker: no row lost, none twice
-	@$(BIN)/python -m tests.faults.spark.eos $(ARGS)
+kill: ## programs under kills, faults and damage; T=ha runs one, and without T this lists them; ARGS="--seed 7" repeats
+soak: ## clients under load for long: nothing lost, nothing grows; T=grpc runs one
+bench: ## measurements, many beside Apache's programs; T=pop runs one
 
 demo: $(STAMP) ## servers up, messages through, Spark jobs over the store
 	@$(BIN)/python examples/demo.py $(ARGS)
@@ -191,44 +145,9 @@ docs: $(STAMP) ## write the pages that come out of the code, and build the site:
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "docs: site/index.html"
 
-bench: $(STAMP) ## measure this machine
-	@$(BIN)/rmq bench start $(ARGS)
-
-bench-broker: $(STAMP) ## our broker and Apache's under the same Java load (needs Java 17 and Maven)
-	@$(BIN)/python bench/broker_bench.py $(ARGS)
-
-.PHONY: bench-chooser
-bench-chooser: $(STAMP) ## rmqkit beside Apache RocketMQ, Kafka and NATS, each with its asyncio client (needs Java 17, Maven and Go)
-	@$(BIN)/python bench/chooser_bench.py $(ARGS)
-
-bench-pop: $(STAMP) ## our broker and Apache's under the same pops and acks in one run (needs Java 17 and Maven)
-	@$(BIN)/python bench/beside_apache.py pop $(ARGS)
-
-bench-timer: $(STAMP) ## a million timed messages at our broker and at Apache's in one run (needs Java 17 and Maven)
-	@$(BIN)/python bench/beside_apache.py timer $(ARGS)
-
-.PHONY: bench-grpc-cpu
-bench-grpc-cpu: $(STAMP) ## what a send, a receive and an ack of gRPC cost in one process; ARGS="--beside ../other" compares
-	@$(BIN)/python bench/grpc_cpu.py $(ARGS)
-
-bench-grpc: $(STAMP) ## gRPC at our broker, at rmq proxy and at Apache's proxy in one run: bench/figures/grpc.json (Java 17, Maven)
-	@$(BIN)/python bench/grpc_bench.py --out bench/figures/grpc.json $(ARGS)
-
-bench-ha: $(STAMP) ## masters with slaves: rates, lag, catch-up, beside Apache's (Java 17, Maven); ARGS="--gib 10"
-	@$(BIN)/python bench/ha_bench.py $(ARGS)
-
-bench-spark: $(STAMP) ## the Spark pipeline beside other ways, 15 minutes; ARGS="--quick" takes 3 (needs Java 17 and Maven)
-	@$(BIN)/python bench/spark_bench.py $(ARGS)
-
-bench-recovery: $(STAMP) ## how long a store is not ready after a kill: 16,000 queues, 2 GiB of log, without its checkpoint
-	@$(BIN)/python bench/recovery_bench.py $(ARGS)
-
 .PHONY: pruning
 pruning: $(STAMP) ## 200 random Spark queries from eight threads, cut to what they use, against reads of everything, 4 minutes; PLANS=1000 for more
 	@PLANS=$(PLANS) $(PYTEST) packages/rmqkit-spark/tests/spark/jobs/test_pruning.py $(ARGS)
-
-damage: $(STAMP) ## 500 random damages to stopped stores: nothing is lost in silence; ARGS="--seed 7 --rounds 1" repeats
-	@$(BIN)/python -m tests.faults.damage $(ARGS)
 
 fuzz: $(FUZZER) ## look for bytes that break a decoder, SECONDS=600 long
 	@$(BIN)/python -m tests.fuzz.fuzz_decoders --seconds $(SECONDS)

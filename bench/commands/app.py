@@ -85,7 +85,7 @@ def broker(
 ) -> None:
     """Measure the CPU time of sends and pulls in the broker, and the latency of long polls, for any broker.
 
-    The load is a Python program. To compare with Apache's broker under the same Java load, run `make bench-broker`.
+    The load is a Python program. To compare with Apache's broker under the same Java load, run `make bench T=broker`.
     """
     from bench.commands import broker as broker_figures
 
@@ -106,7 +106,7 @@ def pop(
 ) -> None:
     """Measure the CPU time of pops and acks in the broker, and the latency of a pop, beside any other broker.
 
-    `make bench-pop` measures Apache's broker in the same run.
+    `make bench T=pop` measures Apache's broker in the same run.
     """
     from bench.commands import pop as pop_figures
 
@@ -137,7 +137,7 @@ def timer(
 ) -> None:
     """Measure how late timed messages are while many wait, with CPU time and memory, beside any other broker.
 
-    `make bench-timer` measures Apache's broker in the same run.
+    `make bench T=timer` measures Apache's broker in the same run.
     """
     from bench.commands import timer as timer_figures
 
@@ -179,7 +179,7 @@ def spark(
 ) -> None:
     """Measure the CPU time of the Spark pipeline, beside other ways to do the same.
 
-    `make bench-spark` fetches what row 2 needs.
+    `make bench T=spark` fetches what row 2 needs.
     """
     from bench.commands import spark as spark_figures
 

@@ -2,7 +2,7 @@
 
 The load is raw requests from one Python process, so rates say what that process can do; the broker's CPU time per
 message is the figure. It is read of a broker that is started for it, or of the process that ``--pid`` names, which may
-be Apache's: run the command once for each. (A checkout's ``make bench-broker`` puts both under the same Java load.)
+be Apache's: run the command once for each. (A checkout's ``make bench T=broker`` puts both under the same Java load.)
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ def measure(
                 bench.add(row, bench.data(name, mib))
         figures = bench.rounds.run(repeats)
         if 2 in rows and not rocketmq_classpath:
-            figures.append({"row": 2, "what": "not measured: give --rocketmq-classpath, or make bench-spark"})
+            figures.append({"row": 2, "what": "not measured: give --rocketmq-classpath, or make bench T=spark"})
         if _LIVE_ROW in rows:
             figures += bench.small_batches()
         if _GROWTH_ROW in rows:

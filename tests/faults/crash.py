@@ -1,4 +1,4 @@
-"""The long crash tests, ``make crash``: thousands of simulated power cuts, hundreds of SIGKILLs, and what they found.
+"""The long crash tests, ``make kill T=store``: thousands of simulated power cuts, hundreds of SIGKILLs.
 
 ``python -m tests.faults.crash --seed S --cut N`` repeats one power cut of one workload.
 """

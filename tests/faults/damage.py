@@ -1,4 +1,4 @@
-"""Random damage to stopped stores, ``make damage``: nothing is lost in silence, nothing is served that is none.
+"""Random damage to stopped stores, ``make kill T=damage``: nothing is lost in silence, nothing is served that is none.
 
     python -m tests.faults.damage [--rounds 500] [--seed S]
 

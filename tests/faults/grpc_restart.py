@@ -1,4 +1,4 @@
-"""A broker that is stopped and killed under a hundred clients of gRPC, ``make grpc-restart``: is anything lost that was
+"""A broker that is stopped and killed under a hundred clients of gRPC, ``make kill T=grpc``: is anything lost that was
 answered, and how soon does it go on?
 
 ======================  =============================================================================================

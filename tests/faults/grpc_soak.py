@@ -1,4 +1,4 @@
-"""Clients of gRPC that come and go, ``make grpc-soak``: is everything delivered, and does the endpoint forget them?
+"""Clients of gRPC that come and go, ``make soak T=grpc``: is everything delivered, and does the endpoint forget them?
 
 Visits go on in twenty places at once, each under a new client id, every fourth over a connection of its own:
 

@@ -1,4 +1,4 @@
-"""A broker that is stopped under a hundred clients of Apache's SDKs, ``make sdk-restart``: do they receive again within
+"""A broker that is stopped under a hundred clients of Apache's SDKs, ``make kill T=sdks``: do they receive again within
 5 s, and is anything lost that was answered?
 
 Each program runs ``load`` of `tests.interop.sdks`: a producer, a push consumer and a simple consumer with a topic and

@@ -1,4 +1,4 @@
-"""Clients under a steady load, ``make soak``: is everything delivered, does anything grow?
+"""Clients under a steady load, ``make soak T=clients``: is everything delivered, does anything grow?
 
 One broker process; in this process, over 30 minutes (``--seconds``):
 

@@ -1,4 +1,4 @@
-"""The short forms of `make archive-kills` and `make archive-damage`."""
+"""The short forms of `make kill T=archive` and `make kill T=archive-damage`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A hundred clients of gRPC live through a broker that is stopped and one that is killed; `make grpc-restart` does it
+"""A hundred clients of gRPC live through a broker that is stopped and one that is killed; `make kill T=grpc` does it
 twenty times."""
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Power cuts in five workloads, six in each, and that the disk they are made with forgets what a disk may forget.
 
-``make test`` has two of the workloads, ``make crash`` does thousands.
+``make test`` has two of the workloads, ``make kill T=store`` does thousands.
 A failure names its seed and cut: ``python -m tests.faults.crash --seed S --cut N``.
 """
 

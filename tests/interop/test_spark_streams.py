@@ -1,4 +1,4 @@
-"""A stream over Apache's broker under faults, in short; ``make streams`` is the long form."""
+"""A stream over Apache's broker under faults, in short; ``make kill T=streams`` is the long form."""
 
 from __future__ import annotations
 

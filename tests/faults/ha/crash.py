@@ -1,4 +1,4 @@
-"""Replication under kills, ``make crash-ha``: SIGKILL for master or slave at any instant, and bad links between them.
+"""Replication under kills, ``make kill T=ha``: SIGKILL for master or slave at any instant, and bad links between them.
 
 A SYNC_MASTER with ``inSyncReplicas=2`` and its slave, both SYNC_FLUSH, with senders on the master and readers on both.
 A round chooses, by the seed, who is killed, when, what is wrong with the links meanwhile, and how it goes on:

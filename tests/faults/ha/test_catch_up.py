@@ -1,4 +1,4 @@
-"""A slave that was stopped 64 MiB ago. ``make bench-ha ARGS="--gib 10"`` is the long form, with figures."""
+"""A slave that was stopped 64 MiB ago. ``make bench T=ha ARGS="--gib 10"`` is the long form, with figures."""
 
 from __future__ import annotations
 

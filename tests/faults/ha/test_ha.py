@@ -1,4 +1,4 @@
-"""Replication under kills, in short: four, and two split histories. ``make crash-ha`` is the long form."""
+"""Replication under kills, in short: four, and two split histories. ``make kill T=ha`` is the long form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The transactional sink under kills, ``make eos``: is every row in the topic, and none twice?
+"""The transactional sink under kills, ``make kill T=eos``: is every row in the topic, and none twice?
 
 A query in a process of its own, with two executors (``local-cluster``; none with ``--local``), reads files of numbered
 rows and writes them to a topic with ``deliveryGuarantee=transactional``. At instants that follow from the seed somebody

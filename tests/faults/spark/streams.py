@@ -1,4 +1,4 @@
-"""A stream under faults, ``make streams``: does a query's result have every acknowledged message once?
+"""A stream under faults, ``make kill T=streams``: does a query's result have every acknowledged message once?
 
 A producer sends numbered messages in batches while a query in a process of its own writes them to Parquet files, with a
 checkpoint. Meanwhile, at times that follow from the seed:

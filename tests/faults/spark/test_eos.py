@@ -1,5 +1,5 @@
-"""The transactional sink under kills, in short: driver, broker and a worker once; and what the judge sees. ``make eos``
-is the long form."""
+"""The transactional sink under kills, in short: driver, broker and worker once, and what the judge sees.
+``make kill T=eos`` is the long form."""
 
 from __future__ import annotations
 

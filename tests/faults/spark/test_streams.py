@@ -1,5 +1,5 @@
 """A stream under faults, in short: a driver killed in a batch, a broker killed, new queues; and what the judge sees.
-``make streams`` is the long form."""
+``make kill T=streams`` is the long form."""
 
 from __future__ import annotations
 

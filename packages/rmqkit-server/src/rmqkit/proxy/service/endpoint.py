@@ -5,7 +5,7 @@ the client's calls under way. Then come the checks of the method. A refusal is a
 broker is answered with the status for its code.
 
 Three calls have a second, shorter way. It serves the plain calls of a busy endpoint. The general way serves all others,
-and reports what is wrong with a call. CPU in µs where 1, 4 and 32 calls come in one read (``make bench-grpc-cpu``):
+and reports what is wrong with a call. CPU in µs where 1, 4 and 32 calls come in one read (``make bench T=grpc-cpu``):
 
 ==============  ========================================  =======================================  ===================
 call            short way                                 serves                                   short, general
