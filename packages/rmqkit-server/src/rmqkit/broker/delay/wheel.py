@@ -402,9 +402,9 @@ class TimerState:
 class Late(enum.Enum):
     """The action for a message whose second is already over when it arrives."""
 
-    PUT = "put where it belongs at once: at a master"
-    NEXT = "goes with the second that has begun: at a slave that acts for its master"
-    KEPT = "goes on the wheel all the same, at a slave: who delivers next knows how far that is"
+    PUT = "stored in its real topic at once, at a master"
+    NEXT = "delivered with the second that has begun, at a slave that acts for its master"
+    KEPT = "put on the wheel nevertheless, at a slave: the broker that delivers next knows the read time"
 
 
 class Enqueue:
