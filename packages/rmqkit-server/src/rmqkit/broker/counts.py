@@ -3,7 +3,7 @@
 Parts with a `Counts` call it once per request or once per run of requests, never once per message. `Statistics` counts
 the messages delivered to groups.
 
-Differences to the reference: half messages that check-back reads are not in `messages_out`. A dead letter that was a
+Differences from the reference: half messages that check-back reads are not in `messages_out`. A dead letter that was a
 retried message is counted for its consumer group and topic (in the reference for the producer group and the retry
 topic). Half messages are counted since the start. Loop only, but for ``flush_ms``. Source: behaviour.md §9.10.
 """

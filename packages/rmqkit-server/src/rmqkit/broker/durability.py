@@ -147,7 +147,7 @@ class Durability:
         try:
             self._loop.call_soon_threadsafe(self._flushed, durable_offset, error)
         except RuntimeError:
-            _log.debug("flush round ended after the event loop")
+            _log.debug("a flush ended after the event loop")
 
     def dispatch(self) -> None:
         """Dispatch messages that may be read now, with long batches in parts, one in each loop tick."""

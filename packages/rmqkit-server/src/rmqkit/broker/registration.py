@@ -183,7 +183,7 @@ class Registration:
             try:
                 named = decode_header_leniently(answer, RegisterBrokerResponse)
             except HeaderError as error:
-                _log.warning("a name server's answer does not say where the master is: %s", error)
+                _log.warning("cannot read the address of the master in a name server's answer: %s", error)
                 continue
             # An answer may still have this slave as master, if it was the master before: it cannot follow itself.
             if named.master_addr and named.ha_server_addr and named.master_addr != self._address:
@@ -337,7 +337,7 @@ class Registration:
         try:
             await self._client.send_one_way(server, beat, _NAMESAKE_TIMEOUT_MS)
         except ConnectFailed as error:
-            _log.debug("no sign of life to %s: %s", server, error)
+            _log.debug("cannot send a heartbeat to %s: %s", server, error)
 
     async def _ask_name_servers(self, command: _MakeCommand, timeout_ms: int) -> list[Command]:
         return await self._ask_all(self.name_servers, command, timeout_ms)

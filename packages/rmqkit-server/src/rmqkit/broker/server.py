@@ -191,7 +191,7 @@ class Broker:
         # After the load: a slave reports its offset at once and gets data of the log, which has to be recovered.
         ha_address = await self._listen_for_slaves(port)
         registration = parts.register_with(ha_address)
-        local_dispatch = Router()  # for calls that the gRPC endpoint has let in
+        local_dispatch = Router()  # for calls that the gRPC endpoint has accepted
         parts.add_handlers([dispatch, grpc_dispatch, local_dispatch], vip_dispatch, ha_address)
         dispatch.batch = vip_dispatch.batch = grpc_dispatch.batch = context.store.batch
         self.configuration.listeners.append(self._settings_changed)

@@ -12,8 +12,8 @@ QUEUE_PUT_NUMS, _SIZE                         delay topic@queue     messages wit
 QUEUE_GET_NUMS, _SIZE; GROUP_GET_…            …@SCHEDULE_CONSUMER   delivered messages with a delay level
 SNDBCK_PUT_NUMS                               topic@group           messages that a group sent back
 SNDBCK2DLQ_TIMES                              owner@topic@group@…   messages sent back that became dead letters
-BROKER_PUT/GET/CK/ACK_NUMS                    cluster               over all topics; none
-BROKER_PUT/GET_NUMS_WITHOUT_SYSTEM_TOPIC      cluster               over the users' topics; none
+BROKER_PUT/GET/CK/ACK_NUMS                    cluster               over all topics; no times
+BROKER_PUT/GET_NUMS_WITHOUT_SYSTEM_TOPIC      cluster               over the users' topics; no times
 PRODUCER_REGISTER_TIME, CONSUMER_…            cluster               ms of heartbeats; groups in them
 CHANNEL_ACTIVITY                              CONNECT, CLOSE        connections that opened and closed
 ============================================  ====================  ==============================================

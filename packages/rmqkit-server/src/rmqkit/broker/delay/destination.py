@@ -56,8 +56,8 @@ class Handed:
     """The result of handing a batch to a destination.
 
     Attributes:
-        stored: for each message, whether it needs no further try.
-        failure: why a message needs one; None when all are stored.
+        stored: for each message, whether it is done and need not be retried.
+        failure: why a message has to be retried; None if all are done.
     """
 
     stored: list[bool]
@@ -65,7 +65,7 @@ class Handed:
 
     @property
     def passed(self) -> int:
-        """The number of messages before the first that needs another try."""
+        """The number of messages before the first that has to be retried."""
         return sum(takewhile(bool, self.stored))
 
 
@@ -192,7 +192,7 @@ class Destination:
         answers = iter(await asyncio.gather(*(remote_put(message) for message in messages if message is not None)))
         stored = [message is None or next(answers) for message in messages]
         refused = stored.count(False)
-        failure = Refused(f"{refused} of {len(stored)} messages are not put at another broker") if refused else None
+        failure = Refused(f"{refused} of {len(stored)} messages were not stored by another broker") if refused else None
         return Handed(stored, failure)
 
 

@@ -154,7 +154,7 @@ class GroupHandlers(Handlers[OperationsContext]):
         return reply(command)
 
 
-# The correction for a group that is behind all others, which means none.
+# The value for "no correction", for a group that is behind all others.
 _NOTHING = (1 << 63) - 1
 
 
@@ -208,7 +208,7 @@ class ProgressHandlers(Handlers[OperationsContext]):
 
     @answers(RequestCode.QUERY_CORRECTION_OFFSET)
     def corrections(self, connection: Connection, command: Command) -> Command:
-        """Return, for each queue, the lowest offset of the groups, or none if the compared group's is lower.
+        """Return, for each queue, the lowest offset of the groups; `_NOTHING` if the compared group's is lower.
         Groups in the filter are ignored; Apache's broker also removes their offsets."""
         header = decode_header_leniently(command, CorrectionOffsetRequest, missing={"compareGroup": ""})
         left_out = (header.filter_groups or "").split(",")

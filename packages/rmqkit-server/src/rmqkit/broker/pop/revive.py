@@ -80,7 +80,7 @@ class Revive:
                 self._note_refusal(str(error))
                 self._check_points.postpone(pending, _AGAIN_MS)
             except Exception:  # noqa: BLE001 - the outer edge of a check point: a fault of one must not hold up others
-                _log.exception("cannot deliver messages of %s again that %s popped", pending.topic, pending.group)
+                _log.exception("cannot redeliver messages of %s that %s popped", pending.topic, pending.group)
                 self._check_points.postpone(pending, _AGAIN_MS)
             await work.pause_if_over()
         self._check_points.commit()
@@ -118,7 +118,7 @@ class Revive:
         """Log why messages are not redelivered, once for each reason."""
         if reason != self._refusal:
             self._refusal = reason
-            _log.warning("popped messages cannot come again yet: %s", reason)
+            _log.warning("popped messages cannot be redelivered yet: %s", reason)
 
     def _is_wanted(self, pending: InFlightPop) -> bool:
         """Return whether topic and group of a pop still exist."""

@@ -176,8 +176,8 @@ class ActingMaster:
             self._context.schedule.replace_with(await self._calls.delay_offsets(master))
 
     async def _master_changed(self, master: str | None) -> None:
-        """Follow a new master, or none. Raises RemotingError: the new master does not answer yet; the next look-up
-        tries again."""
+        """Follow a new master, or report that it is gone. Raises RemotingError: the new master does not answer yet; the
+        next look-up tries again."""
         if master is None:
             _log.warning("the master %s is gone", self._master)
             self._on_master(None, None)
@@ -203,7 +203,7 @@ class ActingMaster:
         if self._remote_put is None:
             _log.warning("acting as master: due messages wait for the master, because enableRemoteEscape is false")
             return
-        _log.warning("acting as master: due messages are put at other brokers")
+        _log.warning("acting as master: due messages are sent to other brokers")
         context.schedule.start(self._remote_put)
         if context.timer is not None:
             context.timer.start(self._remote_put)
@@ -261,7 +261,7 @@ class PreOnline:
             if all([await self._meet(address, is_slave=is_slave) for address in others]):
                 return
             await asyncio.sleep(_PAUSE_SECONDS)
-        _log.warning("registering without what the others did: %s", ", ".join(others))
+        _log.warning("registering without the progress of the others: %s", ", ".join(others))
 
     async def _meet(self, address: str, *, is_slave: bool) -> bool:
         """Adopt the offsets of a member. Return False if this has to be retried."""

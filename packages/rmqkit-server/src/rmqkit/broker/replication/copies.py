@@ -7,8 +7,8 @@ offset. The protocol does not identify the slave of a link. Of the links from on
 a link                             is a copy
 =================================  ====================================================================================
 is the first from its address      unless it is silent for two ``haSendHeartbeatInterval`` and a later link is not
-came later, from the same address  if all counted links before it have reported since it came, so they are other slaves
-                                   of one machine. At most as many links count as members have the address
+came later, from the same address  if all counted links before it have reported since its first report, so they are
+                                   other slaves of one machine. At most as many links count as members have the address
 =================================  ====================================================================================
 
 So a slave that reconnects before its old link is known to be dead is not counted twice, and a later link cannot replace

@@ -100,7 +100,7 @@ class EscapeBridge:
                 # name servers.
                 self._queues.pop(topic, None)
             if self._failures.get(topic) != str(error):
-                _log.warning("cannot put a message for topic %s at another broker, trying again: %s", topic, error)
+                _log.warning("cannot send a message for topic %s to another broker, trying again: %s", topic, error)
                 self._failures[topic] = str(error)
             return False
         self._failures.pop(topic, None)

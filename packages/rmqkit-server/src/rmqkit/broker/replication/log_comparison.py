@@ -67,8 +67,8 @@ class LogComparison:
         own_end = self._store.max_physical_offset
         if last[0] < low:
             raise StoreError(
-                f"the log of {address} begins at {low}, the own one ends at {own_end}: nothing follows; remove this "
-                "slave's store, it will copy the log anew"
+                f"the log of {address} begins at {low}, after the end of the own log at {own_end}: remove this slave's "
+                "store, so that it copies the log again"
             )
         # Search once, and again only if the master has more: the search reads both logs.
         if self.ahead_from is None or high > self.ahead_from:
@@ -80,8 +80,8 @@ class LogComparison:
                 f"compare both stores: {self._diff}; to follow this master again, remove this slave's store",
             )
         raise StoreError(
-            f"the own log goes on to {own_end}, that of {address} ends at {high}, equal so far: nothing is served "
-            f"until the master has the rest; if it never will, remove this slave's store, "
+            f"the own log ends at {own_end}, the log of {address} ends at {high} and is equal up to there: no messages "
+            f"are served until the master has the rest; if it never will, remove this slave's store, "
             f"or compare both first: {self._diff}"
         )
 
@@ -105,7 +105,7 @@ class LogComparison:
         try:
             return int(table["commitLogMinOffset"]), int(table["commitLogMaxOffset"])
         except (KeyError, ValueError) as error:
-            raise BodyError(f"{address} does not say the bounds of its log: {error!r}") from None
+            raise BodyError(f"{address} did not return the bounds of its log: {error!r}") from None
 
     async def _parting(self, address: str, low: int) -> int:
         """Return the physical offset of the first own record, from ``low`` on, that a broker does not have.

@@ -153,7 +153,7 @@ class HaMaster:
         self._warned_hosts.clear()
         for link in list(self.links):
             if not self._is_allowed(link.ip):
-                link.close("haAllowedAddresses leaves it out now")
+                link.close("haAllowedAddresses no longer includes its address")
         self._looked()
         self.members.look_soon()
 

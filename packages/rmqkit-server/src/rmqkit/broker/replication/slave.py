@@ -308,7 +308,7 @@ class HaSlave:
         try:
             self._loop.call_soon_threadsafe(self._flushed, error)
         except RuntimeError:
-            _log.debug("flush round ended after the event loop")
+            _log.debug("a flush ended after the event loop")
 
     def _flushed(self, error: OSError | None) -> None:
         self._durable_moved.set()
@@ -455,7 +455,7 @@ class _Link(asyncio.BufferedProtocol):
         assert filled <= len(self._buffer), "the received bytes fit into the buffer"
         try:
             if not self.has_begun:
-                raise FrameError("the master speaks before it knows where to begin")
+                raise FrameError("the master sent data before the first report")
             frames, taken = split_frames(self._buffer[:filled])
             self._on_frames(self, frames)
         except (RmqError, OSError) as error:

@@ -168,9 +168,7 @@ class SlaveSync:
                 in_vain = in_vain + 1 if isinstance(self._failures["topics"], ConnectFailed) else 0
                 if in_vain >= _GONE_AFTER_TRIES:
                     for topic in sorted(self._missing):
-                        _log.warning(
-                            "topic %s gets ordinary queues: the master left before it told of the topic", topic
-                        )
+                        _log.warning("topic %s gets ordinary queues: the master left before it sent the topic", topic)
                         if not is_light(topic):
                             self._topics.ensure(topic, _QUEUES, soon=True)
                     break
@@ -309,4 +307,4 @@ async def _whole(
             return whole
         else:
             entries_of(whole).update(entries_of(following))
-    raise BodyError(f"a table of the master has no end after {_PAGES_MAX} pages: look at what it answers")
+    raise BodyError(f"a table of the master has no end after {_PAGES_MAX} pages: check the answers of the master")
