@@ -246,7 +246,7 @@ class BrokerMetrics:
         for queue_id in range(queue_count):
             end = store.max_offset(topic, queue_id)
             consumed = offsets.get(group, topic, queue_id)
-            consumed = end if consumed is None else consumed  # not behind: the group has not chosen its start
+            consumed = end if consumed is None else consumed  # without an offset the group is not behind
             pulled = offsets.pull_offset(group, topic, queue_id) or consumed
             lag += max(0, end - consumed)
             inflight += max(0, pulled - consumed)

@@ -67,7 +67,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Due:
-    """A slot under delivery.
+    """The slot that is being delivered.
 
     Attributes:
         next_unit: the position of the next unit of its chain to read.

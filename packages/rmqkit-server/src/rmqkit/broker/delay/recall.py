@@ -1,4 +1,4 @@
-"""RECALL_MESSAGE (370): a timed message is called back before its time (``RecallMessageProcessor``).
+"""RECALL_MESSAGE (370): a producer recalls a timed message before its time (``RecallMessageProcessor``).
 
 The client has the handle from the answer to its send. The broker stores a *marker* for the same second with the unique
 key of the message; when the second is over, neither is delivered. The answer does not tell if the message exists.

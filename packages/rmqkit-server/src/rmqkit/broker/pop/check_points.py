@@ -66,7 +66,7 @@ __all__ = ["REVIVE_GROUP", "AnswerAcks", "CheckPointStore", "PopWriteBatch", "Wa
 REVIVE_GROUP = "CID_RMQ_SYS_REVIVE_GROUP"
 _READ_COUNT = 32
 _NEVER_MS = 1 << 63
-_OK = PutStatus.OK  # asking an enumeration for a member costs a call
+_OK = PutStatus.OK  # reading an enumeration member costs a call
 
 _read_check_point = msgspec.json.Decoder(PopCheckPoint).decode
 _read_ack = msgspec.json.Decoder(StoredAck).decode
@@ -342,7 +342,9 @@ class CheckPointStore:
         # It must not become due earlier: a restart would lose a check point without a record.
         pending.revive_offset = put.queue_offset
         self._wait_for(pending)
-        if one.after != one.before and self._offsets.get(group, topic, queue_id) == one.before:  # not set meanwhile
+        if (
+            one.after != one.before and self._offsets.get(group, topic, queue_id) == one.before
+        ):  # unless it was set meanwhile
             self._offsets.commit(group, topic, queue_id, one.after)
         return None
 

@@ -66,7 +66,7 @@ __all__ = ["PopAckHandlers", "PopHandlers"]
 _log = logging.getLogger(__name__)
 
 _COUNT_MAX = 32
-_READ = int(Permission.READ)  # an operation with the member itself costs two calls, asking for it one
+_READ = int(Permission.READ)  # an operation with the member itself costs two calls, reading it one
 _OK = PutStatus.OK
 _LATE_MS = 500
 # Up to this size a copy costs less than a write of several pieces.
@@ -527,7 +527,7 @@ class PopAckHandlers(PopHandlerBase):
             return reply(command, remark=NO_REMARK, header=ChangeInvisibleTimeResponse())
         visible_at_ms = self._pop.clock.now_ms() + header.invisible_time
         self._pop.orders.change(topic, group, queue_id, header.offset, handle.pop_time, visible_at_ms)
-        self._pop.waiting.wake(topic, group, queue_id)  # so that it calculates again when to look
+        self._pop.waiting.wake(topic, group, queue_id)  # so that it recalculates when to retry
         answer = ChangeInvisibleTimeResponse(
             pop_time=handle.pop_time,
             invisible_time=visible_at_ms - handle.pop_time,

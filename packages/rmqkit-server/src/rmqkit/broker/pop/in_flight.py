@@ -55,8 +55,8 @@ _PROPERTIES = {
 
 _SLOT_MS = 100
 CHECK_POINT, ACK = "CK", "ACK"
-"""Kinds of records, as metrics name them."""
-_OK = PutStatus.OK  # asking an enumeration for a member costs a call, and so does a Counter's ``+=``
+"""The kinds of records in metrics."""
+_OK = PutStatus.OK  # reading an enumeration member costs a call, and so does a Counter's ``+=``
 
 AckKey = tuple[str, str, int, int, int]
 """The key of a pop in acks: topic, group, queue id, start offset, pop time."""

@@ -83,7 +83,7 @@ class OrderTable(LazyTable):
 
     def snapshot(self) -> OrderFile:
         """Return a copy of the pops of the last day."""
-        # Reset before the copy: changes while a thread writes the copy are written the next time.
+        # Reset before the copy, so that changes during the write are written the next time.
         self._is_dirty = False
         oldest_ms = self._clock.now_ms() - _KEPT_MS
         for key, queues in list(self._table.items()):

@@ -40,7 +40,7 @@ class SharedWrite(Generic[Row]):
         self._writing = threading.Lock()
 
     def save(self, content: Callable[[], Any]) -> None:
-        """Write the table; the loop waits. Raises StoreUnavailable: the disk refused."""
+        """Write the table on the loop. Raises StoreUnavailable: the disk refused."""
         self._write(next(self._numbers), content)
         self.is_due = False
 

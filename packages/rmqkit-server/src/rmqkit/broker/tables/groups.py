@@ -134,7 +134,7 @@ class GroupTable:
 
     @property
     def stored(self) -> SubscriptionGroupTable:
-        """The whole table, to be read only."""
+        """The whole table, read-only."""
         return self._stored
 
     async def put_shared(self, *configs: SubscriptionGroupConfig) -> None:

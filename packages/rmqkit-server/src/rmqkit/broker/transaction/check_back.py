@@ -270,7 +270,7 @@ class CheckBack:
         again = message_from(half, topic=names.HALF_TOPIC, queue_id=walk.queue_id, changes=changes, reconsume_times=0)
         again.string = in_stored_order(again.properties)
         put = self._store.put(again)
-        if put.status in _UNSTORABLE:  # the counter made it too long
+        if put.status in _UNSTORABLE:  # with the higher counter it is too long
             return self._give_up(walk, half, transaction)
         if put.status is not PutStatus.OK:
             _log.warning("cannot store half message %d again: %s %s", walk.half_offset, put.status.value, put.reason)
