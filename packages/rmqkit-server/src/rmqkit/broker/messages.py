@@ -66,7 +66,7 @@ def changed(
     queue_id: int | None = None,
     sys_flag: int | None = None,
 ) -> InnerMessage:
-    """Return a message with some properties set, or removed if the value is None, and with another topic or queue."""
+    """Return a message with some properties set, or removed if the value is None, and with new values if given."""
     return InnerMessage(
         message.topic if topic is None else topic,
         message.queue_id if queue_id is None else queue_id,

@@ -150,7 +150,7 @@ class Schedule:
 
     def load(self) -> None:
         """Read the offsets. They are compared with the queues of the store only when delivery starts.
-        Create a missing file: then a file that is missing later was lost, and not just never written before a kill."""
+        Create a missing file, so that a file that is missing at a later start was lost, and not just never written."""
         found = self._file.load(DelayOffsets)
         self._is_file_missing = found is None
         if found is None:

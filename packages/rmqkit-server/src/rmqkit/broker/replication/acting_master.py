@@ -190,7 +190,7 @@ class ActingMaster:
         self._master = master  # last: after an error above, the next look-up tries again
 
     async def _ha_address_of(self, master: str) -> str | None:
-        """Return the HA address of a master; None if the answer has none: then registration returns it."""
+        """Return the HA address of a master. If the answer has none, return None: the registration returns it later."""
         answer = await self._calls.call(master, request(RequestCode.EXCHANGE_BROKER_HA_INFO))
         return decode_header_leniently(answer, HaInfo).master_ha_address
 

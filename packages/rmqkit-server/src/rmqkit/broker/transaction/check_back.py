@@ -324,8 +324,8 @@ class CheckBack:
 
     def _pick_producer(self, group: str, topic: str) -> Connection | None:
         """Return the next producer of a group that may see the topic's messages and whose connection is writable; None
-        if none of the few tried is. The reference sends to a stalled producer, too. Here the question waits for the
-        next round, so that a stalled producer costs no memory."""
+        after a few tries. The reference sends to a stalled producer, too. Here the question waits for the next round,
+        so that a stalled producer costs no memory."""
         members = self._clients.producers(group).items()
         producers = [producer for producer, member in members if self._clients.may_be_asked(producer, member, topic)]
         self._producer_turn += 1
