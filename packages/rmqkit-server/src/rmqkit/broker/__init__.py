@@ -1,1 +1,1 @@
-"""The broker: takes, keeps and hands out messages (``BrokerController``). Source: behaviour.md §2–§6."""
+"""The broker: it receives, stores and delivers messages (``BrokerController``). Source: behaviour.md §2–§6."""

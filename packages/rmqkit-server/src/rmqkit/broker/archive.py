@@ -1,24 +1,23 @@
-"""The archive of a broker's log: old files go there, and consumers that read far back are served from there.
+"""The archive of a broker's log: it stores old files, and serves consumers that read far back.
 
-With ``archive=PATH`` (or an address, `rmqkit.store.archive.places`) a master writes every full file of its log, once it
-is on the disk and dispatched, as a segment below ``PATH/brokerName``. The retention then deletes only files whose
-segment was written, read back and compared, also where a disk is full: a place that cannot be reached fills the disk,
-and puts are refused before anything is lost. Segments are written one after the other, in a process of their own
-(`rmqkit.store.archive.seal`). A slave writes none, and deletes no file that its master did not archive.
+With ``archive=PATH`` (or an address, `rmqkit.store.archive.places`) a master writes every full file of its log, after
+it is on the disk and dispatched, as a segment below ``PATH/brokerName``. Retention then deletes only files whose
+segment was written, read back and compared, even if the disk is full: if the place cannot be reached, the disk fills
+and puts are refused, but nothing is lost. Segments are written one after the other, in a separate process
+(`rmqkit.store.archive.seal`). A slave writes no segments, and deletes no file that its master has not archived.
 
-Pulls from before the log, and queries for messages that are not in it any more, are answered from the segments by
-`READS_AT_ONCE` threads; the loop waits for none. At most `READS_OF_SEGMENT` read one segment, and as many answer
-queries. So an object that loads slowly delays only its own readers. The number of waiting reads is bounded, too:
-`READS_MAX` in all, `READS_OF_CONNECTION` of a connection, `WAITING_OF_SEGMENT` for a segment. Requests beyond these
-bounds get an answer that makes the client retry. A read holds its data, and its result until the loop takes it, only
-while the read runs. For clients a queue begins where its archive begins. Handlers know the archive as
-`rmqkit.broker.older.OlderMessages`: their reads name the messages that they lack, and are repeated after these were
-fetched. After a start, and while the place cannot be reached or read, the broker does not know the archived messages.
-Then it makes clients retry when they request messages from before the log. If they moved to the start of the log
-instead, they would miss all archived messages.
+`READS_AT_ONCE` threads answer pulls from before the log and queries for deleted messages from the segments; the loop
+never waits for them. At most `READS_OF_SEGMENT` threads read one segment, and as many answer queries. So an object that
+loads slowly delays only its own readers. The number of waiting reads is limited, too: `READS_MAX` in all,
+`READS_OF_CONNECTION` for a connection, `WAITING_OF_SEGMENT` for a segment. Requests above these limits get an answer
+that makes the client retry. A read holds its data, and its result until the loop handles it, only while the read runs.
+For clients a queue begins where its archive begins. Handlers use the archive as `rmqkit.broker.older.OlderMessages`:
+their reads return the missing messages, and are repeated after these were fetched. After a start, and while the place
+cannot be read, the broker does not know the archived messages. Then clients that request messages from before the log
+have to retry: if they moved to the start of the log instead, they would miss all archived messages.
 
-Segments may be deleted while the broker runs (`rmqkit.store.archive.archive` says what a read does then). A master
-lists the place again every `LIST_SECONDS`, a slave in each round.
+Segments may be deleted while the broker runs; `rmqkit.store.archive.archive` describes the reads then. A master lists
+the place again every `LIST_SECONDS`, a slave in each round.
 """
 
 from __future__ import annotations
@@ -49,10 +48,10 @@ from rmqkit.store.settings import StoreSettings
 __all__ = ["ROUND_SECONDS", "LogArchive"]
 
 ROUND_SECONDS = 10.0
-"""How often it is looked for files to archive, and at a slave for segments of its master."""
+"""The time between two rounds that look for files to archive, or at a slave for segments of its master."""
 
 LIST_SECONDS = 600.0
-"""How often a master lists its segments: one that was deleted is noticed, its log file archived again."""
+"""The time between two listings of a master's segments. The log file of a deleted segment is archived again."""
 
 READS_AT_ONCE = 16
 READS_OF_SEGMENT = 4
@@ -60,7 +59,7 @@ READS_MAX = 512
 READS_OF_CONNECTION = 32
 WAITING_OF_SEGMENT = 128
 _LOOKED_UP = ""
-"""Stands for the segments that are searched for a key, a time or a record: nobody knows before which they are."""
+"""The segment of a search for a key, a time or a record, whose segments are not known in advance."""
 
 _log = logging.getLogger(__name__)
 
@@ -68,7 +67,7 @@ T = TypeVar("T")
 
 
 class _Turns:
-    """The turns of those who read one segment."""
+    """The limit and the number of reads of one segment."""
 
     def __init__(self) -> None:
         self.semaphore = asyncio.Semaphore(READS_OF_SEGMENT)
@@ -79,15 +78,14 @@ class LogArchive:
     """The archive of one broker; loop only.
 
     Attributes:
-        process: writes a segment now; None while no segment is written.
-        needs: each returns the physical offset from which a part of the broker reads the log, or None if it reads
-            nothing.
+        process: the process that writes a segment, or None.
+        needs: each returns the physical offset from which a part of the broker reads the log, or None.
 
     Args:
-        writes: whether segments are written: not by a slave.
+        writes: whether segments are written; False at a slave.
 
     Raises:
-        ExtraMissing, StoreError: ``archive`` is no path and no address.
+        ExtraMissing, StoreError: ``archive`` is neither a path nor an address.
     """
 
     def __init__(self, store: MessageStore, settings: StoreSettings, broker_name: str, *, writes: bool) -> None:
@@ -115,19 +113,19 @@ class LogArchive:
 
     @property
     def kept_from(self) -> int:
-        """Physical offset from which on the log has to be kept: what lies before is archived, and nothing in it waits:
-        delayed messages, half messages and those of the timer are read from the log alone."""
+        """The physical offset from which on retention has to keep the log. Data before it is archived and contains no
+        waiting messages: delayed, timed and half messages are read only from the log."""
         return min([self.archived_to, *(offset for need in self.needs if (offset := need()) is not None)])
 
     @property
     def archived_to(self) -> int:
-        """Physical offset up to which the log is archived."""
-        # While that is not known nothing counts as archived: retention keeps all files.
+        """The physical offset up to which the log is archived."""
+        # 0 while the segments are not known, so that retention keeps all files.
         return self._archive.covered(self._store.min_physical_offset) if self._is_known else 0
 
     async def round(self) -> None:
-        """Look which segments there are, and write those of the files that are full; until then these are kept.
-        Raises StoreError, OSError: the place cannot be reached, or is that of another log; the next round goes on."""
+        """List the segments, and write segments of full files; retention keeps these files until then.
+        Raises StoreError, OSError: the place cannot be reached, or belongs to another log; the next round retries."""
         async with self._round:
             self._unreadable = ""
             await self._work()
@@ -138,14 +136,14 @@ class LogArchive:
             await self._seal(work)
 
     def stop(self) -> None:
-        """Let a round stop soon. A half-written segment does not count and is written again after the next start."""
+        """Stop a running round soon. A partial segment is ignored and written again after the next start."""
         self._is_stopping = True
         if self.process is not None:
             self.process.kill()
 
     async def _look(self) -> None:
         if self._is_known and self._writes and self._rounds_to_list > 0:
-            self._rounds_to_list -= 1  # nobody else writes any
+            self._rounds_to_list -= 1  # only this broker writes segments
             return
         await self._in_thread(self._archive.refresh)
         log_end = self._store.max_physical_offset
@@ -157,7 +155,7 @@ class LogArchive:
         self._log_gaps()
 
     def _log_gaps(self) -> None:
-        """Log the bytes that are missing since segments were deleted."""
+        """Log the parts of the log that are missing because segments were deleted."""
         if self._changes == self._archive.changes and self._changes:
             return
         self._changes = self._archive.changes
@@ -176,12 +174,12 @@ class LogArchive:
         return None if record is None else bytes(record)
 
     def _next(self) -> Work | None:
-        """The oldest full file that is not archived."""
+        """Return the work for the oldest full file that is not archived, or None."""
         start, store = self.archived_to, self._store
-        # On the disk, or a segment would hold what a crash takes from the log; dispatched, or a file might be deleted
-        # before its queues are made.
+        # On the disk: a segment must not contain data that the log loses in a crash. Dispatched: a file must not be
+        # deleted before its queue entries exist.
         ready = min(store.durable_offset, store.dispatched_offset)
-        # Without the last file: the log is still written there.
+        # Without the last file, which is still written.
         file = next((one for one in store.log.queue.files[:-1] if one.start == start and one.end <= ready), None)
         if file is None:
             return None
@@ -191,7 +189,7 @@ class LogArchive:
     async def _seal(self, work: Work) -> None:
         """Write one segment. Raises StoreError: it could not be written."""
         told = await self._writing(msgspec.json.encode(work) + b"\n")
-        # `stop` may have killed the process. Its unfinished segment is no failure and is written again after a start.
+        # `stop` may have killed the process. Then the partial segment is not an error.
         if self._is_stopping:
             return
         try:
@@ -208,7 +206,7 @@ class LogArchive:
             _log.warning(said, work.path, sealed.other_bytes, shlex.quote(str(self._store.root)))
 
     async def _writing(self, line: bytes) -> bytes:
-        """Have a process of its own do the work; the line that it prints, empty where it died."""
+        """Run the work in a separate process. Return the line that it prints; empty if it died."""
         pipe = asyncio.subprocess.PIPE
         process = self.process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "rmqkit.store.archive.seal"), stdin=pipe, stdout=pipe
@@ -219,26 +217,27 @@ class LogArchive:
             self.process = None
 
     def close(self) -> None:
-        """End the threads; a read under way ends first."""
+        """Stop the threads, after their running reads."""
         self._threads.shutdown(cancel_futures=True)
 
     # ---- reading
 
     def min_offset(self, topic: str, queue_id: int) -> int:
-        """The first message of a queue that can be pulled, as far as that is known."""
+        """Return the offset of the first message of a queue that can be pulled, if the archive is known."""
         return self._archive.min_offset(topic, queue_id, self._store.min_offset(topic, queue_id))
 
     def first_offset(self, topic: str, queue_id: int) -> int:
-        """The first message of a queue, for those who begin there. Raises PeerRefused: it is not known yet."""
+        """Return the offset of a queue's first message, for groups that begin there.
+        Raises PeerRefused: the archive is not known yet."""
         if self._store.min_offset(topic, queue_id) > 0:
             self._need()
         return self.min_offset(topic, queue_id)
 
     def has(self, topic: str, queue_id: int, queue_offset: int) -> bool:
-        """Return True if a message that is not in the log, or one after it, is or may be archived.
-        Also for messages before the first archived one: `get` says where that is."""
+        """Return True if a message that is not in the log, or a later one, is or may be archived. Also for an offset
+        before the first archived message: `get` returns the offset of that message."""
         if queue_offset >= self._store.max_offset(topic, queue_id):
-            return False  # of a topic of this name that was deleted
+            return False  # the archived messages are of a deleted topic of this name
         return not self._is_known or self._archive.has(topic, queue_id, queue_offset)
 
     def _need(self) -> None:
@@ -257,7 +256,7 @@ class LogArchive:
         codes: frozenset[int] | None = None,
         accept: Callable[[memoryview], bool] | None = None,
     ) -> GetResult:
-        """Read a queue from a message on. Raises PeerRefused: ask again. Raises StoreError, OSError."""
+        """Read a queue from a message on. Raises PeerRefused: the client has to retry. Raises StoreError, OSError."""
         self._need()
         bytes_max = self._settings.transfer_bytes_in_memory_max
 
@@ -280,7 +279,7 @@ class LogArchive:
         return found
 
     async def record_at(self, connection: Connection, physical_offset: int) -> memoryview | None:
-        """The record at an offset of the log. Raises as `get`."""
+        """Return the record at an offset of the log, or None. Raises like `get`."""
         if physical_offset < self._store.min_physical_offset:
             self._need()
         try:
@@ -301,7 +300,7 @@ class LogArchive:
         *,
         bytes_max: int,
     ) -> list[memoryview]:
-        """Records that have a key, stored between two times, as `Archive.query` finds them. Raises as `get`."""
+        """Return the records with a key that were stored between two times (`Archive.query`). Raises like `get`."""
         return await self._read(
             connection,
             _LOOKED_UP,
@@ -309,7 +308,7 @@ class LogArchive:
         )
 
     async def offset_by_time(self, connection: Connection, topic: str, queue_id: int, timestamp_ms: int) -> int | None:
-        """The first message stored at or after a time. Raises as `get`."""
+        """Return the offset of the first message stored at or after a time, or None. Raises like `get`."""
         if self._store.min_offset(topic, queue_id) > 0:
             self._need()
         return await self._read(
@@ -317,8 +316,8 @@ class LogArchive:
         )
 
     async def _read(self, connection: Connection | None, segment: str, read: Callable[[], T]) -> T:
-        """Read a segment, or look something up, when it is its turn. ``connection`` is None for the broker itself,
-        which makes one read after the other."""
+        """Read a segment, or search, within the limits. ``connection`` is None for the broker itself, which makes one
+        read after the other."""
         turns = self._turns_of.get(segment) or self._turns_of.setdefault(segment, _Turns())
         if connection is not None:
             if (
@@ -330,9 +329,9 @@ class LogArchive:
             self._reads[connection] += 1
         turns.count += 1
         try:
-            # The segment's turn first: who waits for a slow object keeps no thread from others.
+            # Acquire the segment's limit first: reads that wait for a slow object must not occupy threads.
             async with turns.semaphore, self._turns:
-                # A peer that takes nothing asks again when it does: its answers would only heap up.
+                # Refuse the read for a peer that does not read: its answers would only fill memory.
                 if connection is not None and (connection.closed.done() or connection.unsent_bytes >= WRITE_BYTES_HIGH):
                     raise self._overloaded()
                 found = await self._in_thread(read)
@@ -352,7 +351,7 @@ class LogArchive:
                     del self._reads[connection]
 
     def _log_unreadable(self, error: OSError) -> None:
-        """Log why the place cannot be read, once a round: many consumers may ask."""
+        """Log why the place cannot be read, once a round, because many consumers may request it."""
         if str(error) != self._unreadable:
             self._unreadable = str(error)
             _log.error("archive %s cannot be read, consumers of archived messages wait: %s", self._archive.place, error)

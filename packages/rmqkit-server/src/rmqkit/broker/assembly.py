@@ -1,17 +1,17 @@
-"""The parts of one broker, and which part works with which.
+"""The parts of one broker, and the connections between them.
 
 ========================  =============================================================================================
 event                     goes to
 ========================  =============================================================================================
 messages became readable  waiting pulls, waiting pops, the links to slaves
-a flush round ended       a master's waiting answers (`Durability`); at a slave the reports to its master
-slaves have more          a master's waiting answers
+a flush ended             a master's waiting answers (`Durability`); at a slave the reports to its master
+slaves have more data     a master's waiting answers
 log bytes were committed  the dispatcher (``transientStorePoolEnable``)
 topics were changed       the registration with the name servers
 a connection closed       clients, waiting pulls, waiting pops
 ========================  =============================================================================================
 
-`Assembly` opens nothing until `Assembly.load`. `rmqkit.broker.server` says when each part starts and stops.
+`Assembly` opens nothing until `Assembly.load`. `rmqkit.broker.server` starts and stops the parts.
 Source: behaviour.md §2.1.
 """
 
@@ -87,14 +87,14 @@ __all__ = ["HANDLERS", "MESSAGE_HANDLERS", "Assembly"]
 
 _DISPATCHES_PER_SAMPLE = 64
 
-# What every port answers, besides what a master or a slave alone answers.
+# The handlers on every port of masters and slaves.
 HANDLERS = (
     *(ReplyHandlers, TransactionHandlers, OffsetHandlers, QueryHandlers, ClientHandlers, TopicHandlers),
     *(GroupHandlers, ConnectionHandlers, ResetHandlers, ProgressHandlers, RuntimeInfoHandlers, ConfigHandlers),
     *(AccessHandlers, RecallHandlers),
 )
 
-# What a master answers to messages; a slave takes none.
+# The handlers of sends at a master; a slave accepts no messages.
 MESSAGE_HANDLERS = (SendHandlers, SendBackHandlers)
 
 _log = logging.getLogger(__name__)
@@ -102,16 +102,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class Assembly:
-    """Makes the parts of one broker and joins them; loop only, but for the end of a flush round.
+    """The parts of one broker and their connections; loop only, but for the end of a flush.
 
     Attributes:
-        address: where clients reach the broker, as ``host:port``.
+        address: the address for clients, as ``host:port``.
         client: connections to other servers.
-        counts: what counts for Prometheus; None without an exporter.
-        context: the state that request handlers may touch.
-        durability: makes answers wait; unlike the context's it is there when nothing has to wait, too.
+        counts: the counters for Prometheus; None without an exporter.
+        context: the state that request handlers use.
+        durability: lets answers wait; unlike the context's it is never None.
         master, slave: the role; one of both is None.
-        registration: the one with the name servers; None before `register_with`.
+        registration: the registration with the name servers; None before `register_with`.
     """
 
     settings: BrokerSettings
@@ -136,7 +136,7 @@ class Assembly:
     _authentication: Authentication | None = None
     _grpc_refusal: GrpcRefusal | None = None
 
-    # Long: the parts of a broker, in the order in which they need each other.
+    # A long function: it makes the parts of a broker in the order in which they need each other.
     def __post_init__(self) -> None:
         settings, store_settings, clock = self.settings, self.store_settings, self.clock
         folder, has_light = self.store_root / "config", store_settings.enable_light_queues
@@ -153,7 +153,7 @@ class Assembly:
         if settings.broker_role is not BrokerRole.SLAVE:
             master = self.master = self._make_master(store)
             pop = PopService(folder, store, topics, groups, offsets, settings, clock, identity.store_host, archive)
-            # Slaves behind the clients of this broker: their round is in the next tick anyway.
+            # Slaves after the clients of this broker: they are sent data in the next tick anyway.
             self._on_readable += [pop.waiting.arrived, pop.notifications.arrived, master.advanced]
         has_copies = waits_for_copies(settings)
         self.durability = Durability(
@@ -213,8 +213,8 @@ class Assembly:
             self.context.may_serve = lambda: slave.may_serve
 
     def load(self) -> None:
-        """Read the tables and recover the store; nothing is written when that fails.
-        Raises StoreError: a table cannot be read, or the store not be opened."""
+        """Read the tables and recover the store. If a table cannot be read, nothing is written.
+        Raises StoreError: a table cannot be read, or the store cannot be opened."""
         context = self.context
         for table in (
             *(context.topics, context.groups, context.offsets, context.filters, context.schedule, context.access),
@@ -223,17 +223,17 @@ class Assembly:
             table.load()
         if self.slave is not None:
             context.offsets.begin_copying()
-        # Behind the tables: recovery asks the topics of which type queues are.
+        # After the tables: recovery needs the queue types of the topics.
         context.store.open()
-        # Both look into the log: a timer is brought to where it ends, check points of pops are read from it.
+        # After the log: the timer recovers to its end, and pops read their check points from it.
         if context.timer is not None:
             context.timer.recover()
         if context.pop is not None:
             context.pop.load()
 
     def register_with(self, ha_address: str) -> Registration:
-        """Make the registration with the name servers. ``ha_address``: where slaves follow the log."""
-        assert self.registration is None, "a broker registers as one"
+        """Make the registration with the name servers. ``ha_address``: the address of the log for slaves."""
+        assert self.registration is None, "a broker has one registration"
         if not self.settings.namesrv_addr:
             _log.warning("no name server is configured: clients cannot find this broker; set namesrvAddr or -n")
         self.registration = Registration(
@@ -252,7 +252,7 @@ class Assembly:
         """Register the handlers of requests. The VIP port serves everything but pulls and pops."""
         context, role = self.context, self.slave if self.master is None else self.master.copies
         assert role is not None, "a broker is a master or a slave"
-        assert self.registration is not None, "queues are assigned by its routes"
+        assert self.registration is not None, "the registration exists"
         reading: list[Answering] = [PullHandlers(context)]
         of_both = [
             kind(context) for kind in (*(MESSAGE_HANDLERS if self.slave is None else (RefusalHandlers,)), *HANDLERS)
@@ -263,7 +263,7 @@ class Assembly:
         of_both += [
             PopAssignmentHandlers(context, self.registration.routes),
             ReplicationHandlers(context, ha_address=ha_address, slave=self.slave, status=role.status),
-            UnsupportedHandlers(context),  # last: it takes what nobody else does
+            UnsupportedHandlers(context),  # last: it registers the codes without a handler
         ]
         for main in mains:
             for handlers in reading:
@@ -273,10 +273,10 @@ class Assembly:
                 handlers.register(port)
 
     def authorize(self, authentication: Authentication) -> None:
-        """Have requests checked by this broker's users, and by what they may do where that is configured."""
+        """Check requests with this broker's users, and with their policies if that is configured."""
         context = self.context
         context.access.add(authentication.initial)
-        # Asked for each request: after every change of a user it is another mapping.
+        # Read for each request: every change of a user makes another mapping.
         authentication.users = lambda: context.access.users
         self._authentication = authentication
         if self.authentication.authorization_enabled:
@@ -302,14 +302,14 @@ class Assembly:
         )
 
     def connection_closed(self, connection: Connection) -> None:
-        """Drop what a connection registered and what it waits for."""
+        """Drop the clients and the held requests of a closed connection."""
         context = self.context
         context.statistics.add("CHANNEL_ACTIVITY", "CLOSE")
         for part in (context.clients, context.long_polling, context.pop):
             if part is not None:
                 part.connection_closed(connection)
 
-    # ---- parts that call others of the assembly
+    # ---- parts that use other parts
 
     @property
     def _is_sync(self) -> bool:
@@ -325,7 +325,7 @@ class Assembly:
             is_batch_topic=self._is_batch_topic if is_replica else topics.is_batch_topic,
             on_arrival=self._readable if counts is None else self._readable_and_sampled,
             on_durable=self._flushed if self._is_sync else None,
-            # Called in the thread that commits; only the loop dispatches.
+            # Called in the commit thread, but only the loop dispatches.
             on_committed=lambda: loop.call_soon_threadsafe(self.durability.dispatch),
             on_flushed=None if counts is None else counts.flush_ms.observe,
             bitmap_of=filters.bitmap_of if self.settings.filter_bitmaps else None,
@@ -333,7 +333,7 @@ class Assembly:
         )
 
     def _is_batch_topic(self, topic: str) -> bool:
-        assert self.slave is not None, "the store opens when all is assembled"
+        assert self.slave is not None, "the store is opened after all parts were made"
         return self.slave.tables.is_batch_topic(topic)
 
     def _make_master(self, store: MessageStore) -> HaMaster:
@@ -341,7 +341,7 @@ class Assembly:
             store,
             self.settings,
             self.clock,
-            on_acked=lambda: self.durability.replicated(),  # made after the master, which it asks for copies
+            on_acked=lambda: self.durability.replicated(),  # a lambda: durability is made after the master
             ask_members=self._namesakes if self.settings.namesrv_addr else None,
             tls=self.tls,
             need_signatures=self.authentication.enabled,
@@ -379,17 +379,17 @@ class Assembly:
             listener(requests)
 
     def _readable_and_sampled(self, requests: Sequence[DispatchRequest]) -> None:
-        """`_readable`; of some runs it is measured how long their messages took to become readable."""
+        """Do the same as `_readable`, and measure for some runs how long messages took to become readable."""
         self._runs_to_sample -= 1
         if not self._runs_to_sample and self.counts is not None:
-            # Behind a flush or a commit there is one run for many messages: each of them is measured.
+            # After a flush or a commit there is one run for many messages: measure every run.
             is_late = self._is_sync or self.store_settings.transient_store_pool
             self._runs_to_sample = 1 if is_late else _DISPATCHES_PER_SAMPLE
             self.counts.dispatched(requests)
         self._readable(requests)
 
     def _flushed(self, durable_offset: int, error: OSError | None) -> None:
-        """A flush round ended; called from the flush thread."""
+        """Handle the end of a flush. The flush thread calls this."""
         (self.durability if self.slave is None else self.slave.log).flushed(durable_offset, error)
 
     def _topics_changed(self, topics: list[TopicConfig]) -> None:

@@ -1,24 +1,24 @@
-"""The state of an open broker, joined by `rmqkit.broker.assembly`, and the order in which it stops.
+"""The state of an open broker, made by `rmqkit.broker.assembly`, and the order in which it stops.
 
-Handlers never touch the broker itself; each room names the parts of the `BrokerContext` that it may touch.
+Handlers never use the broker itself; each room has a Protocol with the parts of the `BrokerContext` that it uses.
 
-Each part registers its stop as soon as it has started, under the stage to which it belongs. So a start that fails
-halfway stops everything that it has started. A stop goes through the stages in this order, and through the parts of a
-stage in the reverse order of their start:
+Each part registers its stop in a stage as soon as it has started. So a start that fails halfway stops everything that
+it has started. A stop goes through the stages in this order, and through the parts of a stage in the reverse order of
+their start:
 
 ===============  ======================================================================================================
-stage            what is stopped
+stage            action
 ===============  ======================================================================================================
-`ROUNDS`         periodic work; a round under way ends first
-`SERVICES`       what delivers by itself: delay levels, timer, POP; at a slave what follows its master
-`REGISTRATION`   the name servers hear that the broker leaves
-`CLIENTS`        clients are given time to go, held requests are answered, connections to other servers close
+`ROUNDS`         periodic work stops; a running round ends first
+`SERVICES`       delay levels, timer and POP stop; at a slave replication
+`REGISTRATION`   the broker unregisters from the name servers
+`CLIENTS`        clients get time to leave, held requests are answered, connections to other servers close
 `PORTS`          ports and their connections close: nothing is acknowledged after this
-`REPLICATION`    the HA port closes: slaves were offered everything that was acknowledged
+`REPLICATION`    the HA port closes: all acknowledged data was offered to slaves
 `TABLES`         topics, groups, offsets and filters are written
-`OP_MESSAGES`    what became of half messages is put into the log
+`OP_MESSAGES`    collected op messages are stored
 `STORE`          the store closes; the log is not written any more
-`DELIVERED`      how far delay levels and timer delivered is noted, as the copies before it are on the disk now
+`DELIVERED`      the progress of delay levels and timer is written, because the copies before it are on the disk now
 ===============  ======================================================================================================
 
 Source: behaviour.md §2.2.
@@ -66,19 +66,19 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class BrokerContext:
-    """The state of one broker; each room names what of it it may touch in a Protocol of its own.
+    """The state of one broker; each room has a Protocol with the parts that it uses.
 
     Attributes:
-        configuration: all settings together, as operators see them.
-        address: where clients reach it, as ``host:port``.
-        durability: makes answers wait for the disk; None when the log is flushed behind the answers.
-        counts: what counts for metrics; None without an exporter.
-        may_serve: whether messages may be read from the log: not from a slave's that is not its master's.
-        archive: where old files of the log are; None without one.
-        ask_namesakes: asks every other broker of this name; the answers of those that succeed within a second.
-        pop: what POP keeps; None at a slave, which does not pop.
-        timer: keeps messages until their second; None with ``timerWheelEnable=false``.
-        topics_published: waits until the name servers know of the topics that were changed, or do not answer.
+        configuration: all settings together, for operators.
+        address: the address for clients, as ``host:port``.
+        durability: lets answers wait for disk and slaves; None if no answer has to wait.
+        counts: the counters for metrics; None without an exporter.
+        may_serve: returns whether messages may be read from the log; False at a slave whose log may have diverged.
+        archive: the archive of old log files; None without one.
+        ask_namesakes: asks every other broker of this name; returns the answers of those that succeed within a second.
+        pop: the state of POP; None at a slave, which does not pop.
+        timer: stores messages until their second; None with ``timerWheelEnable=false``.
+        topics_published: waits until the name servers know the changed topics, or do not answer.
     """
 
     settings: BrokerSettings
@@ -112,20 +112,20 @@ class BrokerContext:
 
     @property
     def older(self) -> OlderMessages | None:
-        """The messages that the log has deleted and that can be fetched."""
+        """The place with messages that the log has deleted, or None."""
         return self.archive
 
     def min_offset(self, topic: str, queue_id: int) -> int:
-        """The first message of a queue that can be pulled: of the log, or of its archive as far as that is known."""
+        """Return the offset of the first message of a queue that can be pulled, from the log or a known archive."""
         return (self.older or self.store).min_offset(topic, queue_id)
 
     def first_offset(self, topic: str, queue_id: int) -> int:
-        """`min_offset`, for those who begin there. Raises PeerRefused: the archive is not known yet."""
+        """Return `min_offset` for a group that begins there. Raises PeerRefused: the archive is not known yet."""
         older = self.older
         return self.store.min_offset(topic, queue_id) if older is None else older.first_offset(topic, queue_id)
 
     def persist_delivered(self) -> None:
-        """Note what was delivered, behind a store that was closed in order."""
+        """Write the progress of delay levels and timer, after the store was closed."""
         try:
             self.schedule.persist()
         finally:
@@ -133,10 +133,10 @@ class BrokerContext:
                 self.timer.persist()
 
     def persist(self) -> None:
-        """Write all tables; one that the disk refuses keeps no other from it. Raises StoreUnavailable."""
+        """Write all tables, even if the disk refuses some of them. Raises StoreUnavailable."""
         with ExitStack() as stack:
-            # Called from the last to the first: POP commits the offsets of its revive group, so the offsets are written
-            # after it.
+            # The stack calls the last one first: POP commits the offsets of its revive group, so the offsets are
+            # written after it.
             for table in (self.filters, self.offsets, self.groups, self.topics, self.pop):
                 if table is not None:
                     stack.callback(table.persist)
@@ -162,33 +162,32 @@ class Stage(IntEnum):
 
 
 class Lifecycle:
-    """The started parts of the broker, and how each is stopped; loop only."""
+    """The started parts of the broker and their stops; loop only."""
 
     def __init__(self) -> None:
         self._stacks = {stage: AsyncExitStack() for stage in Stage}
         self._failures: list[Exception] = []
 
     def on_stop(self, stage: Stage, stop: Work) -> None:
-        """Have something called when a stage stops."""
-        # At once behind the start of what it stops: a start that fails further on is undone by the same list.
+        """Register a function that is called when a stage stops. Call this right after the start of the part, so that
+        a start that fails later stops it, too."""
         self._stacks[stage].push_async_callback(self._stop, stop)
 
     def every(self, seconds: float, work: Work, name: str, first_seconds: float | None = None) -> None:
-        """Do some work regularly, first after ``first_seconds``; a stop lets a round under way end."""
+        """Do some work regularly, first after ``first_seconds``. A stop waits for a running round."""
         stopping = asyncio.Event()
         working = repeat(work, name=name, seconds=seconds, end=stopping, first_seconds=first_seconds)
         task = asyncio.create_task(working, name=name)
 
         async def stop() -> None:
-            # Not cancelled: a round that writes a table ends, or its temporary file would stay.
+            # Do not cancel it: a round that writes a table would leave its temporary file.
             stopping.set()
             await task
 
         self.on_stop(Stage.ROUNDS, stop)
 
     async def stop(self) -> None:
-        """Stop everything in order. A step that fails does not keep the others from being done; then the first of the
-        failures is raised."""
+        """Stop everything in order. If steps fail, run the others, too, and raise the first failure at the end."""
         for stage in Stage:
             await self._stacks[stage].aclose()
         if self._failures:
@@ -200,5 +199,5 @@ class Lifecycle:
             done = stop()
             if inspect.isawaitable(done):
                 await done
-        except Exception as error:  # noqa: BLE001 - every step has its turn; the first failure is raised at the end
+        except Exception as error:  # noqa: BLE001 - every step runs; the first failure is raised at the end
             self._failures.append(error)

@@ -1,11 +1,11 @@
 """Prometheus counters, updated as requests complete. They exist only while an exporter is configured.
 
-Parts that have a `Counts` call it once per request or once per run of requests, never once per message. Messages given
-to groups are counted by `Statistics` anyway.
+Parts with a `Counts` call it once per request or once per run of requests, never once per message. `Statistics` counts
+the messages delivered to groups.
 
-Other than the reference: what check-backs read of half messages is nobody's `messages_out`; a dead letter that was a
-retried message sent again counts for its consumer group and topic, where the reference names the producer group and the
-retry topic; half messages are counted from the start on. Loop only, but for ``flush_ms``. Source: behaviour.md §9.10.
+Differences from the reference: half messages that check-back reads are not in `messages_out`. A dead letter that was a
+retried message is counted for its consumer group and topic (in the reference for the producer group and the retry
+topic). Half messages are counted since the start. Loop only, but for ``flush_ms``. Source: behaviour.md §9.10.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rmqkit.store.message_store import DispatchRequest, InnerMessage, PutResult,
 
 __all__ = ["NOT_COUNTED", "Counts", "Noted", "text"]
 
-# How topics begin whose messages count neither as coming nor as given away.
+# Prefixes of topics whose messages are counted neither as received nor as delivered.
 NOT_COUNTED = (names.RETRY_PREFIX, names.DLQ_PREFIX)
 
 _Key = tuple[str, ...]
@@ -50,7 +50,7 @@ class _Came:
         self.sizes = histogram("rocketmq_message_size")
 
     def add(self, size: int, count: int) -> None:
-        """Count a message, or a batch, of so many bytes."""
+        """Count a message, or a batch of ``count`` messages, with ``size`` bytes in all."""
         self.messages += count
         self.bytes += size
         self.sizes.observe(size // count)
@@ -63,13 +63,13 @@ class _Came:
 
 
 class Noted:
-    """Messages of one topic, request code and kind, which are entered many at once: that costs a fraction.
+    """Messages of one topic, request code and kind, to add to the counters together, at a fraction of the cost.
 
     Attributes:
         sizes: the bytes of their records.
-        came, latency: where they are entered.
-        alone_ms: until the answers of those that came alone.
-        runs_ms, counts: until the answers of runs, and how many messages were in each.
+        came, latency: the counters that they are added to.
+        alone_ms: the times until the answers of single messages.
+        runs_ms, counts: the times until the answers of runs, and the number of messages in each run.
     """
 
     __slots__ = ("alone_ms", "came", "counts", "latency", "runs_ms", "sizes")
@@ -83,8 +83,8 @@ class Noted:
         self.counts: list[int] = []
 
     def fold(self) -> None:
-        """Enter them."""
-        assert len(self.runs_ms) == len(self.counts), "each run has its time and its messages"
+        """Add them to the counters."""
+        assert len(self.runs_ms) == len(self.counts), "each run has a time and a number of messages"
         if self.sizes:
             self.came.add_all(self.sizes)
             self.latency.observe_all(self.alone_ms)
@@ -98,8 +98,8 @@ class Counts:
 
     Attributes:
         connection: makes connections whose answers are timed.
-        came: by topic and kind.
-        totals, times: by metric and label values; those of a topic and a group lack ``is_system``.
+        came: received messages by topic and kind.
+        totals, times: by metric and label values; the label values of a topic and a group are without ``is_system``.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -121,11 +121,11 @@ class Counts:
         self.totals: dict[str, Counter[_Key]] = defaultdict(Counter)
         self.times: dict[str, dict[_Key, Histogram]] = defaultdict(dict)
 
-    # ---- messages that come
+    # ---- received messages
 
     def sends(self, kinds: Iterable[tuple[str, int, str, list[int]]], ms: float | None) -> None:
-        """Count plain sends that were stored with one write, by topic, request code, kind, and the bytes of each; and
-        the ms until they were answered, if they are."""
+        """Count plain sends that were stored with one write. ``kinds``: topic, request code, kind, and the bytes of
+        each message. ``ms``: the time until their answers; None if they are not answered yet."""
         for topic, code, kind, sizes in kinds:
             noted = self._kind(topic, code, kind)
             noted.sizes += sizes
@@ -140,7 +140,7 @@ class Counts:
                 noted.fold()
 
     def batch(self, sends: Sends, ms: float | None) -> None:
-        """Count the messages of a batch like `sends`, by the bytes of all."""
+        """Count the messages of a batch like `sends`, with their total bytes."""
         ((topic, code, kind, (size,)),) = sends.kinds
         noted = self._kind(topic, code, kind)
         noted.came.add(size, len(sends))
@@ -148,13 +148,13 @@ class Counts:
             noted.latency.observe(ms)
 
     def answered_late(self, requests: Mapping[int, int], response_code: int, since_ms: float) -> None:
-        """Count the answers to plain sends that waited; ``requests``: how many of each request code."""
+        """Count the answers to plain sends that waited. ``requests``: their number by request code."""
         ms = self._monotonic_ms() - since_ms
         for code, count in requests.items():
             self.meter.latency[code, response_code, False, "success"].observe(ms, count)
 
     def put(self, message: InnerMessage, put: PutResult, count: int = 1) -> None:
-        """Count a message that was stored for a producer. ``count``: its messages, where it is a batch."""
+        """Count a message that was stored for a producer. ``count``: the number of messages of a batch."""
         if put.status is not PutStatus.OK:
             return
         if message.topic.startswith(NOT_COUNTED):
@@ -165,12 +165,12 @@ class Counts:
             self.totals["rocketmq_half_messages"][_real_topic(message.properties),] += 1
 
     def put_batch(self, message: InnerMessage, put: PutResult) -> None:
-        """`put` for the body of a batch, also where it is stored as one record."""
+        """Count the body of a batch like `put`, also if it is stored as one record."""
         count = len(put.physical_offsets)
         self.put(message, put, count if count > 1 else max(1, len(batch_bounds(message.body))))
 
     def fold(self) -> None:
-        """Enter what was noted since the last time."""
+        """Add all noted messages to the counters."""
         for noted in self._by_kind.values():
             noted.fold()
         puts, self._puts = self._puts, []
@@ -178,7 +178,7 @@ class Counts:
             self.came[topic, kind_of(properties)].add(size, count)
 
     def delivered(self, message: InnerMessage, put: PutResult) -> None:
-        """Count a delayed message that was put where it belongs."""
+        """Count a delayed message that was stored in its real topic."""
         self.totals["rocketmq_messages_out_total"][_SCHEDULE] += 1
         self.totals["rocketmq_throughput_out_total"][_SCHEDULE] += put.end_offset - put.physical_offset
         self._note(message, put, 1)
@@ -193,7 +193,7 @@ class Counts:
         if found is None:
             if len(self._by_kind) >= _KINDS_MAX:
                 self._drop_kinds()
-            # What does not count goes into an entry that no table has: then it is no special case for each message.
+            # Messages that are not counted go to an entry in no table, so that single messages need no special case.
             came = _Came() if topic.startswith(NOT_COUNTED) else self.came[topic, kind]
             latency = self.meter.latency[code, ResponseCode.SUCCESS, False, "success"]
             found = self._by_kind[topic, code, kind] = Noted(came, latency)
@@ -203,40 +203,40 @@ class Counts:
         self.fold()
         self._by_kind.clear()
 
-    # ---- what becomes of them
+    # ---- later events of messages
 
     def dispatched(self, requests: Sequence[DispatchRequest]) -> None:
-        """Count messages that became readable, by the first's time."""
+        """Count messages that became readable, with the time of the first one."""
         if requests:
             first = requests if isinstance(requests, StoredSends) else requests[0]
             self.dispatch_ms.observe(max(0, self._clock.now_ms() - first.store_timestamp), len(requests))
 
     def decided(self, half: Record, *, is_commit: bool) -> None:
-        """Count the end of a transaction."""
+        """Count the decision of a transaction."""
         topic = (_real_topic(half.properties),)
         self.totals["rocketmq_commit_messages_total" if is_commit else "rocketmq_rollback_messages_total"][topic] += 1
         open_ones = self.totals["rocketmq_half_messages"]
-        open_ones[topic] = max(0, open_ones[topic] - 1)  # half messages of before the start were not counted
+        open_ones[topic] = max(0, open_ones[topic] - 1)  # half messages from before the start were not counted
         if is_commit:
             seconds = (self._clock.now_ms() - half.born_timestamp) // 1000
             self._observe("rocketmq_finish_message_latency", topic, seconds)
 
     def given_up(self, message: InnerMessage) -> None:
-        """Count a dead letter; other messages and those that somebody sends there himself are none."""
+        """Count a dead letter. Other messages, and those that a client sends there itself, are not counted."""
         if message.topic.startswith(names.DLQ_PREFIX) and message.reconsume_times:
             topic = (find_property(message.properties, b"RETRY_TOPIC") or b"").decode("utf-8", "replace")
             group = message.topic.removeprefix(names.DLQ_PREFIX)
             self.totals["rocketmq_send_to_dlq_messages_total"][topic, group] += 1
 
     def drop_topics(self, is_gone: Callable[[str], bool]) -> None:
-        """Drop what was counted for topics that are gone."""
+        """Drop the counters of deleted topics."""
         self.fold()
         finished = self.times["rocketmq_finish_message_latency"]
         tables: list[dict[Any, Any]] = [self.came, finished, *self.totals.values()]
         for table in tables:
             for key in [key for key in table if is_gone(key[0])]:
                 del table[key]
-                # They hold entries of these tables: one that is kept would count where nobody reads.
+                # They refer to entries of these tables: an old one would count into a dropped entry.
                 self._drop_kinds()
 
     # ---- inside
@@ -258,7 +258,7 @@ def _real_topic(properties: bytes) -> str:
 
 
 def kind_of(properties: bytes) -> str:
-    """The ``message_type`` of a message by its property string."""
+    """Return the ``message_type`` of a message by its property string."""
     if b"__SHARDINGKEY\x01" not in properties and b"TRAN_MSG\x01" not in properties and b"DEL" not in properties:
         return "normal"
     entries = b"\x02" + properties

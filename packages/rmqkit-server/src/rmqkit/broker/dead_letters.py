@@ -1,8 +1,8 @@
-"""The last place of messages that were acknowledged and can never be stored where they belong.
+"""Dead letters: the place for stored messages that can never be stored again in their real topic.
 
-A broker puts stored messages again: delayed and timed ones when they are due, popped ones that nobody acknowledged.
-The store may refuse such a copy for good: the queues of its topic became batch queues, or a checksum leaves no room for
-its properties. To try it again holds up the messages behind it, and to drop it loses a message that was acknowledged.
+A broker stores messages again: delayed and timed messages when they are due, popped messages without an ack. The store
+may refuse such a copy for good: the queues of its topic became batch queues, or a checksum leaves no room for its
+properties. Retrying it would hold up later messages, and dropping it would lose a message whose send has succeeded.
 
 =====================================  ============================================
 message                                goes to
@@ -12,8 +12,8 @@ delayed or timed, for a retry topic    ``%DLQ%<group>``
 delayed or timed, for any other topic  ``%DLQ%CID_RMQ_SYS_UNDELIVERABLE``
 =====================================  ============================================
 
-It gets the properties ``rmqkit_reason`` and ``DLQ_ORIGIN_TOPIC``, where there is room for them, and an ERROR line says
-the same. Loop only. Apache's broker tries a delayed message for ever, and drops a timed one.
+The message gets the properties ``rmqkit_reason`` and ``DLQ_ORIGIN_TOPIC``, if there is room for them, and the reason is
+logged as an error. Loop only. Apache's broker retries a delayed message for ever, and drops a timed one.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ _log = logging.getLogger(__name__)
 
 
 def is_hopeless(put: PutResult) -> bool:
-    """Return True if the store refuses a message whenever it is put."""
+    """Return True if the store will never accept a message."""
     return put.status in _HOPELESS
 
 
 class DeadLetters:
-    """Puts messages into dead letters.
+    """The dead letters of a broker.
 
     Args:
-        ensure_topic: makes a topic with a number of queues if there is none; raises StoreUnavailable.
+        ensure_topic: creates a missing topic with a number of queues; raises StoreUnavailable.
     """
 
     def __init__(self, store: MessageStore, ensure_topic: Callable[[str, int], object]) -> None:
@@ -53,9 +53,9 @@ class DeadLetters:
         self._ensure_topic = ensure_topic
 
     def put(self, message: InnerMessage, refused: PutResult, kind: str, group: str | None = None) -> PutResult | None:
-        """Put a message that the store refused for good into the dead letters of a group, or of the one that its topic
-        names. Returns None when that is done, else why it has to be tried again.
-        ``kind``: what logs call these messages. Raises StoreUnavailable: the topic cannot be made."""
+        """Put a message that the store refused for good into the dead letters of a group, by default of its topic's
+        group. Return None afterwards, or the refusal if this has to be retried.
+        ``kind``: the name of these messages in logs. Raises StoreUnavailable: the topic cannot be created."""
         if group is None:
             is_retry = message.topic.startswith(RETRY_PREFIX)
             group = group_of_retry_topic(message.topic) if is_retry else UNDELIVERABLE_GROUP

@@ -1,19 +1,19 @@
-"""Answers that wait until their message is safe: on the disk (``GroupCommitService``), then at the slaves
+"""Answers that wait until their message is safe: on the disk (``GroupCommitService``), and at the slaves
 (``GroupTransferService``).
 
 ===========  ==============================================  ========================  =====================
-waits        until                                           at most                   then
+reason       wait until                                      at most                   answer then
 ===========  ==============================================  ========================  =====================
-SYNC_FLUSH   a flush round covers the message                ``syncFlushTimeout``      FLUSH_DISK_TIMEOUT
-SYNC_MASTER  ``inSyncReplicas - 1`` slaves reported that     ``slaveTimeout``          FLUSH_SLAVE_TIMEOUT
-             they have it
+SYNC_FLUSH   a flush covers the message                      ``syncFlushTimeout``      FLUSH_DISK_TIMEOUT
+SYNC_MASTER  ``inSyncReplicas - 1`` slaves have reported     ``slaveTimeout``          FLUSH_SLAVE_TIMEOUT
+             that they have it
 ===========  ==============================================  ========================  =====================
 
-Both times count from the put; an answer leaves when neither is waited for any more, and where both ran out it names
-the slaves. A round that failed releases everything it should have covered with the error: a failed flush is never a
-success. Puts come in log order, so the waiting answers form one queue, and each release takes answers from its front.
-Answers are released once for a flush round, once for a read of slaves' reports, and by one timer.
-Loop only, but for `flushed`. `CODES` and `put_refusal` give the answer to a message then, or when the store refused it.
+Both timeouts start with the put. An answer leaves when both waits are over; if both timed out, it is
+FLUSH_SLAVE_TIMEOUT. A flush that failed releases all answers that it should have covered with the error: a failed flush
+is never a success. Puts are in log order, so the waiting answers form one queue, and answers are released from its
+front: once for a flush, once for a read of slaves' reports, and by one timer.
+Loop only, but for `flushed`. `CODES` and `put_refusal` have the answers after a wait, and after a refusal of the store.
 Source: store.md §13.1, §13.2, §14, §21.5; behaviour.md §3.5, §10.3.
 """
 
@@ -30,10 +30,10 @@ from rmqkit.clock import Clock
 from rmqkit.protocol.codes import ResponseCode
 from rmqkit.store.message_store import MessageStore, PutResult, PutStatus
 
-# Answers that may wait at a time; beyond it sends are refused as busy (the send queue of behaviour.md §2.4).
+# The number of answers that may wait; then sends are refused as busy (the send queue of behaviour.md §2.4).
 WAITING_MAX = 10_000
 
-# At the latest so long after a change of one of the two times it counts for answers that wait already.
+# A change of one of the two timeouts applies to waiting answers after this time at the latest.
 _LOOK_MS = 1000.0
 
 _log = logging.getLogger(__name__)
@@ -55,12 +55,12 @@ class Copies(Protocol):
     """The state of the slaves' copies (`rmqkit.broker.replication.copies.SlaveCopies`)."""
 
     def confirmed_offset(self) -> int:
-        """Physical offset up to which there are as many copies as answers wait for."""
+        """Return the physical offset up to which all copies exist that answers wait for."""
         ...
 
     @property
     def lacks_replicas(self) -> bool:
-        """Return True if so few slaves are in sync that nothing that waits for them may be put."""
+        """True if too few slaves are in sync to put a message that waits for them."""
         ...
 
 
@@ -68,9 +68,9 @@ class Durability:
     """The queue of answers that wait.
 
     Args:
-        flush_timeout_ms: says how long an answer may wait for the disk; None: it waits for no flush (ASYNC_FLUSH).
-        copies: the copies that answers wait for; None: for none.
-        copies_timeout_ms: says how long for them.
+        flush_timeout_ms: returns how long an answer may wait for a flush; None: answers do not wait (ASYNC_FLUSH).
+        copies: the copies that answers wait for; None: answers do not wait for copies.
+        copies_timeout_ms: returns how long an answer may wait for copies.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Durability:
 
     @property
     def waiting_count(self) -> int:
-        """Answers that wait."""
+        """The number of answers that wait."""
         return self._answers
 
     @property
@@ -104,11 +104,11 @@ class Durability:
 
     @property
     def lacks_replicas(self) -> bool:
-        """Return True if what has to wait for copies must not be put at all (IN_SYNC_REPLICAS_NOT_ENOUGH)."""
+        """True if a message that has to wait for copies must not be put (IN_SYNC_REPLICAS_NOT_ENOUGH)."""
         return self._copies is not None and self._copies.lacks_replicas
 
     def is_on_disk(self, end_offset: int) -> bool:
-        """Return True if the disk has the log up to an offset, as far as it is waited for."""
+        """Return True if the log is on the disk up to an offset, or if answers do not wait for the disk."""
         return self._flush_timeout_ms is None or self._store.durable_offset >= end_offset
 
     def has(self, end_offset: int) -> bool:
@@ -116,23 +116,23 @@ class Durability:
         return self.is_on_disk(end_offset) and (self._copies is None or self._copies.confirmed_offset() >= end_offset)
 
     def wake(self) -> None:
-        """Request a flush of what was put, though its answer does not wait."""
+        """Request a flush of messages whose answers do not wait."""
         if self._flush_timeout_ms is not None:
             self._store.request_flush()
 
     def hold(self, end_offset: int, release: Release, *, answers: int = 1) -> None:
-        """Call ``release`` when the log is safe up to ``end_offset``, or when that failed or took too long.
-        ``answers``: how many it gives then."""
-        assert answers > 0, "what is held gives an answer"
+        """Call ``release`` when the log is safe up to ``end_offset``, or when the flush failed or timed out.
+        ``answers``: the number of answers that ``release`` sends."""
+        assert answers > 0, "a release sends at least one answer"
         self._waiting.append((end_offset, self._clock.monotonic_ms(), release, answers))
         self._answers += answers
-        # Behind the append: a flush that is already under way may end before it covers this one.
+        # After the append: a running flush may end without covering this message.
         self.wake()
         if self._expiry is None:
             self._expire_after(0)
 
     def wait(self, end_offset: int) -> asyncio.Future[tuple[Outcome, str]]:
-        """Like `hold`, to be awaited: how it ended, and why it failed."""
+        """Do the same as `hold`, but return a future with the outcome and the reason of a failure."""
         ended: asyncio.Future[tuple[Outcome, str]] = self._loop.create_future()
 
         def release(outcome: Outcome, reason: str) -> None:
@@ -143,19 +143,19 @@ class Durability:
         return ended
 
     def flushed(self, durable_offset: int, error: OSError | None) -> None:
-        """Release what a flush round covered; called from the flush thread, once a round."""
+        """Release the answers that a flush covered. The flush thread calls this after each flush."""
         try:
             self._loop.call_soon_threadsafe(self._flushed, durable_offset, error)
         except RuntimeError:
-            _log.debug("flush round ended after the event loop")
+            _log.debug("a flush ended after the event loop")
 
     def dispatch(self) -> None:
-        """Dispatch messages that may be read now, of long batches one part in each turn of the loop."""
+        """Dispatch messages that may be read now, with long batches in parts, one in each loop tick."""
         if self._store.dispatch():
             self._loop.call_soon(self.dispatch)
 
     def replicated(self) -> None:
-        """Release answers whose messages the slaves have by now."""
+        """Release answers whose messages the slaves have."""
         if self._waiting:
             self._release(self._store.durable_offset)
 
@@ -163,13 +163,13 @@ class Durability:
 
     def _flushed(self, durable_offset: int, error: OSError | None) -> None:
         if error is None:
-            # Before the answers: who hears that its message is stored may ask for it at once.
-            self.dispatch()  # a message may be read, and sent to slaves, once it is durable
+            # Before the answers: a client may request its message right after the answer.
+            self.dispatch()  # a durable message may be read, and sent to slaves
         self._release(durable_offset)
         if error is not None:
             reason = f"flush failed: errno {error.errno} {error.strerror}"
             lost: list[Release] = []
-            # From the back: those in front that the disk has may still wait for slaves.
+            # From the back: answers at the front may be on the disk and still wait for slaves.
             while self._waiting and self._waiting[-1][0] > durable_offset:
                 _, _, release, answers = self._waiting.pop()
                 self._answers -= answers
@@ -178,8 +178,8 @@ class Durability:
                 release(Outcome.FAILED, reason)
 
     def _release(self, durable_offset: int) -> None:
-        """Let the front of the queue go, as far as it waits for nothing more."""
-        # Asked once for all: one report of a slave may release thousands.
+        """Release the answers at the front of the queue that need not wait any more."""
+        # Read these once: one report of a slave may release thousands of answers.
         waiting, now_ms = self._waiting, self._clock.monotonic_ms()
         copied_offset = None if self._copies is None else self._copies.confirmed_offset()
         flush_ms, copies_ms = self._flush_timeout_ms and self._flush_timeout_ms(), self._copies_timeout_ms()
@@ -192,7 +192,7 @@ class Durability:
                 return
             waiting.popleft()  # before the call, which may put more
             self._answers -= answers
-            assert self._answers >= 0, "answers that left had been counted"
+            assert self._answers >= 0, "the number of waiting answers is not negative"
             if not is_copied:
                 release(Outcome.REPLICA_TIMED_OUT, "")
             else:
@@ -205,14 +205,14 @@ class Durability:
             self._expire_after(self._clock.monotonic_ms() - self._waiting[0][1])
 
     def _expire_after(self, waited_ms: float) -> None:
-        """Look again when the next time of an answer that has waited so long runs out."""
+        """Start the timer for the next timeout of an answer that has waited ``waited_ms``."""
         flush_ms = 0 if self._flush_timeout_ms is None else self._flush_timeout_ms()
         times_ms = [flush_ms, 0 if self._copies is None else self._copies_timeout_ms()]
         next_ms = min((ms for ms in times_ms if ms > waited_ms), default=waited_ms)
         self._expiry = self._loop.call_later(min(next_ms - waited_ms, _LOOK_MS) / 1000, self._expire)
 
 
-# The remark of a request that is not let in at all.
+# The remark of a request that the broker rejects without handling it.
 REJECTED = "[REJECTREQUEST]system busy, start flow control for a while"
 
 # Code and remark.
@@ -220,7 +220,7 @@ Refusal = tuple[int, str]
 
 NOT_ENOUGH_REPLICAS: Refusal = ResponseCode.SYSTEM_ERROR, "in-sync replicas not enough"
 
-# What is answered when a stored message had to wait.
+# The response codes for a stored message after its wait.
 CODES = {
     Outcome.DURABLE: ResponseCode.SUCCESS,
     Outcome.TIMED_OUT: ResponseCode.FLUSH_DISK_TIMEOUT,
@@ -259,6 +259,6 @@ _PUT_REFUSALS: dict[PutStatus, tuple[ResponseCode, str]] = {
 
 
 def put_refusal(put: PutResult, body_bytes_max: int) -> Refusal:
-    """The answer to a message that the store did not take. Source: behaviour.md §3.5."""
+    """Return the answer to a message that the store refused. Source: behaviour.md §3.5."""
     code, remark = _PUT_REFUSALS[put.status]
     return code, remark.format(body_bytes_max=body_bytes_max, reason=put.reason).rstrip()

@@ -1,6 +1,6 @@
-"""The broker as the gRPC endpoint in its own process sees it: its tables and handlers, without a socket between them.
+"""The backend of the gRPC endpoint in the broker's process: it calls the broker's tables and handlers without a socket.
 
-Answers name only this broker's queues: a call is answered where it arrives. Source: grpc.md §11.
+Routes contain only this broker's queues, because the endpoint answers calls itself. Source: grpc.md §11.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = ["LocalBackend"]
 
 
 _READ_WRITE = int(Permission.READ | Permission.WRITE)
-# What is stored: written together when several come at once.
+# Requests that store messages: several that arrive together are written together.
 _GATHERED = (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
 
 
@@ -57,13 +57,13 @@ def _route(
 
 
 class LocalBackend:
-    """One broker.
+    """The backend of one broker.
 
     Args:
-        router: has the broker's handlers, and lets everybody in: the endpoint has looked at who asks.
-        authentication: whose calls are taken; None: everybody's.
-        authorize: the remark for what a user may not do, or None; None: users may do everything.
-        on_closed: called with the connection of a client that is forgotten, as for a connection that closed.
+        router: has the broker's handlers and accepts all clients, because the endpoint has checked them.
+        authentication: checks signatures; None: all calls are accepted.
+        authorize: returns the remark for a call that a user may not make, or None; None: users may do everything.
+        on_closed: called with the connection of a client that left, like for a closed connection.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class LocalBackend:
         config = self._context.topics.get(topic)
         if config is None or topic_fault(topic) is not None:
             return None
-        # Those of enums take microseconds to combine.
+        # As integers: combining enumeration members takes microseconds.
         permission = int(config.perm) & int(self._context.settings.broker_permission) & _READ_WRITE
         kind = config.attributes.get("message.type", "NORMAL") if config.attributes else "NORMAL"
         broker_id = self._context.settings.broker_id
@@ -121,7 +121,7 @@ class LocalBackend:
 
     def handle_gathered(self) -> None:
         if self._gathering:
-            # Emptied first: what is asked while these are handled belongs to the next turn.
+            # Empty the set first: requests that arrive while these are handled belong to the next tick.
             gathering, self._gathering = self._gathering, set()
             for peer in gathering:
                 peer.handle_gathered()
@@ -131,7 +131,7 @@ class LocalBackend:
         return self._name if queues.permission & Permission.READ and queues.read_queue_count else None
 
     async def message_at(self, broker: str, physical_offset: int) -> tuple[str, int, int]:
-        """Topic, queue and offset of the message at a place in the log; all of nothing when there is none."""
+        """Return topic, queue and offset of the message at a physical offset; ``("", -1, -1)`` without one."""
         self._context.store.dispatch()
         raw = self._context.store.log.record_at(physical_offset) if physical_offset >= 0 else None
         try:
@@ -155,7 +155,7 @@ class LocalBackend:
             raise Refused(Code.UNAUTHORIZED, str(error)) from None
 
     async def authorize(self, user: str | None, wanted: Sequence[Wanted], addresses: Sequence[str]) -> None:
-        assert self._authorize is not None, "asked where there are policies"
+        assert self._authorize is not None, "the broker has policies"
         remark = self._authorize(user, wanted, addresses)
         if remark is not None:
             raise Refused(Code.UNAUTHORIZED, remark)
@@ -166,7 +166,7 @@ class LocalBackend:
 
 
 class _LocalPeer(LocalConnection):
-    """A client of the endpoint among the broker's connections."""
+    """The connection of a client of the endpoint in the broker."""
 
     def __init__(
         self,
@@ -182,7 +182,7 @@ class _LocalPeer(LocalConnection):
         self._gathered_acks: dict[AckedPop, list[tuple[int, str, int]]] = {}
 
     def moved_to(self, peername: tuple[str, int]) -> None:
-        # Every call says it again.
+        # Every call calls this; the address rarely changes.
         if self._peername != peername:
             self._peername = peername
             super().moved_to(peername)
@@ -199,7 +199,7 @@ class _LocalPeer(LocalConnection):
             return
         gathered, self._gathered_acks = self._gathered_acks, {}
         pops = [(*pop, [one[0] for one in acks], [one[2] for one in acks]) for pop, acks in gathered.items()]
-        # Together or one by one, never both: False means that none of them was taken.
+        # Together or one by one, never both: False means that none was accepted.
         if self._acks_at_once(self, pops):
             return
         for (topic, group, queue_id, *_), acks in gathered.items():
@@ -212,15 +212,15 @@ class _LocalPeer(LocalConnection):
                 self._router.handle(self, command)
 
     async def ask(self, broker: str, command: Command, timeout_ms: float = ASK_TIMEOUT_MS) -> Command:
-        # Without a timer, as for a client of the port: each wait of a handler has its own bound.
+        # Without a timer, as for a client of the port: each wait of a handler has its own limit.
         return await self.request(command, gathers=command.code in _GATHERED)
 
     async def wait(self, broker: str, command: Command, timeout_ms: float, unclaimed: Unclaimed) -> Command:
-        # A connection of its own: what it waits for is given up with it, and with nothing else of the client.
+        # A separate connection: closing it gives up this wait, but nothing else of the client.
         waiting = LocalConnection(self._router, clock=self._context.clock)
         waiting.peer, waiting.peer_host, waiting.hops = self.peer, self.peer_host, self.hops
         waiting.addresses, waiting.user = self.addresses, self.user
-        # One future of our own: a shielded one under a timeout would cost three turns of the loop instead of one.
+        # One future and a timer: a shielded future with a timeout would cost three loop ticks instead of one.
         loop = asyncio.get_running_loop()
         came: asyncio.Future[Command] = loop.create_future()
         waiting.request_soon(command, partial(_arrived, came, unclaimed))
@@ -228,7 +228,7 @@ class _LocalPeer(LocalConnection):
         try:
             return await came
         except asyncio.CancelledError:
-            hand_back(unclaimed, came)  # it came in the turn in which the caller was cancelled
+            hand_back(unclaimed, came)  # the answer came in the tick in which the caller was cancelled
             raise
         finally:
             timer.cancel()
@@ -246,9 +246,9 @@ class _LocalPeer(LocalConnection):
 
 
 def _arrived(came: asyncio.Future[Command], unclaimed: Unclaimed, outcome: Command | ConnectionLost) -> None:
-    """Take the answer to a request that is held. What was popped already is answered when it is safe, and would be
-    hidden for all of its time if nobody waited any more. So the connection stays open, to nobody's harm: what is held
-    is dropped."""
+    """Handle the answer to a held request. An answer may come after the caller has given up, when the check points of a
+    pop are safe: it goes to ``unclaimed``, or its messages would be hidden for their whole time. So the connection
+    stays open; the requests that it holds are dropped."""
     if not came.done():
         if isinstance(outcome, ConnectionLost):
             came.set_exception(outcome)

@@ -1,14 +1,14 @@
 """The value of ``haAllowedAddresses``: the addresses from which a slave may follow a master's log.
 
-The protocol of the HA port has no handshake and knows no users. The address is the only thing to check, and under TLS
-the certificate (`rmqkit.broker.replication.master`).
+The protocol of the HA port has no handshake and no users. Only the address can be checked, and under TLS the
+certificate (`rmqkit.broker.replication.master`).
 
 ======================  =======================================================================================
 ``haAllowedAddresses``  receives the log
 ======================  =======================================================================================
 ``loopback``            programs on this machine
 ``members``             brokers of the same name, at the addresses that the name servers know (`Members`)
-``any``                 everybody, as at Apache's brokers
+``any``                 every address, as with Apache's brokers
 10.1.2.3, 10.1.0.0/16   an address, a network
 ======================  =======================================================================================
 
@@ -30,7 +30,7 @@ _LOOPBACK = "loopback"
 
 class HaAddresses:
     """The value of ``haAllowedAddresses``, parsed from its text.
-    Raises ValueError: a part is not an address; the message names it."""
+    Raises ValueError: a part is not an address; the message contains the part."""
 
     __slots__ = ("_allowed", "_named", "_text", "has_members")
 
@@ -50,16 +50,16 @@ class HaAddresses:
         return self._text
 
     def include(self, address: IpAddress) -> bool:
-        """Return whether an address may follow, whichever broker has it."""
+        """Return whether a slave may follow from an address, even if it is not a member."""
         return self._allowed is not None and self._allowed.include([address])
 
     def name(self, address: IpAddress) -> bool:
-        """Return whether the operator names an address, so that its copies count; ``loopback`` alone names none."""
+        """Return whether the setting contains an address itself, so that its copies count; not by ``loopback``."""
         return self._named is not None and self._named.include([address])
 
     @property
     def is_local(self) -> bool:
-        """Return whether only this machine is allowed, apart from members."""
+        """True if only this machine is allowed, apart from members."""
         return self._allowed is None or self._allowed.is_local
 
 

@@ -1,8 +1,8 @@
-"""The base of all request handlers of a broker, and queues that requests name by their number in a static topic.
+"""The base of all request handlers of a broker, and the queue numbers of static topics.
 
-A room's handlers get the broker's context as that room's Protocol and touch nothing else of it. Requests for queues of
-static topics name a queue by its number in the whole topic: handlers below `by_global_number` get the number that the
-queue has here. Source: remoting.md §4.6.2.
+The handlers of a room get the broker's context as the Protocol of that room and use nothing else of it. Requests for
+static topics have a queue's number in the whole topic: handlers below `by_global_number` get its number on this broker.
+Source: remoting.md §4.6.2.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ _preparing = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class OwnAddress:
-    """A broker's own address. ``ip``: as remarks name it. ``store_host``: address and port packed as in records."""
+    """A broker's own address. ``ip``: for remarks. ``store_host``: address and port packed as in records."""
 
     ip: str
     store_host: bytes
 
 
 class Handlers(Answering, Generic[C_co]):
-    """Methods that answer requests, each marked with `answers`."""
+    """The base of classes whose methods answer requests, each marked with `answers`."""
 
     def __init__(self, context: C_co) -> None:
         super().__init__(context.settings.admin_addresses)
@@ -71,44 +71,44 @@ class Handlers(Answering, Generic[C_co]):
 
 
 async def when_published(published: Callable[[], Awaitable[None]], answer: Command) -> Command:
-    """An answer that waits until the name servers know the topics that were made: the client may ask them next."""
+    """Return an answer when the name servers know the created topics: the client may ask the name servers next."""
     await published()
     return answer
 
 
 def needs_parser() -> bool:
-    """Return True if a request with an expression of SQL92 has to be answered by `when_prepared`: it is the first of
-    the process, and making the parser would hold the loop for more than 0.1 s. No start waits for what few brokers
-    use.
+    """Return True if a request with an SQL92 expression has to be answered by `when_prepared`: it is the first of the
+    process, and making the parser would block the loop for more than 0.1 s. The parser is not made at the start,
+    because few brokers use it.
     """
     return not sql92.is_prepared()
 
 
 async def when_prepared(connection: Connection, handle: Callable[[], _Answer]) -> Command | None:
-    """Return the answer of a handler after a thread has made the parser of SQL92; None if the client has gone."""
+    """Return the answer of a handler after a thread has made the SQL92 parser; None if the connection is closed."""
     await asyncio.to_thread(_prepare)
-    # Nobody would take out again what is entered for a client that has gone.
+    # Entries for a closed connection would never be removed.
     answer = handle() if connection.is_open else None
     return await answer if isinstance(answer, Awaitable) else answer
 
 
 def _prepare() -> None:
-    with _preparing:  # as many clients may come at once: one of their threads makes it
+    with _preparing:  # many clients may come at once: only one of their threads makes the parser
         sql92.prepare()
 
 
 def by_global_number(
     handler: Callable[[H, Connection, Command], _Answer],
 ) -> Callable[[H, Connection, Command], _Answer]:
-    """Have a handler's requests name queues as they are numbered here; costs nothing without static topics."""
+    """Replace global queue numbers in a handler's requests by local ones. This costs nothing without static topics."""
 
     @functools.wraps(handler)
     def answer(self: H, connection: Connection, command: Command) -> _Answer:
         static = self._context.topics.static
-        if static.local:  # nearly never: then not even the fields are read here
+        if static.local:  # without static topics the fields are not decoded
             fields = decode_fields(command)
             topic_name, number_name = ("b", "e") if command.code in _SHORT else ("topic", "queueId")
-            # What cannot be read is left to the handler, whose answer is the reference's.
+            # The handler answers invalid fields, with the reference's answer.
             topic, number = fields.get(topic_name, ""), fields.get(number_name, "")
             if topic in static.local and number.removeprefix("-").isdecimal():
                 queue_id = static.here(topic, int(number))

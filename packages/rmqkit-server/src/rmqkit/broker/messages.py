@@ -1,22 +1,22 @@
-"""A message between its request and the log, and what it becomes on its way (``MessageExtBrokerInner``).
+"""A message between its request and the log, and its changes on the way (``MessageExtBrokerInner``).
 
-A request, plain or special, and a stored record become an `InnerMessage`, whose properties are taken apart once, and
-only where a step asks for them. Each step below takes one and returns another; nobody changes one in place. The store
-gets the last one, and with it the properties joined again in the order in which a broker stores them.
+Sends and stored records become an `InnerMessage`, whose properties are decoded once, and only if a step needs them.
+Each step below accepts an `InnerMessage` and returns another; no code changes one in place. The store encodes the
+properties of the last one in the order in which a broker stores them.
 
 =================  ==========================  =================================================================
 step               goes to                     properties
 =================  ==========================  =================================================================
 `to_dead_letters`  ``%DLQ%<group>``, queue 0   DELAY is -1
-`to_priority`      the queue of its priority   PRIORITY is removed where it does not count
-`to_delay_level`   the delay topic, level - 1  REAL_TOPIC, REAL_QID; a time asked for is removed; a level above the
-                                               last one becomes the last one
+`to_priority`      the queue of its priority   PRIORITY is removed if it has no effect
+`to_delay_level`   the delay topic, level - 1  REAL_TOPIC, REAL_QID; a delivery time is removed; a level above the
+                                               last one is replaced by the last one
 `to_timer`         the timer topic, queue 0    TIMER_OUT_MS, REAL_TOPIC, REAL_QID
 `to_half`          the half topic, queue 0     __transactionId__, REAL_TOPIC, REAL_QID
-`committed`        where the half was meant    REAL_TOPIC and REAL_QID are removed
+`committed`        the real topic and queue    REAL_TOPIC and REAL_QID are removed
 =================  ==========================  =================================================================
 
-A copy of a stored message keeps body, flag, born data and all properties that are not named; it gets its own offsets,
+A copy of a stored message has its body, flag, born data and all properties that are not mentioned; it gets new offsets,
 store time and CRC when it is put.
 Source: behaviour.md §3.3, §3.4, §3.7, §9.1, §9.2; store.md §18.1, §18.2, §19.2, §19.3, §20; priorities as seen from a
 5.4.0 broker.
@@ -50,7 +50,7 @@ __all__ = [
 ]
 
 TIMER_NAMES = (property_names.TIMER_DELAY_SECONDS, property_names.TIMER_DELAY_MS, property_names.TIMER_DELIVER_MS)
-"""Properties that ask for a delivery time, the one that counts first; a delay level wins over them."""
+"""Properties with a delivery time, in order of precedence; a delay level takes precedence over them."""
 
 _PROPERTY_CRC = PROPERTY_CRC.encode()
 _INT_MAX = (1 << 31) - 1
@@ -66,7 +66,7 @@ def changed(
     queue_id: int | None = None,
     sys_flag: int | None = None,
 ) -> InnerMessage:
-    """A message with some properties set, or removed where the value is None, and in another place if one is named."""
+    """Return a message with some properties set, or removed if the value is None, and with new values if given."""
     return InnerMessage(
         message.topic if topic is None else topic,
         message.queue_id if queue_id is None else queue_id,
@@ -96,12 +96,12 @@ def message_from(
     store_host: bytes | None = None,
     prepared_transaction_offset: int = 0,
 ) -> InnerMessage:
-    """The message to put for a stored one.
-    ``changes``: properties to set, or with None to remove; without changes the stored string is taken as it is.
-    ``sys_flag``, ``reconsume_times``, ``store_host``: in place of the record's."""
+    """Return the copy of a stored message to put.
+    ``changes``: properties to set, or with None to remove; without changes the stored string is used unchanged.
+    ``sys_flag``, ``reconsume_times``, ``store_host``: replace the record's."""
     properties = record.properties
     values = None
-    # A checksum covers the record's place too: readers would take the copy with the old one for a damaged record.
+    # A checksum covers the record's place, too: with the old checksum readers would treat the copy as damaged.
     if changes or _PROPERTY_CRC in properties:
         values = _merged(decode_properties(properties), {PROPERTY_CRC: None, **(changes or {})})
     return InnerMessage(
@@ -122,7 +122,7 @@ def message_from(
 
 
 def with_changes(properties: bytes, changes: Mapping[str, str | None]) -> bytes:
-    """A property string with some properties set, or removed where the value is None."""
+    """Return a property string with some properties set, or removed if the value is None."""
     return encode_in_stored_order(_merged(decode_properties(properties), changes))
 
 
@@ -135,16 +135,16 @@ def _merged(properties: dict[str, str], changes: Mapping[str, str | None]) -> di
 
 
 def to_dead_letters(message: InnerMessage, group: str) -> InnerMessage:
-    """The dead letter of a group that a retried message becomes."""
-    # Not removed, as at the reference; with the level it came with, a dead letter would go to the delay topic first.
+    """Return the dead letter of a group for a retried message."""
+    # DELAY is not removed, as in the reference; with its old level the dead letter would go to the delay topic first.
     return changed(message, {property_names.DELAY: "-1"}, topic=names.dlq_topic(group), queue_id=0)
 
 
 def to_priority(message: InnerMessage, queue_count: int) -> InnerMessage:
-    """A message with a priority in the queue of that number, or in its topic's last one.
-    One of another kind (of a transaction, delayed, timed, with a sharding key) keeps its queue and loses the priority;
-    a negative priority, or no 32-bit number, is kept and means nothing. The topic's type matters only when messages
-    are popped."""
+    """Return a message with the queue of its priority's number, or the last queue of its topic.
+    A transactional, delayed or timed message, or one with a sharding key, keeps its queue and loses the priority.
+    A negative priority, or one that is not a 32-bit number, stays and has no effect. The topic's type matters only when
+    messages are popped."""
     properties = message.parsed
     text = properties.get(property_names.PRIORITY, "")
     priority = int(text) if _INTEGER.fullmatch(text) else -1
@@ -157,25 +157,24 @@ def to_priority(message: InnerMessage, queue_count: int) -> InnerMessage:
 
 
 def to_delay_level(message: InnerMessage, level: int, level_max: int) -> InnerMessage:
-    """A message as it is stored until it is due; levels above the last count as the last."""
+    """Return a message as it is stored until it is due. A level above the last is replaced by the last."""
     changes: dict[str, str | None] = dict.fromkeys(TIMER_NAMES)
     if level > level_max:
         level = level_max
         changes[property_names.DELAY] = str(level)
     changes |= _real_place_of(message)
-    assert 0 < level <= level_max, "queue n - 1 of the delay topic is that of level n"
+    assert 0 < level <= level_max, "the level is in the table"
     return changed(message, changes, topic=names.SCHEDULE_TOPIC, queue_id=level - 1)
 
 
 def to_timer(message: InnerMessage, out_ms: int) -> InnerMessage:
-    """A message as it is kept until a time. ``out_ms``: begin of the slot of the wheel at whose end it is delivered."""
+    """Return a message as it is stored until its time. ``out_ms``: the begin of its slot, at whose end it is due."""
     changes = {property_names.TIMER_OUT_MS: str(out_ms), **_real_place_of(message)}
     return changed(message, changes, topic=names.TIMER_TOPIC, queue_id=0)
 
 
 def is_half(message: InnerMessage) -> bool:
-    """Return True if a producer means a message as a half message; one that is retried with a delay is none any
-    more."""
+    """Return True if a message is sent as a half message. A retried one with a delay is no longer a half message."""
     properties = message.parsed
     if properties.get(property_names.TRANSACTION_PREPARED, "").lower() != "true":
         return False
@@ -184,16 +183,16 @@ def is_half(message: InnerMessage) -> bool:
 
 
 def to_half(message: InnerMessage) -> InnerMessage:
-    """The half message that is stored for a message of a transaction. Source: store.md §19.2."""
+    """Return the half message for a transactional message. Source: store.md §19.2."""
     unique_key = message.parsed.get(property_names.UNIQ_KEY)
     changes = {property_names.TRANSACTION_ID: unique_key, **_real_place_of(message)}
-    # Without the bits a half message is in its queue like any other: markers of old brokers were in none.
+    # Clear the transaction bits, so that the half message has a queue entry: old brokers' markers had none.
     sys_flag = message.sys_flag & ~TRANSACTION_MASK
     return changed(message, changes, topic=names.HALF_TOPIC, queue_id=0, sys_flag=sys_flag)
 
 
 def committed(half: Record) -> InnerMessage | None:
-    """The message that the commit of a half message puts, None when its destination is missing. Source: §19.3."""
+    """Return the message that the commit of a half message puts; None without a real topic. Source: §19.3."""
     kept = message_from(
         half,
         topic="",
@@ -204,8 +203,8 @@ def committed(half: Record) -> InnerMessage | None:
     place = real_place(kept.parsed)
     if place is None:
         return None
-    assert kept.sys_flag & TRANSACTION_MASK == TRANSACTION_COMMIT, "a commit is readable, a half message is not"
-    # As 5.4.0. Brokers of 4.9 and up to 5.3 leave both in what they commit: readers may find either.
+    assert kept.sys_flag & TRANSACTION_MASK == TRANSACTION_COMMIT, "the message is marked as committed"
+    # As in 5.4.0. Brokers from 4.9 to 5.3 leave both properties in committed messages.
     changes = {property_names.REAL_TOPIC: None, property_names.REAL_QUEUE_ID: None}
     return changed(kept, changes, topic=place[0], queue_id=place[1])
 
@@ -215,12 +214,12 @@ def _real_place_of(message: InnerMessage) -> dict[str, str]:
 
 
 def real_place(properties: Mapping[str, str]) -> tuple[str, int] | None:
-    """Topic and queue id a half message is meant for; None when it does not say."""
+    """Return the real topic and queue id of a half message; None if they are missing."""
     topic, queue_id = properties.get(property_names.REAL_TOPIC), number(properties.get(property_names.REAL_QUEUE_ID))
     return None if topic is None or not 0 <= queue_id < 1 << 31 else (topic, queue_id)
 
 
 def number(text: str | None) -> int:
-    """A property as a number, -1 when it is none."""
-    # Java's long has room for any number of 18 digits; what is longer may be none there.
+    """Return a property as a number, or -1 if it is not a number."""
+    # Java's long can hold every number of 18 digits, but not every longer one.
     return int(text) if text is not None and text.isdecimal() and len(text) < 19 else -1

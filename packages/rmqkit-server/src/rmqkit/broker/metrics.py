@@ -1,5 +1,5 @@
-"""The values that Prometheus reads from a broker: its counters (`Counts`), and the size of its tables and its store.
-They are gathered in pieces between which the loop runs. Loop only. Source: behaviour.md §9.10.
+"""The values that Prometheus reads from a broker: its counters (`Counts`), and the sizes of its tables and its store.
+They are gathered in parts, between which the loop runs. Loop only. Source: behaviour.md §9.10.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from rmqkit.store.message_store import MessageStore
 
 __all__ = ["BrokerMetrics"]
 
-# The reference's names of thread pools → the lane that requests wait in here; most are handled as they come.
+# The reference's names of thread pools → the lane of their requests here; most requests are handled as they arrive.
 _PROCESSORS = {
     **dict.fromkeys(("pull", "lite_pull", "query_message", "client_manager", "consumer_manager", "heartbeat"), ""),
     **dict.fromkeys(("transaction", "ack", "async_put"), ""),
@@ -72,7 +72,7 @@ class MetricsContext(Protocol):
 
 
 class BrokerMetrics:
-    """Gathers a broker's values."""
+    """The values of a broker's metrics."""
 
     def __init__(
         self,
@@ -89,15 +89,15 @@ class BrokerMetrics:
         self._servers = servers
 
     def common(self) -> dict[str, str]:
-        """The labels of every sample."""
+        """Return the labels of every sample."""
         settings = self._context.settings
         own = {"cluster": settings.cluster_name, "node_type": "broker", "node_id": settings.broker_name}
         return settings.metric_labels.pairs | own
 
     async def gather(self) -> Gathered:
-        """All values of the moment."""
+        """Return all current values."""
         self._counts.fold()
-        # Series of topics that were deleted would stay for ever, and anybody may create topics.
+        # Otherwise series of deleted topics would stay for ever, and any client may create topics.
         self._counts.drop_topics(self._is_gone)
         return (
             self._counted()
@@ -144,7 +144,7 @@ class BrokerMetrics:
         return gathered | counts.times
 
     def _with_system(self, key: _Key) -> _Key:
-        """Label values of a topic alone, or of topic and group, which say whether one is the system's."""
+        """Return the label values of a topic and a group with ``is_system``; those of a topic alone unchanged."""
         return (*key, text(self._is_system(*key))) if len(key) > 1 else key
 
     def _tables(self) -> Gathered:
@@ -215,13 +215,13 @@ class BrokerMetrics:
         }
 
     async def _lag(self) -> Gathered:
-        """Return how far the groups online are. Source: behaviour.md §9.10."""
+        """Return the lag of the online groups. Source: behaviour.md §9.10."""
         found: dict[_Key, tuple[int, int, int, int, int]] = {}
         looked_at = 0
-        # A copy: clients come and go while the loop turns.
+        # A copy: clients may connect and leave while the loop runs.
         for group, topic, queue_count in list(self._consumed()):
             looked_at += queue_count
-            # Each queue is three reads of the store: a thousand groups would hold the loop for a second.
+            # Each queue needs three reads of the store: a thousand groups would block the loop for a second.
             if looked_at > _QUEUES_PER_TICK:
                 await asyncio.sleep(0)
                 looked_at = 0
@@ -230,7 +230,7 @@ class BrokerMetrics:
         return {name: {key: values[place] for key, values in found.items()} for place, name in enumerate(_BEHIND)}
 
     def _consumed(self) -> Iterator[tuple[str, str, int]]:
-        """Groups online with the readable topics they subscribe to and how many queues those have."""
+        """Yield the online groups, their readable topics, and the number of queues of each topic."""
         for name, group in self._context.clients.all_consumers.items():
             for topic in group.subscriptions:
                 config = self._context.topics.get(topic)
@@ -238,15 +238,15 @@ class BrokerMetrics:
                     yield name, topic, config.read_queue_nums
 
     def _behind(self, group: str, topic: str, queue_count: int) -> tuple[int, int, int, int, int]:
-        """Messages not consumed, pulled and not consumed, not pulled; ages in ms of the oldest of first and last.
-        A queue that the group has no offset of is not behind."""
+        """Return the numbers of messages not consumed, pulled but not consumed, and not pulled, and the ages in ms of
+        the oldest message not consumed and of the oldest not pulled. A queue without an offset is not behind."""
         store, offsets, now_ms = self._context.store, self._context.offsets, self._context.clock.now_ms()
         lag = inflight = ready = 0
         ages = [0, 0]
         for queue_id in range(queue_count):
             end = store.max_offset(topic, queue_id)
             consumed = offsets.get(group, topic, queue_id)
-            consumed = end if consumed is None else consumed  # not behind: it chooses where to start
+            consumed = end if consumed is None else consumed  # without an offset the group is not behind
             pulled = offsets.pull_offset(group, topic, queue_id) or consumed
             lag += max(0, end - consumed)
             inflight += max(0, pulled - consumed)

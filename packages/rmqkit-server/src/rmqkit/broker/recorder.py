@@ -1,6 +1,6 @@
-"""The one place that is notified when messages are stored, delivered, given back or decided.
+"""The recorder of events: messages are stored, delivered, sent back or decided.
 
-Two readers show what happened. Both keep tables of their own, because their keys and their numbers differ:
+It passes events to two readers with separate tables, because their keys and their numbers differ:
 
 ================  =========================================  ==========================================================
 reader            shows                                      exists
@@ -9,8 +9,8 @@ reader            shows                                      exists
 `Counts`          Prometheus counters and histograms         only with an exporter
 ================  =========================================  ==========================================================
 
-Messages that are stored together are recorded with one call. What only one of the readers counts (pulls, check points,
-flushes) is reported to that reader directly; the exporter reads the messages given to groups from `Statistics`.
+Messages that are stored together are recorded with one call. Events that only one reader counts (pulls, check points,
+flushes) are reported to that reader directly. The exporter reads the delivered messages from `Statistics`.
 Loop only. Source: behaviour.md §9.10.
 """
 
@@ -33,7 +33,7 @@ __all__ = ["Recorder"]
 
 
 class Recorder:
-    """Records events for the statistics and for the exporter's counters.
+    """The recorder of events for the statistics and for the exporter's counters.
 
     Args:
         counts: None without an exporter.
@@ -51,7 +51,7 @@ class Recorder:
 
     def waiting_sends(self, sends: Sends, ms: float, since_ms: float, release: Release) -> Release:
         """Record plain sends whose answers wait. Return the release that also records the answers.
-        ``since_ms``: monotonic time at which they were read."""
+        ``since_ms``: the monotonic time of their read."""
         self._enter(sends, ms, None)
         if self._counts is None:
             return release
@@ -105,18 +105,18 @@ class Recorder:
         self._statistics.moved(message, put)
 
     def delivered(self, message: InnerMessage, put: PutResult) -> None:
-        """Record a message whose delay level is over like `moved`."""
+        """Record a due message of a delay level like `moved`."""
         self._statistics.delivered(message, put)
         if self._counts is not None:
             self._counts.delivered(message, put)
 
     def sent_back(self, message: InnerMessage, put: PutResult, *, topic: str, group: str, owner: str) -> None:
-        """Record a message that a group gave back."""
+        """Record a message that a group sent back."""
         self._statistics.sent_back(message, put, topic=topic, group=group, owner=owner)
         if self._counts is not None:
             self._counts.given_up(message)
 
     def decided(self, half: Record, *, is_commit: bool) -> None:
-        """Record the end of a transaction."""
+        """Record the decision of a transaction."""
         if self._counts is not None:
             self._counts.decided(half, is_commit=is_commit)

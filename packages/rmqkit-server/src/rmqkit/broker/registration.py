@@ -2,11 +2,11 @@
 
 All name servers get the same registration in parallel; a failure of one name server is logged and does not affect the
 others. A changed topic is sent at once, and alone, to a name server that has all other topics. A name server gets all
-topics if it missed a change, or if it is reached over another connection, because it may have restarted. With the
-version of a later change it would never look at the change that it missed. Topics that the name servers list as ordered
-are marked so here, from the answers to full registrations. A slave gets its master's address from any answer. With
-slave-acting-master brokers also send a heartbeat every second, and are forgotten after `brokerNotActiveTimeoutMillis`
-without one.
+topics if it missed a change, or if the connection to it is a new one, because it may have restarted. If it got only a
+later change with a newer version, it would never read the change that it missed. The broker marks topics as ordered
+that are ordered in the answers to full registrations. A slave gets its master's address from any answer. With
+slave-acting-master, brokers also send a heartbeat every second, and name servers remove a broker after
+`brokerNotActiveTimeoutMillis` without a heartbeat.
 Source: behaviour.md §1.3, §1.7, §2.3; remoting.md §10.1.
 """
 
@@ -66,11 +66,11 @@ _log = logging.getLogger(__name__)
 
 
 class Registration:
-    """Keeps one broker registered; loop only.
+    """The registration of one broker; loop only.
     ``name_servers``: the addresses of the name servers.
-    ``address``: where clients reach the broker.
-    ``ha_address``: where slaves reach it.
-    ``on_master``: called with the address and HA address of a slave's master after every answer that names them.
+    ``address``: the address for clients.
+    ``ha_address``: the address for slaves.
+    ``on_master``: called with the address and HA address of a slave's master after every answer that has them.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Registration:
         self._single: set[asyncio.Task[int]] = set()
 
     async def start(self) -> int:
-        """Register now and then regularly; returns how many name servers know us now."""
+        """Register now and then regularly. Return how many name servers have accepted the registration."""
         self._is_started = True
         reached = await self.register()
         if self.name_servers:
@@ -109,10 +109,10 @@ class Registration:
         return reached
 
     async def stop(self) -> None:
-        """Unregister from every name server; changes are not sent any more."""
+        """Unregister from every name server, and send no more changes."""
         self._is_started = False
         self._changed.clear()
-        # Before the good-bye: a registration that overtakes it would bring the broker back for two minutes.
+        # Before the unregistration: a registration that overtakes it would register the broker for two minutes.
         for task in (self._repeat, self._beat, *self._single):
             if task is not None:
                 task.cancel()
@@ -123,7 +123,8 @@ class Registration:
         )
 
     async def register(self, changes: TopicConfigTable | None = None) -> int:
-        """Send all topics, or a snapshot of changes to who has the others; returns how many name servers took them."""
+        """Send all topics; or ``changes``, a snapshot of some topics, to name servers that have the others. Return how
+        many name servers have accepted them."""
         made: dict[bool, _MakeCommand] = {}
         replies = await asyncio.gather(*(self._register_at(server, changes, made) for server in self.name_servers))
         answers = [answer for answer in replies if answer is not None]
@@ -136,26 +137,27 @@ class Registration:
     async def _register_at(
         self, server: str, changes: TopicConfigTable | None, made: dict[bool, _MakeCommand]
     ) -> Command | None:
-        """``made``: what registers all topics, and what the changes, once a name server needed it."""
+        """Register at one name server. Return its answer, or None. ``made``: the commands with all topics (True) and
+        with the changes (False), each made when a name server needs it."""
         try:
             connection = await self._client.connection(server)
         except ConnectFailed as error:
             _log.warning("cannot send the topics to %s: %s", server, error)
             return None
-        # A new connection may be to a name server that was restarted and has nothing: it takes no increments.
+        # A new connection may be to a restarted name server without any topics, which needs all of them.
         is_whole = changes is None or self._up_to_date.get(server) is not connection
         if is_whole not in made:
             made[is_whole] = self._registering(self._topics.snapshot() if is_whole or changes is None else changes)
         answer = await self._ask(server, made[is_whole](), self._settings.register_timeout_ms, logging.WARNING)
         if answer is None:
-            # Whether it took them is not known: the next time it gets all.
+            # It is unknown if the name server accepted them: the next time it gets all topics.
             self._up_to_date.pop(server, None)
         elif is_whole:
             self._up_to_date[server] = connection
         return answer
 
     def _registering(self, table: TopicConfigTable) -> _MakeCommand:
-        """Return the function that makes the command that registers some topics."""
+        """Return a function that makes the command to register a table of topics."""
         content = RegisterBrokerBody(topic_config_serialize_wrapper=self._with_broker_permission(table))
         is_compressed = self._settings.compressed_register
         body = (
@@ -164,27 +166,26 @@ class Registration:
         header = RegisterBrokerRequest(
             **msgspec.structs.asdict(self._identity),
             ha_server_addr=self._ha_address,
-            # None has name servers wait for their own 120 s: without heartbeats the short time would be over between
-            # two rounds.
+            # With None name servers wait for 120 s: without heartbeats the short timeout would expire between two
+            # registrations.
             heartbeat_timeout_millis=self._settings.not_active_ms_max if self._settings.acts_as_master else None,
             enable_acting_master=self._settings.acts_as_master,
             compressed=is_compressed,
-            # Without the sign bit, as Java's `UtilAll.crc32` has it: name servers refuse what differs (`crc32 not
-            # match`).
+            # Without the sign bit, like Java's `UtilAll.crc32`: otherwise name servers refuse it (`crc32 not match`).
             body_crc32=zlib.crc32(body) & 0x7FFFFFFF,
         )
         return lambda: request(RequestCode.REGISTER_BROKER, header, body)
 
     def _pass_on_master(self, answers: list[Command]) -> None:
-        """Pass on the first master that is named; with none, nothing changes."""
+        """Call ``on_master`` with the first master in the answers, if there is one."""
         assert self._on_master is not None
         for answer in answers:
             try:
                 named = decode_header_leniently(answer, RegisterBrokerResponse)
             except HeaderError as error:
-                _log.warning("a name server's answer does not say where the master is: %s", error)
+                _log.warning("cannot read the address of the master in a name server's answer: %s", error)
                 continue
-            # A slave that was the master before may be named as that still: it cannot follow itself.
+            # An answer may still have this slave as master, if it was the master before: it cannot follow itself.
             if named.master_addr and named.ha_server_addr and named.master_addr != self._address:
                 self._on_master(named.master_addr, named.ha_server_addr)
                 return
@@ -196,16 +197,16 @@ class Registration:
             _log.warning("cannot take over the order topics of a name server: %s", error)
 
     def topics_changed(self, topics: list[TopicConfig]) -> None:
-        """Register changed topics soon: those of one tick go together."""
-        # What changes before the start is in the first registration; behind the stop nothing may be registered.
+        """Register changed topics soon; the changes of one tick are sent together."""
+        # Changes before the start are in the first registration; after the stop nothing may be registered.
         if self.name_servers and self._is_started:
             if not self._changed:
                 asyncio.get_running_loop().call_soon(self._register_changes)
             self._changed += topics
 
     def _register_changes(self) -> None:
-        """Register with the version of now: name servers take nothing new from two registrations of one version."""
-        assert self._is_started or not self._changed, "changes are collected between start and stop only"
+        """Register the collected changes together: name servers ignore a second registration with the same version."""
+        assert self._is_started or not self._changed, "changes are collected only between start and stop"
         topics, self._changed = self._changed, []
         if topics:
             changes = self._topics.snapshot(topics)
@@ -214,29 +215,29 @@ class Registration:
             task.add_done_callback(self._single.discard)
 
     async def settled(self) -> None:
-        """Wait until every change so far is registered, for 2 s at most."""
-        # Now, not in the next tick: what is waited for has to be on its way.
+        """Wait until every change so far is registered, at most 2 s."""
+        # Now, not in the next tick, so that the wait includes these changes.
         self._register_changes()
         if self._single:
             await asyncio.wait(self._single, timeout=_SETTLED_SECONDS)
 
     async def ask_namesakes(self, command: _MakeCommand) -> list[Command]:
-        """Ask the other brokers of this name, as the name servers know them; the answers of those that succeed."""
+        """Send a request to the other brokers of this name that name servers know. Return the successful answers."""
         addresses = set((await self.members()).values())
         return await self._ask_all(addresses - {self._address}, command, _NAMESAKE_TIMEOUT_MS)
 
     async def members(self) -> dict[int, str]:
-        """The addresses of the brokers of this name by true id, as all name servers together know them.
-        Empty when none answers; 4.9 name servers know no other request for them (remoting.md §9.7)."""
+        """Return the addresses of the brokers of this name by their real ids, from the answers of all name servers.
+        Empty if no name server answers. 4.9 name servers have no other request for this (remoting.md §9.7)."""
         return {
             broker_id: address for members in await self._members_by_server() for broker_id, address in members.items()
         }
 
     async def namesakes(self) -> set[str] | None:
-        """The addresses of the other brokers of this name, also of those with one id at several name servers.
-        Who registered from another machine than it names is left out: anybody can say of anybody that it is a broker.
-        Apache's name servers do not say from where: their answer is taken as it is.
-        None when no name server knows of anybody."""
+        """Return the addresses of the other brokers of this name, also of different brokers with the same id.
+        A broker that registered from a machine without its address is ignored, because any client can register any
+        address. Apache's name servers do not return the client's address: their answers are accepted unchecked.
+        None if no name server knows any broker."""
         found: set[str] = set()
         is_any_named = False
         for answer in await self._route_answers(self._group_topic):
@@ -249,7 +250,7 @@ class Registration:
         return found if is_any_named else None
 
     async def _is_from(self, address: str, place: str | None) -> bool:
-        """Return True if a broker registered from the address that it names, or from the name server's own machine."""
+        """Return True if a broker registered from its own address, or from the name server's machine."""
         host = None if place is None else ip_of(place)
         if host is not None and (host.is_loopback or host in await resolved(address)):
             return True
@@ -263,7 +264,7 @@ class Registration:
         return False
 
     async def _members_by_server(self) -> list[dict[int, str]]:
-        """The brokers of this name as each name server knows them."""
+        """Return the brokers of this name, separately for each name server."""
         return [each for route in await self.routes(self._group_topic) for each in self._members_of(route)]
 
     @property
@@ -293,17 +294,17 @@ class Registration:
         )
 
     async def is_outdated(self) -> bool:
-        """Return True if a name server does not have the topics as they are now, or does not answer."""
+        """Return True if a name server does not have the current topics, or does not answer."""
         body = msgspec.json.encode(self._topics.data_version)
         answers = await self._ask_name_servers(
             lambda: request(RequestCode.QUERY_DATA_VERSION, self._identity, body), self._settings.register_timeout_ms
         )
         headers = [decode_header_leniently(answer, DataVersionResponse, missing=_CHANGED) for answer in answers]
-        # Who does not answer may have nothing: registering costs less than not being found.
+        # A name server that does not answer may have no topics: an unneeded registration is cheap.
         return len(headers) < len(self.name_servers) or any(header.changed for header in headers)
 
     def _with_broker_permission(self, table: TopicConfigTable) -> TopicConfigTable:
-        # In the registration only: the table keeps what operators gave each topic.
+        # Only in the registration: the table has the permissions that operators set for each topic.
         perm = self._settings.broker_permission
         if perm & _READ_WRITE != _READ_WRITE:
             table.topic_config_table = {
@@ -316,7 +317,7 @@ class Registration:
         await asyncio.sleep(_FIRST_REPEAT_SECONDS)
         while True:
             if self._settings.force_register or await self.is_outdated():
-                await self.register()  # asking is the sign of life where nothing changed
+                await self.register()  # without a change, the version query above is the sign of life
             await asyncio.sleep(self._settings.register_interval_ms / 1000)
 
     async def _keep_beating(self) -> None:
@@ -326,7 +327,7 @@ class Registration:
             await asyncio.sleep(_BEAT_SECONDS)
 
     async def _beat_at(self, server: str) -> None:
-        # Those of 4.9 know no BROKER_HEARTBEAT. Any name server takes this question for a sign of life.
+        # 4.9 name servers have no BROKER_HEARTBEAT. Every name server accepts this query as a sign of life.
         if self._settings.old_name_servers:
             body = msgspec.json.encode(self._topics.data_version)
             beat = request(RequestCode.QUERY_DATA_VERSION, self._identity, body, one_way=True)
@@ -336,7 +337,7 @@ class Registration:
         try:
             await self._client.send_one_way(server, beat, _NAMESAKE_TIMEOUT_MS)
         except ConnectFailed as error:
-            _log.debug("no sign of life to %s: %s", server, error)
+            _log.debug("cannot send a heartbeat to %s: %s", server, error)
 
     async def _ask_name_servers(self, command: _MakeCommand, timeout_ms: int) -> list[Command]:
         return await self._ask_all(self.name_servers, command, timeout_ms)
@@ -358,13 +359,12 @@ class Registration:
 
 
 def _registered_from(answer: Command) -> dict[str, str] | None:
-    """From where each broker of a route registered; None when a name server does not say."""
+    """Return the address from which each broker of a route registered; None if the name server does not return it."""
     text = decode_header_leniently(answer, MemberRouteResponse).registered_from
     if text is None:
         return None
     try:
         return msgspec.json.decode(text, type=dict[str, str])
     except msgspec.MsgspecError:
-        # Not None, which would have everybody believed: what cannot be read names no place, and nobody is a member by
-        # it.
+        # Not None, with which every broker would be accepted: without an address no broker is a member.
         return {}

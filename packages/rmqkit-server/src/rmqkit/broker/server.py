@@ -1,7 +1,7 @@
 """A running broker: ports, services and periodic work, started and stopped in order.
 
-Start: take the ports, join the parts (`rmqkit.broker.assembly`), recover the store and read the tables, listen,
-register. Stop: as `rmqkit.broker.context.Stage` lists. Source: behaviour.md §2.1, §2.2.
+Start: bind the ports, make the parts (`rmqkit.broker.assembly`), read the tables and recover the store, listen,
+register. Stop: in the order of `rmqkit.broker.context.Stage`. Source: behaviour.md §2.1, §2.2.
 """
 
 from __future__ import annotations
@@ -66,21 +66,21 @@ class Broker:
     """One broker with its own store.
 
     Args:
-        settings: ``broker_name`` and ``broker_ip1`` are filled in when empty.
+        settings: ``broker_name`` and ``broker_ip1`` are set if they are empty.
         store_settings: sizes and flush rules.
         store_root: ``storePathRootDir``.
-        tls: what the ports do about TLS; None means disabled.
-        client_tls: used towards name servers; None means plain.
-        authentication: whose requests are taken, and how the broker signs its own.
-        configuration: the settings, as operators are shown them and may change them; None: until it stops.
-        dispatch: makes what answers requests, one for each port; tests put faults there.
+        tls: TLS of the ports; None means disabled.
+        client_tls: TLS of connections to name servers; None means plain.
+        authentication: the checks of signatures, and the broker's own signature.
+        configuration: the settings for operators; None: changes last until the broker stops.
+        dispatch: makes the router of each port; tests inject faults there.
 
     Attributes:
-        configuration: the settings as operators see and change them.
-        limits: counts the connections, and refuses those beyond the limits.
-        address: where clients reach it, as ``host:port``; set by `start`.
-        metrics_address: where Prometheus reads its metrics, if it may; set by `start`.
-        grpc_address: where SDKs of 5.x reach it, if they may; set by `start`.
+        configuration: the settings that operators see and change.
+        limits: counts the connections, and refuses those above the limits.
+        address: the address for clients, as ``host:port``; set by `start`.
+        metrics_address: the address for Prometheus, if enabled; set by `start`.
+        grpc_address: the address for 5.x SDKs, if enabled; set by `start`.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Broker:
 
     @property
     def parts(self) -> Assembly:
-        """The parts it is made of, for inspection on its loop; it has to be started."""
+        """The parts of the broker, for inspection on its loop; it has to be started."""
         assert self._parts is not None, "the broker is started"
         return self._parts
 
@@ -128,7 +128,7 @@ class Broker:
 
     async def start(self) -> None:
         """Open the store, listen and register.
-        Raises StoreError, ListenFailed: nothing was started or everything was stopped again."""
+        Raises StoreError, ListenFailed: everything that was started is stopped again."""
         try:
             await self._start()
         except BaseException:
@@ -136,13 +136,13 @@ class Broker:
             raise
 
     async def stop(self) -> None:
-        """Stop in the order of `Stage`: the store closes behind all that writes to it. A step that fails does not keep
-        the others from being done; then the first failure is raised."""
+        """Stop in the order of `Stage`: the store closes after all parts that write to it. If steps fail, run the
+        others, too, and raise the first failure at the end."""
         await self._lifecycle.stop()
 
     # -- inside
 
-    # Long: the order of a start in one place, each stop beside what it stops.
+    # A long function, so that the order of a start is in one place, and each stop is next to its start.
     async def _start(self) -> None:
         settings = self._settings
         settings.broker_name = settings.broker_name or socket.gethostname()
@@ -155,7 +155,7 @@ class Broker:
         exporter = await self._bind_exporter()
         servers = [self._server(dispatch)]
         port = await self._bind(servers[0], settings.listen_port)  # a port in use is found before anything is written
-        # For port 0 the system chooses one, and the port two below may be anybody's: then there is no VIP port.
+        # For port 0 the system chooses the port, and the port two below may be in use: then there is no VIP port.
         if settings.listen_port > _VIP_BELOW:
             servers.append(self._server(vip_dispatch))
             await self._bind(servers[1], settings.listen_port - _VIP_BELOW)
@@ -182,35 +182,35 @@ class Broker:
             counts=self._counts,
         )
         context, lifecycle = parts.context, self._lifecycle
-        lifecycle.on_stop(Stage.STORE, context.store.close)  # before the load: a table that cannot be read closes it
+        lifecycle.on_stop(
+            Stage.STORE, context.store.close
+        )  # before the load, so that the store closes if a table cannot be read
         parts.load()
         lifecycle.on_stop(Stage.DELIVERED, context.persist_delivered)
         lifecycle.on_stop(Stage.TABLES, context.persist)
         lifecycle.on_stop(Stage.CLIENTS, client.close)
         lifecycle.on_stop(Stage.CLIENTS, context.long_polling.close)
-        # Behind the load: a slave says at once how far it is, and is sent a log that has to be recovered by then.
+        # After the load: a slave reports its offset at once and gets data of the log, which has to be recovered.
         ha_address = await self._listen_for_slaves(port)
         registration = parts.register_with(ha_address)
-        local_dispatch = Router()  # for calls that the gRPC endpoint has let in
+        local_dispatch = Router()  # for calls that the gRPC endpoint has accepted
         parts.add_handlers([dispatch, grpc_dispatch, local_dispatch], vip_dispatch, ha_address)
         dispatch.batch = vip_dispatch.batch = grpc_dispatch.batch = context.store.batch
         self.configuration.listeners.append(self._settings_changed)
         if authentication is not None:
             parts.authorize(authentication)
-        # Before anybody is served: the system topics that the load added are on the disk when they are registered.
+        # Before clients are served: the system topics that the load added have to be on the disk before registration.
         context.persist()
-        # The first look at the queues: what they hold by now was put before this start and does not count.
+        # The first sample: messages that are in the queues now were put before this start and are not counted.
         context.statistics.sample()
         self._free_disk(context.store)
-        # Before the registration: clients that name servers send here must not find a closed port.
+        # Before the registration: the port has to be open when name servers send clients here.
         for server in servers:
             await server.serve()
-        # Behind `long_polling` and the client, so done before them: while clients leave, what they wait for is still
-        # held.
+        # Registered after `long_polling` and the client, so it runs first: requests stay held while clients leave.
         lifecycle.on_stop(Stage.CLIENTS, partial(self._drain, servers))
         await sync_with_group(context, registration, client, ha_address)
-        # Before its start, which may fail half way: some name servers know the broker then, and have to hear that it
-        # leaves.
+        # Before its start, which may fail half way: then the broker has to unregister from some name servers.
         lifecycle.on_stop(Stage.REGISTRATION, registration.stop)
         await registration.start()
         if parts.slave is None:
@@ -240,13 +240,13 @@ class Broker:
         if context.archive is not None:
             self._lifecycle.on_stop(Stage.CLIENTS, context.archive.close)
             every(ROUND_SECONDS, context.archive.round, "archive", 0)
-            self._lifecycle.on_stop(Stage.ROUNDS, context.archive.stop)  # before its round is waited for
+            self._lifecycle.on_stop(Stage.ROUNDS, context.archive.stop)  # before the wait for its round
         retention_seconds = self._store_settings.clean_resource_interval_ms / 1000
         every(retention_seconds, context.store.retention_round, "retention", _FIRST_RETENTION_SECONDS)
 
     @staticmethod
     def _free_disk(store: MessageStore) -> None:
-        """Have the first retention round before the first message where a disk is over its mark."""
+        """Run the first retention round before the first message if a disk is too full."""
         try:
             if store.retention.lacks_space():
                 store.retention_round()
@@ -267,7 +267,7 @@ class Broker:
         )
 
     async def _bind_exporter(self) -> Exporter | None:
-        """Take the port that Prometheus reads, and count from now on; None where metrics are not wanted."""
+        """Bind the port for Prometheus and start to count. Return None if metrics are off."""
         settings = self._settings
         if settings.exporter_type is ExporterType.DISABLE:
             return None
@@ -289,7 +289,7 @@ class Broker:
         await exporter.serve(metrics.gather, metrics.common(), self._counts.lag_ms, self._clock)
 
     async def _bind_grpc(self, dispatch: Router) -> RemotingServer | None:
-        """Take the port for SDKs of 5.x, which other clients may use, too; None where it is not wanted.
+        """Bind the port for 5.x SDKs, which other clients may use, too. Return None if it is off.
         Raises ExtraMissing, ListenFailed."""
         settings = self._settings
         if settings.grpc_port < 0:
@@ -333,7 +333,7 @@ class Broker:
         self.parts.connection_closed(connection)
 
     async def _listen_for_slaves(self, port: int) -> str:
-        """Open the HA port of a master; returns what a broker registers as its HA address."""
+        """Open the HA port of a master. Return the HA address that the broker registers."""
         settings = self._settings
         ha_port = settings.ha_listen_port or (port + 1 if settings.listen_port else 0)
         master = self.parts.master
@@ -344,13 +344,13 @@ class Broker:
         return join_address(settings.broker_ip2 or settings.broker_ip1, ha_port)
 
     def _start_services(self, context: BrokerContext) -> None:
-        """Deliver what is delayed, write down what is decided about half messages, and ask about what is not."""
+        """Start a master's services: delayed and timed messages, op messages, check-back, POP."""
         settings = self._settings
         check_back = CheckBack(context)
         self._lifecycle.on_stop(Stage.OP_MESSAGES, context.ops.write)
         self._lifecycle.every(settings.transaction_op_interval_ms / 1000, context.ops.write, "op messages")
         self._lifecycle.every(settings.transaction_check_interval_ms / 1000, check_back.round, "transaction check")
-        self._lifecycle.on_stop(Stage.ROUNDS, check_back.stop)  # before its round is waited for
+        self._lifecycle.on_stop(Stage.ROUNDS, check_back.stop)  # before the wait for its round
         context.schedule.start()
         if context.timer is not None:
             context.timer.start()
@@ -375,8 +375,7 @@ class Broker:
         self._lifecycle.on_stop(Stage.SERVICES, slave.close)
         if self._settings.ha_master_address:
             slave.follow(slave.tables.master, None)
-        # Only now: before name servers have answered nobody knows whether there is a master whose log is to be
-        # compared.
+        # Only now: before name servers have answered, it is unknown if there is a master to compare the log with.
         slave.is_registered = True
         if slave.acting is not None:
             self._lifecycle.on_stop(Stage.SERVICES, slave.acting.close)
@@ -390,16 +389,17 @@ class Broker:
     def _settings_changed(self, keys: Sequence[str]) -> None:
         """Apply settings that were changed while the broker runs."""
         if "brokerPermission" in keys:
-            self.context.topics.register_all()  # as changed: name servers do not look at a version they know
+            self.context.topics.register_all()  # with a new version: name servers ignore a version that they have
         if self.parts.master is not None and "haAllowedAddresses" in keys:
             self.parts.master.addresses_changed()
         if "autoCreateTopicEnable" in keys:
             self.context.topics.add_system_topics()
 
     def _refusal(self, authentication: Authentication, connection: Connection, command: Command) -> str | None:
-        """The remark for a request that is not let in, or None; slaves are known by what they sign here."""
+        """Return the remark for a request that is refused, or None. Record the address of a request that the inner user
+        or a super user signed, because slaves sign that way."""
         remark, master = authentication.refusal(connection, command), self.parts.master
         if remark is None and master is not None and connection.hops and authentication.is_trusted(connection.user):
-            # The socket's own peer: what comes before it among the hops is only said by it.
+            # The last hop is the socket's peer; the peer can write any other hops.
             master.signed(connection.hops[-1])
         return remark

@@ -1,4 +1,4 @@
-"""Settings of the broker (``broker.conf``), but for the store's own. Source: store.md §23, behaviour.md §2."""
+"""Settings of the broker (``broker.conf``), without those of the store. Source: store.md §23, behaviour.md §2."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ __all__ = [
 
 
 STANDALONE = {"recallMessageEnable": "true"}
-"""Settings of brokers for development and tests (``rmq standalone``, `Standalone`, the pytest plugin) that nobody sets
-to something else."""
+"""Defaults for brokers in development and tests (``rmq standalone``, `Standalone`, the pytest plugin)."""
 
 
 class BrokerRole(enum.Enum):
@@ -413,8 +412,8 @@ class BrokerSettings(ConnectionSettings, kw_only=True):
     ] = True
 
 
-# Keys of Java's configuration that 5.4.0 does not show, of caches and of older versions: accepted, noted, without
-# effect. What it shows is in `rmqkit.broker.unused_settings`.
+# Keys of Java's configuration that 5.4.0 does not show, for caches or from older versions. They are accepted and logged
+# without effect. Keys that it shows are in `rmqkit.broker.unused_settings`.
 WITHOUT_EFFECT = frozenset(
     """
     brokerConfigPath useSpinLock commercialEnable haSlaveFallbehindMax userCacheMaxNum userCacheExpiredSecond
@@ -426,7 +425,7 @@ WITHOUT_EFFECT = frozenset(
 _AUTHENTICATION = "org.apache.rocketmq.auth.authentication"
 _AUTHORIZATION = "org.apache.rocketmq.auth.authorization"
 
-# Keys that promise something, and the values whose promise is kept.
+# Keys that enable a feature, and their supported values.
 PROMISES = EXPORTER_PROMISES | {
     "authenticationProvider": (f"{_AUTHENTICATION}.provider.DefaultAuthenticationProvider",),
     "authenticationMetadataProvider": (f"{_AUTHENTICATION}.provider.LocalAuthenticationMetadataProvider",),
@@ -445,8 +444,8 @@ PROMISES = EXPORTER_PROMISES | {
 def refuse_unsupported(
     properties: Mapping[str, str], *, source: str, promises: Mapping[str, tuple[str, ...]] = PROMISES
 ) -> None:
-    """Stop at a configuration whose promise could not be kept if its key were ignored.
-    Raises SettingsError: a key asks for what is not built."""
+    """Check that no key enables an unsupported feature, because the key must not be ignored.
+    Raises SettingsError: a key has an unsupported value."""
     for key, supported in promises.items():
         value = properties.get(key, supported[0])
         if value not in supported:

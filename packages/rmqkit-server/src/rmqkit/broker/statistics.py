@@ -1,33 +1,33 @@
 """Rates of messages, bytes and requests over the last minute, hour and day (``BrokerStatsManager``).
 
 ============================================  ====================  ==============================================
-name                                          key                   counts; times, by which averages are taken
+name                                          key                   sum; times, the divisor of averages
 ============================================  ====================  ==============================================
-TOPIC_PUT_NUMS, _SIZE                         topic                 messages its queues got, bytes; puts
-TOPIC_PUT_LATENCY                             queue@topic           ms that sends took; sends
-GROUP_GET_NUMS, _SIZE                         topic@group           messages a group was given, bytes; pulls
-GROUP_GET_LATENCY                             queue@topic@group     ms these pulls took; pulls
+TOPIC_PUT_NUMS, _SIZE                         topic                 messages in its queues, bytes; puts
+TOPIC_PUT_LATENCY                             queue@topic           ms of sends; sends
+GROUP_GET_NUMS, _SIZE                         topic@group           messages delivered to a group, bytes; pulls
+GROUP_GET_LATENCY                             queue@topic@group     ms of these pulls; pulls
 GROUP_CK_NUMS, GROUP_ACK_NUMS                 topic@group           check points of pops; acks
 QUEUE_PUT_NUMS, _SIZE                         delay topic@queue     messages with a delay level
-QUEUE_GET_NUMS, _SIZE; GROUP_GET_…            …@SCHEDULE_CONSUMER   those that were delivered
-SNDBCK_PUT_NUMS                               topic@group           messages a group gave back
-SNDBCK2DLQ_TIMES                              owner@topic@group@…   those that were dead letters then
-BROKER_PUT/GET/CK/ACK_NUMS                    cluster               over all topics; none
-BROKER_PUT/GET_NUMS_WITHOUT_SYSTEM_TOPIC      cluster               over the users' topics; none
-PRODUCER_REGISTER_TIME, CONSUMER_…            cluster               ms that heartbeats took; groups in them
-CHANNEL_ACTIVITY                              CONNECT, CLOSE        connections that came and went
+QUEUE_GET_NUMS, _SIZE; GROUP_GET_…            …@SCHEDULE_CONSUMER   delivered messages with a delay level
+SNDBCK_PUT_NUMS                               topic@group           messages that a group sent back
+SNDBCK2DLQ_TIMES                              owner@topic@group@…   messages sent back that became dead letters
+BROKER_PUT/GET/CK/ACK_NUMS                    cluster               over all topics; no times
+BROKER_PUT/GET_NUMS_WITHOUT_SYSTEM_TOPIC      cluster               over the users' topics; no times
+PRODUCER_REGISTER_TIME, CONSUMER_…            cluster               ms of heartbeats; groups in them
+CHANNEL_ACTIVITY                              CONNECT, CLOSE        connections that opened and closed
 ============================================  ====================  ==============================================
 
-Next to nothing is done when a message is put or pulled: every 10 s the growth of the queues is read and what was noted
-since is entered. The time of a topic's sends is shared out over its queues by their messages. A counter keeps its
-values at the samples before which it had changed, with 10 s from one to the next for the minute, 10 min for the hour,
-1 h for the day (a span is that much longer at the most); so it costs nothing while it rests. What is shown is up to
-now; the reference shows the last sample, so its hour begins after 10 minutes. Loop only.
+A put or pull costs almost nothing: every 10 s the growth of the queues is read, and the noted values are added to the
+counters. The time of a topic's sends is divided among its queues by their messages. A counter stores a sample only if
+it has changed, every 10 s for the minute, every 10 min for the hour, every 1 h for the day (a span may be longer by
+that time); so an unchanged counter costs nothing. Values are up to now. The reference shows the last sample, so its
+hour begins after 10 minutes. Loop only.
 
-`PutTimes` is how long puts take (``StoreStatsService``): the longest, and how those of the last whole minute are
-spread. A time is what passed from the read that brought a message until the log had it, in whole milliseconds as Java
-counts them: below 1 ms is 0. The minute under way is not shown; `PutTimes.end_minute` puts it in the place of the one
-before. Source: behaviour.md §9.10; remoting.md §6.7.
+`PutTimes` has the durations of puts (``StoreStatsService``): the longest, and the distribution of the last whole
+minute. A duration is the time from the read of a message until it is in the log, in whole milliseconds as in Java: less
+than 1 ms is 0. The current minute is not shown; `PutTimes.end_minute` replaces the last minute by it.
+Source: behaviour.md §9.10; remoting.md §6.7.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from rmqkit.protocol.schemas.offsets import BrokerStatsData, StatsItem
 from rmqkit.store.message_store import InnerMessage, MessageStore, PutResult, PutStatus
 from rmqkit.store.settings import delay_level
 
-# What the tools show, and the largest ms of each.
+# The spans that the tools show, and the largest ms of each.
 _PUT_SPANS = {
     "[<=0ms]": 0,
     "[0~10ms]": 10,
@@ -67,7 +67,7 @@ _PUT_BOUNDS = sorted({*_PUT_SPANS.values(), *_FINER_SPANS})
 
 
 class PutTimes:
-    """Counts of puts by the ms they took. ``longest_ms`` is since the start."""
+    """The numbers of puts by their duration. ``longest_ms`` is since the start."""
 
     __slots__ = ("_counts", "_last", "longest_ms")
 
@@ -77,7 +77,7 @@ class PutTimes:
         self._last = [0] * len(_PUT_BOUNDS)
 
     def add(self, ms: float, count: int = 1) -> None:
-        """Count puts that took so long, each of them."""
+        """Count ``count`` puts that took ``ms`` each."""
         if ms < 1:
             self._counts[0] += count
             return
@@ -85,12 +85,12 @@ class PutTimes:
         self.longest_ms = max(self.longest_ms, int(ms))
 
     def end_minute(self) -> None:
-        """To be called every minute."""
-        assert len(self._counts) == len(_PUT_BOUNDS), "a count for each bucket"
+        """Make the current minute the last one. Called every minute."""
+        assert len(self._counts) == len(_PUT_BOUNDS), "each bucket has a count"
         self._last, self._counts = self._counts, [0] * len(_PUT_BOUNDS)
 
     def __str__(self) -> str:
-        """The last minute's puts by their time, as ``mqadmin brokerStatus`` prints it."""
+        """Return the last minute's puts by their duration, in the format of ``mqadmin brokerStatus``."""
         counts, at = dict.fromkeys(_PUT_SPANS, 0), 0
         names = list(_PUT_SPANS)
         for bound, count in zip(_PUT_BOUNDS, self._last, strict=True):
@@ -99,7 +99,7 @@ class PutTimes:
         return "".join(f"{name}:{count} " for name, count in counts.items())
 
     def percentile(self, part: float) -> float:
-        """The ms that this part of the last minute's puts took at most, guessed within its bucket; 0 without any."""
+        """Return a percentile of the last minute's puts in ms, interpolated within its bucket; 0 without puts."""
         wanted, below, low = part * sum(self._last), 0, 0
         for bound, count in zip(_PUT_BOUNDS, self._last, strict=True):
             if count and below + count >= wanted:
@@ -110,16 +110,16 @@ class PutTimes:
 
 
 SAMPLE_SECONDS = 10.0
-# Milliseconds of minute, hour and day, and the samples from one that is kept to the next.
+# Milliseconds of minute, hour and day, and the number of samples of which one is stored.
 _SPANS = ((60_000, 1), (3_600_000, 60), (86_400_000, 360))
 
 _ROUNDS_A_MINUTE = 6
 _BROKER = "BROKER_"
 _WITHOUT_SYSTEM = "_WITHOUT_SYSTEM_TOPIC"
-# What is counted for the runtime information alone.
+# The counters for the runtime information only.
 _PUTS, _FOUND, _MISSED = "puts", "found", "missed"
 
-# Names whose keys begin with something else than the topic.
+# Names whose keys do not begin with the topic.
 _QUEUE_FIRST = ("TOPIC_PUT_LATENCY", "GROUP_GET_LATENCY", "SNDBCK2DLQ_TIMES")
 
 # Monotonic ms, sum and times.
@@ -143,13 +143,13 @@ class _Counter:
 
 class Statistics:
     """The counters of a broker; `sample` has to be called every `SAMPLE_SECONDS`, first when the store is open.
-    ``is_system``: whether a topic is the broker's own.
+    ``is_system``: returns whether a topic is a system topic.
 
     Attributes:
-        put_times: how long puts took.
-        puts_failed: those that the store refused.
-        get_ms_max: the longest time a pull took that found messages.
-        pulls_missed: pulls that found none.
+        put_times: the durations of puts.
+        puts_failed: the number of puts that the store refused.
+        get_ms_max: the longest duration of a pull that found messages.
+        pulls_missed: the number of pulls that found no messages.
     """
 
     def __init__(self, store: MessageStore, cluster: str, clock: Clock, is_system: Callable[[str], bool]) -> None:
@@ -176,39 +176,39 @@ class Statistics:
         self.puts_failed = self.pulls_missed = 0
         self.get_ms_max = 0.0
 
-    # ---- what happens
+    # ---- events
 
     def sent(self, topic: str, size: int, ms: float, count: int = 1) -> None:
-        """Note sends of one topic that were stored together, by their bytes and the ms it took."""
+        """Note sends of one topic that were stored together, with their bytes and duration."""
         put = self._put.get(topic)
         if put is None:
             put = self._put[topic] = [0, 0.0]
         put[0] += size
         if ms >= 1:
-            put[1] += int(ms) * count  # whole ms, as Java counts: the reference's averages are the same
+            put[1] += int(ms) * count  # whole ms as in Java, so that averages equal the reference's
         self.put_times.add(ms, count)
 
     def sent_one(self, message: InnerMessage, put: PutResult, ms: float, count: int = 1) -> None:
-        """`sent` for what one request brought. ``count``: its messages, where it is a batch."""
+        """Note the send of one request. ``count``: the number of messages of a batch."""
         if put.status is not PutStatus.OK:
             self.puts_failed += 1
             return
         self.batch_sent(message.topic, message.queue_id, self._size(message, put), ms, count)
 
     def batch_sent(self, topic: str, queue_id: int, size: int, ms: float, count: int) -> None:
-        """`sent` for one request that brought so many messages of a queue."""
+        """Note the send of one request with ``count`` messages of a queue."""
         self.sent(topic, size, ms)
         if count > 1:
             self._together[topic, queue_id] += count - 1
 
     def moved(self, message: InnerMessage, put: PutResult) -> None:
-        """Note a message that the broker put where it belongs: nobody waited for it."""
+        """Note a message that the broker stored in its real topic. It has no duration, because no client waited."""
         if put.status is PutStatus.OK:
             self.sent(message.topic, self._size(message, put), 0.0)
             self._inner[message.topic, message.queue_id] += 1
 
     def delivered(self, message: InnerMessage, put: PutResult) -> None:
-        """`moved` for one that had a delay level."""
+        """Note a message with a delay level that the broker stored in its real topic."""
         self.moved(message, put)
         level = delay_level(message.parsed.get(DELAY))
         for key, of in (("", "GROUP"), (f"@{level - 1}", "QUEUE")):
@@ -217,17 +217,17 @@ class Statistics:
             self.add(f"{of}_GET_SIZE", key, put.end_offset - put.physical_offset)
 
     def sent_back(self, message: InnerMessage, put: PutResult, *, topic: str, group: str, owner: str) -> None:
-        """Note a message that a group gave back; where it is a dead letter now, its topic's puts do not count it."""
+        """Note a message that a group sent back. A dead letter is not counted among the puts of its topic."""
         self.add("SNDBCK_PUT_NUMS", f"{topic}@{group}")
         if not message.topic.startswith(names.DLQ_PREFIX):
             self.moved(message, put)
-            self.add(f"{_BROKER}PUT_NUMS", self._cluster, -1, 0)  # as the reference, which leaves these out there
+            self.add(f"{_BROKER}PUT_NUMS", self._cluster, -1, 0)  # the reference does not count these there
             return
         self.add("SNDBCK2DLQ_TIMES", f"{owner}@{topic}@{group}@SEND_BACK_TO_DLQ")
         self._dead[message.topic, message.queue_id] += 1
 
     def _size(self, message: InnerMessage, put: PutResult) -> int:
-        """The bytes of a message that was put; queues of the delay topic are counted one by one."""
+        """Return the bytes of a message that was put. Count queues of the delay topic separately."""
         size = put.end_offset - put.physical_offset
         if message.topic == names.SCHEDULE_TOPIC:
             key = f"{message.topic}@{message.queue_id}"
@@ -236,7 +236,7 @@ class Statistics:
         return size
 
     def given(self, topic: str, group: str, queue_id: int, count: int, size: int, ms: float) -> None:
-        """Note the messages of one pull and the ms it took."""
+        """Note the messages of one pull and its duration."""
         given = self._given.get((topic, queue_id, group))
         if given is None:
             given = self._given[topic, queue_id, group] = [0, 0, 0, 0]
@@ -257,18 +257,18 @@ class Statistics:
             self.add(f"{kind}_REGISTER_TIME", self._cluster, int(ms), groups)
 
     def add(self, name: str, key: str, count: int = 1, times: int = 1) -> None:
-        """Count something that came in several pieces."""
+        """Add to a counter. ``times``: the number of events that ``count`` is the sum of."""
         counter = self._counters.get((name, key))
         if counter is None:
             counter = self._counters[name, key] = _Counter()
         counter.sum += count
         counter.times += times
-        # Only what changed gets a sample: thousands of queues at rest cost nothing.
+        # Only changed counters get a sample: thousands of idle queues cost nothing.
         for changed in self._changed:
             changed.add(counter)
 
     def get(self, name: str, key: str) -> BrokerStatsData | None:
-        """A counter's last minute, hour and day, up to now; None when nothing was ever counted."""
+        """Return a counter's last minute, hour and day, up to now; None if the counter does not exist."""
         self._enter_growth()
         found = self._read(name, key)
         if found is not None and name.startswith(_BROKER):
@@ -278,18 +278,18 @@ class Statistics:
 
     @property
     def put_count(self) -> int:
-        """Records put since the start, the broker's own among them."""
+        """The number of records put since the start, including those of system topics."""
         self._enter_growth()
         counter = self._counters.get((_PUTS, self._cluster))
         return 0 if counter is None else counter.sum
 
     @property
     def put_bytes(self) -> int:
-        """Return how far the log has grown since the start."""
+        """The growth of the log since the start, in bytes."""
         return self._store.max_physical_offset - self._log_start
 
     def per_second(self, name: str, key: str) -> float:
-        """The rate of the last minute, up to the last sample."""
+        """Return the rate of the last minute, up to the last sample."""
         found = self._read(name, key)
         return 0.0 if found is None else found.stats_minute.tps
 
@@ -300,8 +300,8 @@ class Statistics:
         return {(topic, group): total for (topic, _, group), total in found.items()}
 
     def rates(self, name: str) -> tuple[float, float, float]:
-        """Per second in the last 10 s, minute and 10 minutes, of a name whose key is the cluster, or of all ``puts``,
-        of the pulls that ``found`` messages and of those that ``missed``."""
+        """Return the rates per second of the last 10 s, minute and 10 minutes, for a name whose key is the cluster, or
+        for ``puts``, ``found`` (pulls that found messages) or ``missed`` (pulls that found none)."""
         self._enter_growth()
         counter = self._counters.get((name, self._cluster))
         if counter is None:
@@ -339,9 +339,9 @@ class Statistics:
         return counter.over(counter.samples[number], since_ms, max(1000 * SAMPLE_SECONDS, passed_ms))
 
     def _enter_growth(self) -> None:
-        """Enter what came and went since the last time."""
+        """Add the growth of the queues and the noted values to the counters."""
         ends = self._store.queue_ends()
-        # Growth is read from the queues, so that a put counts nothing; the first look is what was there at the start.
+        # Read the growth from the queues, so that a put costs nothing. The first call gets the ends at the start.
         if self._ends is None:
             self._log_start = self._store.max_physical_offset
         else:
@@ -365,15 +365,15 @@ class Statistics:
             self.pulls_missed = 0
 
     def _enter_puts(self, grown: dict[tuple[str, int], int]) -> None:
-        """Enter by how much queues have grown, and what was noted of their topics' puts."""
+        """Add the growth of queues, and the noted values of their topics' puts, to the counters."""
         of_topics: dict[str, list[int]] = {}
         sends: list[tuple[str, int, int]] = []
         for (topic, queue_id), count in grown.items():
             place = topic, queue_id
             assert count > 0, f"queue {place} cannot grow by {count}"
             self.add(_PUTS, self._cluster, count)
-            # In this order: dead letters are no puts of the topic, messages of a batch are one put, and what the broker
-            # itself put took nobody's time. Each takes at most what is left, as notes and growth may be a tick apart.
+            # In this order: dead letters are not puts of the topic, the messages of a batch are one put, and puts of
+            # the broker itself have no duration. Each is limited, because notes and growth may differ by a tick.
             count -= _taken(self._dead, place, count)
             puts = count - _taken(self._together, place, count - 1)
             sent = puts - _taken(self._inner, place, puts)
@@ -400,9 +400,9 @@ class Statistics:
             self.add(f"{_BROKER}{way}_NUMS{_WITHOUT_SYSTEM}", self._cluster, count, 0)
 
     def sample(self) -> None:
-        """Keep the counters that changed since the last sample."""
+        """Store a sample of the counters that have changed since the last sample."""
         self._enter_growth()
-        # Behind what came until now: entered later, it would count for the new day.
+        # After adding all events until now: later they would count for the new day.
         self._note_midnight()
         self._rounds += 1
         if self._rounds % _ROUNDS_A_MINUTE == 0:
@@ -416,7 +416,7 @@ class Statistics:
 
     def drop_counters(self, *, topic: str = "", group: str = "") -> None:
         """Drop the counters of a topic or group that was deleted."""
-        # First: growth that is entered later would make the counters again.
+        # First: growth that is added later would create the counters again.
         self._enter_growth()
         for name, key in list(self._counters):
             of_topic, _, rest = (key.partition("@")[2] if name in _QUEUE_FIRST else key).partition("@")
@@ -427,7 +427,7 @@ class Statistics:
 
 
 def _taken(noted: Counter[tuple[str, int]], place: tuple[str, int], limit: int) -> int:
-    """Take back what was noted of a queue, as much as it has grown."""
+    """Remove up to ``limit`` noted messages of a queue. Return how many were removed."""
     count = min(noted[place], limit) if place in noted else 0
     noted.subtract({place: count} if count else {})
     if place in noted and not noted[place]:

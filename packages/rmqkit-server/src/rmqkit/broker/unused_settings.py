@@ -1,7 +1,8 @@
-"""Settings of Apache's 5.4.0 broker that mean nothing here; see `rmqkit.unused`.
+"""Settings of Apache's 5.4.0 broker that have no effect here; see `rmqkit.unused`.
 
-Together with those that have a meaning (`rmqkit.broker.settings`, `rmqkit.store.settings`) they are all that its
-GET_BROKER_CONFIG lists; a test asks one. Defaults that Apache takes from the machine are those of two processors.
+Together with the settings that have an effect (`rmqkit.broker.settings`, `rmqkit.store.settings`) they are all settings
+in its answer to GET_BROKER_CONFIG; a test compares them with one. Defaults that depend on the machine are those of two
+processors.
 """
 
 from __future__ import annotations

@@ -138,8 +138,8 @@ async def test_a_store_that_refuses_for_now_is_asked_again(monkeypatch, cluster,
     assert len(context.pop.check_points) == 1 and context.topics.get("%DLQ%g") is None
     is_full[0] = False
     assert [one.body for one in await revived(cluster, 3)] == [b"a", b"b", b"c"]
-    told = [record.getMessage() for record in caplog.records if "cannot come again yet" in record.getMessage()]
-    assert told == [f"popped messages cannot come again yet: {status.value} full"]
+    told = [record.getMessage() for record in caplog.records if "cannot be redelivered yet" in record.getMessage()]
+    assert told == [f"popped messages cannot be redelivered yet: {status.value} full"]
 
 
 async def test_a_lowered_message_size_does_not_keep_what_was_accepted_from_coming_again(tmp_path):

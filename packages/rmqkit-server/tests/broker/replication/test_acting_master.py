@@ -469,7 +469,7 @@ def test_a_member_that_does_not_answer_is_asked_again_and_left_after_a_while(tmp
         group.members_known = {1: group.master.address}  # it refuses whatever it has no answer for
         await group.pre_online().run()
         assert len(group.master.asked(EXCHANGE)) == 3
-        assert f"registering without what the others did: {group.master.address}" in caplog.text
+        assert f"registering without the progress of the others: {group.master.address}" in caplog.text
 
     on_group(scenario, tmp_path, broker_id=0, role=BrokerRole.ASYNC_MASTER)
 

@@ -359,7 +359,7 @@ async def test_a_master_that_speaks_first_is_not_listened_to(tmp_path, caplog):
         await master.link(2)
         assert slave.may_serve
         assert slave.store.max_physical_offset == 0
-    assert "speaks before" in caplog.text
+    assert "sent data before" in caplog.text
 
 
 async def test_a_silent_master_is_left(tmp_path, caplog):
@@ -675,7 +675,7 @@ async def test_a_slave_that_is_ahead_waits_for_its_master(tmp_path, caplog):
         assert slave.is_diverged and slave.divergence is None and not slave.may_serve
         assert all(link.reports == [] for link in master.links)
         (told,) = warnings(caplog)
-        assert f"goes on to {slave.store.max_physical_offset}" in told
+        assert f"the own log ends at {slave.store.max_physical_offset}" in told
         assert f"ends at {master.store.max_physical_offset}" in told
         fill(master.store, 10, start=20, born_timestamp=6)  # the same messages again
         fill(master.store, 5)

@@ -283,7 +283,7 @@ async def test_records_of_a_topic_that_a_dead_master_did_not_tell_of_get_ordinar
                     await asyncio.sleep(0.002)
             assert not slave.sync.is_batch_topic("T")
             assert slave.topics.get("T") == TopicConfig("T", 16, 16)
-    assert caplog.text.count("topic T gets ordinary queues: the master left before it told of the topic") == 1
+    assert caplog.text.count("topic T gets ordinary queues: the master left before it sent the topic") == 1
 
 
 async def close_it(reader, writer):

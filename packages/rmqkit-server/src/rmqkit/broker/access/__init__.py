@@ -1,1 +1,1 @@
-"""Users, their policies, and the right that each request needs."""
+"""Users, their policies, and the rights that requests need."""

@@ -1,9 +1,9 @@
 """Authorization of known users (``AclAuthorizationHandler``): the broker refuses a request unless a policy of its user
 allows everything that the request needs (`rmqkit.rights`). Super users and the broker's own requests need no policy.
 
-Each need of a request is judged once, even if its body or header names it several times. The index of the user's
-policies (`PolicyIndex`) is valid until policies change. The record at a physical offset counts as a message only if its
-queue contains it, because a body may look like a record.
+Each need of a request is checked once, even if its body or header contains it several times. The index of the user's
+policies (`PolicyIndex`) is valid until policies change. The record at a physical offset is accepted as a message only
+if its queue contains it, because a body may look like a record.
 
 Loop only. Source: behaviour.md §9.8.
 """
@@ -24,9 +24,9 @@ _PUBLISHES = frozenset(["Pub"])
 
 
 class Authorization:
-    """Judges requests by the policies of an `AccessTable`.
-    ``cluster``: whose resource the broker is; ``inner``: the name in brokers' own requests, if they are signed;
-    ``white_list``: codes of requests that need no right; ``message_at``: of the broker's store."""
+    """The authorization of requests by the policies of an `AccessTable`.
+    ``cluster``: the cluster of the broker, a resource; ``inner``: the user name in brokers' own requests, if they are
+    signed; ``white_list``: codes of requests that need no right; ``message_at``: reads a message of the store."""
 
     def __init__(
         self,
@@ -47,10 +47,10 @@ class Authorization:
     def refusal(
         self, user: str | None, fields: Mapping[str, str], command: Command, addresses: Sequence[str]
     ) -> str | None:
-        """The reference's remark for a request that is not allowed, or None.
-        ``user``: who signed it; None: nobody did, or nobody had to. ``fields``: its extFields.
-        ``addresses``: the peer's and its balancer's: policies have to allow it from each."""
-        # As the reference: a request without fields names nothing that a right could be needed for.
+        """Return the reference's remark for a request that is not allowed, or None.
+        ``user``: the user that signed it; None: it is unsigned, or needs no signature. ``fields``: its extFields.
+        ``addresses``: those of the peer and of its balancer: policies have to allow the request from each."""
+        # As in the reference, a request without fields needs no right.
         if command.code in self._white_list or not fields or self._is_free(user):
             return None
         try:
@@ -62,13 +62,13 @@ class Authorization:
     def grpc_refusal(
         self, user: str | None, wanted: Iterable[tuple[Resource, Actions]], addresses: Sequence[str]
     ) -> str | None:
-        """The reference's remark for a call of gRPC that is not allowed, or None."""
+        """Return the reference's remark for a gRPC call that is not allowed, or None."""
         return None if self._is_free(user) else self._first_refusal(user, wanted, addresses)
 
     def _first_refusal(
         self, user: str | None, wanted: Iterable[tuple[Resource, Actions]], addresses: Sequence[str]
     ) -> str | None:
-        # The user is looked up with the first need: what needs no right is let in, whoever asks.
+        # Look the user up with the first need: a request that needs no right is allowed for every user.
         index: PolicyIndex | None = None
         for resource, actions in wanted:
             if index is None:
@@ -83,7 +83,7 @@ class Authorization:
         return None
 
     def may_publish(self, user: str | None, topic: str, addresses: Sequence[str]) -> bool:
-        """Return True if a user may see a message to a topic that one of its producers sent."""
+        """Return True if a user may see the messages that producers send to a topic."""
         if self._is_free(user):
             return True
         if user is None or user not in self._access.users:
@@ -93,25 +93,25 @@ class Authorization:
     def _is_free(self, user: str | None) -> bool:
         if user is None:
             return False
-        # The inner name goes before a user of that name: operators cannot take brokers' rights away by mistake.
+        # The inner name takes precedence over a user of that name: operators cannot revoke brokers' rights by mistake.
         known = self._access.users.get(user)
         return user == self._inner or (known is not None and known.user_type == SUPER)
 
     def _index(self, user: str) -> PolicyIndex:
-        # By identity: the table is replaced with every change, so nobody has to be notified.
+        # Compare by identity: every change replaces the table.
         if self._indexed is not self._access.acls:
             self._indexes, self._indexed = {}, self._access.acls
         index = self._indexes.get(user)
         if index is None:
-            # Only of users that exist, which was looked at before: made up names would fill it.
+            # The callers have checked that the user exists: invented names would fill the table.
             index = self._indexes[user] = PolicyIndex(user, self._indexed.get(f"User:{user}"))
         return index
 
 
 def message_at(store: MessageStore, physical_offset: int) -> Record | None:
-    """The message at a physical offset, None where none begins.
-    Raises NotReadable: it is none, or its queue does not know it (yet), or knows another one of that number."""
-    store.dispatch()  # what was put in this tick has no queue entry yet, and would be refused
+    """Return the message at a physical offset, or None if no record begins there.
+    Raises NotReadable: it is not a message, or its queue does not (yet) have it, or has another one at its offset."""
+    store.dispatch()  # otherwise messages of this tick have no queue entry yet, and would be refused
     raw = store.log.record_at(physical_offset) if physical_offset >= 0 else None
     try:
         record = None if raw is None else decode_record(raw)

@@ -1,11 +1,10 @@
-"""Users and what they may do (``LocalAuthenticationMetadataProvider``, ``LocalAuthorizationMetadataProvider``), kept in
-``config/access.json``, which its owner alone may read: it holds the users' secrets.
+"""Users and their policies (``LocalAuthenticationMetadataProvider``, ``LocalAuthorizationMetadataProvider``), stored in
+``config/access.json``, which only its owner may read, because it contains the users' secrets.
 
-The reference keeps both in RocksDB databases; this file is our own. A change is on the disk before it is answered.
-Codes 3001 to 3010 read and change them (``AdminBrokerProcessor``; `mqadmin createUser`, ``createAcl`` and the like):
-whoever may change the server may change them, and alone may read users, whose secrets are in the answer.
-Who is refused for policies: `rmqkit.broker.access.policies`. Loop only. Source: behaviour.md §9.8; remoting.md §4.4.1,
-§6.4.14.
+The reference stores both in RocksDB databases; this file is rmqkit's own. A change is on the disk before its answer.
+Codes 3001 to 3010 read and change them (``AdminBrokerProcessor``; `mqadmin createUser`, ``createAcl`` and the like).
+Only clients that may change the server may change them, and may read users, whose secrets are in the answer.
+`rmqkit.broker.access.policies` checks requests. Loop only. Source: behaviour.md §9.8; remoting.md §4.4.1, §6.4.14.
 """
 
 from __future__ import annotations
@@ -55,8 +54,8 @@ class _Stored(Struct):
 
 
 class AccessTable:
-    """Users by name, and the policies of each subject, ``User:<name>``. What cannot be done raises PeerRefused with the
-    reference's code and remark. ``address``: of this broker, for these refusals."""
+    """Users by name, and the policies of each subject, ``User:<name>``. A change that is refused raises PeerRefused
+    with the reference's code and remark. ``address``: the address of this broker, for these refusals."""
 
     def __init__(self, folder: Path, address: str) -> None:
         self._file = JsonFile(folder / "access.json", mode=_OWNER_ALONE)
@@ -68,22 +67,22 @@ class AccessTable:
 
     @property
     def users(self) -> Mapping[str, UserInfo]:
-        """All users with their secrets, to be read only; another mapping after every change."""
+        """All users with their secrets, read-only; another mapping after every change."""
         return self._stored.users
 
     @property
     def acls(self) -> Mapping[str, AclInfo]:
-        """The policies of each subject, to be read only; another mapping after every change."""
+        """The policies of each subject, read-only; another mapping after every change."""
         return self._stored.acls
 
     def add(self, user: UserInfo) -> None:
-        """Create the configuration's first user; one that is there stays as operators made it."""
+        """Create the first user of the configuration, unless the user exists."""
         if user.username and user.username not in self.users:
             self._save(self._stored.users | {user.username: user}, self._stored.acls)
 
     def create_user(self, name: str, user: UserInfo, asker: str = "") -> None:
-        """Create a user, who is ``Normal`` and ``enable`` by default. Refused: no secret, or it exists.
-        Here and below ``asker`` is who signed the request: only super users look after super users."""
+        """Create a user, by default with ``Normal`` and ``enable``. Refused: no secret, or the user exists.
+        Here and below ``asker`` is the user that signed the request: only super users may change super users."""
         self._refuse_super(user.user_type, asker, "create", ResponseCode.SYSTEM_ERROR)
         self._refuse(not user.password, "password can not be blank")
         self._refuse(name in self.users, "The user is existed")
@@ -96,12 +95,12 @@ class AccessTable:
         self._save(self._stored.users | {name: made}, self._stored.acls)
 
     def update_user(self, name: str, user: UserInfo, asker: str = "") -> None:
-        """Change what is given of a user. Refused: there is none."""
+        """Change the given fields of a user. Refused: the user does not exist."""
         self._refuse_super(user.user_type, asker, "update", ResponseCode.SYSTEM_ERROR)
         former = self.users.get(name)
         self._refuse(former is None, "The user is not exist")
-        assert former is not None, "just looked at"
-        # Twice: neither may a normal user make a super user, nor change one.
+        assert former is not None, "the user exists"
+        # Check the old type, too: a normal user may neither create nor change a super user.
         self._refuse_super(former.user_type, asker, "update")
         changed = UserInfo(
             username=name,
@@ -112,22 +111,22 @@ class AccessTable:
         self._save(self._stored.users | {name: changed}, self._stored.acls)
 
     def delete_user(self, name: str, asker: str = "") -> None:
-        """Forget a user and its policies; an unknown one is fine. Refused: no name."""
+        """Remove a user and its policies, if it exists. Refused: no name."""
         self._refuse(not name, "username can not be blank")
         if name in self.users:
             self._refuse_super(self.users[name].user_type, asker, "update")
             subject = f"{_USER}:{name}"
-            # With its policies: they would be the next user's of that name.
+            # With its policies: otherwise the next user of that name would have them.
             users = {key: user for key, user in self.users.items() if key != name}
             self._save(users, {key: acl for key, acl in self._stored.acls.items() if key != subject})
 
     def users_like(self, part: str) -> list[UserInfo]:
-        """Users whose name has a part, in the order of their names."""
+        """Return the users whose name contains a text, in the order of their names."""
         return [user for name, user in sorted(self.users.items()) if part in name]
 
     def put_acl(self, subject: str, policies: Sequence[AclPolicy]) -> None:
-        """Create or change policies: an entry about a resource replaces the former one about it.
-        Refused: an unknown subject, an entry without resource, action or decision, or with an unreadable network, and
+        """Create or change policies: an entry replaces the former entry for the same resource.
+        Refused: an unknown subject, an entry without resource, action or decision, or with an invalid network, and
         more entries or networks than the loop has time for."""
         key = self._subject(subject, f"The subject of {subject} is not exist.", policies)
         former = self._stored.acls.get(key, AclInfo())
@@ -138,19 +137,19 @@ class AccessTable:
         merged = {policy.policy_type: {entry.resource: entry for entry in policy.entries} for policy in former.policies}
         for policy in policies:
             policy_type = _known(policy.policy_type, _POLICY_TYPES) or _POLICY_TYPES[0]
-            # Before anything is saved: one bad entry refuses the whole request.
+            # Check before the save: one invalid entry refuses the whole request.
             self._refuse(not policy.entries, "The policies is empty.")
             merged.setdefault(policy_type, {}).update((entry.resource, entry) for entry in self._entries(policy))
         self._refuse_many(sum(map(len, merged.values())), _ENTRIES_OF_SUBJECT_MAX, f"entries of {key}")
         self._set_acl(key, merged)
 
     def delete_acl(self, subject: str, policy_type: str | None, resource: str | None) -> None:
-        """Remove what one policy (``Custom`` by default) says of a resource; without a resource, all of a subject.
-        Refused: an unknown subject, nothing to remove, or a resource that is none: the reference forgets all then."""
+        """Remove a policy's (``Custom`` by default) entry for a resource; without a resource, all of a subject's.
+        Refused: an unknown subject, nothing to remove, or an invalid resource (the reference removes all then)."""
         key = self._subject(subject, "The subject is not exist.")
         acl = self._stored.acls.get(key)
         self._refuse(acl is None, "The acl is not exist.")
-        assert acl is not None, "just looked at"
+        assert acl is not None, "the subject has policies"
         if resource is None:
             self._set_acl(key, {})
             return
@@ -168,7 +167,7 @@ class AccessTable:
         self._set_acl(key, kept)
 
     def acl(self, subject: str) -> AclInfo | None:
-        """The policies of a subject, None without any. Refused: an unknown subject."""
+        """Return the policies of a subject, or None. Refused: an unknown subject."""
         return self._stored.acls.get(self._subject(subject, "The subject is not exist."))
 
     def acls_like(self, subject_part: str, resource_part: str) -> Iterator[AclInfo]:
@@ -187,7 +186,7 @@ class AccessTable:
     def _refuse_super(
         self, user_type: str | None, asker: str, verb: str, code: int = ResponseCode.NO_PERMISSION
     ) -> None:
-        # Who is no user may: that is the broker's own signature, or signatures are not asked for at all.
+        # Allow requests without a user: either a broker signed them, or signatures are not required.
         is_normal = asker in self.users and self.users[asker].user_type != SUPER
         if is_normal and _known(user_type, _USER_TYPES) == SUPER:
             raise PeerRefused(code, f"The super user can only be {verb} by super user", self._address)
@@ -197,7 +196,7 @@ class AccessTable:
             raise PeerRefused(ResponseCode.SYSTEM_ERROR, f"{count} {what}: at most {limit} are kept", self._address)
 
     def _subject(self, subject: str, unknown: str, policies: Sequence[AclPolicy] | None = None) -> str:
-        """The key of a subject whose user exists."""
+        """Return the key of a subject whose user exists."""
         kind, colon, name = subject.partition(":")
         is_subject = bool(colon) and kind.lower() == _USER.lower()
         if policies is not None and not is_subject:
@@ -219,7 +218,7 @@ class AccessTable:
             self._refuse(not all(map(_is_network, entry.source_ips or ())), "The source ip is invalid.")
             decision = _known(entry.decision, _DECISIONS)
             self._refuse(decision is None, "The decision is null or illegal.")
-            assert resource is not None, "just looked at"
+            assert resource is not None, "the resource is valid"
             yield AclEntry(resource=resource, actions=actions, source_ips=entry.source_ips or None, decision=decision)
 
     def _refuse(self, is_wrong: bool, remark: str) -> None:
@@ -235,15 +234,15 @@ class AccessTable:
                 if entries
             ],
         )
-        # New tables, never the old ones changed: who authorizes a request meanwhile, and caches by identity, sees all
-        # of a change or nothing of it.
-        assert subject.startswith(f"{_USER}:"), f"policies are kept by user, not for {subject}"
+        # Replace the tables instead of changing them: an authorization, which caches by identity, sees the old tables
+        # or the new ones, never a mixture.
+        assert subject.startswith(f"{_USER}:"), f"the subject {subject} is a user"
         others = {key: value for key, value in self._stored.acls.items() if key != subject}
         self._save(self._stored.users, others | ({subject: acl} if acl.policies else {}))
 
     def _save(self, users: dict[str, UserInfo], acls: dict[str, AclInfo]) -> None:
         stored = _Stored(users, acls)
-        self._file.save(msgspec.to_builtins(stored))  # first: a right that a crash takes back was never given
+        self._file.save(msgspec.to_builtins(stored))  # first: no right is in force that a crash can lose
         self._stored = stored
 
 
@@ -253,7 +252,7 @@ def _known(text: str | None, names: Sequence[str]) -> str | None:
 
 
 def _resource(text: str | None) -> str | None:
-    """``Topic:orders``, ``Group:a*`` or ``*`` as it is kept; None when it is none."""
+    """Return a resource in its stored form: ``Topic:orders``, ``Group:a*`` or ``*``; None if it is invalid."""
     if not text:
         return None
     kind, colon, name = text.partition(":")
@@ -277,7 +276,7 @@ T = TypeVar("T")
 
 
 class AccessContext(Protocol):
-    """The parts of the broker that requests about users and policies may touch."""
+    """The parts of the broker that requests about users and policies use."""
 
     access: AccessTable
     identity: OwnAddress
@@ -285,7 +284,7 @@ class AccessContext(Protocol):
 
 
 class AccessHandlers(Handlers[AccessContext]):
-    """Answers operators who look after users."""
+    """The handlers of requests about users and policies."""
 
     def __init__(self, context: AccessContext) -> None:
         super().__init__(context)
@@ -308,7 +307,7 @@ class AccessHandlers(Handlers[AccessContext]):
 
     @answers(RequestCode.AUTH_GET_USER, admins_only=True)
     def user(self, connection: Connection, command: Command) -> Command:
-        """One user; nothing for an unknown one."""
+        """Return a user; an empty body for an unknown one."""
         found = self._access.users.get(self._username(command))
         return reply(command, body=b"" if found is None else msgspec.json.encode(found))
 
@@ -320,7 +319,7 @@ class AccessHandlers(Handlers[AccessContext]):
     @answers(RequestCode.AUTH_CREATE_ACL, admins_only=True)
     @answers(RequestCode.AUTH_UPDATE_ACL, admins_only=True)
     def put_acl(self, connection: Connection, command: Command) -> Command:
-        """Create and change are one: what is there of a subject stays, but for the same resources."""
+        """Create or change entries of a subject. Its entries for other resources stay."""
         acl = self._body(command, AclInfo)
         if not acl.policies:
             raise self._refused(ResponseCode.SYSTEM_ERROR, "The body of acl is null")
@@ -335,7 +334,7 @@ class AccessHandlers(Handlers[AccessContext]):
 
     @answers(RequestCode.AUTH_GET_ACL)
     def acl(self, connection: Connection, command: Command) -> Command:
-        """The policies of one subject; nothing when it has none."""
+        """Return the policies of a subject; an empty body if it has none."""
         found = self._access.acl(decode_fields(command).get("subject", ""))
         return reply(command, body=b"" if found is None else msgspec.json.encode(found))
 
@@ -361,10 +360,10 @@ class AccessHandlers(Handlers[AccessContext]):
 
 
 def _asker(command: Command) -> str:
-    """Return the user that signed a request, or "". Signatures are needed only if the broker demands them."""
+    """Return the user that signed a request, or "". Signatures are needed only if the broker requires them."""
     return decode_fields(command).get(ACCESS_KEY, "")
 
 
 def _list(values: Sequence[object]) -> bytes:
-    """A JSON array; nothing in place of an empty one, as the reference answers."""
+    """Return a JSON array, or nothing instead of an empty one, as the reference does."""
     return msgspec.json.encode(values) if values else b""

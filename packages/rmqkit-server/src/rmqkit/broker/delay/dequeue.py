@@ -67,14 +67,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Due:
-    """A slot under delivery.
+    """The slot that is being delivered.
 
     Attributes:
-        next_unit: the position up to which its chain was not walked yet.
-        positions: of its messages, newest first; those delivered are taken off the end.
-        done: those taken off.
-        deleted: unique keys behind their topic and a ``+``.
-        markers: how many markers there are for topics, by hash; each was counted off when it came.
+        next_unit: the position of the next unit of its chain to read.
+        positions: the positions of its messages, newest first; delivered messages are removed from the end.
+        done: the removed positions.
+        deleted: the topic, a ``+`` and the unique key of each recalled message.
+        markers: the number of markers by topic hash. Each was subtracted from the count of its topic on arrival.
     """
 
     time_ms: int
@@ -87,7 +87,7 @@ class _Due:
 
 @dataclass(slots=True)
 class _Ready:
-    """A message that is due as it is to be put. ``topic``: for which it is counted; ``is_roll``: whether it stays."""
+    """A due message to put. ``topic``: its real topic, for the counts; ``is_roll``: whether it stays timed."""
 
     message: InnerMessage
     topic: str
@@ -95,7 +95,7 @@ class _Ready:
 
 
 class Dequeue:
-    """Delivers what is due on the wheel of a timer."""
+    """The delivery of the due messages of a timer."""
 
     def __init__(self, state: TimerState, store: MessageStore, clock: Clock, destination: Destination) -> None:
         self._state = state
@@ -111,16 +111,16 @@ class Dequeue:
 
     @property
     def delivered(self) -> Sequence[int]:
-        """The units of the second under delivery that are done."""
+        """The positions of the units that were delivered of the current second."""
         return self._due.done if self._due is not None else ()
 
     async def run(self, until_ms: float) -> bool:
-        """Deliver for a while. Return whether there is more. Raises Refused: a message needs another try.
-        Raises Broken: a unit or its record is not where it has to be; nothing is lost if all is rebuilt."""
+        """Deliver for a while. Return whether there is more. Raises Refused: a message has to be retried.
+        Raises Broken: a unit or its record is missing; rebuilding timer log and wheel loses no message."""
         while (due := self._next(until_ms)) is not None:
             if due:
                 handed = await self._destination.put([None if one is None else one.message for one in due])
-                # Messages after the first that is not stored are delivered again, also those that another broker has.
+                # Messages after the first that is not stored are delivered again, even if another broker stored them.
                 if passed := handed.passed:
                     self._done(due[:passed])
                 if handed.failure is not None:
@@ -130,7 +130,7 @@ class Dequeue:
         return False
 
     def deliver_at_once(self, record: Record) -> None:
-        """Store a message here that is due before it was on the wheel. Raises Refused: it needs another try."""
+        """Store a message here that is due before it was on the wheel. Raises Refused: it has to be retried."""
         ready = None if self._is_changed(record) else self._ready(record, _AT_ONCE, is_roll=False)
         self._changed.discard(record.physical_offset)
         if ready is not None:
@@ -141,8 +141,8 @@ class Dequeue:
     # ---- finding
 
     def _next(self, until_ms: float) -> list[_Ready | None] | None:
-        """The next messages of one second, None in the place of those not to be delivered; nothing when the time is up.
-        None when all seconds that are over were delivered."""
+        """Return the next messages of one second, with None for each that is not delivered. Return an empty list when
+        the time is up, and None when all seconds that are over were delivered."""
         state, looks = self._state, 0
         while (due := self._due) is None:
             if state.read_ms >= state.write_ms:
@@ -163,11 +163,11 @@ class Dequeue:
         return self._found(due, due.positions[: -_RUN - 1 : -1])
 
     def _walk(self, due: _Due, until_ms: float) -> bool:
-        """Go along a slot's chain; whether its end was reached."""
+        """Read a slot's chain. Return whether its end was reached."""
         log, count = self._state.files.log, 0
         while due.next_unit != NONE:
             unit = log.unit(due.next_unit)
-            # A chain that goes forward, or into another second, is damage: followed, it would never end.
+            # A chain that goes forward, or into another second, is damaged: it might never end.
             if unit is None or unit.time_ms != due.time_ms or unit.previous >= due.next_unit:
                 if due.next_unit >= log.queue.min_offset:
                     if self._state.may_begin_anew(due.time_ms):
@@ -176,7 +176,7 @@ class Dequeue:
                 due.next_unit = NONE
                 break
             if not unit.is_delete or not self._delete(due, unit):
-                assert not due.positions or due.next_unit < due.positions[-1], "a chain goes back in the log"
+                assert not due.positions or due.next_unit < due.positions[-1], "the positions of a chain descend"
                 due.positions.append(due.next_unit)
             due.next_unit = unit.previous
             count += 1
@@ -185,8 +185,8 @@ class Dequeue:
         return True
 
     def _delete(self, due: _Due, unit: Unit) -> bool:
-        """Note what a marker deletes; False when its record is none, but a message."""
-        # A bit of the unit is not enough to drop a message: the record has to say so, too.
+        """Record which message a marker deletes. Return False if the unit's record is a message, not a marker."""
+        # The bit of the unit is not enough to drop a message: the record has to be a marker, too.
         record = self._state.record(unit.physical_offset, unit.size)
         key = None if record is None else find_property(record.properties, _DELETE_KEY)
         if record is not None and key is None:
@@ -229,7 +229,7 @@ class Dequeue:
         return ready
 
     def _is_changed(self, record: Record) -> bool:
-        """Return True if a body is not the one that was stored: it would get a CRC that says so. Logged once."""
+        """Return True if a body does not match its CRC: a copy would get a new CRC. Log each such message once."""
         if record.has_sound_body or not self._store.checks_bodies:
             return False
         if record.physical_offset not in self._changed:
@@ -246,7 +246,7 @@ class Dequeue:
         key = find_property(record.properties, _UNIQ_KEY)
         return key is not None and _deleted_name(record, key) in due.deleted
 
-    # ---- what is put
+    # ---- messages to put
 
     def _ready(self, record: Record, enqueued_ms: int, *, is_roll: bool) -> _Ready | None:
         """Return a message for its destination, or for the timer topic again; None if it has no destination."""
@@ -254,19 +254,20 @@ class Dequeue:
         if place is None:
             return None
         enqueued, dequeued = str(enqueued_ms), str(self._clock.now_ms())
-        # REAL_TOPIC, REAL_QID and TIMER_OUT_MS stay in the copy, as at the reference. By the last, and by
-        # TIMER_DEQUEUE_MS, a survey knows what was delivered.
+        # REAL_TOPIC, REAL_QID and TIMER_OUT_MS stay in the copy, as in the reference. A survey recognizes delivered
+        # messages by TIMER_OUT_MS and TIMER_DEQUEUE_MS.
         changes: dict[str, str | None] = {"TIMER_ENQUEUE_MS": enqueued, "TIMER_DEQUEUE_MS": dequeued}
         if is_roll:
             times = find_property(record.properties, _ROLL_TIMES) or b"0"
             changes["TIMER_ROLL_TIMES"] = str(int(times) + 1 if times.isdigit() else 1)
             message = message_from(record, topic=TIMER_TOPIC, queue_id=0, changes=changes)
             if len(message.properties) > self._store.properties_bytes_max:
-                # It fitted when it was stored. What it asked for is in TIMER_OUT_MS by now, and takes more bytes.
+                # TIMER_OUT_MS has the requested time by now, so drop the properties that requested it: they take more
+                # bytes than TIMER_ROLL_TIMES.
                 changes = {"TIMER_ROLL_TIMES": changes["TIMER_ROLL_TIMES"], **dict.fromkeys(TIMER_NAMES)}
                 message = message_from(record, topic=TIMER_TOPIC, queue_id=0, changes=changes)
-        # One that was parked before has these names already, and a property CRC is that of the old string: neither may
-        # stay.
+        # Replace the properties that a rolled message has already, and drop a property CRC, which is that of the old
+        # string.
         elif _has_new_name(record.properties) or not record.properties.endswith(b"\x02"):
             message = message_from(record, topic=place[0], queue_id=place[1], changes=changes)
         else:  # the same, at a third of the cost
@@ -274,25 +275,25 @@ class Dequeue:
             added = f"TIMER_ENQUEUE_MS\x01{enqueued}\x02TIMER_DEQUEUE_MS\x01{dequeued}\x02"
             message.string = in_stored_order(record.properties + added.encode())
         if not is_roll and len(message.properties) > self._store.properties_bytes_max:
-            # TIMER_DEQUEUE_MS is what a survey needs. The properties that go take more bytes: 41 and more for its 31.
+            # A survey needs TIMER_DEQUEUE_MS, 31 bytes. The dropped properties have at least 41.
             changes = {**dict.fromkeys(_NOT_NEEDED), "TIMER_DEQUEUE_MS": dequeued}
             message = message_from(record, topic=place[0], queue_id=place[1], changes=changes)
         return _Ready(message, place[0], is_roll)
 
     def _sent_again(self, record: Record) -> _Ready | None:
-        """A message that is not due yet as its producer would send it to another broker, for the same second."""
+        """Return a message that is not due yet in the form that a producer sends, for the same second."""
         place, time = self._destination.place_of(record), find_property(record.properties, b"TIMER_OUT_MS")
         if place is None or time is None:
             return None
         changes: dict[str, str | None] = dict.fromkeys((*TIMER_NAMES, property_names.TIMER_OUT_MS))
-        # One slot on: the other broker takes 1 ms off and rounds down, which comes to the same second.
+        # One slot later: the other broker subtracts 1 ms and rounds down, which leads to the same second.
         changes[property_names.TIMER_DELIVER_MS] = str(int(time) + self._state.precision_ms)
         return _Ready(message_from(record, topic=place[0], queue_id=place[1], changes=changes), place[0], is_roll=True)
 
     # ---- after delivery
 
     def _done(self, group: list[_Ready | None]) -> None:
-        """Take messages off the second that is delivered, the oldest of it."""
+        """Remove the oldest messages of the current second, which were delivered."""
         due = self._due
         assert due is not None, "a second is being delivered"
         taken = zip(group, due.positions[: -len(group) - 1 : -1], strict=True)
@@ -301,7 +302,7 @@ class Dequeue:
             self._state.count_gone(gone - due.markers)
             due.markers -= gone
         due.done.extend(due.positions[-len(group) :])
-        # Behind the put: a refusal in between leaves them, and they are put again.
+        # After the put: messages that are refused stay and are put again.
         del due.positions[-len(group) :]
         topics = Counter([one.topic for one in group if one is not None])
         self._state.dequeued.update(topics)
@@ -310,8 +311,8 @@ class Dequeue:
             self._end_second()
 
     def _left_out(self, due: _Due, position: int) -> int | None:
-        """The hash of the topic of a unit whose record was deleted in time or changed on the disk, or delivered by
-        another broker."""
+        """Return the topic hash of a unit if its record is deleted, damaged, or was delivered by another broker; else
+        None."""
         state = self._state
         unit = state.files.log.unit(position)
         is_left_out = unit is not None and (
@@ -327,14 +328,14 @@ class Dequeue:
     def _end_second(self) -> None:
         due, self._due = self._due, None
         assert due is not None, "a second is being delivered"
-        assert not due.positions, "all of the second is delivered"
+        assert not due.positions, "all messages of the second are delivered"
         self._state.end_second(due.time_ms)
 
 
 def _deleted_name(record: Record, key: bytes) -> bytes:
     """Return topic and unique key, which a marker and its message share.
 
-    A marker names the key alone, or its own topic and the key. It never names a message of another topic, because its
+    A marker has the key alone, or its own topic and the key. It never matches a message of another topic, because its
     sender may have no permission there.
     """
     topic = (find_property(record.properties, _REAL_TOPIC) or b"") + b"+"

@@ -1,11 +1,11 @@
 """The place that due messages are delivered to: the broker's own log, or another broker's master.
 
 =======================  ==============================================================================================
-REAL_TOPIC, REAL_QID     name the topic and the queue; a message without them is dropped and logged
-master                   stores the messages in its log at once, a run of one sender with one write
-acting master            has no log to store messages in: it sends them to other brokers (`RemotePut`), all of a batch
-                         concurrently
-can never be stored      goes to `DeadLetters`: the reference tries it for ever and holds up the messages after it
+REAL_TOPIC, REAL_QID     have the topic and the queue; a message without them is dropped and logged
+master                   stores the messages in its log at once, consecutive messages of one sender with one write
+acting master            has no log to store messages in: it sends all messages of a batch concurrently to other brokers
+                         (`RemotePut`)
+can never be stored      goes to `DeadLetters`: the reference retries it for ever and holds up the messages after it
 =======================  ==============================================================================================
 
 The delivery loops of the delay levels and of the timer are written once, as coroutines. `Destination.put` is the only
@@ -56,8 +56,8 @@ class Handed:
     """The result of handing a batch to a destination.
 
     Attributes:
-        stored: for each message, whether it needs no further try.
-        failure: why a message needs one; None when all are stored.
+        stored: for each message, whether it is done and need not be retried.
+        failure: why a message has to be retried; None if all are done.
     """
 
     stored: list[bool]
@@ -65,19 +65,19 @@ class Handed:
 
     @property
     def passed(self) -> int:
-        """The number of messages before the first that needs another try."""
+        """The number of messages before the first that has to be retried."""
         return sum(takewhile(bool, self.stored))
 
 
 class Destination:
-    """Stores due messages in their real topics, here or at other brokers.
+    """The real topics of due messages, here or at other brokers.
 
     Args:
         kind: the name of these messages in logs.
-        dead_letters: store messages that can never be stored; None makes dead letters without a table of topics.
+        dead_letters: receives messages that can never be stored; None makes dead letters without a table of topics.
 
     Attributes:
-        remote_put: sends a message to another broker; None where the own log stores messages.
+        remote_put: sends a message to another broker; None if the own log stores messages.
         end_offset: the end of the last message that was stored in the own log.
     """
 
@@ -98,7 +98,7 @@ class Destination:
         return self.remote_put is not None
 
     def place_of(self, record: Record, *, forbidden: bytes | None = None) -> tuple[str, int] | None:
-        """Return the topic and queue that a message is for; None if it names none, or the ``forbidden`` topic."""
+        """Return the real topic and queue of a message; None if it has none, or has the ``forbidden`` topic."""
         topic = find_property(record.properties, _REAL_TOPIC)
         queue_id = find_property(record.properties, _REAL_QUEUE_ID)
         if topic is None or queue_id is None or not queue_id.isdigit() or topic == forbidden:
@@ -111,7 +111,7 @@ class Destination:
     # ---- delivery loops
 
     def run(self, delivery: Coroutine[Any, Any, None], name: str) -> None:
-        """Run a delivery loop: to its end at once where messages are stored here, otherwise in a task."""
+        """Run a delivery loop: to its end at once if messages are stored here, otherwise in a task."""
         if self.is_remote:
             self._tasks.start(delivery, name)
             return
@@ -128,10 +128,10 @@ class Destination:
     # ---- messages
 
     async def put(self, messages: Sequence[InnerMessage | None]) -> Handed:
-        """Store messages here at once, or send them to other brokers. None stands for a message that needs nothing."""
+        """Store messages here at once, or send them to other brokers. None is a message that is not delivered."""
         if self.remote_put is not None:
             return await self._send(messages, self.remote_put)
-        # One wake-up of readers for all of them: a put alone would run the listeners.
+        # Wake the readers once for all messages: each single put would run the listeners.
         with self._store.batch():
             return self.put_here(messages)
 
@@ -169,8 +169,8 @@ class Destination:
         return True
 
     def _put_one(self, message: InnerMessage) -> None:
-        """Store a message, in the dead letters if its topic can never accept it. Raises Refused: to be tried again.
-        Raises StoreUnavailable: the same."""
+        """Store a message, in the dead letters if its topic can never accept it.
+        Raises Refused, StoreUnavailable: the message has to be retried."""
         put = self._store.put(message)
         if is_hopeless(put):
             refused = self._dead_letters.put(message, put, self._kind)
@@ -183,7 +183,7 @@ class Destination:
 
     def _stored(self, message: InnerMessage, put: PutResult) -> None:
         self.end_offset = put.end_offset
-        # A message that is parked again in the timer topic is not delivered yet.
+        # A message that goes to the timer topic again is not delivered yet.
         if self._on_delivered is not None and message.topic != TIMER_TOPIC:
             self._on_delivered(message, put)
 
@@ -192,12 +192,12 @@ class Destination:
         answers = iter(await asyncio.gather(*(remote_put(message) for message in messages if message is not None)))
         stored = [message is None or next(answers) for message in messages]
         refused = stored.count(False)
-        failure = Refused(f"{refused} of {len(stored)} messages are not put at another broker") if refused else None
+        failure = Refused(f"{refused} of {len(stored)} messages were not stored by another broker") if refused else None
         return Handed(stored, failure)
 
 
 def _alike(message: InnerMessage | None) -> tuple[bytes, bytes, bool] | None:
-    """Return the facts that messages stored with one write have in common."""
+    """Return the values that messages stored with one write have in common."""
     if message is None:
         return None
     return message.born_host, message.store_host, _INNER_NUM in message.properties

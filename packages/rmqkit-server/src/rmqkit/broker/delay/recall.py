@@ -1,7 +1,7 @@
-"""RECALL_MESSAGE (370): a timed message is called back before its time (``RecallMessageProcessor``).
+"""RECALL_MESSAGE (370): a producer recalls a timed message before its time (``RecallMessageProcessor``).
 
-The handle is what the answer to its send held. A *marker* for the same second is stored, with the unique key of the
-message; when the second is over, neither is delivered. The answer does not say whether there is such a message.
+The client has the handle from the answer to its send. The broker stores a *marker* for the same second with the unique
+key of the message; when the second is over, neither is delivered. The answer does not tell if the message exists.
 Off unless ``recallMessageEnable``. Source: behaviour.md §3.9; remoting.md §7.6.
 """
 
@@ -34,7 +34,7 @@ _UNAVAILABLE = "recall failed, broker service not available"
 
 
 class RecallContext(Protocol):
-    """The parts of the broker that a recall may touch."""
+    """The parts of the broker that a recall uses."""
 
     clock: Clock
     durability: Durability | None
@@ -47,7 +47,7 @@ class RecallContext(Protocol):
 
 
 class RecallHandlers(Handlers[RecallContext]):
-    """Calls timed messages back."""
+    """The handler of recalls of timed messages."""
 
     def __init__(self, context: RecallContext) -> None:
         super().__init__(context)
@@ -73,7 +73,7 @@ class RecallHandlers(Handlers[RecallContext]):
     # -- inside
 
     def _handle(self, header: RecallMessageRequest) -> RecallHandle | Refusal:
-        """The message to call back, or why not, in the reference's order."""
+        """Return the handle of the message to recall, or a refusal. The checks have the reference's order."""
         settings, now_ms = self._context.settings, self._context.clock.now_ms()
         if not settings.recall_messages:
             return ResponseCode.NO_PERMISSION, "recall failed, operation is forbidden"
@@ -104,9 +104,9 @@ class RecallHandlers(Handlers[RecallContext]):
             "BORN_TIMESTAMP": str(now_ms),
             property_names.TAGS: "_RECALL_TAG_",
             property_names.UNIQ_KEY: handle.unique_key,
-            # The key alone, as 5.4 writes it. 5.3 has topic and + before it; delivery takes both.
+            # The key alone, as 5.4 writes it. 5.3 writes topic and + before it; delivery accepts both.
             property_names.TIMER_DELETE_KEY: handle.unique_key,
-            # 1 ms on, which `Timer` takes off again: in another slot than its message's a marker deletes nothing.
+            # 1 ms later, which `Timer` subtracts: a marker has to be in the same slot as its message.
             property_names.TIMER_DELIVER_MS: str(handle.deliver_timestamp + 1),
         }
         return InnerMessage(

@@ -1,16 +1,16 @@
-"""A survey of the timer topic. It finds the messages to leave out when the topic is read from its start again.
+"""A survey of the timer topic. It finds the messages to skip when the topic is read from its start again.
 
 ================================  ===================================================================================
-left out                          sign
+skipped                           recognized by
 ================================  ===================================================================================
-an earlier stage of a long wait   a later record of the timer topic is the same message, with one more in
-                                  TIMER_ROLL_TIMES
+an earlier stage of a long wait   a later record of the same message in the timer topic, whose TIMER_ROLL_TIMES is
+                                  greater by 1
 a delivered or recalled message   with a checkpoint: time and queue offset (`TimerState.was_delivered`); without one: a
-                                  copy with TIMER_DEQUEUE_MS in its real queue; its marker here
+                                  copy with TIMER_DEQUEUE_MS in its real queue, or its marker in the timer topic
 ================================  ===================================================================================
 
 The survey reads the topic in slices of a few ms. Only timed messages wait for it. Real topic and queue, unique key and
-time identify a message; a message without a unique key is never left out.
+time identify a message; a message without a unique key is skipped only because of the checkpoint.
 Loop only. Source: store.md §18.6.
 """
 
@@ -48,15 +48,15 @@ class _Message(NamedTuple):
 
 
 class Survey:
-    """Reads what is to be read again of the timer topic.
+    """One survey of the timer topic.
 
     Args:
-        is_unset: whether nobody knows what was delivered: then it reads all of it.
+        is_unset: whether no checkpoint has the delivered time: then the survey reads the whole topic.
 
     Attributes:
-        left_out: queue offsets of the timer topic.
-        waiting: messages that are to be delivered, less those that are recalled.
-        oldest_ms: the earliest time at which something may wait; None for nothing.
+        left_out: queue offsets of the timer topic to skip.
+        waiting: the number of messages to deliver, without recalled messages.
+        oldest_ms: the earliest time for which a message may wait; None without any.
     """
 
     def __init__(self, state: TimerState, store: MessageStore, clock: Clock, *, is_unset: bool) -> None:
@@ -72,12 +72,12 @@ class Survey:
         self._due: defaultdict[_Message, list[int]] = defaultdict(list)
         self._recalled: set[_Message] = set()
         self._early: list[tuple[int, int]] = []
-        # Of now: what comes while it runs was not delivered before.
+        # Only messages stored before the survey: later messages were not delivered before.
         self._end = store.max_offset(TIMER_TOPIC, 0)
         self._steps = self._run()
 
     def run(self, until_ms: float) -> bool:
-        """Go on for a while; whether there is more to do."""
+        """Continue for a while. Return whether there is more to do."""
         return any(self._clock.monotonic_ms() >= until_ms for _ in self._steps)
 
     def _run(self) -> Iterator[None]:
@@ -92,7 +92,7 @@ class Survey:
                 record = self._state.decoded(copy, at)
                 if record is not None:
                     self._note(record)
-            assert entries[-1][0] > offset, "reading the topic comes to an end"
+            assert entries[-1][0] > offset, "each read moves the offset forward"
             offset = entries[-1][0]
             yield
         if self._is_unset:
@@ -120,7 +120,8 @@ class Survey:
         message = _Message(topic, queue_id, key, out_ms)
         rolls = find_property(properties, b"TIMER_ROLL_TIMES") or b"0"
         stage = int(rolls) if rolls.isdigit() else 0
-        # One for one: a producer that tried twice has two messages of one key, and both are to be delivered.
+        # Skip one earlier stage per record: a producer that retried has stored two messages with the same key, and both
+        # have to be delivered.
         earlier = self._stages.get((message, deleted is not None, stage - 1)) if stage else None
         if earlier:
             self._leave_out(earlier.pop(), is_marker=deleted is not None)
@@ -137,14 +138,14 @@ class Survey:
         self.waiting += 1 if is_marker else -1
 
     def _look_for_delivered(self) -> Iterator[None]:
-        """Leave out what lies in its own queue already, of all whose time is over."""
+        """Skip messages that are already in their own queue, when their delivery time has passed."""
         queues: defaultdict[tuple[bytes, bytes], int] = defaultdict(lambda: self._now_ms)
         for message, numbers in self._due.items():
             if message._replace(queue_id=b"") in self._recalled:  # a marker is for its own topic
                 for number in set(numbers) - self.left_out:
                     self._leave_out(number)
             at = message.topic, message.queue_id
-            # From where the earliest of them was due: none was delivered before its time.
+            # Read from the time of the earliest message: no message was delivered before its time.
             queues[at] = min(queues[at], int(message.out_ms))
         for (topic, queue_id), from_ms in queues.items():
             if queue_id.isdigit():

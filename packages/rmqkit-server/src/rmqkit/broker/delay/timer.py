@@ -1,17 +1,17 @@
 """Messages with a delivery time: stored in rmq_sys_wheel_timer until that second (``TimerMessageStore``).
 
-A message with TIMER_DELAY_SEC, TIMER_DELAY_MS or TIMER_DELIVER_MS is stored in queue 0 of the timer topic, its topic
-and queue in REAL_TOPIC and REAL_QID, its time in TIMER_OUT_MS. That queue is followed, each message put on the wheel
-(`rmqkit.broker.delay.wheel`); when its second is over, the slot's messages are put where they belong, in the order in
-which they came (`rmqkit.broker.delay.dequeue`). How far both are: `TimerState`.
+A message with TIMER_DELAY_SEC, TIMER_DELAY_MS or TIMER_DELIVER_MS is stored in queue 0 of the timer topic, with its
+topic and queue in REAL_TOPIC and REAL_QID, and its time in TIMER_OUT_MS. The timer reads that queue and puts each
+message on the wheel (`rmqkit.broker.delay.wheel`). When a second is over, the messages of its slot are stored in their
+real topics, in the order of their arrival (`rmqkit.broker.delay.dequeue`). `TimerState` has the positions of both.
 
 ==============================  ===================================================================================
 broker                          its timer
 ==============================  ===================================================================================
-master                          does both; after a start it first puts the rest of the topic on the wheel, so that order
-                                and markers hold for messages that became due meanwhile
+master                          fills the wheel and delivers. After a start it first puts the rest of the topic on the
+                                wheel, so that order and markers hold for messages that became due meanwhile
 slave                           puts the messages of its master's wheel on its own, and delivers nothing
-slave that acts for its master  does both; due messages go to other brokers' masters. Without enableRemoteEscape it
+slave that acts for its master  fills the wheel and delivers to other brokers' masters. Without enableRemoteEscape it
                                 continues as a slave, and due messages wait for the master
 ==============================  ===================================================================================
 
@@ -68,34 +68,35 @@ _log = logging.getLogger(__name__)
 
 
 def asks_for_time(message: InnerMessage) -> bool:
-    """Return True if a message wants to be kept until a time, and is not kept already."""
+    """Return True if a message has a delivery time and is not in the timer topic already."""
     properties = message.parsed
     is_kept = property_names.TIMER_OUT_MS in properties or message.topic == TIMER_TOPIC
     return not is_kept and any(name in properties for name in TIMER_NAMES)
 
 
 def schedule_timed(timer: Timer | None, message: InnerMessage) -> InnerMessage | Refusal:
-    """A message as the timer keeps it if it asks for that, else as it is; why it is refused, if it is."""
+    """Return a message in the form of the timer topic if it has a delivery time, else unchanged; or a refusal."""
     if not asks_for_time(message):
         return message
     return NOT_ENABLED if timer is None else timer.schedule(message)
 
 
 class Timer:
-    """Stores messages with a delivery time, puts them on the wheel, and delivers them (``TimerMessageStore``).
+    """The timer: it stores messages with a delivery time, puts them on the wheel, and delivers them
+    (``TimerMessageStore``).
 
     Args:
-        flushes: whether a message can only be read after a flush round (SYNC_FLUSH).
-        on_delivered: called with every message that was put where it belongs, and where it is.
-        dead_letters: get what can never be stored where it belongs.
-        copied_offset: says how far the log is at a slave, -1 while there is none. A slave does not hear of a delivery
-            that it may not have: as master it would leave the message out.
+        flushes: whether a message can only be read after a flush (SYNC_FLUSH).
+        on_delivered: called with every message that was stored in its real topic, and its position.
+        dead_letters: receives messages that can never be stored in their real topic.
+        copied_offset: returns the end of the log at a slave, -1 without a slave. The timer reports a delivery to slaves
+            only when the log with it is at a slave: as master the slave would skip the message.
 
     Attributes:
         enqueue, dequeue: put messages on the wheel, and deliver them.
-        state: how far it is, and what it counts.
-        is_follower: whether it goes on as its master does.
-        rates: messages put on the wheel and delivered in a second, lately.
+        state: positions and counts.
+        is_follower: whether it follows its master's timer.
+        rates: messages put on the wheel, and delivered, per second since the last sample.
     """
 
     def __init__(
@@ -135,11 +136,11 @@ class Timer:
         self._sampled: tuple[float, list[int]] = (clock.monotonic_ms(), [0, 0])
         self.rates = [0.0, 0.0]
 
-    # ---- taking messages
+    # ---- accepting messages
 
     def schedule(self, message: InnerMessage) -> InnerMessage | Refusal:
-        """A message as it is kept until its time, or as it is when that is over; code and remark when it cannot be
-        kept. Source: behaviour.md §3.4, §3.5."""
+        """Return a message in the form of the timer topic, or unchanged if its time is over; or a refusal.
+        Source: behaviour.md §3.4, §3.5."""
         properties = message.parsed
         now_ms, delay_ms_max = self._clock.now_ms(), self._settings.timer_delay_seconds_max * 1000
         at_ms = _asked_ms(properties, now_ms)
@@ -152,7 +153,7 @@ class Timer:
         if at_ms <= now_ms:
             return message
         out_ms = self._out_ms(at_ms)
-        assert out_ms < at_ms, "a message comes when the second of its slot is over"
+        assert out_ms < at_ms, "the slot's second begins before the delivery time"
         if self._is_full(out_ms):
             most = self._settings.timer_slot_count_max
             return ResponseCode.SYSTEM_ERROR, (
@@ -162,11 +163,11 @@ class Timer:
         return to_timer(message, out_ms)
 
     def kept_until(self, asked: int, unit_ms: int) -> int | None:
-        """The TIMER_OUT_MS that `schedule` gives a message; None when it is not simply kept.
-        ``asked``: the time it asks for, in ms since the epoch where ``unit_ms`` is 0."""
+        """Return the TIMER_OUT_MS that `schedule` sets; None if the message needs `schedule`.
+        ``asked``: the requested delay in units of ``unit_ms``, or, if that is 0, the time in ms since the epoch."""
         now_ms, settings = self._clock.now_ms(), self._settings
         at_ms = now_ms + asked * unit_ms if unit_ms else asked
-        # With a limit of messages in a second each slot has to be looked at: `schedule` does that, and has the refusal.
+        # With a limit of messages per second, `schedule` has to check the slot and to refuse messages.
         is_kept = 0 < at_ms - now_ms <= settings.timer_delay_seconds_max * 1000
         return self._out_ms(at_ms) if is_kept and settings.timer_slot_count_max == _I32_MAX else None
 
@@ -183,13 +184,12 @@ class Timer:
     # ---- state
 
     def load(self) -> None:
-        """Read the counts, before the store is opened. Raises StoreMismatch: they cannot be read."""
+        """Read the counts before the store is opened."""
         self.state.load()
 
     def recover(self) -> None:
-        """Bring the files to where the store is, which was just opened and is closed when that fails.
-        Raises StoreMismatch: a file has not the length it should have.
-        Raises OSError: the disk refused."""
+        """Recover the files to the state of the store, which was just opened. Close the store if this fails.
+        Raises StoreMismatch: a file has the wrong length. Raises OSError: the disk refused."""
         try:
             self.state.recover()
         except BaseException:
@@ -198,7 +198,7 @@ class Timer:
             raise
 
     def checkpoint(self) -> bytes:
-        """Return how far the timer has come, as slaves ask for it; of a master, at a time whose log a slave has."""
+        """Return the timer's progress for slaves. A master returns a progress whose log a slave has."""
         newest, unpublished = self.state.checkpoint(is_follower=self.is_follower), self._unpublished
         copied = self._copied_before = max(self._copied_before, self._copied_offset())
         if self.is_follower or self._destination.remote_put is not None or copied < 0:
@@ -206,35 +206,36 @@ class Timer:
             return encode_timer_checkpoint(newest)
         if len(unpublished) < _UNPUBLISHED_MAX:
             unpublished.append((self._store.max_physical_offset, newest))
-        # The newest whose log the slave has: with a later one it would leave out, as master, what it never got.
+        # The newest progress whose log the slave has: with a later one the slave, as master, would skip messages that
+        # it does not have.
         while len(unpublished) > 1 and unpublished[1][0] <= copied:
             unpublished.popleft()
         return encode_timer_checkpoint(unpublished[0][1])
 
     def replace_with(self, progress: TimerCheckpoint) -> None:
-        """Go on to where the master is; not while this broker delivers itself."""
+        """Adopt the master's progress, unless this broker delivers itself."""
         if self.is_follower:
             self.state.follow_master(progress)
             self._look_in(0)
 
     def merge_forward(self, progress: TimerCheckpoint) -> None:
-        """Leave out what a member of this group delivered meanwhile, unless its state is older than this one."""
+        """Skip messages that another member of this group has delivered, unless its state is older than this one."""
         self.state.leave_out_delivered(progress)
 
     def take_counts(self, copied: TimerMetrics) -> None:
-        """Put the master's counts in the place of the own ones; not while this broker delivers itself."""
+        """Replace the counts by the master's, unless this broker delivers itself."""
         if self.is_follower and copied.data_version != self.state.metrics.data_version:
-            # What is due when goes on by itself: it is no part of the file.
+            # The counts by due time are not part of the file: each broker calculates them from its wheel.
             self.state.metrics = replace(copied, due_within_s=UNSET)
 
     @property
     def metrics(self) -> TimerMetrics:
-        """The messages that wait, by their topic."""
+        """The numbers of waiting messages by topic."""
         return self.state.metrics
 
     async def due_within_s(self) -> dict[int, int]:
-        """Return how many messages are due within some numbers of seconds, and not within the next lower one. The
-        wheel is read for that, slot by slot."""
+        """Count the messages due within each number of seconds, without those counted for the next lower number. This
+        reads the wheel slot by slot."""
         counts, now_ms, begin_ms = dict[int, int](), self._clock.now_ms(), 0
         for bound in _BOUNDS_S:
             end_ms = bound * 1000
@@ -245,12 +246,12 @@ class Timer:
 
     @property
     def pending(self) -> int:
-        """Messages on the wheel."""
+        """The number of messages on the wheel."""
         return sum(max(0, one.count) for one in self.metrics.timing_count.values())
 
     def needed_from(self) -> int | None:
-        """Physical offset from which on messages of the timer topic may wait, None where none waits: none is on the
-        wheel for longer than the roll window."""
+        """Return the physical offset of the oldest record of the timer topic that may wait, or None. No message is on
+        the wheel for longer than the roll window."""
         queue_offset = self.state.queue_offset
         if self.pending > 0:
             oldest_ms = self.state.read_ms - self.state.window_ms
@@ -261,27 +262,27 @@ class Timer:
 
     @property
     def read_behind_ms(self) -> int:
-        """Return how late the oldest second is that was not delivered."""
+        """The delay of the oldest second that was not delivered, in ms."""
         return max(0, self.state.floor(self._clock.now_ms()) - self.state.read_ms)
 
     @property
     def offset_behind(self) -> int:
-        """Messages of the timer topic that are not on the wheel yet."""
+        """The number of messages of the timer topic that are not on the wheel yet."""
         return max(0, self._store.max_offset(TIMER_TOPIC, 0) - self.state.queue_offset)
 
     @property
     def enqueue_behind_ms(self) -> int:
-        """Age of the oldest of them."""
+        """The age of the oldest message that is not on the wheel yet, in ms."""
         offset = self.state.queue_offset
         stored_ms = self._store.store_time_at(TIMER_TOPIC, 0, offset) if self.offset_behind else 0
         return max(0, self._clock.now_ms() - stored_ms) if stored_ms > 0 else 0
 
     async def flush_round(self) -> None:
-        """Write the state whose records are on the disk; what is newer is left to the next round.
-        Raises OSError: the disk refused; the next round tries again."""
+        """Write a state whose records are on the disk; a newer state waits for the next call.
+        Raises OSError: the disk refused; the next call tries again."""
         self._sample()
         now_ms, files = self._clock.monotonic_ms(), self.state.files
-        if self.state.needs_survey:  # how far it is says nothing yet
+        if self.state.needs_survey:  # the positions are not final before the survey
             return
         if not files.has_taken and (self.state.is_changed or (self._is_used and now_ms > self._flushed_ms + _QUIET_MS)):
             self._snapshot_state()
@@ -296,10 +297,10 @@ class Timer:
             self.state.drop_expired()
 
     def persist(self) -> None:
-        """Write the state of a store that was closed in order, and close the files."""
-        # Not behind a failed flush: the log may lack deliveries that the state counts as done.
+        """Write the state, if the store was closed without a failure, and close the files."""
+        # Not after a failed flush: the log may lack deliveries of this state.
         if self._store.failure is None:
-            # A round may have set a state aside that waits for the disk: there is room for one.
+            # `flush_round` may have set a state aside that waits for the disk. There is room for one.
             if self.state.files.has_taken:
                 self.state.write()
             if self._is_used and not self.state.needs_survey:
@@ -326,20 +327,20 @@ class Timer:
     # ---- the rounds
 
     def start(self, remote_put: RemotePut | None = None) -> None:
-        """Put on the wheel and deliver from now on, what became due before first; here, or at other brokers."""
+        """Start to fill the wheel and to deliver, overdue messages first, here or to other brokers."""
         self._destination.remote_put, self.is_follower = remote_put, False
         self.enqueue.late = Late.PUT if remote_put is None else Late.NEXT
         self.state.place()
-        if remote_put is not None:  # what is delivered from now on the master has to know of
+        if remote_put is not None:  # the newer version makes the master adopt the deliveries from now on
             self.state.files.checkpoint.data_version.advance(self._clock.now_ms())
         self.dequeue.begin()
         self._run()
 
     def follow(self) -> None:
-        """Put on the wheel what the master has on its from now on, and deliver nothing."""
+        """Start to copy the master's wheel, and deliver nothing."""
         self._destination.remote_put, self.is_follower = None, True
         self.enqueue.late = Late.KEPT
-        self.state.needs_survey &= not self.state.is_unset  # its master says what was delivered
+        self.state.needs_survey &= not self.state.is_unset  # the master reports its deliveries
         self._run()
 
     def _run(self) -> None:
@@ -354,14 +355,14 @@ class Timer:
         self._handle = None
 
     async def stop_remote(self) -> None:
-        """Follow the master again, when what is on its way has arrived: the state says then what was delivered."""
+        """Wait for running deliveries, so that the state is final, and follow the master again."""
         self.stop()
         await self._destination.finish()
         self.state.keep_progress()
         self.follow()
 
     def _look_in(self, wait_ms: float) -> None:
-        """Have a round after a while, or sooner when one is to come sooner."""
+        """Schedule a `_round` after some ms, unless an earlier one is scheduled."""
         at_ms = self._clock.monotonic_ms() + wait_ms
         if not self._is_running or self._is_away or (self._handle is not None and self._wake_ms <= at_ms):
             return
@@ -373,7 +374,7 @@ class Timer:
     def _round(self) -> None:
         """Put messages on the wheel and deliver those that are due, for a few ms."""
         self._handle = None
-        # A round that stores here has ended when this returns. A wake-up during it means another round.
+        # If messages are stored here, the work is done when `run` returns. A wake-up meanwhile schedules another call.
         self._is_away = self._destination.is_remote
         self._destination.run(self._work(), "timed messages")
 
@@ -388,7 +389,7 @@ class Timer:
             wait_ms = self._refused(refused)
         except Broken as broken:
             wait_ms = self._begin_anew(broken)
-        except Exception:  # noqa: BLE001 - the outer edge of the timer's work: logged, and tried again later
+        except Exception:  # noqa: BLE001 - the outer edge of the timer's work: logged and retried later
             _log.exception("cannot process timed messages from queue offset %d on", state.queue_offset)
             wait_ms = _BROKEN_MS
         if self._flushes and state.is_changed:
@@ -401,11 +402,10 @@ class Timer:
         state = self.state
         if state.needs_survey and self._has_to_survey():
             return True
-        # One wake-up of readers for all that a round puts: each put alone would run the listeners.
+        # Wake the readers once for all messages: each single put would run the listeners.
         with self._store.batch():
             has_more = self._begin_second(state.floor(now_ms))
-            # Before delivery: a marker that came in time has to be on the wheel when the second of its message is
-            # walked.
+            # Before delivery: a marker that arrived in time has to be on the wheel when its second is delivered.
             has_more |= self._fill(self._clock.monotonic_ms() + _FILL_MS_MAX)
             self._end_seconds()
         if self.is_follower:
@@ -413,7 +413,7 @@ class Timer:
         return await self.dequeue.run(self._clock.monotonic_ms() + _DELIVER_MS_MAX) or has_more
 
     def _has_to_survey(self) -> bool:
-        """Go on with the survey of a topic that is read again; whether there is more of it."""
+        """Continue the survey of a topic that is read again. Return whether there is more to survey."""
         state = self.state
         if self._survey is None:
             self._survey = Survey(state, self._store, self._clock, is_unset=state.is_unset)
@@ -431,8 +431,8 @@ class Timer:
         return False
 
     def _begin_anew(self, broken: Broken) -> float:
-        """Rebuild timer log and wheel unless a thread writes them; return the time until the next round in ms."""
-        # A thread writes what was snapshot: the files under it must not change.
+        """Rebuild timer log and wheel unless a thread writes them. Return the time until the next `_round` in ms."""
+        # While a thread writes the snapshot, the files must not change.
         if self.state.files.has_taken:
             return _RETRY_MS
         self.state.begin_anew(broken, delivered=self.dequeue.delivered)
@@ -441,9 +441,9 @@ class Timer:
         return 0.0
 
     def _begin_second(self, now_ms: int) -> bool:
-        """Note what came before a second began: it belongs on the wheel before the seconds before are over. Markers
-        would be dropped else, and messages overtake others, when a round is late.
-        Whether what came before an earlier second is not there yet."""
+        """Record the end of the timer topic when a second begins. Messages before that end have to be on the wheel
+        before earlier seconds are delivered; otherwise a late `_round` would drop markers and break the order.
+        Return whether messages from before an earlier second are not on the wheel yet."""
         if now_ms < self.state.write_ms - _SET_BACK_MS and not self.is_follower:
             self._step_back(now_ms)
         end = self._store.max_offset(TIMER_TOPIC, 0)
@@ -453,27 +453,27 @@ class Timer:
         return is_behind
 
     def _step_back(self, now_ms: int) -> None:
-        """Go on where the wall clock was set back to: what comes for those seconds is not late, what was delivered in
-        them is left out."""
+        """Continue from the time to which the wall clock was set back. New messages for the repeated seconds are not
+        late, and messages that were delivered in them are skipped."""
         _log.warning("the clock was set back from %d to %d: timed messages wait again", self.state.write_ms, now_ms)
         self._begun_ms = now_ms
         if self.state.step_back(now_ms):
             self.dequeue.begin()
 
     def _end_seconds(self) -> None:
-        """Have the seconds before the one that has begun delivered when what came before it is on the wheel."""
+        """Allow delivery of all earlier seconds when the messages from before the current second are on the wheel."""
         if self.is_follower or self.state.queue_offset >= self._backlog_end:
             self.state.begin_second(self._begun_ms, is_follower=self.is_follower)
 
     def _refused(self, why: Refused) -> float:
-        """Log why messages wait, once while it lasts; how long until the next try."""
+        """Log why messages wait, once for each reason. Return the ms until the next try."""
         if str(why) != self._refusal:
             self._refusal = str(why)
             _log.warning("timed messages wait: %s", why)
         return _RETRY_MS
 
     def _fill(self, until_ms: float) -> bool:
-        """Put the next messages of the timer topic on the wheel; whether there may be more."""
+        """Put the next messages of the timer topic on the wheel. Return whether there may be more."""
         end_offset = self.state.master_progress.master_timer_queue_offset if self.is_follower else None
         while self._clock.monotonic_ms() < until_ms:
             if not self.enqueue.run(end_offset):
@@ -483,10 +483,10 @@ class Timer:
     def _wait_for_more(self, end_offset: int | None) -> bool:
         state = self.state
         low, high = self._store.min_offset(TIMER_TOPIC, 0), self._store.max_offset(TIMER_TOPIC, 0)
-        if state.queue_offset < low:  # deleted in time, as the disk was full
+        if state.queue_offset < low:  # these messages were deleted because the disk was full
             state.read_up_to(low)
         if end_offset is not None and state.queue_offset >= end_offset:
-            return False  # until the master has more
+            return False  # wait until the master has more
         if state.queue_offset < high:
             return True
         if not self._is_held:
@@ -502,7 +502,7 @@ class Timer:
 
 
 def _asked_ms(properties: dict[str, str], now_ms: int) -> int | None:
-    """Return when a message is to be delivered; None when it does not say a number."""
+    """Return the requested delivery time of a message; None if it is not a number."""
     for name, unit_ms in zip(TIMER_NAMES, (1000, 1, 0), strict=True):
         text = properties.get(name)
         if text is not None:

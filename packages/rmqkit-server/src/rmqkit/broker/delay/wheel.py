@@ -1,4 +1,4 @@
-"""The state of the timer wheel, and how timed messages get onto it (``TimerEnqueuePutService``).
+"""The state of the timer wheel, and the enqueueing of timed messages (``TimerEnqueuePutService``).
 
 ==================  =====================================================================================
 queue offset        the offset of the next message of the timer topic to put on the wheel
@@ -13,8 +13,8 @@ wheel on its own. It puts no further messages, because the master delivers due m
 back copies the progress of the broker that acted for it, and skips the messages that this broker delivered. The state
 is written by `TimerFiles`, together with ``config/timermetrics``.
 
-`Enqueue` reads the timer topic in chunks: the log in one piece where its records lie close together, the timer log with
-one write per chunk.
+`Enqueue` processes the timer topic in chunks: it reads the log in one piece if the records are close together, and
+writes the timer log once per chunk.
 
 =================================  ===========================================================================
 a message of the timer topic       action
@@ -62,8 +62,8 @@ __all__ = ["INTEGER", "Broken", "Enqueue", "Late", "TimerState"]
 INTEGER = re.compile(rb"[+-]?[0-9]{1,18}")
 _CHUNK = 256
 _DELAY_MS_MAX = (1 << 31) - 1
+"""The largest delay that a unit of the timer log can hold."""
 _HOUR_MS = 3_600_000
-"""What a unit of the timer log has room for."""
 _READ_BACK_SLOTS_MAX = 7 * 86_400 - 60
 _SPAN_BYTES_MAX = 1 << 20
 _REAL_TOPIC = property_names.REAL_TOPIC.encode()
@@ -79,18 +79,18 @@ class Broken(Exception):
 
 
 class TimerState:
-    """Keeps the positions and counts of one timer, and its files.
+    """The positions and counts of one timer, and its files.
 
     Attributes:
         queue_offset, read_ms, write_ms, master_progress: see above.
-        is_progress_from_peer: whether ``master_progress`` counts deliveries of another broker that wait here.
-        left_out: queue offsets of the timer topic that are not delivered (`rmqkit.broker.delay.survey`).
-        needs_survey: whether the topic is read again, and a survey has to say first what to leave out of it.
-        metrics: the messages that wait, by their topic.
-        is_changed: whether there is something to write.
+        is_progress_from_peer: whether ``master_progress`` covers messages on this wheel that another broker delivered.
+        left_out: queue offsets of the timer topic to skip (`rmqkit.broker.delay.survey`).
+        needs_survey: whether the topic is read again, and a survey has to find the messages to skip first.
+        metrics: the numbers of waiting messages by topic.
+        is_changed: whether the state changed since the last write.
         enqueued, dequeued: messages put on the wheel and delivered since the start, by topic.
-        is_measured: whether anybody asks for ``delay_seconds``.
-        delay_seconds: how far ahead messages were when their producer made them, by topic.
+        is_measured: whether ``delay_seconds`` is used.
+        delay_seconds: the delays of messages since their producer made them, by topic.
     """
 
     def __init__(self, store: MessageStore, settings: StoreSettings, clock: Clock) -> None:
@@ -127,8 +127,8 @@ class TimerState:
         self._written_counter = self.metrics.data_version.counter
 
     def recover(self) -> None:
-        """Bring the files to where the store is, which was just opened. What is wrong with them is made good.
-        Raises StoreMismatch: a file has not the length it should have. Raises OSError: the disk refused."""
+        """Recover the files to the state of the store, which was just opened. Repair damaged files.
+        Raises StoreMismatch: a file has the wrong length. Raises OSError: the disk refused."""
         files = self.files
         files.load()
         total = sum(one.count for one in self.metrics.timing_count.values())
@@ -136,7 +136,7 @@ class TimerState:
         known = self.master_progress = files.checkpoint
         self.read_ms = known.last_read_time_ms
         dealt_with = max(known.last_timer_queue_offset, known.master_timer_queue_offset)
-        if self.queue_offset < dealt_with:  # also of a start that was killed before it was there
+        if self.queue_offset < dealt_with:  # also if an earlier start was killed before it had read the topic
             self._done_before = known
         self.needs_survey = self.queue_offset < dealt_with or (self.is_unset and self.offset_end > 0)
         if files.is_lost:
@@ -151,16 +151,16 @@ class TimerState:
 
     @property
     def is_unset(self) -> bool:
-        """Return True if nothing says up to which time messages were delivered."""
+        """Return True if no checkpoint has the time up to which messages were delivered."""
         return self.files.checkpoint.last_read_time_ms <= 0
 
     @property
     def offset_end(self) -> int:
-        """One past the last message of the timer topic."""
+        """The offset after the last message of the timer topic."""
         return self._store.max_offset(TIMER_TOPIC, 0)
 
     def _count_anew(self, waiting: Waiting) -> None:
-        """Count what waits by the timer log; a topic's name is only in its records."""
+        """Count the waiting messages by the timer log. A topic's name is only in its records."""
         names = {java_hash(topic): topic for topic in self.metrics.timing_count}
         counts: Counter[str] = Counter()
         for hashed, count in waiting.counts.items():
@@ -176,16 +176,15 @@ class TimerState:
         self.count(counts)
 
     def begin_anew(self, why: Broken, *, delivered: Iterable[int]) -> None:
-        """Forget log and wheel, and have the timer topic read from its start.
-        ``delivered``: positions of the units of the second under delivery that were.
-        Raises OSError: the disk refused."""
+        """Drop timer log and wheel, so that the timer topic is read from its start again. ``delivered``: the positions
+        of the units that were delivered of the current second. Raises OSError: the disk refused."""
         log = self.files.log
         for position in delivered:
             unit = log.unit(position)
             number = None if unit is None else self._number_of(unit)
             if number is not None:
                 self.left_out.add(number)
-        # Once for a second: damage that is in the topic itself would be met again, for ever.
+        # Once for each second: damage in the topic itself would lead to endless rebuilds.
         known, self._broken_ms = self.checkpoint(is_follower=False), self.read_ms
         _log.warning("timer log and wheel: %s: reading the timer topic from its start", why)
         self.files.begin_anew(known)
@@ -195,7 +194,7 @@ class TimerState:
         self.place()
 
     def end_survey(self, left_out: set[int], oldest_ms: int | None) -> None:
-        """Read the topic without what a survey found. ``oldest_ms``: where to begin when no checkpoint says so."""
+        """Skip the messages that a survey found. ``oldest_ms``: the time to begin at if no checkpoint has one."""
         self.left_out |= left_out
         self.needs_survey = False
         if self.is_unset:
@@ -204,75 +203,75 @@ class TimerState:
             self.place()
 
     def may_begin_anew(self, time_ms: int) -> bool:
-        """Return True if that was not tried for a second yet."""
+        """Return True if timer log and wheel were not rebuilt because of this second yet."""
         return time_ms != self._broken_ms
 
     def place(self) -> None:
-        """Begin to deliver where it ended; the write time stays behind until the backlog is on the wheel."""
+        """Continue the delivery where it stopped. The write time stays there until the backlog is on the wheel."""
         now_ms, read_ms = self.floor(self._clock.now_ms()), self.read_ms
         if read_ms <= 0 and not self.files.log.end:
             read_ms = now_ms
-        # As the reference: a timer that stood still for longer begins seven days back, not at each second since.
+        # As in the reference, a timer that stood still for longer begins seven days back.
         self.read_ms = max(read_ms, now_ms - _READ_BACK_SLOTS_MAX * self.precision_ms)
         self.write_ms = self.read_ms if now_ms - self.read_ms < self.window_ms else now_ms
-        assert self.read_ms <= self.write_ms, "no second is delivered before it has begun"
+        assert self.read_ms <= self.write_ms, "the read time is never after the write time"
 
     def clamp(self) -> int:
-        """Bring the queue offset into the timer topic's queue; returns the end of the queue."""
+        """Move the queue offset into the range of the timer topic's queue. Return the end of the queue."""
         low, high = self._store.min_offset(TIMER_TOPIC, 0), self._store.max_offset(TIMER_TOPIC, 0)
         self.queue_offset = min(max(self.queue_offset, low), high)
-        assert 0 <= self.queue_offset <= high, "the timer reads inside its queue"
+        assert 0 <= self.queue_offset <= high, "the queue offset is inside the queue"
         return high
 
-    # ---- transitions: nobody else writes positions and times
+    # ---- transitions: only these methods write positions and times
 
     def read_up_to(self, queue_offset: int) -> None:
-        """The messages of the timer topic before an offset are dealt with."""
-        assert queue_offset <= self.offset_end, "the timer reads inside its queue"
-        assert queue_offset >= self.queue_offset, "a message that is dealt with is not read again"
+        """Record that all messages of the timer topic before an offset are handled."""
+        assert queue_offset <= self.offset_end, "the queue offset is inside the queue"
+        assert queue_offset >= self.queue_offset, "the queue offset never moves backwards"
         self.queue_offset, self.is_changed = queue_offset, True
 
     def end_second(self, time_ms: int) -> None:
-        """All of a second is delivered."""
+        """Move the read time past a second that is delivered."""
         assert time_ms == self.read_ms, "the read time moves second by second"
         self.read_ms, self.is_changed = time_ms + self.precision_ms, True
 
     def pass_second(self) -> None:
-        """The second to deliver has no message."""
+        """Move the read time past a second without messages."""
         assert self.read_ms < self.write_ms, "no second is delivered before it is over"
-        # No change that is to be written: a broker without timed messages would write its state all the time.
+        # `is_changed` stays: a broker without timed messages would write its state all the time.
         self.read_ms += self.precision_ms
 
     def begin_second(self, time_ms: int, *, is_follower: bool) -> None:
-        """A second has begun: what is for earlier ones is due when it comes."""
+        """Move the write time to a second that has begun. Messages for earlier seconds are late from now on."""
         self.write_ms = max(self.write_ms, time_ms)
-        # A follower's read time is its master's, whose clock may be ahead.
-        assert is_follower or self.read_ms <= self.write_ms, "no second is delivered before it is over"
+        # A follower has the read time of its master, whose clock may be ahead.
+        assert is_follower or self.read_ms <= self.write_ms, "the read time is never after the write time"
 
     def step_back(self, now_ms: int) -> bool:
         """Continue from the time to which the wall clock was set back; return True if seconds are repeated.
 
-        Messages that were delivered in the repeated seconds are left out.
+        Messages that were delivered in the repeated seconds are skipped.
         """
-        assert now_ms < self.write_ms, "a clock that is set back is behind the second that had begun"
+        assert now_ms < self.write_ms, "a clock that was set back is before the current second"
         self.write_ms = now_ms
         if now_ms >= self.read_ms:
             return False
-        self.keep_progress()  # with the read time that it had
+        self.keep_progress()  # before the read time changes
         self.read_ms, self.is_changed, self.is_progress_from_peer = now_ms, True, False
         return True
 
     def keep_progress(self) -> None:
-        """Set the master's progress to the own one: a broker that continues leaves out delivered messages."""
+        """Set the master's progress to the own one, so that delivered messages are skipped."""
         self.master_progress = self.checkpoint(is_follower=False)
 
     def follow_master(self, progress: TimerCheckpoint) -> None:
-        """Go on to where the master is."""
+        """Adopt the master's progress and read time."""
         self.is_changed |= progress != self.master_progress and progress.master_timer_queue_offset > 0
         self.master_progress, self.read_ms = progress, progress.last_read_time_ms
 
     def leave_out_delivered(self, progress: TimerCheckpoint) -> None:
-        """Leave out what a member of this group delivered meanwhile, unless its state is older than this one."""
+        """Skip messages that another member of this group has delivered, unless its state is older than this one."""
         own = self.master_progress
         if progress.data_version.timestamp >= own.data_version.timestamp and progress.last_read_time_ms:
             self.master_progress, self.is_progress_from_peer = progress, True
@@ -281,16 +280,16 @@ class TimerState:
         return ms - ms % self.precision_ms
 
     def was_delivered(self, time_ms: int, queue_offset: int) -> bool:
-        """Return True if a message of the timer topic is dealt with, by the progress of another or before a new
-        start."""
+        """Return True if a message of the timer topic was delivered according to the master's progress, or before the
+        files were rebuilt."""
         progress, before = self.master_progress, self._done_before
-        # Both: behind the offset lies what came late for an early second, behind the time what still waited.
+        # Compare both: a message after the offset may be for an early second, and a message before it for a later one.
         return (time_ms < progress.last_read_time_ms and queue_offset < progress.master_timer_queue_offset) or (
             time_ms < before.last_read_time_ms and queue_offset < before.master_timer_queue_offset
         )
 
     def count(self, topics: Counter[str], weight: int = 1) -> None:
-        """Count messages of topics as waiting, or with -1 as not any more."""
+        """Add messages of topics to the waiting ones, or subtract them with -1."""
         if not topics:
             return
         now_ms = self._clock.now_ms()
@@ -301,28 +300,27 @@ class TimerState:
         self.metrics.data_version.advance(now_ms)
 
     def count_gone(self, hashes: Counter[int]) -> None:
-        """Subtract messages that are left out from the waiting ones, by the hashes of their topics.
+        """Subtract skipped messages from the waiting ones, by the hashes of their topics.
 
-        A record that was deleted in time leaves only the hash. (The reference counts its whole timer log again once a
-        day.)
+        For a deleted record only the hash is known. (The reference counts its whole timer log again once a day.)
         """
         waiting = {java_hash(topic): topic for topic, one in self.metrics.timing_count.items() if one.count > 0}
         self.count(Counter({waiting[one]: count for one, count in hashes.items() if one in waiting}), -1)
 
     def drop_expired(self) -> None:
-        """Delete the files of the timer log that nobody needs. Raises OSError: the disk refused."""
+        """Delete the files of the timer log that are no longer needed. Raises OSError: the disk refused."""
         self.files.log.drop_before(max(0, self._store.min_physical_offset), self.read_ms - self.window_ms)
 
     def measure(self, topic: str, seconds: int) -> None:
-        """Note how far ahead a message is."""
+        """Add a message's delay to the histogram of its topic."""
         known = self.delay_seconds.get(topic)
         if known is None:
             known = self.delay_seconds[topic] = histogram("rocketmq_delay_message_latency")
         known.observe(seconds)
 
     def copies(self, places: Sequence[tuple[int, int]]) -> list[bytes | memoryview | None]:
-        """Copies of records by physical offset and size; None for one that is gone. Read in one piece where little else
-        lies between them."""
+        """Return copies of records by physical offset and size; None for a deleted record. Read them in one piece if
+        they are close together."""
         start, end, wanted = min(places)[0], sum(max(places)), sum([size for _, size in places])
         stored = None
         if len(places) > 1 and 0 < end - start <= min(4 * wanted, _SPAN_BYTES_MAX):
@@ -333,11 +331,11 @@ class TimerState:
         return [view[at - start : at - start + size] for at, size in places]
 
     def record(self, physical_offset: int, size: int) -> Record | None:
-        """A record of the timer topic; None when it is gone, or another one lies there."""
+        """Return a record of the timer topic; None if it is deleted, or if the record there is of another topic."""
         return self.decoded(self._store.log.copy(physical_offset, size), physical_offset)
 
     def decoded(self, stored: bytes | memoryview | None, physical_offset: int) -> Record | None:
-        """`record` for a copy."""
+        """Do the same as `record` for a copy."""
         try:
             record = None if stored is None else decode_record(stored)
         except RecordCorrupt as error:
@@ -346,18 +344,18 @@ class TimerState:
         return record if record is not None and record.topic == TIMER_TOPIC else None
 
     def _number_of(self, unit: Unit) -> int | None:
-        """The number of a unit's message in the timer topic, as `TimerFiles.recover` asks for it."""
+        """Return the queue offset of a unit's message in the timer topic, for `TimerFiles.recover`; -1: deleted."""
         if unit.physical_offset < self._store.min_physical_offset:
             return -1
         record = self.record(unit.physical_offset, unit.size)
         return None if record is None else record.queue_offset
 
-    # ---- what slaves ask for, and what is written
+    # ---- progress for slaves and for the files
 
     def checkpoint(self, *, is_follower: bool) -> TimerCheckpoint:
-        """Return how far the timer has come. A follower says of its master what that said."""
+        """Return the timer's progress. A follower returns its master's queue offset."""
         known, before = self.files.checkpoint, self._done_before
-        if not is_follower and self.queue_offset < before.master_timer_queue_offset:  # what was is read again
+        if not is_follower and self.queue_offset < before.master_timer_queue_offset:  # the topic is being read again
             return msgspec.structs.replace(
                 known,
                 last_read_time_ms=before.last_read_time_ms,
@@ -380,8 +378,7 @@ class TimerState:
         if not is_follower:
             checkpoint.data_version.advance(self._clock.now_ms())
         self.files.take(checkpoint)
-        # The end of the log by now: the deliveries that the state counts lie before it, and have to be on the disk
-        # first.
+        # The deliveries of this state are before the current end of the log, and have to be on the disk first.
         self._taken_end = self._store.max_physical_offset
         counts = {topic: msgspec.structs.replace(one) for topic, one in self.metrics.timing_count.items()}
         self._taken_metrics = TimerMetrics(msgspec.structs.replace(self.metrics.data_version), counts)
@@ -389,11 +386,11 @@ class TimerState:
 
     @property
     def is_durable(self) -> bool:
-        """Return True if the records are on the disk that the state set aside stands for."""
+        """Return True if the records of the state set aside are on the disk."""
         return self._store.durable_offset >= self._taken_end
 
     def write(self) -> None:
-        """Write what was set aside; any thread. Raises OSError: the disk refused; the next call tries it again."""
+        """Write the state set aside, in any thread. Raises OSError: the disk refused; the next call tries again."""
         self.files.write()
         # After the files: a start counts again if the stored counts do not belong to the timer log.
         metrics = self._taken_metrics
@@ -405,13 +402,13 @@ class TimerState:
 class Late(enum.Enum):
     """The action for a message whose second is already over when it arrives."""
 
-    PUT = "put where it belongs at once: at a master"
-    NEXT = "goes with the second that has begun: at a slave that acts for its master"
-    KEPT = "goes on the wheel all the same, at a slave: who delivers next knows how far that is"
+    PUT = "stored in its real topic at once, at a master"
+    NEXT = "delivered with the second that has begun, at a slave that acts for its master"
+    KEPT = "put on the wheel nevertheless, at a slave: the broker that delivers next knows the read time"
 
 
 class Enqueue:
-    """Puts messages on the wheel of a timer; ``deliver`` puts one where it belongs, or raises Refused."""
+    """The enqueueing of messages on the wheel. ``deliver`` stores a message in its real topic, or raises Refused."""
 
     def __init__(
         self, state: TimerState, store: MessageStore, settings: StoreSettings, deliver: Callable[[Record], None]
@@ -424,8 +421,8 @@ class Enqueue:
         self._ahead: list[tuple[int, str, Unit]] = []
 
     def run(self, end_offset: int | None) -> bool:
-        """Deal with the next chunk of the timer topic; whether there was one. Raises Refused: its rest is to be tried
-        again. ``end_offset``: how far the master is that this broker follows."""
+        """Enqueue the next chunk of the timer topic. Return whether there was one. Raises Refused: the rest of the
+        chunk has to be retried. ``end_offset``: the queue offset of the master that this broker follows."""
         state = self._state
         count = _CHUNK if end_offset is None else min(_CHUNK, end_offset - state.queue_offset)
         entries = self._store.entries(TIMER_TOPIC, 0, state.queue_offset, count_max=count) if count > 0 else []
@@ -438,12 +435,12 @@ class Enqueue:
         return bool(entries)
 
     def _properties(self, entries: list[_Entry]) -> list[bytes]:
-        """The properties of records; empty for one that is gone."""
+        """Return the properties of records; empty for a deleted record."""
         copies = self._state.copies([(at, size) for _, at, size, _ in entries]) if entries else []
         return [b"" if copy is None else record_properties(memoryview(copy)) for copy in copies]
 
     def _sort(self, entry: _Entry, properties: bytes) -> None:
-        """Have one message put on the wheel with its chunk, or where it belongs when its second is over."""
+        """Add a message to the chunk for the wheel, or deliver it if its second is over."""
         state = self._state
         following, physical_offset, size, _ = entry
         asked, topic = find_property(properties, _OUT_MS), find_property(properties, _REAL_TOPIC)
@@ -461,8 +458,8 @@ class Enqueue:
         if time_ms < state.write_ms and self.late is Late.NEXT:
             time_ms = state.write_ms
         if time_ms < state.write_ms and self.late is Late.PUT:
-            # What came before it goes first, and the position with it: a refusal of this one must not put those on the
-            # wheel twice.
+            # First put the earlier messages on the wheel and move the position: if this message is refused, they must
+            # not be put on the wheel twice.
             self._add()
             state.read_up_to(following - 1)
             record = None if is_marker else state.record(physical_offset, size)
@@ -471,22 +468,22 @@ class Enqueue:
             state.read_up_to(following)
             return
         slot_ms = self._slot_for(time_ms)
-        # At a slave the delay may be below 0: what is late goes on the wheel all the same (`Late.KEPT`).
-        assert slot_ms - state.write_ms <= _DELAY_MS_MAX, "a unit has 32 bits for its delay"
+        # At a slave the delay may be negative: late messages go on the wheel, too (`Late.KEPT`).
+        assert slot_ms - state.write_ms <= _DELAY_MS_MAX, "the delay fits into the 32 bits of a unit"
         magic = PLAIN | (ROLL if slot_ms != time_ms else 0) | (DELETE if is_marker else 0)
         unit = Unit(NONE, magic, state.write_ms, slot_ms - state.write_ms, physical_offset, size, hashed)
         self._ahead.append((following, name, unit))
 
     def _add(self) -> None:
-        """Put on the wheel what waits for it. Raises Refused: the disk takes no more."""
+        """Put the messages of the chunk on the wheel. Raises Refused: the disk refused."""
         state, ahead = self._state, self._ahead
         while ahead:
             try:
                 count = state.files.add([unit for _, _, unit in ahead])
             except OSError as error:
                 raise Refused(f"timer log: errno {error.errno} {error.strerror}") from error
-            assert 0 < count <= len(ahead), "each write puts a part of the chunk on the wheel"
-            # As far as it got: the rest is tried again, and what is on the wheel must not come on it twice.
+            assert 0 < count <= len(ahead), "each write puts at least one message on the wheel"
+            # Move the position after each part: a retry must not put its messages on the wheel twice.
             state.read_up_to(ahead[count - 1][0])
             added = ahead[:count]
             del ahead[:count]
@@ -498,12 +495,12 @@ class Enqueue:
             state.enqueued += plain + markers
 
     def _slot_for(self, time_ms: int) -> int:
-        """The time of the slot for a message: its own, or a nearer one."""
+        """Return the time of the slot for a message: its own, or an earlier one."""
         state = self._state
         excess_ms = time_ms - state.write_ms - self._window * state.precision_ms
         if excess_ms < 0:
             return time_ms
-        # What is left for the next stage should not be too short.
+        # Use half a window if the next stage would otherwise be too short.
         slots = self._window // 2 if excess_ms < self._window // 3 * state.precision_ms else self._window
         return state.write_ms + slots * state.precision_ms
 
@@ -514,9 +511,8 @@ class Enqueue:
 
 
 def roll_window_slots(settings: StoreSettings) -> int:
-    """Return how many slots ahead a message is parked at the most: ``timerRollWindowSlot``, but not for longer than
-    two thirds of the time that log files are kept (``fileReservedTime``), or its record were gone when its time
-    comes.
+    """Return the largest number of slots that a message is ahead on the wheel: ``timerRollWindowSlot``, but at most two
+    thirds of the retention of log files (``fileReservedTime``), so that its record still exists when it is due.
     """
     kept = settings.file_reserved_hours * _HOUR_MS * 2 // 3 // settings.timer_precision_ms
     return min(settings.timer_roll_window_slots, _DELAY_MS_MAX // settings.timer_precision_ms, kept or _DELAY_MS_MAX)
@@ -524,6 +520,6 @@ def roll_window_slots(settings: StoreSettings) -> int:
 
 @lru_cache(maxsize=4096)
 def _named(topic: bytes) -> tuple[str, int]:
-    """A topic's name and its Java hash."""
+    """Return a topic's name and its Java hash."""
     name = topic.decode("utf-8", "replace")
     return name, java_hash(name)

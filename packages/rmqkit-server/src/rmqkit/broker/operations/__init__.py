@@ -1,6 +1,4 @@
-"""Requests of tools to a broker (``AdminBrokerProcessor``, ``ClientManageProcessor``), and the parts of the broker that
-these requests may touch.
-"""
+"""Requests of tools to a broker (``AdminBrokerProcessor``, ``ClientManageProcessor``)."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ from rmqkit.store.settings import StoreSettings
 
 
 class OperationsContext(Protocol):
-    """The parts of the broker that requests of tools may touch."""
+    """The parts of the broker that requests of tools use."""
 
     address: str
 

@@ -1,12 +1,12 @@
 """Requests of operators about the broker itself: its state, its settings, and its missing parts.
 
-GET_BROKER_RUNTIME_INFO (28) is shown by ``mqadmin clusterList`` and ``brokerStatus``. Every value is a text.
+``mqadmin clusterList`` and ``brokerStatus`` show GET_BROKER_RUNTIME_INFO (28). Every value is a text.
 Requests are handled as they arrive, without the queue of a thread pool. So the size of a queue is the number of
 requests whose answers wait, for disk and slaves or for messages (``CAPACITIES``: the maximum), and no request waits at
-its head. No lock keeps a put from the page cache, and dispatched entries are not buffered (`ALWAYS`).
+its head. Puts wait for no lock of the page cache, and dispatched entries are not buffered (`ALWAYS`).
 
-GET_BROKER_CONFIG (26) and UPDATE_BROKER_CONFIG (25) show and change the settings; every change gives them a new
-version, which is part of the answer.
+GET_BROKER_CONFIG (26) and UPDATE_BROKER_CONFIG (25) show and change the settings. Every change sets a new version,
+which is part of the answer.
 
 Requests for parts that rmqkit does not have are refused like unknown requests, with the reason in the remark. Where
 the reference refuses requests for a part that is off by default, the answer is the reference's.
@@ -44,7 +44,7 @@ from rmqkit.unused import unused_notes
 
 CAPACITIES = {"pull": HELD_MAX, "litePull": HELD_MAX, "send": WAITING_MAX, "query": WAITING_MAX, "ack": WAITING_MAX}
 
-# What is so unless another value is known.
+# The values that apply unless another value is known.
 ALWAYS = {
     **{f"{pool}ThreadPoolQueueCapacity": str(count) for pool, count in CAPACITIES.items()},
     **{f"{pool}ThreadPoolQueueSize": "0" for pool in CAPACITIES},
@@ -59,7 +59,7 @@ _RATES = {"putTps": "puts", "getFoundTps": "found", "getMissTps": "missed", "get
 
 
 class RuntimeInfoHandlers(Handlers[OperationsContext]):
-    """Answers with the broker's state of the moment."""
+    """The handler of the broker's current state."""
 
     def __init__(self, context: OperationsContext) -> None:
         super().__init__(context)
@@ -69,7 +69,7 @@ class RuntimeInfoHandlers(Handlers[OperationsContext]):
     @answers(RequestCode.GET_BROKER_RUNTIME_INFO)
     def runtime_info(self, connection: Connection, command: Command) -> Command:
         table = (
-            # In this order: what is known replaces what is always so.
+            # In this order: known values replace the default values.
             ALWAYS | self._process() | self._counted() | self._puts() | self._delayed() | self._log() | self._disks()
         )
         return reply(command, body=msgspec.json.encode(KVTable(dict(sorted(table.items())))))
@@ -84,7 +84,7 @@ class RuntimeInfoHandlers(Handlers[OperationsContext]):
         }
 
     def _counted(self) -> dict[str, str]:
-        """Messages that came and went; totals are since the start and without the broker's own topics."""
+        """Return counts of messages put and got. Totals are since the start and without system topics."""
         statistics, answered = self._context.statistics, dict[str, str]()
         for way in ("Put", "Get"):
             days = statistics.days(f"BROKER_{way.upper()}_NUMS_WITHOUT_SYSTEM_TOPIC")
@@ -95,7 +95,7 @@ class RuntimeInfoHandlers(Handlers[OperationsContext]):
         return answered | {key: _rates_text(several) for key, several in rates.items()}
 
     def _puts(self) -> dict[str, str]:
-        """Records that were put since the start, the broker's own among them, and how long it took."""
+        """Return counts and durations of all puts since the start, also into system topics."""
         statistics, settings = self._context.statistics, self._context.settings
         times, count, size = statistics.put_times, statistics.put_count, statistics.put_bytes
         waiting = 0 if self._context.durability is None else self._context.durability.waiting_count
@@ -145,7 +145,7 @@ class RuntimeInfoHandlers(Handlers[OperationsContext]):
         }
 
     def _disks(self) -> dict[str, str]:
-        first = self._log_directories[0]  # which a slave that was sent nothing yet does not have
+        first = self._log_directories[0]  # missing at a slave without any data
         disk = os.statvfs(first if first.exists() else self._context.store.root)
         total, free = disk.f_blocks * disk.f_frsize, disk.f_bfree * disk.f_frsize
         ratios = {path: disk_ratio(path) for path in self._log_directories}
@@ -162,7 +162,7 @@ def _rates_text(rates: Iterable[float]) -> str:
 
 
 def earliest_store_time(store: MessageStore) -> int:
-    """Return when the oldest message was stored, -1 without one."""
+    """Return when the oldest message was stored, or -1 without messages."""
     offset = store.min_physical_offset
     record = store.log.record_at(offset) if offset >= 0 else None
     try:
@@ -172,7 +172,7 @@ def earliest_store_time(store: MessageStore) -> int:
 
 
 def disk_ratio(path: Path) -> float:
-    """The used part of a disk, rounded up to percent."""
+    """Return the used part of a disk, rounded up to percent."""
     return used_percent(path) / 100
 
 
@@ -188,7 +188,7 @@ _log = logging.getLogger(__name__)
 
 
 class ConfigHandlers(Handlers[OperationsContext]):
-    """Answers operators who ask for settings."""
+    """The handlers of requests about settings."""
 
     def __init__(self, context: OperationsContext) -> None:
         super().__init__(context)
@@ -203,7 +203,7 @@ class ConfigHandlers(Handlers[OperationsContext]):
 
     @answers(RequestCode.UPDATE_BROKER_CONFIG, admins_only=True, lane="administration")
     def update_config(self, connection: Connection, command: Command) -> Command:
-        """Change hot settings; they are in the file when this is answered."""
+        """Change hot settings; the file is written before the answer."""
         black_list = self._context.settings.config_black_list
         return change_settings(self._configuration, command, black_list, WITHOUT_EFFECT)
 
@@ -217,7 +217,7 @@ class ConfigHandlers(Handlers[OperationsContext]):
 _NO_COLD_DATA = "rmqkit does not slow down consumers that read old data"
 _NO_ROCKSDB = "rmqkit keeps consume queues in files and tables in config/*.json, not in RocksDB"
 
-# Why a request that Apache's broker answers is refused here.
+# The reasons for refusing requests that Apache's broker answers.
 REASONS: dict[int, str] = {
     RequestCode.UPDATE_COLD_DATA_FLOW_CTR_CONFIG: _NO_COLD_DATA,
     RequestCode.REMOVE_COLD_DATA_FLOW_CTR_CONFIG: _NO_COLD_DATA,
@@ -233,11 +233,11 @@ _ENGINE_OF_FILES = "F"
 
 
 class UnsupportedHandlers(Handlers[OperationsContext]):
-    """Says why; to be registered last, as it takes what nobody else does."""
+    """The refusals of unsupported requests. They have to be registered last, for the codes without a handler."""
 
     def register(self, dispatch: Router) -> None:
         super().register(dispatch)
-        # What a port answers by now stays: this is registered last.
+        # Only codes without a handler so far.
         for code in REASONS.keys() - dispatch.codes:
             dispatch.register(code, self.refuse)
 
@@ -246,7 +246,7 @@ class UnsupportedHandlers(Handlers[OperationsContext]):
 
     @answers(RequestCode.SWITCH_TIMER_ENGINE)
     def timer_engine(self, connection: Connection, command: Command) -> Command:
-        """There is one engine, of files (``F``), which one may switch to."""
+        """Accept a switch to the only engine, which uses files (``F``)."""
         engine = decode_fields(command).get(_ENGINE_TYPE)
         if not engine:
             return reply(command, ResponseCode.INVALID_PARAMETER, "param error, extFields is null")

@@ -1,9 +1,9 @@
 """Clients: their heartbeats, the members of groups, queue locks, and requests that the broker relays to clients.
 
-Codes 34, 35, 38, 41 and 42 come from clients (``ClientManageProcessor``, ``ConsumerManageProcessor``); 203, 204, 223,
-307, 309 and 328 are tools'. A relay hands a request on to one client and its answer back (``Broker2Client``); the
-client gets 10 s, or 5 s if several clients are asked. The reference relays nothing to clients before 3.1.8 (2014);
-rmqkit treats these like all other clients.
+Clients send codes 34, 35, 38, 41 and 42 (``ClientManageProcessor``, ``ConsumerManageProcessor``); tools send 203, 204,
+223, 307, 309 and 328. A relay forwards a request to a client and its answer back (``Broker2Client``). The timeout is
+10 s, or 5 s for several clients. The reference relays no requests to clients older than 3.1.8 (2014); rmqkit treats
+them like all other clients.
 
 Source: remoting.md §4.3.4, §4.4, §4.5, §9.3; behaviour.md §2.6, §2.7, §8.15.
 """
@@ -57,12 +57,12 @@ _AT_ONCE_MAX = 64
 
 
 class ClientHandlers(Handlers[OperationsContext]):
-    """Keeps the client table and the queue locks."""
+    """The handlers that update the client table and the queue locks."""
 
     @answers(RequestCode.HEART_BEAT)
     def heartbeat(self, connection: Connection, command: Command) -> Command | Awaitable[Command | None]:
-        """Take in a client's groups; a group that may not be created is skipped silently.
-        Where a retry topic was made the answer waits until the name servers know it: the client may ask them next."""
+        """Register a client's groups. Skip a group that may not be created silently.
+        If a retry topic was created, the answer waits until the name servers know it: the client may ask them next."""
         data = decode_body(command, HeartbeatData)
         refusal = self._too_many(connection, data)
         if refusal is not None:
@@ -81,7 +81,7 @@ class ClientHandlers(Handlers[OperationsContext]):
         if _size(data) > _AT_ONCE_MAX:
             return self._heartbeat_in_slices(connection, command, data, member)
         topic_count, started_ms = len(self._context.topics), self._context.clock.monotonic_ms()
-        differ = any([*self._consumers(connection, member, data)])  # a list: any() would stop at the first that differs
+        differ = any([*self._consumers(connection, member, data)])  # a list: any() alone would stop at the first True
         answer = self._took_in(connection, command, data, member, differ, started_ms)
         return (
             answer
@@ -97,17 +97,17 @@ class ClientHandlers(Handlers[OperationsContext]):
             differ = differ or differs
             await now.pause_if_over()
             if not connection.is_open:
-                break  # nobody would take out again what is entered from now on
+                break  # members that are registered after the close would never be removed
         return await when_published(
             self._context.topics_published, self._took_in(connection, command, data, member, differ, started_ms)
         )
 
     def _consumers(self, connection: Connection, member: Member, data: HeartbeatData) -> Iterator[bool]:
-        """Take in a heartbeat's consumers, one by one: whether each has to send its subscriptions."""
+        """Register the consumers of a heartbeat one by one. Yield whether each has to send its subscriptions."""
         fingerprint = data.heartbeatFingerprint
         keeps_topics = bool(fingerprint) and data.withoutSub
         for consumer in data.consumerDataSet:
-            # Skipped without a word, as by the reference: the client's other groups are fine.
+            # Skip it silently, as the reference does: the client's other groups are registered.
             if self._context.settings.reject_pull_consumers and consumer.consume_type == CONSUME_ACTIVELY:
                 continue
             config = self._context.groups.get(consumer.group_name)
@@ -130,8 +130,8 @@ class ClientHandlers(Handlers[OperationsContext]):
         differ: bool,
         started_ms: float,
     ) -> Command:
-        """Take in the producers, too; the answer."""
-        # Consumers come first, as with the reference, whose statistics keep their times apart.
+        """Register the producers of a heartbeat and return the answer."""
+        # Consumers come first, as in the reference, whose statistics have separate times for both.
         consumers_ms = self._context.clock.monotonic_ms()
         for producer in data.producerDataSet if connection.is_open else ():
             self._context.clients.register_producer(connection, member, producer.group_name)
@@ -139,14 +139,13 @@ class ClientHandlers(Handlers[OperationsContext]):
         self._context.statistics.registered(
             "PRODUCER", self._context.clock.monotonic_ms() - consumers_ms, len(data.producerDataSet)
         )
-        # A client of before the fingerprints always sends everything.
+        # A client without fingerprints always sends its subscriptions.
         changed = "true" if differ or not data.heartbeatFingerprint else "false"
-        # To a broker that says the first, clients of 5.x may send subscriptions only when these changed; the second
-        # asks for all of them.
+        # With the first field, clients of 5.x may omit unchanged subscriptions; the second field requests all of them.
         return reply(command, fields={"IS_SUPPORT_HEART_BEAT_V2": "true", "IS_SUB_CHANGE": changed})
 
     def _too_many(self, connection: Connection, data: HeartbeatData) -> str | None:
-        """Why a heartbeat names more than it may, or None."""
+        """Return why a heartbeat has too many groups or subscriptions, or None."""
         settings = self._context.settings
         group_count = len(data.consumerDataSet) + len(data.producerDataSet)
         if group_count > settings.heartbeat_groups_max:
@@ -155,7 +154,7 @@ class ClientHandlers(Handlers[OperationsContext]):
         if count > settings.heartbeat_subscriptions_max:
             maximum = settings.heartbeat_subscriptions_max
             return f"heartbeat with {count} subscriptions: maxSubscriptionsPerHeartbeat is {maximum}"
-        # Names are only compared near the limit: a group that is known already counts twice here.
+        # Compare names only near the limit: this sum counts known groups twice.
         if self._context.clients.group_count(connection) + group_count <= settings.connection_groups_max:
             return None
         joined = self._context.clients.groups_of(connection) | {one.group_name for one in data.consumerDataSet}
@@ -168,7 +167,7 @@ class ClientHandlers(Handlers[OperationsContext]):
     def unregister(self, connection: Connection, command: Command) -> Command:
         header = decode_header_leniently(command, UnregisterClientRequest, missing={"clientID": ""})
         if header.producerGroup:
-            # Of this connection alone: a client that came back over another one has registered there.
+            # Only for this connection: a client that reconnected is registered on another one.
             self._context.clients.unregister_producer(connection, header.producerGroup)
         if header.consumerGroup:
             config = self._context.groups.get(header.consumerGroup)
@@ -188,9 +187,9 @@ class ClientHandlers(Handlers[OperationsContext]):
 
     @answers(RequestCode.LOCK_BATCH_MQ)
     def lock_queues(self, connection: Connection, command: Command) -> Command | Awaitable[Command]:
-        """Lock queues for a client; which of them it holds now."""
+        """Lock queues for a client. Return the queues that it holds now."""
         body = decode_body(command, LockBody)
-        # Here first: what this broker does not grant the others are not asked for.
+        # Lock here first: the other brokers are asked only for queues that this broker grants.
         granted = self._context.queue_locks.lock(body.consumer_group, body.client_id, body.queues)
         if self._needs_namesakes(body):
             return self._lock_with_namesakes(command, body, granted)
@@ -207,13 +206,13 @@ class ClientHandlers(Handlers[OperationsContext]):
         return settings.strict_locks and settings.replica_count > 1 and not body.only_this_broker
 
     async def _lock_with_namesakes(self, command: Command, body: LockBody, granted: list[MessageQueue]) -> Command:
-        """Grant what more than half of the brokers of this name grant (``lockInStrictMode``)."""
+        """Grant queues that more than half of the brokers of this name grant (``lockInStrictMode``)."""
         asked = replace(body, queues=granted, only_this_broker=True)
-        assert not body.only_this_broker, "brokers that ask each other would go round in circles"
+        assert not body.only_this_broker, "the request comes from a client, not from a broker"
         votes = Counter(granted)  # the own vote
         for answer in await self._context.ask_namesakes(lambda: _with_body(RequestCode.LOCK_BATCH_MQ, asked)):
             votes.update(decode_as(answer.payload, LockedQueues).queues)
-        assert all(votes[queue] > 0 for queue in granted), "the own vote counts for what is granted here"
+        assert all(votes[queue] > 0 for queue in granted), "each granted queue has the own vote"
         agreed = [queue for queue in granted if votes[queue] > self._context.settings.replica_count // 2]
         return reply(command, body=msgspec.json.encode(LockedQueues(agreed)))
 
@@ -226,7 +225,7 @@ class ClientHandlers(Handlers[OperationsContext]):
         name = retry_topic(consumer.group_name)
         if self._context.topics.get(name) is not None:
             return
-        # In order if any of its topics is: retried messages of an ordered topic come one after the other, too.
+        # Ordered if any of its topics is: retried messages of an ordered topic are consumed in order, too.
         topics = [self._context.topics.get(data.topic) for data in consumer.subscription_data_set]
         made = self._context.topics.ensure(
             name,
@@ -239,7 +238,7 @@ class ClientHandlers(Handlers[OperationsContext]):
 
 
 def _size(data: HeartbeatData) -> int:
-    """Return how much work a heartbeat is."""
+    """Return the number of groups and subscriptions in a heartbeat, which is its work."""
     return len(data.consumerDataSet) + sum(len(consumer.subscription_data_set) for consumer in data.consumerDataSet)
 
 
@@ -249,18 +248,18 @@ def _with_body(code: RequestCode, body: LockBody) -> Command:
 
 _RELAY_TIMEOUT_MS = 10_000
 _STATUS_TIMEOUT_MS = 5_000
-# How the reference's remarks spell a client id that is missing.
+# A missing client id in the reference's remarks.
 _NULL = {"clientId": "null"}
 
 _log = logging.getLogger(__name__)
 
 
 class ConnectionHandlers(Handlers[OperationsContext]):
-    """Shows the clients online and relays questions to them."""
+    """The handlers that show online clients and relay requests to them."""
 
     @answers(RequestCode.GET_CONSUMER_CONNECTION_LIST)
     def consumers(self, connection: Connection, command: Command) -> Command:
-        """The members of a consumer group and what it is registered with."""
+        """Return the members of a consumer group and its properties."""
         name = decode_header(command, ConsumerGroupRequest).consumer_group
         group = self._context.clients.consumers(name)
         if group is None:
@@ -284,7 +283,7 @@ class ConnectionHandlers(Handlers[OperationsContext]):
 
     @answers(RequestCode.GET_ALL_PRODUCER_INFO)
     def all_producers(self, connection: Connection, command: Command) -> Command:
-        # Members are timed by the monotonic clock; tools compare with the wall clock of their own machine.
+        # Members have monotonic times; tools compare with the wall clock of their machine.
         since_ms = self._context.clock.now_ms() - self._context.clock.monotonic_ms()
         table = {
             group: [
@@ -303,7 +302,7 @@ class ConnectionHandlers(Handlers[OperationsContext]):
 
     @answers(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, lane="relays")
     async def consumer_status(self, connection: Connection, command: Command) -> Command:
-        """The offsets that the members of a group have on a topic, as they see it; who does not answer is left out."""
+        """Return the offsets on a topic that the members of a group report, without members that do not answer."""
         header = decode_header_leniently(command, ConsumerStatusRequest, missing={"topic": ""})
         group = self._context.clients.consumers(header.group)
         if group is None:
@@ -325,7 +324,7 @@ class ConnectionHandlers(Handlers[OperationsContext]):
 
     @answers(RequestCode.CONSUME_MESSAGE_DIRECTLY, admins_only=True, lane="relays")
     async def consume_directly(self, connection: Connection, command: Command) -> Command:
-        """Have a consumer handle one message now; the broker adds the message and what is known of topic and group."""
+        """Let a consumer handle one message now. The broker adds the message and the flags of topic and group."""
         header = decode_header_leniently(command, ConsumeDirectlyRequest, missing=_NULL)
         try:
             offset = decode_offset_id(header.msg_id or "")[2]
@@ -348,7 +347,7 @@ class ConnectionHandlers(Handlers[OperationsContext]):
         if peer is None:
             return reply(command, ResponseCode.SYSTEM_ERROR, f"The Consumer <{group}> <{client_id}> not online")
         try:
-            # As a new command: the opaque of the one that asks means nothing on the member's connection.
+            # A new command: the opaque of the tool's request has no meaning on the member's connection.
             answer = await peer.call(Command(command.code, fields=fields, body=body), _RELAY_TIMEOUT_MS)
         except RequestTimedOut as error:
             remark = f"consumer <{group}> <{client_id}> Timeout: {error}"

@@ -1,4 +1,4 @@
-"""Consumer groups and how far they are: codes 200, 201, 207, 208, 225, 300, 303, 308, 315, 317, 343, 345, 352, 353, 402
+"""Consumer groups and their progress: codes 200, 201, 207, 208, 225, 300, 303, 308, 315, 317, 343, 345, 352, 353, 402
 (``AdminBrokerProcessor``).
 
 Source: remoting.md §4.4, §6.4.9, §6.4.13, §6.7; behaviour.md §5.2, §9.9, §9.10.
@@ -54,7 +54,7 @@ from rmqkit.remoting.tasks import Slice
 
 
 class GroupHandlers(Handlers[OperationsContext]):
-    """Creates, changes, deletes and shows consumer groups."""
+    """The handlers that create, change, delete and show consumer groups."""
 
     def __init__(self, context: OperationsContext) -> None:
         super().__init__(context)
@@ -68,14 +68,14 @@ class GroupHandlers(Handlers[OperationsContext]):
 
     @answers(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, admins_only=True)
     async def create_several(self, connection: Connection, command: Command) -> Command:
-        """Create or change several groups: all, or none when one of them is refused."""
+        """Create or change several groups: all, or none if one of them is refused."""
         return await self._put(command, decode_body(command, GroupConfigList).group_config_list)
 
     @answers(RequestCode.DELETE_SUBSCRIPTIONGROUP, admins_only=True)
     def delete(self, connection: Connection, command: Command) -> Command:
-        """Delete a group, with its offsets where that is asked for; an unknown one is fine."""
+        """Delete a group, if it exists, and its offsets, if requested."""
         header = decode_header_leniently(command, DeleteGroupRequest)
-        # The group first: where the disk refuses that, it keeps its offsets, too.
+        # The group first: if the disk refuses, its offsets stay, too.
         self._context.groups.remove(header.group_name)
         self._context.statistics.drop_counters(group=header.group_name)
         if header.clean_offset:
@@ -84,7 +84,7 @@ class GroupHandlers(Handlers[OperationsContext]):
 
     @answers(RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN, admins_only=True)
     def forbid(self, connection: Connection, command: Command) -> Command:
-        """Close a topic to a group or open it, where that is asked for; whether it may read."""
+        """Forbid or allow a group to read a topic, if requested. Return whether it may read."""
         header = decode_header_leniently(command, GroupForbiddenRequest)
         if header.readable is not None:
             self._context.groups.forbid_reading(header.group, header.topic, is_forbidden=not header.readable)
@@ -94,20 +94,20 @@ class GroupHandlers(Handlers[OperationsContext]):
 
     @answers(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
     def all_groups(self, connection: Connection, command: Command) -> Command:
-        """Every group, with the version of the table; slaves copy it."""
+        """Return all groups and the version of the table, which slaves copy."""
         stored = self._context.groups.stored
         header = GroupConfigsResponse(len(stored.subscription_group_table))
         return reply(command, header=header, body=fastjson.dumps(stored))
 
     @answers(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE)
     def request_modes(self, connection: Connection, command: Command) -> Command:
-        """Which groups pop: what ``messageRequestMode.json`` says; slaves copy it."""
+        """Return the groups that pop, from ``messageRequestMode.json``, which slaves copy."""
         modes = request_modes_file(self._context.store.root).load(MessageRequestModes) or MessageRequestModes()
         return reply(command, body=msgspec.json.encode(modes))
 
     @answers(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG)
     def group(self, connection: Connection, command: Command) -> Command:
-        """One group; an unknown one is created when the settings allow it."""
+        """Return a group. Create an unknown one if the settings allow it."""
         config = self._context.groups.get(decode_header(command, GroupRequest).group)
         if config is None:
             return reply(command, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "No group in this broker")
@@ -115,9 +115,9 @@ class GroupHandlers(Handlers[OperationsContext]):
 
     @answers(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO)
     def groups_of_topic(self, connection: Connection, command: Command) -> Command:
-        """The groups that subscribe to a topic, and those that have offsets on it."""
+        """Return the groups that subscribe to a topic, and the groups with offsets on it."""
         topic = decode_header(command, TopicRequest).topic
-        # Both: a group that is offline has offsets, and one that is new none.
+        # Both: an offline group has offsets, and a new group has none.
         groups = self._context.clients.subscribers(topic) | set(self._context.offsets.groups(topic))
         return reply(command, body=msgspec.json.encode(GroupList(sorted(groups))))
 
@@ -134,14 +134,14 @@ class GroupHandlers(Handlers[OperationsContext]):
         return reply(command, body=fastjson.dumps(body))
 
     async def _put(self, command: Command, wanted: list[SubscriptionGroupConfig]) -> Command:
-        """Create or change groups; the attributes of what is wanted are signed changes."""
+        """Create or change groups; the attributes of ``wanted`` are signed changes."""
         now = Slice()
-        # One list at a time, up to where the table shows it: what two change at once would be altered from an old row.
+        # One list at a time, until the table has the changes: otherwise two requests could change the same old row.
         async with self._altering:
             for config in wanted:
                 await now.pause_if_over()
                 fault = group_fault(config.group_name)
-                if fault is not None:  # nothing was changed yet: the write below is one for all
+                if fault is not None:  # nothing has changed yet: one write below changes all groups
                     return reply(command, ResponseCode.INVALID_PARAMETER, fault)
                 known = self._context.groups.stored.subscription_group_table.get(config.group_name)
                 current = (known.attributes or {}) if known is not None else {}
@@ -154,16 +154,16 @@ class GroupHandlers(Handlers[OperationsContext]):
         return reply(command)
 
 
-# A correction for a group that is behind all others: none.
+# The value for "no correction", for a group that is behind all others.
 _NOTHING = (1 << 63) - 1
 
 
 class ProgressHandlers(Handlers[OperationsContext]):
-    """Compares the offsets of groups with their queues."""
+    """The handlers that compare the offsets of groups with their queues."""
 
     @answers(RequestCode.GET_CONSUME_STATS)
     async def of_group(self, connection: Connection, command: Command) -> Command:
-        """Return how far a group is on its topics, or on those that are asked for."""
+        """Return the progress of a group on its topics, or on the requested topics."""
         header = decode_header(command, ConsumeStatsRequest)
         group = header.consumer_group
         asked = header.topic_list.split(";") if header.topic_list else [header.topic] if header.topic else None
@@ -175,10 +175,10 @@ class ProgressHandlers(Handlers[OperationsContext]):
 
     @answers(RequestCode.GET_BROKER_CONSUME_STATS)
     async def of_all_groups(self, connection: Connection, command: Command) -> Command:
-        """Return how far every group is on each of its topics, or of its ordered ones."""
+        """Return the progress of every group on all its topics, or on its ordered topics."""
         header = decode_header_leniently(command, AllConsumeStatsRequest, missing={"isOrder": "false"})
         answer, now, topics_of = ConsumeStatsList(self._context.address), Slice(), self._context.offsets.topics_by_group
-        # A copy, as groups come while the loop turns; those that went meanwhile are answered with nothing.
+        # A copy, because groups may be added while the loop runs; deleted groups have an empty answer.
         for group in list(self._context.groups.stored.subscription_group_table):
             several = []
             for topic in self._consumed(group, topics_of.get(group, [])):
@@ -190,12 +190,12 @@ class ProgressHandlers(Handlers[OperationsContext]):
             for one in [one for stats in several for one in stats.offset_table.values()]:
                 answer.total_diff += one.broker_offset - one.consumer_offset
                 answer.total_inflight_diff += max(0, (one.pull_offset or 0) - one.consumer_offset)
-        # Java's JSON of thousands of groups takes seconds: written aside, of a table that nobody changes any more.
+        # Java's JSON of thousands of groups takes seconds: encode it in a thread; the table does not change any more.
         return reply(command, body=await asyncio.to_thread(fastjson.dumps, answer))
 
     @answers(RequestCode.QUERY_CONSUME_TIME_SPAN)
     async def time_spans(self, connection: Connection, command: Command) -> Command:
-        """Per queue when its oldest, its newest and the group's last message were stored, and how late the group is."""
+        """Return, for each queue, the store times of its oldest, newest and last consumed message, and the delay."""
         header = decode_header_leniently(command, TimeSpanRequest, missing={"group": ""})
         topic = self._context.topics.get(header.topic)
         if topic is None:
@@ -208,8 +208,8 @@ class ProgressHandlers(Handlers[OperationsContext]):
 
     @answers(RequestCode.QUERY_CORRECTION_OFFSET)
     def corrections(self, connection: Connection, command: Command) -> Command:
-        """Per queue the offset of the group that is furthest behind; for a group that is behind that, none.
-        Apache's broker also forgets the offsets of the groups to leave out; here they are only left out."""
+        """Return, for each queue, the lowest offset of the groups; `_NOTHING` if the compared group's is lower.
+        Groups in the filter are ignored; Apache's broker also removes their offsets."""
         header = decode_header_leniently(command, CorrectionOffsetRequest, missing={"compareGroup": ""})
         left_out = (header.filter_groups or "").split(",")
         lowest: dict[int, int] = {}
@@ -217,7 +217,7 @@ class ProgressHandlers(Handlers[OperationsContext]):
             for queue_id, offset in (
                 self._context.offsets.queues(group, header.topic).items() if group not in left_out else ()
             ):
-                # An offset before the first message is one of a group that was left: it would hold all others back.
+                # Ignore offsets before the first message: they are of abandoned groups.
                 if offset >= self._context.store.min_offset(header.topic, queue_id):
                     lowest[queue_id] = min(offset, lowest.get(queue_id, offset))
         for queue_id, offset in self._context.offsets.queues(header.compare_group, header.topic).items():
@@ -256,7 +256,7 @@ class ProgressHandlers(Handlers[OperationsContext]):
             consumed = max(0, self._context.offsets.get(group, name, queue_id) or 0)
             newest_ms = self._context.store.store_time_at(name, queue_id, consumed - 1) if consumed else 0
             table[MessageQueue(name, self._context.settings.broker_name, queue_id)] = ConsumeOffsets(
-                # Read behind the consumed offset: the other way round a group that keeps up would be ahead.
+                # Read it after the consumed offset: otherwise a group that keeps up could be ahead.
                 broker_offset=self._context.store.max_offset(name, queue_id),
                 consumer_offset=consumed,
                 pull_offset=max(consumed, self._context.offsets.pull_offset(group, name, queue_id)),

@@ -1,9 +1,9 @@
 """Offsets of groups and delay levels, bounds of queues: codes 14, 15, 29, 30, 31, 32, 43, 45, 60, 61, 202;
-moving a group by an operator: codes 222 (reset by time or offset) and 314 (clone).
+resets of groups by an operator: codes 222 (reset by time or offset) and 314 (clone).
 
-By default the broker moves a group itself (``useServerSideResetOffset``): the pulls held on a queue, and the next ones,
-are sent to the target until the owner of the queue follows, and what clients commit before that is void. Otherwise it
-notifies every client of the group (code 220, one-way), and the clients move themselves.
+By default the broker resets a group itself (``useServerSideResetOffset``): it redirects held and later pulls of a queue
+to the target until the owner of the queue follows, and ignores commits of clients before that. Otherwise it notifies
+every client of the group (code 220, one-way), and the clients reset their offsets.
 
 Source: remoting.md §4.3.3, §4.4, §6.4.9, §10.6; behaviour.md §5.2, §5.3, §5.4, §9.9.
 """
@@ -45,12 +45,12 @@ from rmqkit.remoting.tasks import Slice
 
 
 class OffsetHandlers(Handlers[OperationsContext]):
-    """Answers where groups are and what queues hold."""
+    """The handlers of requests about offsets of groups and bounds of queues."""
 
     @answers(RequestCode.QUERY_CONSUMER_OFFSET)
     @by_global_number
     def query(self, connection: Connection, command: Command) -> Command:
-        """Return the committed offset; without one, 0 where a new group gets every message (`_starts_at_0`)."""
+        """Return the committed offset; without one, 0 if a new group gets every message (`_starts_at_0`)."""
         header = decode_header_leniently(command, QueryConsumerOffsetRequest, drops_unreadable=False)
         offset = self._context.offsets.get(header.consumer_group, header.topic, header.queue_id)
         if offset is not None and offset >= 0:
@@ -66,9 +66,9 @@ class OffsetHandlers(Handlers[OperationsContext]):
     def _starts_at_0(self, topic: str, queue_id: int) -> bool:
         """Return True if a new group gets every message of a queue, also a group that wants to start at the end.
 
-        That is so where message 0 is in memory, as at the reference, and where the queue is still empty. The reference
-        has no offset for an empty queue. The client then requests the maximum, and skips the messages that arrive
-        before that request: 29 of 600 with the Java client 4.9.3.
+        That is the case if message 0 is in memory, as in the reference, or if the queue is empty. The reference returns
+        no offset for an empty queue. The client then requests the maximum, and skips the messages that arrive before
+        that request: 29 of 600 with the Java client 4.9.3.
         """
         low, high = self._context.store.bounds(topic, queue_id)
         if low > 0 or high > 0:
@@ -79,9 +79,9 @@ class OffsetHandlers(Handlers[OperationsContext]):
     @answers(RequestCode.UPDATE_CONSUMER_OFFSET)
     @by_global_number
     def update(self, connection: Connection, command: Command) -> Command:
-        """Commit an offset; after a reset by an operator what clients commit is void until their next pull."""
+        """Commit an offset. After a reset by an operator, commits are ignored until the client's next pull."""
         header = decode_header_leniently(command, UpdateConsumerOffsetRequest)
-        # With `in`: `get` might make a deleted group again, for the last commit of a client that leaves.
+        # Not with `get`, which might create a deleted group again, for the last commit of a leaving client.
         if header.consumer_group not in self._context.groups:
             remark = f"Group {header.consumer_group} not exist!"
             return reply(command, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, remark)
@@ -91,7 +91,7 @@ class OffsetHandlers(Handlers[OperationsContext]):
             return reply(command, ResponseCode.INVALID_PARAMETER, f"QueueId is null, topic is {header.topic}")
         if header.commit_offset is None:
             return reply(command, ResponseCode.INVALID_PARAMETER, f"Offset is null, topic is {header.topic}")
-        # The client does not know of the reset before its next pull: its commit would undo it.
+        # The client learns of the reset with its next pull: before that its commit would undo the reset.
         if self._context.offsets.has_reset(header.consumer_group, header.topic, header.queue_id):
             return reply(command, remark="Offset has been previously reset")
         self._context.offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
@@ -117,10 +117,10 @@ class OffsetHandlers(Handlers[OperationsContext]):
     @answers(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP)
     @by_global_number
     def search(self, connection: Connection, command: Command) -> Command | Awaitable[Command]:
-        """Return the first message at or after a time; for the lower boundary also one that the log has deleted and
-        another place has."""
+        """Return the offset of the first message at or after a time. For the lower boundary it may be a message that
+        the log has deleted and another place has."""
         header = decode_header(command, SearchOffsetRequest)
-        # Without a boundary, as 4.9 clients ask: the lower one.
+        # 4.9 clients send no boundary, which means the lower one.
         upper = (header.boundary_type or "").upper() == "UPPER"
         offset = self._context.store.offset_by_time(header.topic, header.queue_id, header.timestamp, upper=upper)
         older = self._context.older
@@ -140,25 +140,25 @@ class OffsetHandlers(Handlers[OperationsContext]):
 
     @answers(RequestCode.GET_ALL_CONSUMER_OFFSET)
     async def all_offsets(self, connection: Connection, command: Command) -> Command:
-        """The offsets of every group; slaves copy them."""
-        # `contents` is a copy, made on the loop; Java's JSON of a large table takes seconds, and is written aside.
+        """Return the offsets of all groups, which slaves copy."""
+        # `contents` is a copy made on the loop. A thread encodes it: Java's JSON of a large table takes seconds.
         return reply(command, body=await asyncio.to_thread(fastjson.dumps, self._context.offsets.contents))
 
     @answers(RequestCode.GET_ALL_DELAY_OFFSET)
     def delay_offsets(self, connection: Connection, command: Command) -> Command:
-        """Return how far each delay level is delivered; slaves copy it."""
+        """Return the offset of each delay level, which slaves copy."""
         return reply(command, body=fastjson.dumps(self._context.schedule.offsets()))
 
     @answers(RequestCode.GET_TIMER_CHECK_POINT)
     def timer_checkpoint(self, connection: Connection, command: Command) -> Command:
-        """Return how far the timer has come; slaves copy it."""
+        """Return the timer's progress, which slaves copy."""
         if self._context.timer is not None:
             return reply(command, body=self._context.timer.checkpoint())
         return reply(command, ResponseCode.SYSTEM_ERROR, "The checkpoint is null")
 
     @answers(RequestCode.GET_TIMER_METRICS)
     async def timer_metrics(self, connection: Connection, command: Command) -> Command:
-        """The messages that wait for their time, by topic; slaves copy it. To who asks, also by when they are due."""
+        """Return the numbers of waiting timed messages by topic, which slaves copy; if requested, also by due time."""
         if (timer := self._context.timer) is not None:
             metrics = timer.metrics
             if decode_header(command, TimerMetricsRequest).due_within:
@@ -168,7 +168,7 @@ class OffsetHandlers(Handlers[OperationsContext]):
 
     @answers(RequestCode.GET_TOPIC_STATS_INFO)
     async def topic_bounds(self, connection: Connection, command: Command) -> Command:
-        """The bounds of every queue of a topic, and when its newest message was stored."""
+        """Return the bounds of every queue of a topic, and the store time of its newest message."""
         topic = decode_header(command, TopicRequest).topic
         config = self._context.topics.get(topic)
         if config is None:
@@ -184,16 +184,16 @@ class OffsetHandlers(Handlers[OperationsContext]):
         return reply(command, body=await asyncio.to_thread(fastjson.dumps, TopicStatsTable(table, rate)))
 
 
-# What the reference takes where these are missing.
+# The reference's values for missing fields.
 _NUMBERS = {"timestamp": "0", "isForce": "false"}
 
 
 class ResetHandlers(Handlers[OperationsContext]):
-    """Resets and clones the offsets of groups."""
+    """The handlers that reset and clone the offsets of groups."""
 
     @answers(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, admins_only=True)
     async def reset(self, connection: Connection, command: Command) -> Command:
-        """Move a group on one queue of a topic, or on all; the offsets it moves to."""
+        """Reset a group's offset of one queue of a topic, or of all. Return the new offsets."""
         header = decode_header_leniently(command, ResetOffsetRequest, missing=_NUMBERS)
         if self._context.settings.server_side_reset:
             return await self._reset_here(connection, command, header)
@@ -201,8 +201,8 @@ class ResetHandlers(Handlers[OperationsContext]):
 
     @answers(RequestCode.CLONE_GROUP_OFFSET, admins_only=True)
     def clone(self, connection: Connection, command: Command) -> Command:
-        """Give a group the offsets of another one, on one topic or on all.
-        Unknown topics are left out; so is, unless the source is taken as offline, what it is online without."""
+        """Copy the offsets of a group to another group, on one topic or on all.
+        Skip unknown topics. Skip topics that an online source does not subscribe to, unless ``offline`` is set."""
         header = decode_header_leniently(command, CloneGroupOffsetRequest)
         group = self._context.clients.consumers(header.src_group)
         online = group.subscriptions if group is not None and not header.offline else None
@@ -224,7 +224,7 @@ class ResetHandlers(Handlers[OperationsContext]):
         if header.queue_id >= 0 and header.offset is not None and header.offset != -1:
             low = self._context.min_offset(header.topic, header.queue_id)
             high = self._context.store.max_offset(header.topic, header.queue_id)
-            # One past the end is let through, as by the reference.
+            # The reference accepts the offset after the end, too.
             if not low <= header.offset <= high + 1:
                 remark = f"Target offset {header.offset} not in consume queue range [{low}-{high}]"
                 return reply(command, ResponseCode.SYSTEM_ERROR, remark)
@@ -232,11 +232,11 @@ class ResetHandlers(Handlers[OperationsContext]):
         else:
             queue_ids = [header.queue_id] if header.queue_id >= 0 else range(topic.write_queue_nums)
             is_end = header.timestamp < 0
-            # All of them before the first queue is moved: a search may fail, and then nothing has changed.
+            # Search all before the first reset: if a search fails, nothing has changed.
             targets = {queue_id: await self._offset_at(connection, header, queue_id, is_end) for queue_id in queue_ids}
-        assert all(offset >= 0 for offset in targets.values()), f"a group is moved to messages, not to {targets}"
+        assert all(offset >= 0 for offset in targets.values()), f"no target is negative: {targets}"
         for queue_id, offset in targets.items():
-            # The reset first: the pull that is woken looks for it.
+            # The reset first: the woken pull reads it.
             self._context.offsets.reset(header.group, header.topic, queue_id, offset)
             self._context.long_polling.wake(header.topic, queue_id, header.group)
             if self._context.pop is not None:
@@ -250,7 +250,7 @@ class ResetHandlers(Handlers[OperationsContext]):
             return reply(command, ResponseCode.TOPIC_NOT_EXIST, remark)
         targets: dict[int, int] = {}
         for queue_id in range(topic.write_queue_nums):
-            # All queues are checked before any client hears of it: a reset of half the queues is what nobody asked for.
+            # Check all queues before notifying any client, so that a failed reset changes no queue.
             committed = self._context.offsets.get(header.group, header.topic, queue_id)
             if committed is None or committed < 0:
                 remark = f"THe consumer group <{header.group}> not exist"  # the reference's spelling
@@ -275,8 +275,8 @@ class ResetHandlers(Handlers[OperationsContext]):
         return reply(command, body=fastjson.dumps(body))
 
     async def _offset_at(self, connection: Connection, header: ResetOffsetRequest, queue_id: int, is_end: bool) -> int:
-        """Return the offset that a queue is moved to. Deleted messages that another place has count, too.
-        Raises PeerRefused, StoreError, OSError: they cannot be searched now."""
+        """Return the target offset of a queue. It may be of a deleted message that another place has.
+        Raises PeerRefused, StoreError, OSError: the other place cannot be searched now."""
         store, older, topic = self._context.store, self._context.older, header.topic
         if is_end:
             return store.max_offset(topic, queue_id)

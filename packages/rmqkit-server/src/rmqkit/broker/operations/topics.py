@@ -1,12 +1,12 @@
-"""Topics and what is left of them: codes 17, 18, 21, 215, 305, 306, 316, 329, 351 (``AdminBrokerProcessor``).
+"""Topics, and cleaning after them: codes 17, 18, 21, 215, 305, 306, 316, 329, 351 (``AdminBrokerProcessor``).
 
-A change is on the disk, and on its way to the name servers, when it is answered. What is expired goes by itself in
-time; the cleaning codes do it now and are always answered with success, unless the disk refuses.
+A change is on the disk, and sent to the name servers, before the answer. Retention deletes expired files by itself; the
+cleaning codes request it now. They always succeed, unless the disk refuses.
 
 Attributes of topics and groups (``TopicAttributes``, ``SubscriptionGroupAttributes``, ``AttributeUtil``): a change is a
-map of signed names: ``+name`` → value adds or alters, ``-name`` deletes; a topic request writes it as
-``+message.type=DELAY,-reserve.time``. Stored are the bare names. Texts of refusals are the reference's, seen from a
-5.4.0 broker. Source: remoting.md §4.3.7, §4.4; behaviour.md §5.5, §9.5, §9.9; store.md §9.2.
+map of signed names: ``+name`` → value adds or alters, ``-name`` deletes; a topic request has it as
+``+message.type=DELAY,-reserve.time``. The table has the names without signs. Texts of refusals are those of a 5.4.0
+broker. Source: remoting.md §4.3.7, §4.4; behaviour.md §5.5, §9.5, §9.9; store.md §9.2.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ _LONG = range(-(1 << 63), 1 << 63)
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """The values that an attribute may hold: some words, or the whole numbers in a range."""
+    """The values that an attribute may have: some words, or the integers in a range."""
 
     values: tuple[str, ...] | range
     is_changeable: bool = True
 
     def check(self, value: str) -> None:
-        """Raises ValueError: the value is not allowed."""
+        """Check a value. Raises ValueError: the value is not allowed."""
         if isinstance(self.values, tuple):
             if value not in self.values:
                 raise ValueError(f"value is not in set: [{', '.join(self.values)}]")
@@ -72,7 +72,7 @@ GROUP_ATTRIBUTES: Mapping[str, Attribute] = {"priority.factor": Attribute(range(
 
 
 def parse_changes(text: str) -> dict[str, str]:
-    """Signed name → value, from the text of a topic request. Raises ValueError: it is malformed."""
+    """Return signed name → value from the text of a topic request. Raises ValueError: it is malformed."""
     changes: dict[str, str] = {}
     for part in filter(None, text.split(",")):
         name, equals, value = part.partition("=")
@@ -89,8 +89,8 @@ def parse_changes(text: str) -> dict[str, str]:
 def alter(
     current: Mapping[str, str], changes: Mapping[str, str], known: Mapping[str, Attribute], *, is_new: bool
 ) -> dict[str, str]:
-    """The attributes after a change.
-    Raises ValueError: an unknown or fixed name, a value that is not allowed, a deletion of what is not there."""
+    """Return the attributes after a change. Raises ValueError: an unknown or fixed name, a value that is not allowed,
+    a deletion of a missing attribute."""
     attributes = dict(current)
     for signed, value in changes.items():
         sign, name = signed[:1], signed[1:]
@@ -103,7 +103,7 @@ def alter(
         attribute = known.get(name)
         if attribute is None:
             raise ValueError(f"unsupported key: {name}")
-        # In the reference's order: a change with two faults is answered with the same one.
+        # In the reference's order, so that a change with two faults has the same answer.
         if sign == "-" and name not in current:
             raise ValueError(f"attempt to delete a nonexistent key: {name}")
         if not is_new and not attribute.is_changeable:
@@ -124,7 +124,7 @@ _FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
 
 
 class TopicHandlers(Handlers[OperationsContext]):
-    """Creates, changes, deletes and shows topics; deletes what nobody needs any more."""
+    """The handlers that create, change, delete and show topics, and that clean up."""
 
     def __init__(self, context: OperationsContext) -> None:
         super().__init__(context)
@@ -156,7 +156,7 @@ class TopicHandlers(Handlers[OperationsContext]):
 
     @answers(RequestCode.UPDATE_AND_CREATE_STATIC_TOPIC, admins_only=True)
     async def create_static(self, connection: Connection, command: Command) -> Command:
-        """A topic whose queues are numbered over several brokers; the body says which of them are here."""
+        """Create a topic whose queues are numbered over several brokers. The body has the queues on this broker."""
         static, detail = self._context.topics.static, await decode_aside(command, TopicQueueMappingDetail)
         fault = static.fault(detail, force=decode_fields(command).get("force") == "true")
         if fault:
@@ -165,12 +165,12 @@ class TopicHandlers(Handlers[OperationsContext]):
 
     @answers(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, admins_only=True)
     async def create_several(self, connection: Connection, command: Command) -> Command:
-        """Create or change several topics: all, or none when one of them is refused."""
+        """Create or change several topics: all, or none if one of them is refused."""
         return await self._put(command, decode_body(command, TopicConfigList).topic_config_list)
 
     @answers(RequestCode.DELETE_TOPIC_IN_BROKER, admins_only=True)
     def delete(self, connection: Connection, command: Command) -> Command:
-        """Delete a topic, its queues, its groups' offsets and their POP retry topics; an unknown one is fine."""
+        """Delete a topic, if it exists, with its queues, its groups' offsets and their POP retry topics."""
         topic = decode_header_leniently(command, TopicRequest, missing={"topic": ""}).topic
         fault = topic_fault(topic) if not topic.strip() else self._conflict(topic)
         if fault is not None:
@@ -178,20 +178,20 @@ class TopicHandlers(Handlers[OperationsContext]):
         groups = self._context.offsets.groups(topic) if self._context.settings.deletes_retry_topics else ()
         retries = [retry_topic(f"{group}{mark}{topic}") for group in groups for mark in "_+"]
         for name in (topic, *filter(self._context.topics.get, retries)):
-            # The table first: a send in between is refused, and does not make the queue again.
+            # The table first: a send in between is refused and does not create the queue again.
             self._context.topics.remove(name)
             self._context.offsets.remove_topic(name)
             self._context.store.delete_topic(name)
-            assert self._context.topics.get(name) is None or is_light(name), "a deleted topic takes no messages"
+            assert self._context.topics.get(name) is None or is_light(name), "a deleted topic is not in the table"
             self._context.statistics.drop_counters(topic=name)
         return reply(command)
 
     @answers(RequestCode.GET_ALL_TOPIC_CONFIG)
     def all_topics(self, connection: Connection, command: Command) -> Command:
-        """Every topic, with the version of the table; slaves copy it."""
+        """Return all topics and the version of the table, which slaves copy."""
         table = self._context.topics.snapshot()
         table.mapping_data_version = self._context.topics.static.data_version
-        # Slaves take the whole mappings; what `snapshot` puts here is for name servers.
+        # Slaves read the mapping details; the infos of `snapshot` are for name servers.
         table.topic_queue_mapping_info_map = {}
         table.topic_queue_mapping_detail_map = self._context.topics.static.details
         header = TopicConfigsResponse(len(table.topic_config_table))
@@ -210,12 +210,12 @@ class TopicHandlers(Handlers[OperationsContext]):
 
     @answers(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
     def system_topics(self, connection: Connection, command: Command) -> Command:
-        """The names of the topics that are the broker's own."""
+        """Return the names of the system topics."""
         return reply(command, body=msgspec.json.encode(TopicList(topic_list=self._context.topics.system_topics)))
 
     @answers(RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE, admins_only=True)
     def expired_queue_files(self, connection: Connection, command: Command) -> Command:
-        """Delete queue files that point below the start of the log only."""
+        """Delete queue files whose entries all point before the start of the log."""
         self._context.store.retention_round()
         return reply(command)
 
@@ -227,12 +227,12 @@ class TopicHandlers(Handlers[OperationsContext]):
 
     @answers(RequestCode.CLEAN_UNUSED_TOPIC, admins_only=True)
     def unused_topics(self, connection: Connection, command: Command) -> Command:
-        """Delete the queues and offsets of topics that are not in the table, and offsets that groups left behind."""
+        """Delete the queues and offsets of topics that are not in the table, and the offsets of abandoned groups."""
         known = self._context.store.topics | self._context.offsets.all_topics
         unknown = [topic for topic in known if self._context.topics.get(topic) is None and not is_light(topic)]
-        # Light queues are in no table, and system topics are made when they are needed: both would look unused.
+        # Light queues are not in the table, and system topics are created when they are needed: neither is unused.
         unused = [topic for topic in unknown if not self._context.topics.is_system(topic)]
-        assert not any(map(self._context.topics.get, unused)), "a topic of the table is in use"
+        assert not any(map(self._context.topics.get, unused)), "unused topics are not in the table"
         self._context.store.delete_topic(*unused)
         for topic in unused:
             self._context.offsets.remove_topic(topic)
@@ -245,10 +245,10 @@ class TopicHandlers(Handlers[OperationsContext]):
     async def _put(
         self, command: Command, wanted: list[TopicConfig], detail: TopicQueueMappingDetail | None = None
     ) -> Command:
-        """Create or change what differs; the attributes of what is wanted are signed changes.
-        ``detail``: the queues of the topic that is wanted, if it is a static one."""
+        """Create or change topics that differ; the attributes of ``wanted`` are signed changes.
+        ``detail``: the queues of the topic, if it is a static one."""
         changed, now = [], Slice()
-        # One list at a time, up to where the table shows it: what two change at once would be altered from an old row.
+        # One list at a time, until the table has the changes: otherwise two requests could change the same old row.
         async with self._altering:
             for config in wanted:
                 await now.pause_if_over()
@@ -278,12 +278,12 @@ class TopicHandlers(Handlers[OperationsContext]):
             self._context.topics.static.put(detail)  # first: the topic is registered with it
         if changed:
             await self._context.topics.put_shared(*changed)
-            # Tools send the next request, or a message, right behind this answer: routes have to be there.
+            # Tools send the next request, or a message, right after this answer and need the routes.
             await self._context.topics_published()
         return reply(command)
 
     def _is_abandoned(self, topic: str, group: str) -> bool:
-        """Return True if a group is not online for a topic and what came next for it was deleted, on every queue."""
+        """Return True if a group is not online for a topic and its next message of every queue was deleted."""
         online = self._context.clients.consumers(group)
         if online is not None and topic in online.subscriptions:
             return False

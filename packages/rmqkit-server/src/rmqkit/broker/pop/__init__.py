@@ -1,1 +1,1 @@
-"""POP: pops, acks, check points and what is revived (PopMessageProcessor, PopBufferMergeService, PopReviveService)."""
+"""POP: pops, acks, check points and redelivery (PopMessageProcessor, PopBufferMergeService, PopReviveService)."""

@@ -1,12 +1,12 @@
-"""QUERY_ASSIGNMENT (400), SET_MESSAGE_REQUEST_MODE (401): brokers share out queues, and say whether to pop them.
+"""QUERY_ASSIGNMENT (400), SET_MESSAGE_REQUEST_MODE (401): the broker assigns queues to clients, to pop or to pull.
 
 ===================================  =================================================================================
 a client of a group that             gets
 ===================================  =================================================================================
-broadcasts                           every queue, to be pulled
-pulls                                its share by AVG or AVG_BY_CIRCLE of the queues of all brokers
-pops, sharing with all (default)     queue -1 of every broker, which stands for all of its queues
-pops, ``popShareQueueNum`` n         its share and those of the next n members
+broadcasts                           every queue, to pull
+pulls                                its share of the queues of all brokers, by AVG or AVG_BY_CIRCLE
+pops, sharing with all (default)     queue -1 of every broker, which means all of its queues
+pops, ``popShareQueueNum`` n         its share and the shares of the next n members
 ===================================  =================================================================================
 
 The modes are in ``messageRequestMode.json``; retry topics are always pulled. A client that this broker does not know
@@ -46,7 +46,7 @@ _Routes = Callable[[str], Awaitable[list[TopicRoute]]]
 
 
 class PopAssignmentHandlers(Handlers[PopContext]):
-    """``routes``: what the name servers say of a topic."""
+    """The handlers of queue assignments. ``routes`` returns the routes of a topic from the name servers."""
 
     def __init__(self, context: PopContext, routes: _Routes) -> None:
         super().__init__(context)
@@ -55,18 +55,17 @@ class PopAssignmentHandlers(Handlers[PopContext]):
 
     @answers(RequestCode.QUERY_ASSIGNMENT)
     async def assignments(self, connection: Connection, command: Command) -> Command:
-        """The queues of one client of a group."""
+        """Return the queues of one client of a group."""
         asked = decode_body(command, QueryAssignmentBody)
         group = self._context.clients.consumers(asked.consumer_group)
-        # All brokers have to share out by the same order, as clients do that share out by themselves.
+        # All brokers and the clients that assign queues by themselves have to use the same order.
         client_ids = sorted({member.client_id for member in group.members.values()}) if group is not None else []
         strategy = _STRATEGIES.get(asked.strategy_name)
         if strategy is None:
             remark = f"strategy {asked.strategy_name} is not supported: use {' or '.join(_STRATEGIES)}"
             return reply(command, ResponseCode.SYSTEM_ERROR, remark)
         if asked.client_id not in client_ids:
-            # Not an empty list: Apache's client keeps its queues when there is none, and would drop all of them for an
-            # empty one.
+            # Not an empty list: Apache's client then drops all queues. Without a list it keeps its queues.
             return reply(command, body=b"{}")
         wanted = self._mode(asked.topic, asked.consumer_group)
         queues, is_pop = await self._queues(asked.topic), wanted.mode == RequestMode.POP.value
@@ -82,7 +81,7 @@ class PopAssignmentHandlers(Handlers[PopContext]):
 
     @answers(RequestCode.SET_MESSAGE_REQUEST_MODE, admins_only=True)
     def set_mode(self, connection: Connection, command: Command) -> Command:
-        """Have a group pop a topic, or pull it; on the disk when that is answered."""
+        """Set whether a group pops or pulls a topic. The file is written before the answer."""
         wanted = decode_body(command, MessageRequestMode)
         if wanted.topic.startswith(RETRY_PREFIX):
             return reply(command, ResponseCode.NO_PERMISSION, "retry topic is not allowed to set mode")
@@ -102,7 +101,7 @@ class PopAssignmentHandlers(Handlers[PopContext]):
         return self._file.load(MessageRequestModes) or MessageRequestModes()
 
     def _mode(self, topic: str, group: str) -> MessageRequestMode:
-        """Retry topics are pulled."""
+        """Return how a group reads a topic. Retry topics are always pulled."""
         if topic.startswith(RETRY_PREFIX):
             return MessageRequestMode(topic=topic, consumer_group=group)
         known = self._modes().message_request_mode_map.get(topic, {}).get(group)
@@ -114,10 +113,10 @@ class PopAssignmentHandlers(Handlers[PopContext]):
         )
 
     async def _queues(self, topic: str) -> list[MessageQueue]:
-        """The queues to read from of all brokers, as far as name servers know them, and of this one."""
+        """Return the readable queues of a topic: of the brokers that the name servers know, and of this broker."""
         counts = {data.broker_name: data for route in await self._routes(topic) for data in route.queue_datas}
         found = {name: data.read_queue_nums for name, data in counts.items() if data.perm & Permission.READ}
-        # Its own table is newer than what name servers know: they hear of a change with the next registration.
+        # The broker's own table is newer: name servers receive a change with the next registration.
         own = self._context.topics.get(topic)
         if own is not None and own.perm & Permission.READ:
             found[self._context.settings.broker_name] = own.read_queue_nums

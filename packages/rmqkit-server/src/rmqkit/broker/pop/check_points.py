@@ -1,25 +1,25 @@
 """Check points and acks of popped messages (``PopBufferMergeService``, the reading part of ``PopReviveService``).
 
-A pop stores one *check point* per queue in the revive topic before its messages leave; acks that come together store
-one record per pop behind it, all with one write. What is pending is in memory, too, so nothing is read while the broker
-runs: the log is read when it starts, from the group CID_RMQ_SYS_REVIVE_GROUP's offset on, which is that of the last
-record before everything that is pending.
+A pop stores one *check point* per queue in the revive topic before its messages leave. Acks that arrive together are
+stored after it with one write, as one record per pop. Pending check points are also in memory, so the broker reads the
+revive topic only when it starts: after the offset of the group CID_RMQ_SYS_REVIVE_GROUP, which is the offset of the
+last record before all pending records.
 
 ============================  =======================================================================================
 other than the reference      why
 ============================  =======================================================================================
-records go to the revive      a timer is not needed to know what is due; Apache's broker reads such a store: it waits
-topic at once, not through    for the time in the check point
+records go to the revive      the due times are in memory, so no timer is needed. Apache's broker can read such a
+topic at once, not through    store: it waits for the time in the check point
 the timer wheel
 ``enablePopBufferMerge``      delays only acks, for a moment: after a kill -9 these messages are redelivered. A check
                               point is always stored
-acks of nothing pending       are not stored
+acks without a pending pop    are not stored
 ============================  =======================================================================================
 
-`PopWriteBatch` stores what the pops and acks of one tick of the loop bring, at its end. A pop's messages leave when its
-check point is stored, and the group's offset moves then; until then the next pop of the queue begins at
-`PopWriteBatch.next_offsets`. So a crash in between neither hands out nor forgets a message, and messages whose check
-point the store refuses are popped again.
+`PopWriteBatch` stores the records of all pops and acks of one loop tick, at its end. When the check point is stored,
+the group's offset moves and the messages leave. Until then the next pop of the queue begins at
+`PopWriteBatch.next_offsets`. So a crash in between neither delivers nor loses a message, and messages whose check point
+the store refuses are popped again.
 
 Under ASYNC_FLUSH a crash loses only the writes that the operating system loses. Loop only.
 Source: behaviour.md §4.7 to §4.10, §4.12.
@@ -66,7 +66,7 @@ __all__ = ["REVIVE_GROUP", "AnswerAcks", "CheckPointStore", "PopWriteBatch", "Wa
 REVIVE_GROUP = "CID_RMQ_SYS_REVIVE_GROUP"
 _READ_COUNT = 32
 _NEVER_MS = 1 << 63
-_OK = PutStatus.OK  # asking an enumeration for a member costs a call
+_OK = PutStatus.OK  # reading an enumeration member costs a call
 
 _read_check_point = msgspec.json.Decoder(PopCheckPoint).decode
 _read_ack = msgspec.json.Decoder(StoredAck).decode
@@ -75,12 +75,12 @@ _log = logging.getLogger(__name__)
 
 
 def revive_topic(cluster_name: str) -> str:
-    """Return where a cluster's brokers keep check points and acks."""
+    """Return the topic in which a cluster's brokers store check points and acks."""
     return f"rmq_sys_REVIVE_LOG_{cluster_name}"
 
 
 class CheckPointStore:
-    """Keeps the check points of in-flight pops, in memory and in the revive topic.
+    """The check points of in-flight pops, in memory and in the revive topic.
 
     Attributes:
         in_flight: unacknowledged messages by topic, group and queue id.
@@ -115,12 +115,12 @@ class CheckPointStore:
         self.counts = PopCounts()
 
     def __len__(self) -> int:
-        """Check points that are pending."""
+        """Return the number of pending check points."""
         return len(self._table)
 
     @property
     def pending(self) -> dict[AckKey, set[int]]:
-        """The offsets that are not acknowledged, by what acks name a pop by."""
+        """The offsets that are not acknowledged, by the key of their pop."""
         return {key: set(one.left) for key, one in self._table.items()}
 
     def load(self, queue_count: int, *, offsets_at_ms: int, groups_at_ms: int) -> None:
@@ -128,19 +128,19 @@ class CheckPointStore:
 
         ``offsets_at_ms``: when the groups' offsets were written. Messages that were popped since then (before a crash)
         are not popped again, but are redelivered when their time is over. ``groups_at_ms``: when the groups were
-        written. A group that popped since then is made again: a deleted group would not get its messages.
+        written. A group that popped since then is created again: a deleted group would not get its messages.
         """
         self._offsets_at_ms, self._groups_at_ms = offsets_at_ms, groups_at_ms
         self._revive_queue_ids = itertools.cycle(range(queue_count))
         for queue_id in range(queue_count):
             committed = self._offsets.get(REVIVE_GROUP, self._topic, queue_id)
             low = self._store.min_offset(self._topic, queue_id)
-            # The offset kept names the last record that is done with, as Apache's revive service keeps it: a start
-            # reads on from the next one.
+            # As in Apache's revive service, the committed offset is that of the last completed record: read from the
+            # next record.
             self._read[queue_id] = low if committed is None else max(low, committed + 1)
             self._queues[queue_id] = {}
         self._committed.clear()
-        # Once only: when `follow` runs again, groups and offsets are newer than anything it reads.
+        # Reset the times afterwards: when `follow` runs again, groups and offsets are newer than all records it reads.
         self.follow()
         self._offsets_at_ms = self._groups_at_ms = _NEVER_MS
 
@@ -149,13 +149,13 @@ class CheckPointStore:
         return queue_id in self._queues
 
     def next_queue(self) -> int:
-        """The revive queue of the next pop."""
+        """Return the revive queue of the next pop."""
         return next(self._revive_queue_ids)
 
     def add(
         self, topic: str, group: str, queue_id: int, offsets: list[int], *, pop_time: int, invisible_ms: int, queue: int
     ) -> PutResult:
-        """Store that messages were popped; they may leave when that is done. Arguments as of `new`."""
+        """Store that messages were popped; they may leave afterwards. The arguments are those of `new`."""
         one = self.new(topic, group, queue_id, offsets, pop_time=pop_time, invisible_ms=invisible_ms, queue=queue)
         return self.store([one], {})[0][0]
 
@@ -172,15 +172,15 @@ class CheckPointStore:
         before: int = -1,
         after: int = -1,
     ) -> NewCheckPoint:
-        """Make a check point of messages that were popped, which counts from now on; the next thing is to `store` it.
-        ``queue``: of the revive topic. The caller sees to it that no other pop has the same key (`is_taken`).
-        ``before``, ``after``: the group's offset, which then goes on from the one to the other."""
+        """Make a check point of popped messages, which are in flight from now on. The caller has to `store` it next.
+        ``queue``: of the revive topic. The caller ensures that no other pop has the same key (`is_taken`).
+        ``before``, ``after``: the group's offset before the pop and after it; `store` moves the offset."""
         start, due_ms = offsets[0], pop_time + invisible_ms
         key, queue_key = (topic, group, queue_id, start, pop_time), (topic, group, queue_id)
         pending = InFlightPop(key, queue_key, set(offsets), due_ms, queue, -1)
-        assert key not in self._table, "two pops with one key would be one to acks"
-        assert key not in self._unwritten, "acks of another pop, stored later, would count for this one"
-        # The record first: it raises ValueError for names that have no record, and then nothing counts.
+        assert key not in self._table, "pending pops have different keys"
+        assert key not in self._unwritten, "no unwritten acks of another pop have this key"
+        # Make the record first: it raises ValueError for names that no record can hold, and then nothing may change.
         message = self._records.check_point(pending, offsets, invisible_ms)
         self._count_in(pending)
         return NewCheckPoint(pending, message, before, after)
@@ -188,9 +188,9 @@ class CheckPointStore:
     def store(
         self, new: list[NewCheckPoint], acks: Mapping[AckKey, Iterable[int]]
     ) -> tuple[list[PutResult], list[PutResult | None]]:
-        """Store check points, and behind them that messages of some pops are consumed, all with one write.
-        What was popped behind something whose check point is refused is refused, too: the group's offset stays before
-        both. One answer per check point, and one per pop, as `ack` gives it."""
+        """Store check points, and after them the acks of some pops, all with one write.
+        If a check point is refused, the later check points of its queue are refused, too: the group's offset does not
+        move. Return one result per check point, and one per pop, like `ack`."""
         merges = self._settings.pop_buffer_merge
         left = [self._left(key, offsets) for key, offsets in acks.items()]
         messages = [one.message for one in new]
@@ -205,7 +205,7 @@ class CheckPointStore:
             self._marked(one, put)
             if put.status is not _OK:
                 refused[one.pending.queue_key] = put
-        # Check points stand before acks in the run: an ack must never be read before the pop it is for.
+        # Check points come before acks in the run: an ack must never be read before its pop.
         following = iter(run[len(new) :]) if run is not None else map(self._put, messages[len(new) :])
         results: list[PutResult | None] = []
         for pending, offsets in left:
@@ -215,37 +215,37 @@ class CheckPointStore:
             elif pending is not None:
                 ended = next(following)
                 self._count_acks(pending, len(offsets), ended.status)
-                # Else its client gets an error. The message stays in flight and is redelivered when its time is over.
+                # Otherwise the client gets an error. The message stays in flight and is redelivered later.
                 if ended.status is _OK:
                     self._done(pending, offsets)
             results.append(ended)
         return puts, results
 
     def withdraw(self, new: Iterable[NewCheckPoint]) -> None:
-        """Forget check points that were not stored: their messages are not given away."""
-        # `store` may have failed half way: what it stored stays in flight, what it took back is not counted off twice.
+        """Drop check points that were not stored: their messages are not sent."""
+        # `store` may have failed half way: stored check points stay in flight, and refused ones are out already.
         for pending in [one.pending for one in new]:
             if pending.revive_offset < 0 and self._table.get(pending.key) is pending:
                 self._count_out(pending, len(pending.left))
 
     def is_taken(self, topic: str, group: str, queue_id: int, start_offset: int, pop_time: int) -> bool:
-        """Return True if a pop has this key that is pending, or whose acks are not stored: two would be one to acks."""
+        """Return True if a pending pop, or a pop with unwritten acks, has this key. Acks could not tell them apart."""
         key = topic, group, queue_id, start_offset, pop_time
         return key in self._table or key in self._unwritten
 
     def ack(self, acks: Mapping[AckKey, Iterable[int]]) -> list[PutResult | None]:
-        """Messages of some pops are consumed, one answer per pop: None when there is nothing to store, or not yet
-        (``enablePopBufferMerge``)."""
+        """Store that messages of some pops are consumed. Return one result per pop: None if there is nothing to store,
+        or not yet (``enablePopBufferMerge``)."""
         return self.store([], acks)[1]
 
     @property
     def buffered(self) -> tuple[int, int]:
-        """Check points with acks that were put off, and those acks."""
+        """The number of check points with unwritten acks, and of these acks."""
         return len(self._unwritten), sum(len(pending.unwritten) for pending in self._unwritten.values())
 
     @property
     def late(self) -> dict[int, tuple[int, int]]:
-        """Check points whose time is over, by revive queue: how many, and by how many ms the oldest."""
+        """The number of overdue check points of each revive queue, and by how many ms the oldest is overdue."""
         late = dict.fromkeys(self._queues, (0, 0))
         for pending, late_ms in self._expiry.late():
             count, ms = late[pending.revive_queue_id]
@@ -253,28 +253,28 @@ class CheckPointStore:
         return late
 
     def revived(self, pending: InFlightPop, offsets: list[int]) -> None:
-        """Take revived or deleted messages out of a pop.
+        """Remove redelivered or deleted messages from a pop.
 
-        If the store refuses the record, it is stored in a later round: without it the messages would be redelivered
+        If the store refuses the record, `write_acks` stores it later: without it the messages would be redelivered
         again after a restart.
         """
-        # Behind the put into the retry topic: a crash in between repeats the message, and loses none.
+        # After the put into the retry topic: a crash in between repeats a message but loses none.
         put = self._put(self._records.ack(pending, offsets))
         self._done(pending, offsets)
         if put.status is not _OK:
             self._write_later(pending, offsets)
 
     def due(self) -> Iterator[InFlightPop]:
-        """The check points whose time has come, each until all of it is `revived` or it is postponed."""
+        """Yield the due check points, each until all its messages are `revived` or it is postponed."""
         return self._expiry.due()
 
     def postpone(self, pending: InFlightPop, ms: int) -> None:
-        """Try it again later."""
+        """Make a check point due again later."""
         self._expiry.postpone(pending, ms)
 
     def follow(self) -> None:
-        """Take in what others have put into the revive topic, or what was there at the start.
-        Not while acks are to be written: check points of ours that memory is done with would count again."""
+        """Read the records that were in the revive topic at the start, or that other programs have put there.
+        Do nothing while acks are unwritten: completed check points of this broker would become pending again."""
         if self._unwritten:
             return
         for queue_id, position in self._read.items():
@@ -282,13 +282,13 @@ class CheckPointStore:
                 found = self._store.get(self._topic, queue_id, position, count_max=_READ_COUNT)
                 for raw in found.records:
                     self._read_one(queue_id, raw)
-                # A read that makes no progress would hold the loop for ever; the next round tries again.
+                # A read without progress would loop for ever; the next call tries again.
                 if found.next_begin_offset <= position:
                     break
                 self._read[queue_id] = position = found.next_begin_offset
 
     def write_acks(self) -> None:
-        """Store the acks that were put off; those that the store refuses wait on."""
+        """Store the delayed acks. Acks that the store refuses remain for the next call."""
         started_ms = self._clock.monotonic_ms()
         several = list(self._unwritten.values())
         puts = self._put_all([self._records.ack(pending, pending.unwritten) for pending in several])
@@ -299,18 +299,18 @@ class CheckPointStore:
         self.counts.scan_ms.observe(self._clock.monotonic_ms() - started_ms)
 
     def commit(self) -> None:
-        """Move the revive group's offsets up to what is pending."""
+        """Move the revive group's offsets up to the first pending record."""
         unwritten = {queue: min(those) for queue, those in _by_queue(self._unwritten.values()).items()}
         for queue_id, waiting in self._queues.items():
             end = min(next(iter(waiting), self._read[queue_id]), unwritten.get(queue_id, self._read[queue_id]))
-            # Behind it nothing is read after a restart: falling back repeats messages, skipping loses them.
+            # A restart reads from here: a lower offset repeats messages, a higher one loses them.
             assert self._committed.get(queue_id, 0) <= end <= self._read[queue_id], "the revive offset never falls"
             self._committed[queue_id] = end
             if end and self._offsets.get(REVIVE_GROUP, self._topic, queue_id) != end - 1:
                 self._offsets.commit(REVIVE_GROUP, self._topic, queue_id, end - 1)
 
     def needed_from(self) -> int | None:
-        """Physical offset of the oldest record in the revive topic that a restart has to find, None without any."""
+        """Return the physical offset of the oldest revive record that a restart has to read, or None."""
         found = [
             entry[1]
             for queue_id, offset in self._committed.items()
@@ -321,27 +321,30 @@ class CheckPointStore:
     # -- inside
 
     def _left(self, key: AckKey, offsets: Iterable[int]) -> tuple[InFlightPop | None, list[int]]:
-        """Return the pop of acknowledged messages, and those of their offsets that were pending; None if none was."""
+        """Return the pop of acknowledged messages, or None, and the offsets among them that are pending."""
         pending = self._table.get(key)
-        # Not stored yet, so nobody has its handle: an ack that guesses it would end a pop that may still be refused.
+        # Before it is stored, no client has its handle: an ack with a guessed handle would end a pop that may still
+        # be refused.
         if pending is None or pending.revive_offset < 0:
             return None, []
-        # What is left: an ack that a client repeats, or one of a message that came again, is stored once.
+        # Only pending offsets: a repeated ack, or an ack of a redelivered message, is not stored again.
         left = sorted(pending.left.intersection(offsets))
         return (pending, left) if left else (None, left)
 
     def _marked(self, one: NewCheckPoint, put: PutResult) -> None:
-        """Count a check point as stored, and move the group's offset; or take it back when it was refused."""
+        """Record that a check point is stored and move the group's offset, or drop a refused check point."""
         pending = one.pending
         topic, group, queue_id = pending.queue_key
         self.counts.has_put(topic, group, CHECK_POINT, put.status)
         if put.status is not _OK:
             return self._count_out(pending, len(pending.left))
-        assert put.queue_offset >= 0, "what is stored has an offset"
-        # Only now may it be revived: a check point without a record would be lost by a restart.
+        assert put.queue_offset >= 0, "a stored record has an offset"
+        # It must not become due earlier: a restart would lose a check point without a record.
         pending.revive_offset = put.queue_offset
         self._wait_for(pending)
-        if one.after != one.before and self._offsets.get(group, topic, queue_id) == one.before:  # not set meanwhile
+        if (
+            one.after != one.before and self._offsets.get(group, topic, queue_id) == one.before
+        ):  # unless it was set meanwhile
             self._offsets.commit(group, topic, queue_id, one.after)
         return None
 
@@ -351,7 +354,7 @@ class CheckPointStore:
         self._write_later(pending, offsets)
 
     def _write_later(self, pending: InFlightPop, offsets: list[int]) -> None:
-        assert pending.left.isdisjoint(offsets), "what is acknowledged is not in flight"
+        assert pending.left.isdisjoint(offsets), "acknowledged messages are not in flight"
         pending.unwritten += offsets
         self._unwritten[pending.key] = pending
 
@@ -368,12 +371,12 @@ class CheckPointStore:
         return put
 
     def _put_all(self, messages: list[InnerMessage]) -> list[PutResult]:
-        """Put messages with one write, or where the store does not take them together one by one."""
+        """Put messages with one write, or one by one if the store does not accept them together."""
         run = self._put_run(messages) if len(messages) > 1 else None
         return [self._put(message) for message in messages] if run is None else run
 
     def _put_run(self, messages: list[InnerMessage]) -> list[PutResult] | None:
-        """Put messages with one write; None, with nothing done, where the store does not take them together."""
+        """Put messages with one write. Return None and store nothing if the store does not accept them together."""
         run = self._store.put_run(messages)
         if run is None:
             return None
@@ -399,8 +402,7 @@ class CheckPointStore:
             if tag == CHECK_POINT_TAG.encode():
                 check_point = _read_check_point(record.body)
                 if check_point.pop_time > min(self._groups_at_ms, self._offsets_at_ms):
-                    # Not for its result: `get` makes the group that a crash forgot, or its messages were dropped as a
-                    # deleted group's.
+                    # `get` creates the group that the crash lost: a deleted group would not get its messages.
                     self._groups.get(check_point.group)
                 if check_point.pop_time > self._offsets_at_ms:
                     self._take_offset(check_point)
@@ -411,20 +413,20 @@ class CheckPointStore:
             _log.warning("revive queue %d has a message that is neither check point nor ack: %s", queue_id, error)
 
     def _take_offset(self, popped: PopCheckPoint) -> None:
-        """Have the group go on behind a pop that its written offset does not know of."""
+        """Move the group's offset to the end of a pop that happened after the offsets were written."""
         end = popped.start_offset + max(popped.diffs or [popped.count - 1]) + 1
         committed = self._offsets.get(popped.group, popped.topic, popped.queue_id)
-        # Forward only: what is in flight must not be popped a second time before its time is over.
+        # Forward only: messages in flight must not be popped a second time before their time is over.
         if committed is None or committed < end:
             self._offsets.commit(popped.group, popped.topic, popped.queue_id, end)
 
     def _load(self, popped: PopCheckPoint, left: set[int], revive_queue_id: int, revive_offset: int) -> None:
-        """Have a check point pending that was read."""
+        """Make a check point pending that was read from the revive topic."""
         topic, group, queue_id, pop_time = popped.topic, popped.group, popped.queue_id, popped.pop_time
         key = (topic, group, queue_id, popped.start_offset, pop_time)
-        # A pop of the future was made before the clock was set back: its time begins now.
+        # The clock was set back since a pop with a future pop time: its invisible time begins now.
         due_ms = min(pop_time, self._clock.now_ms()) + popped.invisible_time
-        # It may be an own one that `follow` meets behind somebody else's record: it would count twice as in flight.
+        # `follow` may read this broker's own record after another program's: count it only once as in flight.
         if left and key not in self._table:
             pending = InFlightPop(key, (topic, group, queue_id), left, due_ms, revive_queue_id, revive_offset)
             self._count_in(pending)
@@ -436,7 +438,7 @@ class CheckPointStore:
         self.in_flight[queue_key] = self.in_flight.get(queue_key, 0) + len(pending.left)
 
     def _count_out(self, pending: InFlightPop, count: int) -> None:
-        """Messages are not in flight any more; the last ones of their pop."""
+        """Remove a pop whose last messages (``count``) are no longer in flight."""
         in_flight, queue_key = self.in_flight, pending.queue_key
         in_flight[queue_key] -= count
         assert in_flight[queue_key] >= 0, "no more messages are acknowledged than were popped"
@@ -445,11 +447,11 @@ class CheckPointStore:
         del self._table[pending.key]
 
     def _wait_for(self, pending: InFlightPop) -> None:
-        """Have a stored check point come when its time is over."""
+        """Schedule a stored check point for its due time."""
         waiting, revive_offset = self._queues[pending.revive_queue_id], pending.revive_offset
         is_late = waiting and next(reversed(waiting)) > revive_offset
         waiting[revive_offset] = pending
-        if is_late:  # somebody else's, read after an own one: `commit` counts on the order
+        if is_late:  # another program's record, read after an own one: `commit` relies on the order
             self._queues[pending.revive_queue_id] = dict(sorted(waiting.items()))
         self._expiry.enter(pending)
 
@@ -468,31 +470,31 @@ class CheckPointStore:
             return
         self._count_out(pending, before)
         topic, group, _ = pending.queue_key
-        assert pending.revive_offset >= 0, "what is done with was stored before"
+        assert pending.revive_offset >= 0, "a completed check point is stored"
         del self._queues[pending.revive_queue_id][pending.revive_offset]
         self.counts.done[topic, group, CHECK_POINT, str(pending.revive_queue_id)] += 1
         self._expiry.leave(pending)
 
 
 def _by_queue(several: Iterable[InFlightPop]) -> dict[int, list[int]]:
-    """Revive offsets by revive queue."""
+    """Return revive offsets by revive queue."""
     in_order = sorted(several, key=attrgetter("revive_queue_id"))
     groups = itertools.groupby(in_order, key=attrgetter("revive_queue_id"))
     return {queue: [one.revive_offset for one in those] for queue, those in groups}
 
 
 Waiting = list[tuple[Connection, Command | list[int]]]
-"""Who waits to be answered: a request, or the opaques of several that came together."""
+"""Connections with a request to answer, or with the opaques of several requests that arrived together."""
 
 AnswerAcks = Callable[[AckKey, PutResult | None, Waiting], None]
-"""Called with what became of the acks of a pop: None when there was nothing to store."""
+"""A function that is called with the result of the acks of a pop: None if there was nothing to store."""
 
 
 class PopWriteBatch:
-    """Gathers what the pops and acks of one tick of the loop store, and stores it with one write at its end.
+    """The records of the pops and acks of one loop tick, which are stored with one write at its end.
 
     Attributes:
-        next_offsets: first unread offset per queue, counting pops of this batch that are not written yet.
+        next_offsets: the first unread offset per queue after the pops of this batch, which are not written yet.
     """
 
     def __init__(self, check_points: CheckPointStore) -> None:
@@ -505,10 +507,10 @@ class PopWriteBatch:
         self._acks: dict[AckKey, tuple[list[int], Waiting, AnswerAcks]] = {}
 
     def pop(self, connection: Connection, new: list[NewCheckPoint], answer: Callable[[PutResult], None]) -> None:
-        """Store check points and answer with the last one's put, or with one that was refused."""
+        """Store check points and answer with the result of the last put, or of the first refused one."""
         assert new, "a pop without check points is answered at once"
         self._begin(connection)
-        # In the order of the requests: `end` hands out the puts by their number.
+        # In the order of the requests: `end` assigns the results by position.
         self._new += new
         self._pop_answers.append((len(new), answer))
         for one in new:
@@ -526,7 +528,7 @@ class PopWriteBatch:
     def ack_all(
         self, key: AckKey, offsets: list[int], connection: Connection, opaques: list[int], answer: AnswerAcks
     ) -> None:
-        """`ack` for messages of one pop whose requests came together."""
+        """Do the same as `ack` for messages of one pop whose requests arrived together."""
         self._begin(connection)
         gathered = self._acks.get(key)
         if gathered is None:
@@ -535,8 +537,8 @@ class PopWriteBatch:
         gathered[1].append((connection, opaques))
 
     def end(self) -> None:
-        """Store and answer what came in this tick; each connection is written once."""
-        # Emptied first: what comes while these are answered belongs to the next batch.
+        """Store and answer the requests of this tick; each connection is written once."""
+        # Empty the batch first: requests that arrive while these are answered belong to the next batch.
         connections, new, pops, acks = self._connections, self._new, self._pop_answers, self._acks
         self._connections, self._new, self._pop_answers, self._acks = {}, [], [], {}
         try:
@@ -547,7 +549,7 @@ class PopWriteBatch:
             puts, acked = [failed] * len(new), [failed] * len(acks)
             self._check_points.withdraw(new)
         assert (len(puts), len(acked)) == (len(new), len(acks)), "each request has one answer"
-        # Only now: the groups' offsets stand where the next pops begin, or what was refused is popped again.
+        # Only now are the groups' offsets moved to where the next pops begin. Refused messages are popped again.
         self.next_offsets.clear()
         for connection in connections:
             connection.cork()

@@ -3,13 +3,13 @@
 ===============================  =====================================================================================
 request                          work of the handler
 ===============================  =====================================================================================
-POP_MESSAGE                      takes messages of one queue or of all of a topic, and of the group's retry topics
+POP_MESSAGE                      pops messages of one queue or of all of a topic, and of the group's retry topics
                                  (`rmqkit.broker.pop.read`); answers when their check points are in the log (SYNC_FLUSH:
                                  on the disk), or waits for a message
 PEEK_MESSAGE                     reads the same messages and leaves no trace
-NOTIFICATION, POLLING_INFO       say whether there is something to pop, and how many pops wait for it
-ACK_MESSAGE, BATCH_ACK_MESSAGE   store which messages are consumed: the acks of one tick of the loop with one write,
-                                 those of one pop as one record
+NOTIFICATION, POLLING_INFO       return whether there is a message to pop, and how many pops wait for a queue
+ACK_MESSAGE, BATCH_ACK_MESSAGE   store which messages are consumed: all acks of one loop tick with one write, the acks
+                                 of one pop as one record
 CHANGE_MESSAGE_INVISIBLETIME     stores a new check point, then an ack of the old one
 ===============================  =====================================================================================
 
@@ -66,17 +66,17 @@ __all__ = ["PopAckHandlers", "PopHandlers"]
 _log = logging.getLogger(__name__)
 
 _COUNT_MAX = 32
-_READ = int(Permission.READ)  # an operation with the member itself costs two calls, asking for it one
+_READ = int(Permission.READ)  # an operation with the member itself costs two calls, reading it one
 _OK = PutStatus.OK
 _LATE_MS = 500
-# Up to here a copy costs less than a write of several pieces.
+# Up to this size a copy costs less than a write of several pieces.
 _COPIED_BYTES_MAX = 256 << 10
 NO_REMARK = "not set any response code"
-"""What the reference answers where it sets no remark of its own."""
+"""The remark of the reference's answers when it sets no other remark."""
 _NOTHING = "NO_MESSAGE_IN_QUEUE"
 
 _POPPING, _PEEKING = "pop message", "peeking message"
-"""What the reference says is forbidden, whichever of these requests it was."""
+"""The names of forbidden operations in the reference's remarks."""
 
 
 class PopHandlerBase(Handlers[PopContext]):
@@ -88,23 +88,23 @@ class PopHandlerBase(Handlers[PopContext]):
         self._pop: PopService = context.pop
         self._context = context
         self._is_plain = context.durability is None and context.counts is None
-        """Whether no answer waits or is measured."""
+        """True if no answer has to wait and none is measured."""
 
     @property
     def _busy(self) -> Refusal | None:
-        """Why nothing may be put that has to wait until it is safe."""
+        """The reason why no message may be put that has to wait until it is safe, or None."""
         durability = self._context.durability
         if durability is None or not (durability.is_full or durability.lacks_replicas):
             return None
         return NOT_ENOUGH_REPLICAS if durability.lacks_replicas else (ResponseCode.SYSTEM_BUSY, OVERLOADED)
 
     def _is_safe(self, end_offset: int) -> bool:
-        """Return True if an answer for the log up to an offset need not wait; 0: nothing was put."""
+        """Return True if the log is safe up to an offset, so that an answer need not wait; 0: nothing was put."""
         return not end_offset or self._context.durability is None or self._context.durability.has(end_offset)
 
     def _when_safe(self, end_offset: int, answer: Callable[[Refusal | None], None], *, answers: int = 1) -> None:
-        """Answer as soon as the log is safe up to an offset, or with what kept it from being so in time: what was
-        popped then comes when its time is over, and an ack is to be sent again."""
+        """Answer as soon as the log is safe up to an offset, or with the reason why it was not safe in time. Then the
+        popped messages are redelivered when their time is over, and a client has to repeat its ack."""
         durability = self._context.durability
         if durability is None or self._is_safe(end_offset):
             return answer(None)
@@ -116,11 +116,12 @@ class PopHandlerBase(Handlers[PopContext]):
 
 
 class PopHandlers(PopHandlerBase):
-    """Hands out messages that are hidden from the group until they are acknowledged or their time is over."""
+    """The handlers of pops: popped messages are hidden from the group until they are acknowledged or their time is
+    over."""
 
     @answers(RequestCode.POP_MESSAGE)
     def pop(self, connection: Connection, command: Command) -> Command | Awaitable[Command | None] | None:
-        """Messages; None while they are waited for, or their check point is on its way to the disk."""
+        """Return messages, or None while the request waits for messages or for its check points to be stored."""
         header = decode_header_leniently(command, PopMessageRequest, drops_unreadable=False)
         if header.exp_type == SQL92 and needs_parser():
             return when_prepared(connection, lambda: self.pop(connection, command))
@@ -143,7 +144,7 @@ class PopHandlers(PopHandlerBase):
 
     @answers(RequestCode.PEEK_MESSAGE)
     def peek(self, connection: Connection, command: Command) -> Command:
-        """Messages that may be popped; they stay where they are."""
+        """Return messages that a pop would return, without popping them."""
         header = decode_header_leniently(command, PeekMessageRequest, drops_unreadable=False)
         refusal = self._place_refusal(connection, header, _PEEKING)
         if refusal is not None:
@@ -156,7 +157,7 @@ class PopHandlers(PopHandlerBase):
 
     @answers(RequestCode.NOTIFICATION)
     def notification(self, connection: Connection, command: Command) -> Command | None:
-        """Report if there is a message to pop: as soon as there is one, or when the time is over."""
+        """Answer as soon as there is a message to pop, or when the time is over."""
         header = decode_header_leniently(command, NotificationRequest, drops_unreadable=False)
         refusal = self._refusal(connection, header, _PEEKING)
         if refusal is not None:
@@ -178,16 +179,16 @@ class PopHandlers(PopHandlerBase):
     def _refusal(
         self, connection: Connection, header: PopMessageRequest | NotificationRequest, what: str
     ) -> Refusal | None:
-        """The checks in the reference's order."""
-        now_ms = self._context.clock.now_ms()  # the client's clock, and so not the time of pops
-        # A request without a time counts as made now: with 0 it would be refused as too late.
+        """Return why a request is refused, or None. The checks have the reference's order."""
+        now_ms = self._context.clock.now_ms()  # not the clock of pops: it is compared with the client's clock
+        # A request without a time is treated as made now: with 0 it would be refused as too late.
         header.born_time = header.born_time or now_ms
         if now_ms - header.born_time - header.poll_time > _LATE_MS:
             return ResponseCode.POLLING_TIMEOUT, f"the broker[{self._context.identity.ip}] {what} is timeout too much"
         return self._place_refusal(connection, header, what)
 
     def _place_refusal(self, connection: Connection, header: PollingInfoRequest, what: str) -> Refusal | None:
-        """The checks of topic and group, which may change while a request waits."""
+        """Return why topic or group refuse a request, or None. They may change while a request waits."""
         return self._topic_refusal(connection, header, what) or self._group_refusal(header.consumer_group)
 
     def _topic_refusal(self, connection: Connection, header: PollingInfoRequest, what: str) -> Refusal | None:
@@ -223,7 +224,7 @@ class PopHandlers(PopHandlerBase):
         missing: Missing,
     ) -> Awaitable[Command | None]:
         """Pop messages that have to be fetched first.
-        The answer raises PeerRefused, StoreError, OSError: they cannot be fetched."""
+        The answer raises PeerRefused, StoreError, OSError: the messages cannot be fetched."""
 
         def read(fetched: Fetched) -> Command | Missing | None:
             # Topic, group and log may have changed meanwhile.
@@ -232,7 +233,7 @@ class PopHandlers(PopHandlerBase):
                 return reply(command, *refusal, header=PopMessageResponse())
             return self._pop_once(connection, command, header, wanted, may_hold=True, fetched=fetched)
 
-        assert self._context.older is not None, "only messages of such a place are missing"
+        assert self._context.older is not None, "missing messages can be fetched from another place"
         nothing = reply(command, ResponseCode.POLLING_TIMEOUT, _NOTHING, header=PopMessageResponse())
         return read_when_fetched(self._context.older, connection, missing, read, otherwise=nothing)
 
@@ -263,7 +264,7 @@ class PopHandlers(PopHandlerBase):
         if not read.records:
             if fetched is None:
                 return self._wait(connection, command, header, wanted, read, may_hold=may_hold)
-            # Another pop of the group was quicker, or nothing passes the filter: look for what follows.
+            # Another pop of the group was quicker, or no message passes the filter: continue with the next messages.
             return self._pop_once(connection, command, header, wanted, may_hold=may_hold)
         if read.rest:
             self._pop.waiting.wake(header.topic, header.consumer_group, header.queue_id)
@@ -283,9 +284,8 @@ class PopHandlers(PopHandlerBase):
         *,
         may_hold: bool,
     ) -> Command | None:
-        """Hold a pop that found nothing, or answer it so."""
-        # Clients take this code for "nothing there" and pop again at once. POLLING_FULL below makes them wait for a
-        # second.
+        """Hold a pop that found nothing, or answer it."""
+        # After this code clients pop again at once. After POLLING_FULL below they wait for a second.
         if not may_hold or header.poll_time <= 0:
             return reply(command, ResponseCode.POLLING_TIMEOUT, _NOTHING, header=read.answer(header))
 
@@ -311,7 +311,7 @@ class PopHandlers(PopHandlerBase):
     def _answer_popped(
         self, connection: Connection, command: Command, header: PopMessageRequest, read: PopRead, put: PutResult
     ) -> None:
-        """Answer a pop whose check points were stored, or not."""
+        """Answer a pop after its check points were stored or refused."""
         if command.is_one_way:
             return None
         if put.status is not _OK:
@@ -360,7 +360,7 @@ class PopHandlers(PopHandlerBase):
             is_tagged = wanted.codes is None or arrival.tags_code in wanted.codes
             return is_tagged and (wanted.wants is None or wanted.wants(arrival))
 
-        # The client says by its own clock when it asked, so what is left counts and not the end.
+        # The request's time is by the client's clock, so calculate with the remaining time and not with its end.
         left_ms = min(header.poll_time, header.born_time + header.poll_time - self._context.clock.now_ms())
         until_ms = self._pop.clock.now_ms() + left_ms
         return polling.hold(
@@ -371,27 +371,27 @@ class PopHandlers(PopHandlerBase):
 
 
 class PopAckHandlers(PopHandlerBase):
-    """Takes note of what became of popped messages."""
+    """The handlers of acks and of new invisible times."""
 
     def __init__(self, context: PopContext) -> None:
         super().__init__(context)
         self._latest: tuple[str, PopHandle | None] = "", None
 
     def register(self, router: Router) -> None:
-        """Answer acks from a port, those of one read all at once."""
+        """Register the handlers; acks of one read are handled together."""
         super().register(router)
         router.take_acks = self._take_all
 
     @answers(RequestCode.ACK_MESSAGE)
     def ack(self, connection: Connection, command: Command) -> Command | None:
-        """A message is consumed."""
+        """Store that a message is consumed."""
         header = decode_header_leniently(command, AckMessageRequest, drops_unreadable=False)
         refusal = self._refusal(connection, header)
         if refusal is not None:
             return reply(command, *refusal)
         handle = self._handle_of(header.extra_info)
         topic, group, queue_id = header.topic, header.consumer_group, header.queue_id
-        # One past the end is let through, as by the reference; it names nothing that is in flight.
+        # The reference accepts the offset after the last message, too; no message in flight has it.
         low, high = self._context.store.bounds(topic, queue_id)
         if not low <= header.offset <= high and not self._context.store.is_older(topic, queue_id, header.offset):
             remark = f"offset is illegal, key:{topic}@{queue_id}, commit:{header.offset}, store:{low}~{high}"
@@ -404,7 +404,7 @@ class PopAckHandlers(PopHandlerBase):
 
     @answers(RequestCode.BATCH_ACK_MESSAGE)
     def ack_several(self, connection: Connection, command: Command) -> Command | None:
-        """Messages of several pops are consumed; what cannot be is left out."""
+        """Store that messages of several pops are consumed; messages that are not in flight are ignored."""
         acks = decode_body(command, BatchAckBody).acks if command.payload else []
         if not acks:
             return reply(command, ResponseCode.NO_MESSAGE)
@@ -436,12 +436,12 @@ class PopAckHandlers(PopHandlerBase):
     # -- inside
 
     def _take_all(self, connection: Connection, pops: list[AckedOffsets]) -> bool:
-        """`ack` for requests that came together; False, with nothing done, when one of them has to be looked at."""
+        """Do the same as `ack` for requests that arrived together. Return False and do nothing if one of them has to be
+        handled alone."""
         if not self._is_plain:
             return False
         try:
-            # All are looked at before the first is taken: after a False each is handled alone, and would be answered
-            # twice.
+            # Check all before accepting the first: after False each is handled alone, and none may be answered twice.
             for topic, _, queue_id, _, _, revive_queue_id, offsets, _ in pops:
                 config = self._context.topics.get(topic)
                 if config is None or queue_id >= config.read_queue_nums or revive_queue_id == ORDER_REVIVE_QUEUE:
@@ -479,7 +479,7 @@ class PopAckHandlers(PopHandlerBase):
             following = orders.ack(topic, group, queue_id, offset, pop_time, committed=committed)
         except ValueError:
             return ResponseCode.MESSAGE_ILLEGAL, f"offset is illegal, key:{topic}@{queue_id}, offset:{offset}"
-        # An operator's reset counts more than an ack of what was popped before it.
+        # An operator's reset takes precedence over acks of messages that were popped before it.
         if following is not None and not self._context.offsets.has_reset(group, topic, queue_id):
             self._context.offsets.commit(group, topic, queue_id, following)
         if following is not None and orders.blocked_until(topic, group, queue_id) is None:
@@ -487,7 +487,7 @@ class PopAckHandlers(PopHandlerBase):
         return ResponseCode.SUCCESS, ""
 
     def _take_batch(self, ack: BatchAck, pending: dict[AckKey, list[int]]) -> None:
-        """Take what was popped in order at once, and gather the rest."""
+        """Handle acks of messages that were popped in order at once, and add the other acks to ``pending``."""
         topic = ack.topic
         if ack.retry != NORMAL_TOPIC:
             topic = pop_retry_topic(ack.group, topic, "+" if ack.retry == RETRY_TOPIC_V2 else "_")
@@ -507,9 +507,9 @@ class PopAckHandlers(PopHandlerBase):
         check_points, pop_time = self._pop.check_points, self._pop.clock.now_ms()
         while check_points.is_taken(topic, group, queue_id, offset, pop_time):
             pop_time += 1
-        # The number comes from a client and may be that of a broker with more queues: nobody reads a check point there.
+        # The client's queue id may be that of a broker with more queues: a check point there would never be read.
         queue = handle.revive_queue_id if check_points.has_queue(handle.revive_queue_id) else check_points.next_queue()
-        # The new check point before the old one's ack: a crash in between repeats the message, and loses none.
+        # Store the new check point before the old one's ack: a crash in between repeats a message but loses none.
         put = check_points.add(
             topic, group, queue_id, [offset], pop_time=pop_time, invisible_ms=header.invisible_time, queue=queue
         )
@@ -527,7 +527,7 @@ class PopAckHandlers(PopHandlerBase):
             return reply(command, remark=NO_REMARK, header=ChangeInvisibleTimeResponse())
         visible_at_ms = self._pop.clock.now_ms() + header.invisible_time
         self._pop.orders.change(topic, group, queue_id, header.offset, handle.pop_time, visible_at_ms)
-        self._pop.waiting.wake(topic, group, queue_id)  # so that it calculates again when to look
+        self._pop.waiting.wake(topic, group, queue_id)  # so that it recalculates when to retry
         answer = ChangeInvisibleTimeResponse(
             pop_time=handle.pop_time,
             invisible_time=visible_at_ms - handle.pop_time,
@@ -569,10 +569,10 @@ class PopAckHandlers(PopHandlerBase):
     def _answer_stored(
         self, puts: Iterable[PutResult | None], waiting: Waiting, success: Command | None = None
     ) -> None:
-        """Answer requests when all of what they put is safe."""
+        """Answer requests when all their records are safe."""
         end_offset, refusal = 0, None
         for put in puts:
-            if put is None:  # it is in the log already, unless acks are put off
+            if put is None:  # the ack is in the log already, unless acks are delayed
                 end_offset = (
                     end_offset if self._context.settings.pop_buffer_merge else self._context.store.max_physical_offset
                 )
@@ -581,7 +581,7 @@ class PopAckHandlers(PopHandlerBase):
             else:
                 refusal = ResponseCode.SYSTEM_ERROR, put.reason or put.status.value
 
-        # Of those that came together only what is refused is answered here.
+        # Acks that arrived together get here only if they are refused.
         each = [
             (connection, command)
             for connection, asked in waiting

@@ -1,13 +1,14 @@
 """The pops in flight of a broker: their state, the time at which their messages are redelivered, and their records.
 
-Moments are slots of `_SLOT_MS`, in a heap; most check points leave their slot long before, as they are acknowledged.
-`PopCounts` counts for Prometheus:
+Due times are grouped in slots of `_SLOT_MS`, and the slots are in a heap. Most check points are acknowledged and leave
+their slot long before it is due. `PopCounts` counts for Prometheus:
 
 ==========================  ==========================================================================================
 ``…_in_message_total``      check points, and messages that were acknowledged
-``…_out_message_total``     those that are done with; the difference of check points is what is pending. (Apache's
-                            counts what its revive service read, which is more where it read twice)
-``…_lag``, ``…_latency``    check points whose time is over and that are not revived yet, and how late the oldest is
+``…_out_message_total``     completed check points and acknowledged messages. The difference of the check points in
+                            both metrics is the number of pending ones. (Apache's broker counts all records that its
+                            revive service reads, and some of them twice)
+``…_lag``, ``…_latency``    overdue check points that are not revived yet, and how late the oldest is
 ==========================  ==========================================================================================
 
 Loop only. Source: behaviour.md §4.9, §4.12, §9.10.
@@ -47,33 +48,33 @@ __all__ = [
 CHECK_POINT_TAG, ACK_TAG, ACKS_TAG = "ck", "ack", "bAck"
 _write = msgspec.json.Encoder().encode
 _PROPERTIES = {
-    # Apache's broker looks at the time by the newest of these: without any it never finds that something is due.
+    # Apache's broker takes the time from the newest record with this property: without any, nothing becomes due.
     tag: encode_properties({TIMER_DELIVER_MS: "%d", "UNIQ_KEY": "%s", "TAGS": tag}).decode()
     for tag in (CHECK_POINT_TAG, ACK_TAG, ACKS_TAG)
 }
 
 _SLOT_MS = 100
 CHECK_POINT, ACK = "CK", "ACK"
-"""Kinds of records, as metrics name them."""
-_OK = PutStatus.OK  # asking an enumeration for a member costs a call, and so does a Counter's ``+=``
+"""The kinds of records in metrics."""
+_OK = PutStatus.OK  # reading an enumeration member costs a call, and so does a Counter's ``+=``
 
 AckKey = tuple[str, str, int, int, int]
-"""What acks name a pop by: topic, group, queue id, start offset, pop time."""
+"""The key of a pop in acks: topic, group, queue id, start offset, pop time."""
 
 QueueKey = tuple[str, str, int]
 """Topic, group and queue id."""
 
 
-# By identity: slots have it as a key while `left` changes under them.
+# Compared by identity: it is a key in slots while `left` changes.
 class InFlightPop(Struct, eq=False):
     """One pop of one queue whose messages are not all acknowledged (a check point, in memory).
 
     Attributes:
-        key: what acks name it by.
-        left: their queue offsets.
-        due_ms: when they are redelivered, ms since the epoch.
-        revive_offset: of its check point in the revive queue, -1 until it is stored.
-        unwritten: acknowledged, but no record says so yet.
+        key: the key of the pop in acks.
+        left: the queue offsets of the messages that are not acknowledged.
+        due_ms: when these messages are redelivered, ms since the epoch.
+        revive_offset: the offset of the check point in the revive queue, -1 until it is stored.
+        unwritten: offsets of acknowledged messages whose acks are not stored yet.
     """
 
     key: AckKey
@@ -82,7 +83,7 @@ class InFlightPop(Struct, eq=False):
     due_ms: int
     revive_queue_id: int
     revive_offset: int
-    # msgspec gives each pop a list of its own for an empty default.
+    # msgspec makes a new list for each pop from an empty default.
     unwritten: list[int] = []
 
     @property
@@ -103,7 +104,7 @@ class InFlightPop(Struct, eq=False):
 
 
 class NewCheckPoint(Struct):
-    """A check point that is not stored yet, and the group's offset before and behind what was popped."""
+    """A check point that is not stored yet, and the group's offset before and after the pop."""
 
     pending: InFlightPop
     message: InnerMessage
@@ -112,7 +113,7 @@ class NewCheckPoint(Struct):
 
 
 class ExpiryWheel:
-    """InFlightPop check points by when they are due."""
+    """The stored check points by due time."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -120,36 +121,36 @@ class ExpiryWheel:
         self._numbers: list[int] = []
 
     def due(self) -> Iterator[InFlightPop]:
-        """The check points whose time has come, each until it leaves or is postponed.
-        What is neither comes up again a moment later, behind the others."""
+        """Yield the due check points. The caller removes or postpones each of them; otherwise the check point becomes
+        due again a moment later, after the others."""
         end, numbers = self._clock.now_ms() // _SLOT_MS, self._numbers
-        # Only slots that are over: no message may be redelivered before its time, a little later is harmless.
+        # Only slots that are over: a message may be redelivered a little late, but not early.
         while numbers and numbers[0] < end:
             slot = self._slots[numbers[0]]
             if slot:
                 pending = next(iter(slot))
-                # Before it is handed out: whoever fails with it must not meet it again at once, for ever.
+                # Postpone before the yield: a caller that fails with it must not get it again at once, for ever.
                 self.postpone(pending, _SLOT_MS)
-                assert pending not in slot, "a check point that is handed out comes up later"
+                assert pending not in slot, "a yielded check point is in a later slot"
                 yield pending
             else:
                 del self._slots[heapq.heappop(numbers)]
 
     def late(self) -> Iterator[tuple[InFlightPop, int]]:
-        """The check points whose time is over, and by how many ms."""
+        """Yield the overdue check points, and by how many ms each is overdue."""
         now_ms = self._clock.now_ms()
         for slot in [slot for number, slot in self._slots.items() if number * _SLOT_MS <= now_ms]:
             yield from ((pending, now_ms - pending.due_ms) for pending in slot if pending.due_ms < now_ms)
 
     def postpone(self, pending: InFlightPop, ms: int) -> None:
-        """Have a check point come up later, also where the clock was set back."""
+        """Make a check point due later, even if the clock was set back."""
         self.leave(pending)
-        # Between `leave` and `enter`: both find the slot by this time.
+        # Change the time between `leave` and `enter`: both find the slot by it.
         pending.due_ms = max(pending.due_ms, self._clock.now_ms()) + ms
         self.enter(pending)
 
     def enter(self, pending: InFlightPop) -> None:
-        """Have an in-flight pop come up when it is due."""
+        """Add an in-flight pop to the slot of its due time."""
         number = pending.due_ms // _SLOT_MS
         slot = self._slots.get(number)
         if slot is None:
@@ -158,15 +159,15 @@ class ExpiryWheel:
         slot[pending] = None
 
     def leave(self, pending: InFlightPop) -> None:
-        """Remove an in-flight pop; nothing happens when it is not there."""
+        """Remove an in-flight pop, if it is in its slot."""
         slot = self._slots.get(pending.due_ms // _SLOT_MS)
         if slot is not None:
             slot.pop(pending, None)
 
 
 class ReviveRecords:
-    """Makes the records of the revive topic: check points (tag ``ck``), acks of one message (``ack``) and of several
-    messages of one pop (``bAck``). Apache's broker reads them."""
+    """The maker of the revive topic's records: check points (tag ``ck``), acks of one message (``ack``) and of several
+    messages of one pop (``bAck``). Apache's broker can read the records."""
 
     def __init__(self, topic: str, settings: BrokerSettings, clock: Clock, store_host: bytes) -> None:
         self._topic = topic
@@ -175,9 +176,9 @@ class ReviveRecords:
         self._store_host = store_host
 
     def check_point(self, pending: InFlightPop, offsets: list[int], invisible_ms: int) -> InnerMessage:
-        """The record of a pop, whose messages have these offsets."""
+        """Return the check point record of a pop whose messages have these offsets."""
         topic, group, queue_id, start, pop_time = pending.key
-        assert all(offset >= start for offset in offsets), "bit i of Apache's acks is the i-th message from the start"
+        assert all(offset >= start for offset in offsets), "no offset is less than the start offset"
         name = self._settings.broker_name
         check_point = PopCheckPoint(
             broker_name=name,
@@ -195,8 +196,8 @@ class ReviveRecords:
         return self._message(pending.revive_queue_id, CHECK_POINT_TAG, unique_key, _write(check_point))
 
     def ack(self, pending: InFlightPop, offsets: list[int]) -> InnerMessage:
-        """The record that messages of a pop are consumed."""
-        assert offsets, "an ack names messages"
+        """Return the ack record of messages of a pop."""
+        assert offsets, "an ack has at least one offset"
         topic, group, queue_id, start, pop_time = pending.key
         # Apache's broker reads one offset for the tag `ack` and a list for `bAck`, and merges both into the check
         # point's bits.
@@ -217,7 +218,7 @@ class ReviveRecords:
 
     def _message(self, queue_id: int, tag: str, unique_key: str, body: bytes) -> InnerMessage:
         now_ms, host = self._clock.now_ms(), self._store_host
-        # In a property string these two end names and values: with one inside, the record would have other properties.
+        # In a property string these two end names and values: inside a key they would change the record's properties.
         if "\x01" in unique_key or "\x02" in unique_key:
             raise ValueError(f"{unique_key!r} contains the separator 0x01 or 0x02: rename topic, group or broker")
         properties = (_PROPERTIES[tag] % (now_ms, unique_key)).encode("utf-8", "replace")
@@ -229,10 +230,10 @@ class PopCounts:
     """The counters of POP, each by label values in the order of the metrics' table.
 
     Attributes:
-        put: by topic, group, `CHECK_POINT` or `ACK`, and how the put ended.
+        put: by topic, group, `CHECK_POINT` or `ACK`, and status of the put.
         done: by topic, group, kind and revive queue.
-        revived: by topic, group, and how the put ended.
-        scan_ms: how long a round took to write the acks that were put off.
+        revived: by topic, group, and status of the put.
+        scan_ms: how long it took to write the delayed acks.
     """
 
     def __init__(self) -> None:
@@ -242,12 +243,12 @@ class PopCounts:
         self.scan_ms = histogram("rocketmq_pop_buffer_scan_time_consume")
 
     def has_put(self, topic: str, group: str, kind: str, status: PutStatus, count: int = 1) -> None:
-        """Count check points, or messages that were acknowledged, by how their put ended."""
+        """Count check points, or messages that were acknowledged, by the status of their put."""
         ended = "PUT_OK" if status is _OK else status.value
         self.put[topic, group, kind, ended] += count
 
     def drop_topics(self, is_gone: Callable[[str], bool]) -> None:
-        """Drop what was counted for topics that are gone."""
+        """Drop the counters of deleted topics."""
         for table in (self.put, self.done, self.revived):
             for key in [key for key in table if is_gone(key[0])]:
                 del table[key]

@@ -1,8 +1,8 @@
 """Messages that groups have popped in order (``ConsumerOrderInfoManager``), stored in ``consumerOrderInfo.json``.
 
-While a message of the last pop is neither acknowledged nor visible again, the queue is blocked for its group; the same
-attempt (``attemptId``) gets the same messages again. The next pop begins at the first message that is not acknowledged,
-and its answer has the number of earlier deliveries of each message. The file is written every few seconds and at stop:
+While a message of the last pop is neither acknowledged nor visible again, the queue is blocked for its group. Only the
+same attempt (``attemptId``) gets the same messages again. The next pop begins at the first unacknowledged message, and
+its answer has the number of earlier deliveries of each message. The file is written every few seconds and at stop:
 after a crash the messages since then are redelivered, in order. Loop only. Source: behaviour.md §4.14; store.md §9.
 """
 
@@ -26,10 +26,10 @@ class OrderInfo(Struct, kw_only=True, omit_defaults=True):
     """The last pop of one queue; times in ms.
 
     Attributes:
-        offsets: of the messages; the first, then each as its distance from the first.
+        offsets: the first message's offset, then the distance of each other offset from the first.
         acked_bits: bit i is set when message i is acknowledged.
-        visible_at: when messages are visible again whose time was changed, by offset.
-        tries: how often messages were delivered before, by offset; 0 is left out.
+        visible_at: when messages with a changed invisible time are visible again, by offset.
+        tries: how often messages were delivered before, by offset; without zeros.
     """
 
     attempt_id: str | None = field(default=None, name="a")
@@ -50,22 +50,22 @@ class OrderInfo(Struct, kw_only=True, omit_defaults=True):
         return [offset for i, offset in enumerate(self.queue_offsets) if not self.acked_bits >> i & 1]
 
     def visible_from(self, now_ms: int) -> int | None:
-        """Return when nothing hidden is left that blocks the queue; None: nothing does."""
+        """Return when no hidden message blocks the queue any more; None: no message blocks it now."""
         hidden_until = self.pop_time + (self.invisible_time or 0)
         times = [(self.visible_at or {}).get(offset, hidden_until) for offset in self.offsets_left]
-        # The latest: while one message is hidden, nothing behind it may be handed out.
+        # The latest time: while one message is hidden, no later message may be delivered.
         return max((time for time in times if time > now_ms), default=None)
 
 
 class OrderFile(Struct, rename="camel"):
-    """``consumerOrderInfo.json``: ``topic@group`` → queue id → what was popped."""
+    """``consumerOrderInfo.json``: ``topic@group`` → queue id → the last pop."""
 
     ordered_consumption_level: str = _QUEUE_LEVEL
     table: dict[str, dict[int, OrderInfo]] = field(default_factory=dict)
 
 
 class OrderTable(LazyTable):
-    """Keeps what each group popped in order of each queue, and whether that blocks the queue."""
+    """The last ordered pop of each group and queue, which may block the queue."""
 
     def __init__(self, folder: Path, clock: Clock) -> None:
         super().__init__(folder / "consumerOrderInfo.json")
@@ -77,13 +77,13 @@ class OrderTable(LazyTable):
         self._table = stored.table if stored is not None else {}
         now_ms = self._clock.now_ms()
         for info in (info for queues in self._table.values() for info in queues.values()):
-            if info.pop_time > now_ms:  # made before the clock was set back: its time begins now
+            if info.pop_time > now_ms:  # the clock was set back since the pop: its invisible time begins now
                 hidden_until = now_ms + (info.invisible_time or 0)
                 info.visible_at = dict.fromkeys(info.queue_offsets, hidden_until)
 
     def snapshot(self) -> OrderFile:
-        """A copy of what is not older than a day."""
-        # Before the copy: what changes while a thread writes it is for the next round.
+        """Return a copy of the pops of the last day."""
+        # Reset before the copy, so that changes during the write are written the next time.
         self._is_dirty = False
         oldest_ms = self._clock.now_ms() - _KEPT_MS
         for key, queues in list(self._table.items()):
@@ -110,8 +110,8 @@ class OrderTable(LazyTable):
         pop_time: int,
         invisible_ms: int,
     ) -> dict[int, int]:
-        """Note a pop; how often each of its messages was delivered before, 0 left out."""
-        assert all(one < following for one, following in pairwise(offsets)), "bit i of the acks is the i-th offset"
+        """Record a pop. Return how often each of its messages was delivered before, without zeros."""
+        assert all(one < following for one, following in pairwise(offsets)), "the offsets are in ascending order"
         before = self._get(topic, group, queue_id)
         tries: dict[int, int] = {}
         if before is not None and attempt_id is not None and attempt_id == before.attempt_id:
@@ -119,7 +119,7 @@ class OrderTable(LazyTable):
         elif before is not None:
             known = before.tries or {}
             tries = {offset: known.get(offset, 0) + 1 for offset in offsets if offset in before.queue_offsets}
-        # In the place of the pop before: acks with its pop time are ignored from now on.
+        # It replaces the previous pop: acks with that pop time are ignored from now on.
         info = OrderInfo(
             attempt_id=attempt_id,
             invisible_time=invisible_ms,
@@ -133,9 +133,10 @@ class OrderTable(LazyTable):
         return tries
 
     def ack(self, topic: str, group: str, queue_id: int, offset: int, pop_time: int, *, committed: int) -> int | None:
-        """A message is consumed: the offset to commit, the first that is not acknowledged.
-        None for a handle of another pop, and for a message behind the ``committed`` offset of the group whose pop a
-        crash forgot: others before it may not be acknowledged. Raises ValueError: the pop did not have this message."""
+        """Record an ack. Return the offset to commit, which is the first that is not acknowledged.
+        Return None for a handle of another pop. If a crash lost the pop, return None for a message after the group's
+        ``committed`` offset: messages before it may be unacknowledged. Raises ValueError: the pop had no such message.
+        """
         info = self._get(topic, group, queue_id)
         if info is None:
             return offset + 1 if offset == committed else None
@@ -143,20 +144,20 @@ class OrderTable(LazyTable):
             return None
         offsets = info.queue_offsets
         info.acked_bits |= 1 << offsets.index(offset)
-        assert offset not in info.offsets_left, "an ack inside the count of the pop is kept"
+        assert offset not in info.offsets_left, "an acknowledged offset is not left"
         self._is_dirty = True
         return next(iter(info.offsets_left), offsets[-1] + 1)
 
     def change(self, topic: str, group: str, queue_id: int, offset: int, pop_time: int, visible_at_ms: int) -> None:
-        """Have a message visible again at another time; a handle of another pop changes nothing."""
+        """Change when a message is visible again; a handle of another pop changes nothing."""
         info = self._get(topic, group, queue_id)
         if info is not None and info.pop_time == pop_time and offset in info.queue_offsets:
-            # A new one, not changed: a thread may be writing the one that is there.
+            # A new table, because a thread may be writing the old one.
             info.visible_at = {**(info.visible_at or {}), offset: visible_at_ms}
             self._is_dirty = True
 
     def remove_queue(self, topic: str, group: str, queue_id: int) -> None:
-        """The group was moved on the queue."""
+        """Remove the pop of a queue, because the group's offset was set."""
         self._table.get(f"{topic}@{group}", {}).pop(queue_id, None)
         self._is_dirty = True
 

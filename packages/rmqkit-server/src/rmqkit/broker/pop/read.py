@@ -1,19 +1,18 @@
-"""One pop's way through the queues of a topic and of the group's retry topics of it (``popMsgFromQueue``).
+"""Reading of one pop from the queues of a topic and of the group's retry topics of it (``popMsgFromQueue``).
 
 ==========================  ==========================================================================================
-which queues                the one that is named, or all from a random one on; one pop in five tries the retry topics
-                            before, the others after these; a pop in order does without them
-which queue first           any, then downwards (``priorityOrderAsc`` false: upwards); of a topic with
-                            ``message.type=PRIORITY`` always the last (the first), and retries after them, in so many
-                            percent of the pops as the group's ``priority.factor`` says
-where it begins             the group's committed offset; a group that is new there: the start of the queue, or with
-                            ``initMode`` 1 its end, unless the whole queue still is in memory
-what it leaves behind       a check point for each queue and the offset behind what was read; in order: what was popped,
-                            and the offset of its first message
-an offset that is illegal   is corrected, and read from again once
-deleted from the log        messages that another place has are fetched before the pop, of one queue at a time: `pop`
-                            returns them as `Missing` and changes nothing. With `Fetched` messages it reads that queue
-                            and no other one
+queues                      the requested queue, or all, from a random one on. One pop in five reads the retry topics
+                            first, the others read them last. A pop in order does not read retry topics
+first queue                 a random one, then downwards (``priorityOrderAsc`` false: upwards). For a topic with
+                            ``message.type=PRIORITY`` the last (the first) queue, and retry topics later, in
+                            ``priority.factor`` (of the group) percent of the pops
+first offset                the group's committed offset. For a group without one the start of the queue, or with
+                            ``initMode`` 1 its end, unless the whole queue is still in memory
+changes                     a check point for each queue, and the offset after the messages. In order: the popped
+                            messages, and the offset of the first of them
+an illegal offset           is corrected, and the queue is read again once
+deleted from the log        messages that another place has are fetched before the pop, from one queue at a time: `pop`
+                            returns `Missing` and changes nothing. With `Fetched` messages it reads only their queue
 ==========================  ==========================================================================================
 
 Source: behaviour.md §4.8, §4.14.
@@ -56,27 +55,27 @@ from rmqkit.store.message_store import GetResult, GetStatus
 __all__ = ["ORDER_REVIVE_QUEUE", "PopRead"]
 
 ORDER_REVIVE_QUEUE = 999
-"""Stands for the revive queue in handles of what was popped in order: it has no check point."""
+"""The revive queue in handles of messages that were popped in order, which have no check point."""
 
 _VERSIONS = ((RETRY_TOPIC_V2, "+"), (RETRY_TOPIC_V1, "_"))
 _MOVED = (GetStatus.OFFSET_TOO_SMALL, GetStatus.OFFSET_OVERFLOW_BADLY, GetStatus.OFFSET_FOUND_NULL)
 _NOT_IN_LOG = GetStatus.NOT_IN_LOG
 _FROM_END = 1
 _HEAD = struct.Struct(">i16xq")
-"""size and queueOffset at the start of a record."""
+"""The size and the queue offset at the start of a record."""
 _PRIORITY_FACTOR_MAX = 100
 _READ = int(Permission.READ)  # an operation with the member itself costs two calls
 
 
 class PopRead:
-    """Reads the messages of one pop, queue after queue, and makes their check points.
+    """One pop: it reads messages, queue after queue, and makes their check points.
 
     Attributes:
         records: stored records, joined where possible, or rewritten records of retry topics.
         taken: the number of these records.
         rest: the number of further messages in the queues.
         check_points: the check points to store before the records leave.
-        blocked_until: when a queue that is blocked for a pop in order is free, ms since the epoch.
+        blocked_until: when the first blocked queue of a pop in order is free, ms since the epoch.
     """
 
     def __init__(
@@ -102,7 +101,7 @@ class PopRead:
         self._starts: dict[PopQueue, int] = {}
         self._found: dict[PopQueue, list[int]] = {}
         self._tries: dict[OrderKey, int] = {}
-        # One time for all queues: handles carry it, and the client sends it back with each ack.
+        # One time for all queues: it is in the handles, which the client sends back with each ack.
         self._pop_time = self._pop.clock.now_ms()
         self._revive_queue = 0
         self._is_by_priority = False
@@ -113,9 +112,9 @@ class PopRead:
         self.blocked_until: int | None = None
 
     def pop(self, header: PopMessageRequest) -> Missing | None:
-        """Take messages, or return those that have to be fetched first.
-        Raises PeerRefused: it is not known yet where a new group begins."""
-        # Before anything changes: a pop cannot be taken back.
+        """Pop messages, or return the place of messages that have to be fetched first.
+        Raises PeerRefused: the first offset of a new group is not known yet."""
+        # Before any change: a pop cannot be undone.
         if self._store.older is not None and self._fetched is None and (missing := self._missing(header)) is not None:
             return missing
         self._revive_queue = ORDER_REVIVE_QUEUE if header.order else self._pop.check_points.next_queue()
@@ -135,13 +134,13 @@ class PopRead:
                         self._add_rests(header, name, queue_ids[number:])
                         break
         except BaseException:
-            # Check points count from when they are made: without this their messages would stay in flight for ever.
+            # Messages are in flight since their check points were made: without this they would stay so for ever.
             self._pop.check_points.withdraw(self.check_points)
             raise
         return None
 
     def peek(self) -> None:
-        """Look at messages without a trace."""
+        """Read messages without popping them."""
         for topic, _, queue_ids in self._topics(with_retries=True, retries_first=random.randrange(5) == 0):
             for queue_id in queue_ids:
                 offset = self._offset(topic, queue_id)
@@ -153,7 +152,7 @@ class PopRead:
                 self._add_rest(topic, queue_id, offset)
 
     def has_message(self, in_order: bool, attempt_id: str | None) -> bool:
-        """Return True if there is a message that is not blocked; filters are not asked."""
+        """Return True if there is a message that is not blocked. Filters are ignored."""
         for topic, _, queue_ids in self._topics(with_retries=not in_order, retries_first=False):
             for queue_id in queue_ids:
                 if in_order and self._is_blocked(topic, queue_id, attempt_id):
@@ -163,7 +162,7 @@ class PopRead:
         return False
 
     def answer(self, header: PopMessageRequest) -> PopMessageResponse:
-        """The answer's header."""
+        """Return the header of the answer."""
         return PopMessageResponse(
             pop_time=self._pop_time,
             invisible_time=header.invisible_time,
@@ -177,8 +176,8 @@ class PopRead:
     # -- inside
 
     def _missing(self, header: PopMessageRequest) -> Missing | None:
-        """Return the first messages that this pop needs and that the log has deleted.
-        Raises PeerRefused: it is not known yet where a new group begins."""
+        """Return the place of the first messages that this pop needs and that the log has deleted.
+        Raises PeerRefused: the first offset of a new group is not known yet."""
         is_from_end = header.init_mode == _FROM_END
         for topic, _, queue_ids in self._topics(with_retries=not header.order, retries_first=False):
             for queue_id in queue_ids:
@@ -190,17 +189,16 @@ class PopRead:
         return None
 
     def _filter_of(self, topic: str) -> PullFilter:
-        """Return the filter for a topic. Messages of a retry topic have passed the filter before, and name another
-        topic."""
+        """Return the filter for a topic. Messages of a retry topic passed the filter in their original topic."""
         return self._wanted if topic == self._topic else EVERYTHING
 
     def _topics(self, *, with_retries: bool, retries_first: bool) -> list[tuple[str, str, Sequence[int]]]:
-        """Topics, their marks in handles, and their queue ids in the order in which they are asked."""
+        """Return the topics, their marks in handles, and their queue ids, in the order in which they are read."""
         own = (self._topic, NORMAL_TOPIC, self._own_queues())
         if not with_retries:
             return [own]
         retries = self._retries()
-        if self._fetched is not None:  # with the messages of other queues there would be no room for these
+        if self._fetched is not None:  # messages of other queues would leave no room for the fetched messages
             return [one for one in (own, *retries) if one[0] == self._fetched.topic]
         return [*retries, own] if retries_first else [own, *retries]
 
@@ -213,7 +211,7 @@ class PopRead:
         return self._in_turn(0 if config is None else config.read_queue_nums)
 
     def _in_turn(self, count: int) -> Sequence[int]:
-        """The ids of all queues, in the order in which they are asked."""
+        """Return the ids of all queues, in the order in which they are read."""
         first = 0 if self._is_by_priority else int(random.random() * count)
         ids = [*range(first, count), *range(first)]
         return ids[::-1] if self._context.settings.higher_queues_first else ids
@@ -229,7 +227,7 @@ class PopRead:
 
     def _pop_queue(self, header: PopMessageRequest, topic: str, mark: str, queue_id: int) -> None:
         group, check_points = self._group, self._pop.check_points
-        # Also where nothing can be taken: a group that is new here begins now, not behind what comes until its next
+        # Even if nothing can be popped: a new group begins now and must not skip messages that arrive until its next
         # pop.
         offset = before = self._start(header, topic, queue_id)
         if self._is_too_full(topic, queue_id):
@@ -242,11 +240,11 @@ class PopRead:
         following = found.next_begin_offset
         if found.records:
             offsets = _offsets_of(found, offset)
-            assert offsets[0] <= offsets[-1] < following, "a group goes on behind what it popped"
+            assert offsets[0] <= offsets[-1] < following, "the next offset is after all popped messages"
             while check_points.is_taken(topic, group, queue_id, offsets[0], self._pop_time):
                 if self.check_points:  # one answer has one pop time
                     return self._add_rest(topic, queue_id, offset)
-                self._pop_time += 1  # of a queue that was set back in this millisecond
+                self._pop_time += 1  # the queue's offset was set back in this millisecond
             self.check_points.append(
                 check_points.new(
                     topic,
@@ -289,9 +287,9 @@ class PopRead:
             invisible_ms=header.invisible_time,
         )
         self._tries |= {OrderKey(NORMAL_TOPIC, queue_id, one): count for one, count in tries.items()}
-        # For clients older than the counts by offset: they read one number for a queue, else each try is the first.
+        # Older clients read one number for a queue; without it each delivery is the first for them.
         self._tries[OrderKey(NORMAL_TOPIC, queue_id)] = min(tries.get(one, 0) for one in offsets)
-        # To the first of them, not behind: in order, the offset moves on by acks.
+        # The first message's offset, not the one after the last: in order, acks move the offset.
         self._offsets.commit(self._group, topic, queue_id, offsets[0])
         self._collect(header, queue, topic, found, offsets)
         self._add_rest(topic, queue_id, found.next_begin_offset)
@@ -324,11 +322,12 @@ class PopRead:
         ]
 
     def _rewritten(self, raw: memoryview, handle: PopHandle) -> bytes | memoryview:
-        """A record of a retry topic, with the topic it came from and its handle. Where its properties leave no room for
-        the handle it stays as it is: clients make the handle of the topic then, as `pops_keep_retry_topic` has them."""
+        """Return a record of a retry topic with its original topic and its handle. If its properties leave no room for
+        the handle, return it unchanged: clients then make the handle from the retry topic, as with
+        `pops_keep_retry_topic`."""
         record = decode_record(raw)
         mark = encode_properties({property_names.POP_CHECK_POINT: encode_pop_handle(handle)})
-        # Some brokers and clients leave out the last separator: appended to that, the handle would be part of a value.
+        # Some brokers and clients omit the last separator: without it the handle would become part of a value.
         ending = b"" if not record.properties or record.properties.endswith(b"\x02") else b"\x02"
         if len(record.properties) + len(ending) + len(mark) > PROPERTIES_BYTES_MAX:
             return raw
@@ -347,7 +346,7 @@ class PopRead:
             prepared_transaction_offset=record.prepared_transaction_offset,
             body=record.body,
             properties=record.properties + ending + mark,
-            # The one that was stored: a new one would vouch for a body that changed on the disk.
+            # The stored CRC: a new one would hide that the body changed on the disk.
             crc=record.body_crc,
         )
 
@@ -365,9 +364,9 @@ class PopRead:
         return settings.pop_in_flight_limited and check_points.in_flight.get(place, 0) >= settings.pop_in_flight_max
 
     def _start(self, header: PopMessageRequest, topic: str, queue_id: int) -> int:
-        """Return where a pop begins; from now on that is the group's offset."""
+        """Return the offset where a pop begins, and commit it if the group has none."""
         offsets, group, batch = self._offsets, self._group, self._pop.batch
-        # Before anything else is looked at: what this batch or an ordered pop knows of the queue is void then.
+        # Before anything else: a reset makes the state of this batch and of ordered pops invalid.
         if offsets.take_reset(group, topic, queue_id) is not None:
             self._pop.orders.remove_queue(topic, group, queue_id)
             batch.next_offsets.pop((topic, group, queue_id), None)
@@ -376,22 +375,22 @@ class PopRead:
             return end
         offset = offsets.get(group, topic, queue_id)
         if offset is None:
-            # Committed at once: with ``initMode`` 1 the end moves on, and what comes before the next pop would be
+            # Commit at once: with ``initMode`` 1 the end moves, and messages that arrive before the next pop would be
             # skipped.
             offset = self._beginning(topic, queue_id, from_end=header.init_mode == _FROM_END)
             offsets.commit(group, topic, queue_id, offset)
         return offset
 
     def _offset(self, topic: str, queue_id: int, *, from_end: bool = False) -> int:
-        """Return where a pop would begin."""
+        """Return the offset where a pop would begin."""
         offset = self._pop.batch.next_offsets.get((topic, self._group, queue_id))
         if offset is None:
             offset = self._offsets.get(self._group, topic, queue_id)
         return self._beginning(topic, queue_id, from_end=from_end) if offset is None else offset
 
     def _beginning(self, topic: str, queue_id: int, *, from_end: bool) -> int:
-        """Return where a group begins that is new."""
-        # What lies in a retry topic was popped by the group before: begun at its end, it would be lost.
+        """Return the first offset of a new group."""
+        # The group has popped the messages of its retry topic before: beginning at the end would lose them.
         if not from_end or topic != self._topic:
             return self._context.first_offset(topic, queue_id)
         low = self._store.min_offset(topic, queue_id)
@@ -400,7 +399,8 @@ class PopRead:
         return max(0, self._store.max_offset(topic, queue_id) - 1)
 
     def _move(self, topic: str, queue_id: int, before: int, offset: int) -> int:
-        """Move the group on without a check point, unless one of this turn is to be stored first; its offset then."""
+        """Move the group's offset without a check point, unless this tick's batch has a check point to store first.
+        Return the group's offset."""
         if (topic, self._group, queue_id) in self._pop.batch.next_offsets:
             return before
         self._offsets.commit(self._group, topic, queue_id, offset)
@@ -421,8 +421,7 @@ class PopRead:
         return self._from_fetched(topic, queue_id, offset, found) if found.status is _NOT_IN_LOG else found
 
     def _from_fetched(self, topic: str, queue_id: int, offset: int, deleted: GetResult) -> GetResult:
-        """Return the fetched messages of a queue. A pop finds nothing where none were fetched, and leaves the group at
-        its offset."""
+        """Return the fetched messages of a queue. Without any, the pop finds nothing and keeps the group's offset."""
         found = GetResult(GetStatus.NO_MATCHED_MESSAGE, offset, deleted.min_offset, deleted.max_offset)
         fetched = self._fetched
         if fetched is None or (fetched.topic, fetched.queue_id, fetched.queue_offset) != (topic, queue_id, offset):
@@ -440,7 +439,7 @@ class PopRead:
         self.rest += max(0, self._store.max_offset(topic, queue_id) - offset)
 
     def _add_rests(self, header: PopMessageRequest, topic: str, queue_ids: Sequence[int]) -> None:
-        """Count what queues have that are not asked any more; a group that is new there begins here, too."""
+        """Count the messages of queues that are no longer read. A new group begins there, too."""
         group, next_offsets, committed = (
             self._group,
             self._pop.batch.next_offsets,
@@ -457,14 +456,14 @@ class PopRead:
 
 
 def _offsets_of(found: GetResult, offset: int) -> list[int]:
-    """The offsets of what was read from an offset on; mostly one behind the other."""
+    """Return the offsets of the records that were read from an offset on. They are mostly consecutive."""
     if found.next_begin_offset - offset == found.count:
         return list(range(offset, found.next_begin_offset))
     return [number for piece in found.records for number in _numbers(piece)]
 
 
 def _numbers(records: memoryview) -> Iterator[int]:
-    """The queue offsets of records that lie one behind the other."""
+    """Yield the queue offsets of joined records."""
     at = 0
     while at < len(records):
         size, number = _HEAD.unpack_from(records, at)
@@ -473,8 +472,8 @@ def _numbers(records: memoryview) -> Iterator[int]:
 
 
 def _is_by_priority(topic: TopicConfig | None, group: SubscriptionGroupConfig | None, chance: float) -> bool:
-    """Return True if a pop takes what has the highest priority first. ``chance``: from 0 to below 100, the dice of
-    this pop; of so many in a hundred as the group's ``priority.factor`` says it is so."""
+    """Return True if a pop reads the queue of the highest priority first. ``chance``: a random number from 0 to below
+    100, which has to be less than the group's ``priority.factor``."""
     if topic is None or (topic.attributes or {}).get("message.type") != "PRIORITY":
         return False
     text = "" if group is None else (group.attributes or {}).get("priority.factor", "")

@@ -2,12 +2,11 @@
 
 A message whose invisible time is over is put into the group's retry topic of its topic, with a higher count. A message
 that was popped from a retry topic goes back to the same retry topic. Check points of deleted topics and groups are
-dropped, and so are messages that the log has deleted and no other place has. While the store refuses messages the pop
-is retried after `_AGAIN_MS`. A message that the store refuses for good goes to the group's dead letters, so that the
-other messages of its pop are redelivered. A message whose properties leave no room for the new properties is
-redelivered without these. A crash between a message and the record of its redelivery leads to another delivery. The
-number of deliveries is not limited here, as at the reference: consumers give a message up. Loop only.
-Source: behaviour.md §4.12.
+dropped, and so are messages that the log has deleted and no other place has. While the store refuses messages, the pop
+is retried after `_AGAIN_MS`. A message that the store will never accept goes to the group's dead letters, so that the
+other messages of its pop are redelivered. If a message has no room for the new properties, it is redelivered without
+them. A crash between the put of a message and its ack record leads to another delivery. As in the reference, the broker
+does not limit the number of deliveries: consumers do. Loop only. Source: behaviour.md §4.12.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 class Revive:
-    """Puts messages into retry topics when they are due."""
+    """The redelivery of messages through retry topics when they are due."""
 
     def __init__(
         self,
@@ -64,11 +63,11 @@ class Revive:
         self._refusal = ""
 
     async def round(self) -> None:
-        """Redeliver due messages; to be called a few times a second."""
-        # First: `follow` does nothing while acks are to be written.
+        """Redeliver due messages. The broker calls this a few times a second."""
+        # Write acks first: `follow` does nothing while acks are unwritten.
         self._check_points.write_acks()
         self._check_points.follow()
-        work = Slice(ROUND_SLICE_SECONDS)  # by time: thousands of pops may become due together
+        work = Slice(ROUND_SLICE_SECONDS)  # thousands of pops may become due together
         for pending in self._check_points.due():
             try:
                 fetched = await self._fetch(pending)
@@ -77,11 +76,11 @@ class Revive:
                     await self._topics.ensure_shared(self._retry_topic(pending), 1)
                 if pending.left:  # acks may have come meanwhile
                     self._revive(pending, fetched)
-            except StoreUnavailable as error:  # a retry topic cannot be made while the disk is full
+            except StoreUnavailable as error:  # a retry topic cannot be created while the disk is full
                 self._note_refusal(str(error))
                 self._check_points.postpone(pending, _AGAIN_MS)
             except Exception:  # noqa: BLE001 - the outer edge of a check point: a fault of one must not hold up others
-                _log.exception("cannot deliver messages of %s again that %s popped", pending.topic, pending.group)
+                _log.exception("cannot redeliver messages of %s that %s popped", pending.topic, pending.group)
                 self._check_points.postpone(pending, _AGAIN_MS)
             await work.pause_if_over()
         self._check_points.commit()
@@ -90,7 +89,7 @@ class Revive:
 
     async def _fetch(self, pending: InFlightPop) -> dict[int, memoryview]:
         """Return the messages of a pop that the log has deleted and another place has.
-        Raises PeerRefused, StoreError, OSError: they cannot be fetched; they are tried again later."""
+        Raises PeerRefused, StoreError, OSError: they cannot be fetched; the pop is retried later."""
         found: dict[int, memoryview] = {}
         if self._older is None:
             return found
@@ -119,11 +118,11 @@ class Revive:
         """Log why messages are not redelivered, once for each reason."""
         if reason != self._refusal:
             self._refusal = reason
-            _log.warning("popped messages cannot come again yet: %s", reason)
+            _log.warning("popped messages cannot be redelivered yet: %s", reason)
 
     def _is_wanted(self, pending: InFlightPop) -> bool:
         """Return whether topic and group of a pop still exist."""
-        # With `in`, not `get`, which would make a deleted group again.
+        # Not with `get`, which would create a deleted group again.
         return self._topics.get(pending.topic) is not None and pending.group in self._groups
 
     def _retry_topic(self, pending: InFlightPop) -> str:
@@ -143,7 +142,7 @@ class Revive:
         return record if record is not None and record.queue_offset == offset else None
 
     def _put(self, pending: InFlightPop, record: Record) -> bool:
-        """Put a message into its retry topic, or into dead letters; False while the store takes no messages."""
+        """Put a message into its retry topic or into dead letters. Return False if the store refuses it for now."""
         topic = self._retry_topic(pending)
         if self._offsets.get(pending.group, topic, 0) is None:
             self._offsets.commit(pending.group, topic, 0, 0)

@@ -2,19 +2,19 @@
 (``PopBufferMergeService``, ``PopReviveService``, ``PopLongPollingService``).
 
 ==================  ===================================================================================================
-`check_points`      check points and acks in the revive topic, and what one tick stores of both
+`check_points`      check points and acks in the revive topic, and the batch of both in one tick
 `in_flight`         the pops that are in flight, and when their messages are redelivered
 `order`             the messages that were popped in order
-`revive`            messages that were not acknowledged in time are put into retry topics
-`PopLongPolling`    pops and NOTIFICATION requests that found nothing wait here
+`revive`            redelivery of messages through retry topics
+`PopLongPolling`    pops and NOTIFICATION requests that found nothing and wait
 ==================  ===================================================================================================
 
 Only a master pops; a slave has the revive topic with the rest of the log.
 
-Waiting requests are grouped by topic and group, in the order they came. A message that arrives, in the topic or in one
-of the group's retry topics of it, lets one of them look again, in the next tick. A request that takes some of several
-messages wakes the next one. A request that finds nothing continues to wait and looks again at the end of its time. If a
-message concerns many groups or requests, they look in slices, and the loop runs other tasks in between.
+Waiting requests are grouped by topic and group, in the order of their arrival. A message that arrives in the topic, or
+in one of the group's retry topics of it, wakes one of them: it is retried in the next tick. A request that pops some of
+several messages wakes the next one. A request that finds nothing continues to wait and is retried at the end of its
+time. If a message wakes many groups or requests, they are retried in slices, and the loop runs other tasks in between.
 Loop only. Source: behaviour.md §4.7, §4.8.
 """
 
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 __all__ = ["PopLongPolling", "PopService", "WaitingPop"]
 
 _WRITING_MS = 100
-"""How long the tables of offsets and groups are on their way to the disk, at the most, where that matters."""
+"""An upper limit of the time between the copy of a table and the write of its file."""
 _ANY_QUEUE = -1
 _LATE_MS = 20
 _AT_ONCE_MAX = 32
@@ -62,7 +62,7 @@ _log = logging.getLogger(__name__)
 
 
 class PopContext(Protocol):
-    """The parts of the broker that pops and acks may touch."""
+    """The parts of the broker that pops and acks use."""
 
     clients: ClientTable
     clock: Clock
@@ -84,13 +84,13 @@ class PopContext(Protocol):
 
 
 class PopService:
-    """Joins the parts of POP of one broker, and starts and stops them.
+    """The parts of POP of one broker.
 
     Attributes:
-        clock: the time of pops. It never goes back, or messages in flight would wait for as long as the clock was set.
+        clock: the time of pops. It never goes back: otherwise messages in flight would wait longer by that time.
         waiting: pops that wait for a message.
-        notifications: NOTIFICATION requests that wait for one.
-        fetching: pops that waited and now fetch messages which the log has deleted.
+        notifications: NOTIFICATION requests that wait for a message.
+        fetching: tasks of woken pops that fetch messages which the log has deleted.
     """
 
     def __init__(
@@ -118,17 +118,16 @@ class PopService:
         self._topics = topics
 
     def load(self) -> None:
-        """Read what is pending; the store is open."""
+        """Read the pending pops from the open store."""
         self.orders.load()
         config = self._topics.get(self._revive_topic)
-        assert config is not None, "it exists from the start"
-        # Of the last run: the start writes both files behind this, and their times would say that they know of
-        # everything.
+        assert config is not None, "the revive topic exists from the start"
+        # The times of the last run: the start writes both files later, which changes their times.
         offsets_at_ms, groups_at_ms = map(_written_ms, (self._offsets_path, self._groups_path))
         self.check_points.load(max(1, config.write_queue_nums), offsets_at_ms=offsets_at_ms, groups_at_ms=groups_at_ms)
 
     def gather(self) -> Gathered:
-        """The values of POP's metrics. Source: behaviour.md §9.10."""
+        """Return the values of POP's metrics. Source: behaviour.md §9.10."""
         counts, late = self.check_points.counts, self.check_points.late
         counts.drop_topics(lambda topic: self._topics.get(topic) is None)
         check_points, offsets = self.check_points.buffered
@@ -150,15 +149,15 @@ class PopService:
     async def close(self) -> None:
         """Answer the requests that wait. Pops that fetch are cancelled: they have hidden no messages yet."""
         self.waiting.close()
-        # Behind the pops: each looks a last time as it is closed, and is answered when what it took is stored.
+        # After the pops: each is retried a last time when it is closed, and answered when its check points are stored.
         self.batch.end()
         self.notifications.close()
         await self.fetching.close()
 
     def persist(self) -> None:
-        """Store what only memory has, as the broker stops; the store is still open."""
+        """Store the state that is only in memory when the broker stops; the store is still open."""
         self.batch.end()
-        # Before the offset: while an ack has no record, the revive group stays in front of its check point.
+        # Acks before the offset: the revive group's offset cannot pass check points with unwritten acks.
         self.check_points.write_acks()
         self.check_points.commit()
         if self.orders.is_dirty:
@@ -166,7 +165,7 @@ class PopService:
 
 
 def _written_ms(path: Path) -> int:
-    """The time up to which a table's file knows of everything; 0 for one that was not written yet."""
+    """Return the time up to which a table's file has all changes; 0 for a missing file."""
     return path.stat().st_mtime_ns // 1_000_000 - _WRITING_MS if path.exists() else 0
 
 
@@ -176,10 +175,10 @@ class WaitingPop:
 
     Attributes:
         queue_id: -1 for all queues of the topic.
-        until_ms: the end of its time, in the time of pops.
-        retry: looks again; its argument says whether it may continue to wait. It answers, or holds itself again.
-        wants: whether a message that arrives is of interest.
-        look_at_ms: when there may be something although nothing arrives; None: never.
+        until_ms: the end of its time, by the clock of pops.
+        retry: retries the request: answers it, or holds it again if the argument is True.
+        wants: returns True if the request wants an arrived message.
+        look_at_ms: when to retry even if no message arrives, because a queue becomes free; None: never.
     """
 
     connection: Connection
@@ -215,11 +214,11 @@ class PopLongPolling:
         return self._count
 
     def count(self, topic: str, group: str, queue_id: int) -> int:
-        """Requests that wait for a queue, or with -1 for any queue."""
+        """Return the number of requests that wait for a queue; -1: for any queue."""
         return self._counts.get((topic, group, queue_id), 0)
 
     def hold(self, held: WaitingPop) -> bool:
-        """Keep a request; False when there is no room for it, or the broker stops."""
+        """Hold a request. Return False if there are too many, or if the broker stops."""
         place = (held.topic, held.group, held.queue_id)
         settings = self._settings
         if (
@@ -228,7 +227,7 @@ class PopLongPolling:
             or self.count(*place) >= settings.pops_held_per_queue_max
         ):
             return False
-        assert held not in self._connections.get(held.connection, ()), "a request waits once, until it looks again"
+        assert held not in self._connections.get(held.connection, ()), "a request is held once"
         for topic in _topics_of(held):
             self._waiting.setdefault(topic, {}).setdefault(held.group, {})[held] = None
         self._connections.setdefault(held.connection, {})[held] = None
@@ -240,7 +239,7 @@ class PopLongPolling:
         return True
 
     def arrived(self, requests: Sequence[DispatchRequest]) -> None:
-        """Let one request of each group that waits for these messages look again, soon."""
+        """Wake one request of each group that waits for these messages."""
         if not self._count:
             return
         if isinstance(requests, StoredSends) and not any(topic in self._waiting for topic, _ in requests.places):
@@ -257,13 +256,13 @@ class PopLongPolling:
                 self._wake_one(stored, woken, group)
 
     def _wake_one(self, stored: DispatchRequest, woken: set[tuple[str, str, int]], group: str) -> None:
-        """Wake one request of a group; ``woken``: the queues of groups that these messages woke already."""
+        """Wake one request of a group. ``woken``: the queues of groups for which a request was woken already."""
         place = (stored.topic, group, stored.queue_id)
         if place in woken:
             return
         is_retry = stored.topic.startswith(RETRY_PREFIX)
         for held in self._waiting.get(stored.topic, {}).get(group, ()):
-            # A retry topic has one queue, which no request names, and only what passed the group's filter before.
+            # A retry topic has one queue, which no request names, and its messages have passed the group's filter.
             is_here = is_retry or held.queue_id in (_ANY_QUEUE, stored.queue_id)
             if is_here and (is_retry or held.wants(stored)) and held not in self._woken:
                 woken.add(place)
@@ -271,7 +270,7 @@ class PopLongPolling:
                 break
 
     def wake(self, topic: str, group: str, queue_id: int = _ANY_QUEUE) -> None:
-        """Let the next request for a queue, or any of the topic, look again: there is more."""
+        """Wake the next request for a queue, or for any queue of the topic: there are more messages."""
         for held in self._waiting.get(topic, {}).get(group, ()):
             is_meant = queue_id == _ANY_QUEUE or held.queue_id in (_ANY_QUEUE, queue_id)
             if is_meant and held not in self._woken:
@@ -279,12 +278,12 @@ class PopLongPolling:
         return None
 
     def connection_closed(self, connection: Connection) -> None:
-        """Drop the requests of a connection that is gone."""
+        """Drop the requests of a closed connection."""
         for held in list(self._connections.get(connection, ())):
             self._drop(held)
 
     def close(self) -> None:
-        """Answer everything that waits, as the broker stops."""
+        """Answer all waiting requests when the broker stops."""
         self._is_closed = True
         for held in [held for several in self._connections.values() for held in several]:
             self._retry(held, may_hold=False)
@@ -292,7 +291,7 @@ class PopLongPolling:
     # -- inside
 
     def _wake(self, held: WaitingPop) -> None:
-        """Not at once: whoever puts messages must not find itself in the middle of a pop that puts a check point."""
+        """Retry a request in the next tick: a put of messages must not run a pop, which puts a check point."""
         if not self._woken:
             self._loop.call_soon(self._retry_woken)
         self._woken[held] = None
@@ -306,22 +305,23 @@ class PopLongPolling:
             self._retry(held, may_hold=True)
 
     def _check_waiting(self, held: WaitingPop) -> None:
-        # The loop's timer and the wall clock differ by some ms: what fires a little early ends all the same.
+        # The loop's timer and the wall clock differ by some ms: a timer that fires a little early is the end, too.
         self._retry(held, may_hold=self._clock.now_ms() < held.until_ms - _LATE_MS)
 
     def _retry(self, held: WaitingPop, *, may_hold: bool) -> None:
-        # Its timer, or the end of its connection, was quicker than its turn: it would take messages that nobody gets.
+        # The request was dropped before this call, because its connection closed or its timer fired: a pop would hide
+        # messages that no client gets.
         if held not in self._connections.get(held.connection, ()):
             return
         self._drop(held)
         try:
             held.retry(may_hold)
-        except Exception:  # noqa: BLE001 - the outer edge of a held request: a fault of one must not reach another
+        except Exception:  # noqa: BLE001 - the outer edge of a held request: a fault of one must not reach others
             _log.exception("cannot answer a waiting pop of %s by %s", held.topic, held.group)
 
     def _drop(self, held: WaitingPop) -> None:
         self._woken.pop(held, None)
-        assert held.timer is not None, "it was held"
+        assert held.timer is not None, "a held request has a timer"
         held.timer.cancel()
         for topic in _topics_of(held):
             groups = self._waiting[topic]
@@ -342,5 +342,5 @@ class PopLongPolling:
 
 
 def _topics_of(held: WaitingPop) -> tuple[str, ...]:
-    """Return where messages for a request arrive."""
+    """Return the topics in which messages for a request arrive."""
     return held.topic, *(pop_retry_topic(held.group, held.topic, mark) for mark in "_+")

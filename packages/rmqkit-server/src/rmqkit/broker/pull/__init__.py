@@ -1,1 +1,1 @@
-"""Messages that go out by pull and query (PullMessageProcessor, PullRequestHoldService, QueryMessageProcessor)."""
+"""Pulls and queries of messages (PullMessageProcessor, PullRequestHoldService, QueryMessageProcessor)."""

@@ -1,8 +1,8 @@
 """PULL_MESSAGE and LITE_PULL_MESSAGE (``PullMessageProcessor``).
 
 The checks run in the reference's order with its codes and remarks. The messages leave as slices of the log, neither
-copied nor decoded. A pull that finds nothing new is held if it requests that. When the broker wakes a held pull, it
-checks and reads again as for a new pull, and answers with the result of that.
+copied nor decoded. A pull that finds no message is held if it requests that. When the broker wakes a held pull, it
+checks and reads again as for a new pull, and answers with the result.
 
 Consumer groups that read so far back that they slow down other groups are stopped (``protectBroker``). With
 ``disableConsumeIfConsumerReadSlowly`` the broker measures every three minutes how many bytes of the log are after the
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 __all__ = ["SLOW_ROUND_SECONDS", "PullHandlers", "stop_slow_groups"]
 
 SLOW_ROUND_SECONDS = 180.0
-"""How often it is looked for groups that are too far behind."""
+"""The time between two checks for slow groups."""
 
 
 _CODES: Mapping[GetStatus, ResponseCode] = {
@@ -75,11 +75,11 @@ _CODES: Mapping[GetStatus, ResponseCode] = {
 
 _READ, _COMMIT = Permission.READ.value, PullFlag.COMMIT_OFFSET.value
 _SUSPEND, _SUBSCRIPTION = PullFlag.SUSPEND.value, PullFlag.SUBSCRIPTION.value
-"""As plain numbers: ``&`` of an enumeration's members is a call of a microsecond, and every pull had five."""
+"""As plain numbers: ``&`` of enumeration members takes a microsecond, and every pull needs five."""
 _SLAVE, _OFFSET_MOVED = BrokerRole.SLAVE, ResponseCode.PULL_OFFSET_MOVED
 _FOUND, _NOT_IN_LOG = GetStatus.FOUND, GetStatus.NOT_IN_LOG
 _LITE_PULL = RequestCode.LITE_PULL_MESSAGE.value
-# Up to here a copy costs less than a write of several pieces.
+# Up to this size a copy costs less than a write of several pieces.
 _COPIED_BYTES_MAX = 256 << 10
 
 _MAY_MISS = {"commitOffset": "0", "suspendTimeoutMillis": "0", "subVersion": "0"}
@@ -89,7 +89,7 @@ _log = logging.getLogger(__name__)
 
 
 class PullContext(Protocol):
-    """The parts of the broker that pulls and queries may touch."""
+    """The parts of the broker that pulls and queries use."""
 
     clients: ClientTable
     clock: Clock
@@ -116,7 +116,7 @@ class PullContext(Protocol):
 
 
 class _Refused(Exception):
-    """A check failed; becomes the reply."""
+    """A failed check, which becomes the reply."""
 
     def __init__(self, code: ResponseCode, remark: str, forbidden: ForbiddenType | None = None) -> None:
         super().__init__(remark)
@@ -126,15 +126,15 @@ class _Refused(Exception):
 
 
 class PullHandlers(Handlers[PullContext]):
-    """Hands out messages."""
+    """The handler of pulls."""
 
     @answers(RequestCode.PULL_MESSAGE)
     @answers(RequestCode.LITE_PULL_MESSAGE)
     @by_global_number
     def pull(self, connection: Connection, command: Command) -> Command | Awaitable[Command | None] | None:
-        """Read, and hold the request when nothing is there and it says so."""
+        """Read messages, or hold the request if there are none and it requests that."""
         try:
-            # The strict way first: one call for what clients write. Java's broker takes more than that.
+            # Decode strictly first: this is one call and accepts all headers of clients. Java's broker accepts more.
             header = decode_header(command, PullMessageRequest)
         except HeaderError:
             header = decode_header_leniently(command, PullMessageRequest, missing=_MAY_MISS, drops_unreadable=False)
@@ -162,7 +162,7 @@ class PullHandlers(Handlers[PullContext]):
         except _Refused as refused:
             why = None if refused.forbidden is None else {"forbiddenType": str(refused.forbidden.value)}
             return reply(command, refused.code, refused.remark, fields=why)
-        # Before the read: an old client that was moved would otherwise go on, and commit, from where it was.
+        # Before the read: otherwise an old client would ignore a reset, and read and commit from its old offset.
         reset_to = context.offsets.redirect(connection, group, topic, queue_id, header.queue_offset, is_new=may_hold)
         if reset_to is not None:
             return self._moved(command, header, reset_to)
@@ -181,17 +181,17 @@ class PullHandlers(Handlers[PullContext]):
                 if header.sys_flag & _COMMIT:
                     context.offsets.commit(group, topic, queue_id, header.commit_offset)
                 return self._pull_fetched(connection, command, header, wanted, topic_config, config)
-            # A woken pull does not wait again: its client asks again at once, with a pull that fetches.
+            # A woken pull is not held again: its client pulls again at once, and that pull fetches.
             found = GetResult(GetStatus.NO_MATCHED_MESSAGE, header.queue_offset, found.min_offset, found.max_offset)
         context.offsets.pulled(group, topic, queue_id, found.next_begin_offset)
         is_found = bool(found.records)
         if is_found:
-            # Not of a woken pull, whose request came long ago.
+            # Not for a woken pull, whose request arrived long ago.
             ms = context.clock.monotonic_ms() - connection.active_ms if may_hold else 0.0
             context.statistics.given(topic, group, queue_id, found.count, found.size, ms)
         else:
             context.statistics.pulls_missed += 1
-        # Not again when it is woken: the group may have committed further on another connection meanwhile.
+        # Not for a woken pull: the group may have committed a greater offset on another connection meanwhile.
         if may_hold:
             if header.sys_flag & _COMMIT:
                 context.offsets.commit(group, topic, queue_id, header.commit_offset)
@@ -211,9 +211,9 @@ class PullHandlers(Handlers[PullContext]):
         )
 
         def retry() -> None:
-            # Checked and read like a new one: topic, group and filter may have changed while it waited.
+            # Check and read like a new pull: topic, group and filter may have changed while it waited.
             answer = self._pull(connection, command, header, may_hold=False)
-            assert not isinstance(answer, Awaitable), "a pull that waited fetches nothing"
+            assert not isinstance(answer, Awaitable), "a woken pull fetches nothing"
             if answer is not None:
                 connection.send(answer)
 
@@ -233,15 +233,15 @@ class PullHandlers(Handlers[PullContext]):
         topic: TopicConfig,
         group: SubscriptionGroupConfig,
     ) -> Command | None:
-        """The answer; None when it was sent, as nearly every one with records is."""
+        """Return the answer; None if it was sent already, like nearly every answer with records."""
         context, settings, records = self._context, self._context.settings, found.records
-        assert not records or found.status is _FOUND, "records are an answer that found some"
+        assert not records or found.status is _FOUND, "a result with records has the status FOUND"
         code = ResponseCode.SUCCESS if records else _code_of(found, header)
         following, broker_id = found.next_begin_offset, 0
         if settings.slave_read:
             broker_id = group.which_broker_when_consume_slowly if found.suggest_slave else group.broker_id
         if not records and self._is_slave and code == _OFFSET_MOVED and not settings.offset_check_in_slave:
-            # A slave that lags behind does not move consumers: they ask again, or somebody else.
+            # A slave that is behind its master must not move consumers: they pull again, or from another broker.
             code, following = ResponseCode.PULL_RETRY_IMMEDIATELY, header.queue_offset
         answer = PullMessageResponse(
             broker_id,
@@ -271,33 +271,33 @@ class PullHandlers(Handlers[PullContext]):
         group: SubscriptionGroupConfig,
     ) -> Awaitable[Command | None]:
         """Answer a pull of messages that have to be fetched first.
-        The answer raises PeerRefused, StoreError, OSError: they cannot be fetched."""
+        The answer raises PeerRefused, StoreError, OSError: the messages cannot be fetched."""
         context, name, queue_id = self._context, header.consumer_group, header.queue_id
         began_ms = context.clock.monotonic_ms()
 
         def read(fetched: Fetched) -> Command | Missing | None:
             found = fetched.found
-            assert found.next_begin_offset >= header.queue_offset, "a fetch never leads back"
+            assert found.next_begin_offset >= header.queue_offset, "a fetch never moves the offset backwards"
             context.offsets.pulled(name, header.topic, queue_id, found.next_begin_offset)
             if found.records:
                 ms = context.clock.monotonic_ms() - began_ms
                 context.statistics.given(header.topic, name, queue_id, found.count, found.size, ms)
             return self._answer(connection, command, header, found, topic, group)
 
-        assert context.older is not None, "only messages of such a place are missing"
+        assert context.older is not None, "missing messages can be fetched from another place"
         missing = Missing(header.topic, queue_id, header.queue_offset, header.max_msg_nums, wanted)
         return read_when_fetched(context.older, connection, missing, read)
 
     def _moved(self, command: Command, header: PullMessageRequest, offset: int) -> Command:
-        """The answer that carries out a reset; what the client had to commit is void."""
+        """Return the answer that carries out a reset. The request's commit offset is ignored."""
         low = self._context.min_offset(header.topic, header.queue_id)
         high = self._context.store.max_offset(header.topic, header.queue_id)
         answer = PullMessageResponse(0, offset, low, high, offset_delta=self._offset_delta(header.topic))
         return reply(command, ResponseCode.PULL_OFFSET_MOVED, "OFFSET_RESET", header=answer)
 
     def _offset_delta(self, topic: str) -> int | None:
-        """Return the number that a client adds to offsets of a static topic: 0, as its queues were never on another
-        broker."""
+        """Return the number that a client adds to offsets of a static topic: 0, because its queues were never on
+        another broker."""
         return 0 if topic in self._context.topics.static.local else None
 
     def _check_group(self, code: int, name: str) -> SubscriptionGroupConfig:
@@ -382,7 +382,7 @@ class PullHandlers(Handlers[PullContext]):
         if registered is None:
             remark = "The broker's consumer filter data is not exist!Your expression may be wrong!"
             raise _Refused(ResponseCode.FILTER_DATA_NOT_EXIST, remark)
-        # An older filter would pass over messages that the new one wants, and they would count as consumed.
+        # An older filter would skip messages of the new filter, and the group would never consume them.
         if registered.data.client_version < header.sub_version:
             raise _Refused(ResponseCode.FILTER_DATA_NOT_LATEST, "the consumer's consumer filter data not latest")
         self._check_type(subscribed.data.expression_type)
@@ -398,21 +398,21 @@ def _code_of(found: GetResult, header: PullMessageRequest) -> ResponseCode:
     code = _CODES.get(found.status)
     if code is not None:
         return code
-    # At 0 of an empty queue a client waits. If offset 0 were illegal, it would drop the queue and take it again, for
-    # ever.
+    # At offset 0 of an empty queue a client waits. If offset 0 were illegal, it would drop and restart the queue again
+    # and again.
     return ResponseCode.PULL_OFFSET_MOVED if header.queue_offset else ResponseCode.PULL_NOT_FOUND
 
 
 async def stop_slow_groups(context: PullContext) -> None:
-    """Disable the groups that are too far behind; to be called every `SLOW_ROUND_SECONDS`.
-    Raises StoreUnavailable: the disk does not take it."""
+    """Disable the groups that are too far behind. The broker calls this every `SLOW_ROUND_SECONDS`.
+    Raises StoreUnavailable: the disk refused."""
     store, settings = context.store, context.settings
     positions: dict[str, int] = {}
     for (group, topic, queue_id), offset in list(context.offsets.pulls.items()) if settings.stops_slow_groups else ():
         if group in context.clients.all_consumers:
             for _, position, _, _ in store.entries(topic, queue_id, offset, count_max=1):
                 positions[group] = min(position, positions.get(group, position))
-    assert all(position >= 0 for position in positions.values()), "an entry points into the log"
+    assert all(position >= 0 for position in positions.values()), "an entry has a position in the log"
     slow = []
     for group, position in positions.items():
         config, behind_bytes = context.groups.get(group), store.max_physical_offset - position

@@ -1,11 +1,11 @@
-"""Pulls that found nothing wait here for a message (``PullRequestHoldService``).
+"""Long polling: pulls that found nothing wait here for a message (``PullRequestHoldService``).
 
-Held pulls are grouped by topic and queue. The dispatcher's news of a queue answers those it concerns in the same tick;
-the ones nobody needed are answered when their time is up. A pull whose filter refused what arrived is answered within
-`PASSED_BY_MS` all the same, so that its consumer's offset moves on. Nothing is polled, and no cost grows with the pulls
-that wait elsewhere: ends of waiting fall into slots of `_SLOT_MS` with one timer each. A pull whose connection is gone
-is dropped. Where more than `_AT_ONCE_MAX` pulls are concerned they are answered in slices, in the same order, and the
-loop turns in between: one message may wake all of them. Loop only. Source: behaviour.md §4.4.
+Held pulls are grouped by topic and queue. When the dispatcher reports messages of a queue, the pulls that want them are
+answered in the same tick. Other pulls are answered when their time is up. If a pull's filter refused the new messages,
+the pull is answered within `PASSED_BY_MS` nevertheless, so that its consumer's offset moves. Nothing is polled, and no
+cost grows with the pulls of other queues: the ends of waiting fall into slots of `_SLOT_MS` with one timer each. The
+pulls of a closed connection are dropped. One message may wake many pulls: more than `_AT_ONCE_MAX` pulls are answered
+in slices, in the same order, and the loop runs in between. Loop only. Source: behaviour.md §4.4.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from rmqkit.store.message_store import DispatchRequest, StoredSends
 __all__ = ["HELD_MAX", "PASSED_BY_MS", "LongPolling", "WaitingPull"]
 
 HELD_MAX = 100_000
-"""Pulls that may wait at a time; beyond it they are refused as busy (the pull queue of behaviour.md §2.4)."""
+"""The number of pulls that may wait; further pulls are refused as busy (the pull queue of behaviour.md §2.4)."""
 PASSED_BY_MS = 5_000
 _WAIT_MS_MAX = 86_400_000
 _SLOT_MS = 50
 _KEPT_SECONDS = 60.0
-"""How long before its end a slot is kept that nobody is in."""
+"""An empty slot stays if it ends within this time."""
 _AT_ONCE_MAX = 32
 
 K = TypeVar("K")
@@ -44,15 +44,15 @@ class WaitingPull:
 
     Attributes:
         connection: the client's connection; None for a part of the broker itself.
-        queue_offset: the first offset it wants.
-        codes: the tag codes it wants, or None for all.
+        queue_offset: the first requested offset.
+        codes: the requested tag codes, or None for all.
         until_ms: monotonic time of its last try.
         retry: reads again and answers with the result.
-        wants: a further test of the messages that arrived.
+        wants: a further test of new messages.
         group: the consumer group of the pull.
         key: its topic and queue, while it is held.
-        slot: number of the time at which its wait ends.
-        was_passed_by: its filter refused what arrived.
+        slot: the number of the slot of its end.
+        was_passed_by: its filter refused a new message.
         is_gone: its connection is closed.
     """
 
@@ -70,7 +70,7 @@ class WaitingPull:
 
 
 _Several = dict[WaitingPull, None]
-"""Held pulls in the order in which they came."""
+"""Held pulls in the order of their arrival."""
 
 
 class LongPolling:
@@ -87,7 +87,7 @@ class LongPolling:
         self._news: deque[Sequence[DispatchRequest]] = deque()
 
     def __len__(self) -> int:
-        """The pulls of clients that wait."""
+        """Return the number of waiting pulls of clients."""
         return self._count
 
     @property
@@ -101,10 +101,10 @@ class LongPolling:
         return len(self._slots)
 
     def hold(self, topic: str, queue_id: int, held: WaitingPull) -> None:
-        """Keep a pull until a message for it comes or its time is up."""
+        """Hold a pull until a message for it arrives or its time is up."""
         held.key = key = (topic, queue_id)
         waiting = self._queues.setdefault(key, {})
-        assert held not in waiting, "a pull waits once, until it is answered"
+        assert held not in waiting, "a pull is held once"
         waiting[held] = None
         if held.connection is not None:
             self._connections.setdefault(held.connection, {})[held] = None
@@ -116,9 +116,9 @@ class LongPolling:
         if not self._queues:
             return
         if isinstance(requests, StoredSends) and self._queues.keys().isdisjoint(requests.places):
-            return  # `StoredSends` names its queues: no message is read if no pull waits for it
-        # The answer to a pull reads, a read makes further messages readable, and the store reports them here again.
-        # Answered in there, a read of many sends would nest as deep as it has messages for waiting pulls.
+            return  # `StoredSends` has the places of all its messages: decode none if no pull waits for them
+        # Answering a pull reads the store, which may dispatch further messages and call this method again. Queue them:
+        # otherwise the calls would nest once for each message for a waiting pull.
         self._news.append(requests)
         if len(self._news) > 1:
             return
@@ -134,7 +134,7 @@ class LongPolling:
             waiting = self._queues.get((stored.topic, stored.queue_id))
             if waiting is None:
                 continue
-            # Also while slices are under way: a later message must not be answered before an earlier one is.
+            # Also while slices run: pulls must be answered in the order of the messages.
             if len(waiting) > _AT_ONCE_MAX or self._turns:
                 self._turns.add(self._concerned(stored))
                 continue
@@ -143,16 +143,16 @@ class LongPolling:
                 self._check_waiting(held, stored)
 
     def wake(self, topic: str, queue_id: int, group: str) -> None:
-        """Answer the pulls of a group that was moved on a queue."""
+        """Answer the pulls of a group whose offset of a queue was reset."""
         self._answer_all([held for held in self._queues.get((topic, queue_id), ()) if held.group == group])
 
     def wake_all(self) -> None:
-        """Answer every client that waits: another broker serves it better now."""
+        """Answer every waiting client, because another broker serves it better now."""
         self._answer_all([held for several in self._connections.values() for held in several])
 
     def close(self) -> None:
-        """Answer everything that waits, as the broker stops."""
-        # Those under way first: their order is that of the messages.
+        """Answer all waiting pulls when the broker stops."""
+        # First finish the running slices, which are in the order of the messages.
         self._turns.finish()
         for held in [held for waiting in self._queues.values() for held in waiting]:
             self._answer(held)
@@ -161,10 +161,10 @@ class LongPolling:
         self._slots.clear()
 
     def connection_closed(self, connection: Connection) -> None:
-        """Drop the pulls of a connection that is gone."""
+        """Drop the pulls of a closed connection."""
         several = self._connections.pop(connection, None)
         if several is not None:
-            # Counted off at once, dropped in slices: a closed connection must not keep the places of others meanwhile.
+            # Subtract them at once, so that other pulls get their places, and drop them in slices.
             self._count -= len(several)
             assert self._count >= 0, "each pull of a client counts once"
             for held in several:
@@ -174,7 +174,7 @@ class LongPolling:
     # -- inside
 
     def _concerned(self, stored: DispatchRequest) -> Iterator[None]:
-        """Look at the pulls that wait for a queue by the time this begins, one by one."""
+        """Check the pulls that wait for a message's queue, one by one. Later pulls are not checked."""
         end = stored.queue_offset + stored.batch_count
         waiting = self._queues.get((stored.topic, stored.queue_id), ())
         for held in [held for held in waiting if held.queue_offset < end]:
@@ -182,7 +182,7 @@ class LongPolling:
             yield
 
     def _check_waiting(self, held: WaitingPull, stored: DispatchRequest) -> None:
-        """Answer a pull if a message is for it."""
+        """Answer a pull if it wants a message."""
         if (held.codes is None or stored.tags_code in held.codes) and (held.wants is None or held.wants(stored)):
             self._answer(held)
         elif not held.was_passed_by:
@@ -200,12 +200,12 @@ class LongPolling:
 
     def _answer(self, held: WaitingPull) -> None:
         if held.is_gone or held not in self._queues.get(held.key, ()):
-            return  # the answer to another one closed its connection
-        # Dropped first: its answer may close the connection, which drops all that wait there.
+            return  # the answer to another pull closed its connection
+        # Drop it first: its answer may close the connection, which drops all pulls of the connection.
         self._drop(held)
         try:
             held.retry()
-        except Exception:  # noqa: BLE001 - the outer edge of a held request: a fault of one must not reach a sender
+        except Exception:  # noqa: BLE001 - the outer edge of a held request: its fault must not reach a producer
             _log.exception("cannot answer a held pull of %s", held.key)
 
     def _drop(self, held: WaitingPull) -> None:
@@ -231,8 +231,8 @@ class LongPolling:
             return
         several, timer = slot
         several.pop(held, None)
-        # Delivery of delayed messages waits for a day, over and over: its slots would be kept for all of it. Those that
-        # end soon stay, for the next pull: a timer for each would cost more.
+        # Delivery of delayed messages waits for a day again and again: drop its empty slots. Slots that end soon stay
+        # for the next pull, because a timer for each pull would cost more.
         if not several and timer.when() > self._loop.time() + _KEPT_SECONDS:
             timer.cancel()
             del self._slots[held.slot]
@@ -240,7 +240,7 @@ class LongPolling:
     def _end_by(self, held: WaitingPull, at_ms: float) -> None:
         """Put a pull into the slot of its end; a new slot sets its timer."""
         now_ms = self._clock.monotonic_ms()
-        # One further than the end lies in: a slot's timer fires where it begins, which must not be before the end.
+        # The slot after the end: a slot's timer fires at its begin, which must not be before the end.
         held.slot = number = int(min(max(at_ms, now_ms), now_ms + _WAIT_MS_MAX)) // _SLOT_MS + 1
         slot = self._slots.get(number)
         if slot is None:

@@ -1,7 +1,8 @@
-"""Looking messages and queue entries up, and trying a subscription: codes 12, 33, 46, 321 (``QueryMessageProcessor``).
+"""Queries of messages and queue entries, check of a subscription: codes 12, 33, 46, 321 (``QueryMessageProcessor``).
 
-The index of QUERY_MESSAGE knows hashes; the store compares topic and key of each record. A unique key finds at most
- ``defaultQueryMaxNum``, a tag (``indexType`` T, 5.4) is indexed as ``T#tag``. Records leave as slices of the log.
+The index of QUERY_MESSAGE has hashes; the store compares topic and key of each record. A unique key finds at most
+``defaultQueryMaxNum`` messages. A tag (``indexType`` T, 5.4) is indexed as ``T#tag``. Records leave as slices of the
+log.
 Source: remoting.md §4.3.6; behaviour.md §2.6, §8.16; store.md §7.5.
 """
 
@@ -37,18 +38,18 @@ from rmqkit.store.queues.queue_ext import ExtUnit
 __all__ = ["QueryHandlers"]
 
 _ANSWER_BYTES_MAX = 15 << 20
-"""A client reads frames of 16 MiB: records beyond that would cost it all of them."""
+"""Clients read frames of up to 16 MiB: with more records a client would lose the whole answer."""
 
 
 _PHYSICAL_OFFSET = slice(28, 36)
-"""Where a record says which one it is."""
+"""The place of the physical offset in a record, which identifies the record."""
 
 _ENTRIES_MAX = 10_000
-"""Queue entries that one answer shows."""
+"""The largest number of queue entries in an answer."""
 
 
 class QueryHandlers(Handlers[PullContext]):
-    """Finds messages by position and by key."""
+    """The handlers of queries by position and by key."""
 
     def __init__(self, context: PullContext) -> None:
         super().__init__(context)
@@ -56,7 +57,7 @@ class QueryHandlers(Handlers[PullContext]):
 
     @answers(RequestCode.QUERY_MESSAGE)
     def query(self, connection: Connection, command: Command) -> Command | Awaitable[Command]:
-        """The records that may have a key, in the order of the log, then those that the log has deleted."""
+        """Return the records that may have a key, in the order of the log, and then deleted records."""
         if not self._context.may_serve():
             return reply(command, ResponseCode.SYSTEM_BUSY, REJECTED)
         header = decode_header_leniently(
@@ -75,9 +76,9 @@ class QueryHandlers(Handlers[PullContext]):
             if record is not None and (len(record) <= left or not records):
                 records.append(record)
                 left -= len(record)
-        assert records or left == _ANSWER_BYTES_MAX, "what was left out made room for nothing"
+        assert records or left == _ANSWER_BYTES_MAX, "without records all bytes are left"
         answer = QueryMessageResponse(found.last_update_timestamp, found.last_update_offset)
-        # What the index named, not what was read: what did not fit above must not be looked for elsewhere.
+        # Count the offsets of the index, not the records: those that did not fit must not be queried elsewhere.
         missing = min(count_max, self._context.store_settings.query_count_max) - len(found.physical_offsets)
         older = self._context.older
         if older is None or missing <= 0:
@@ -96,11 +97,11 @@ class QueryHandlers(Handlers[PullContext]):
 
     @answers(RequestCode.VIEW_MESSAGE_BY_ID)
     def view(self, connection: Connection, command: Command) -> Command | Awaitable[Command]:
-        """The record at a physical offset, which is a part of an offset message id."""
+        """Return the record at a physical offset, which is a part of an offset message id."""
         if not self._context.may_serve():
             return reply(command, ResponseCode.SYSTEM_BUSY, REJECTED)
         offset = decode_header(command, ViewMessageRequest).offset
-        # Anybody can make up an id: an offset below 0 is in no file.
+        # A client can send any id: no file has a negative offset.
         record = self._context.store.log.record_at(offset) if offset >= 0 else None
         older = self._context.older
         if record is None and offset >= 0 and older is not None:
@@ -115,8 +116,8 @@ class QueryHandlers(Handlers[PullContext]):
 
     @answers(RequestCode.QUERY_CONSUME_QUEUE)
     def queue_entries(self, connection: Connection, command: Command) -> Command:
-        """Entries of a queue from an offset on, within one of its files.
-        A group's filter is applied to entries with an extension unit only, as at the reference."""
+        """Return entries of a queue from an offset on, within one of its files.
+        A group's filter is applied only to entries with an extension unit, as in the reference."""
         header = decode_header_leniently(command, QueryConsumeQueueRequest)
         topic, queue_id, group = header.topic, header.queue_id, header.consumer_group
         if topic is None:
@@ -145,7 +146,7 @@ class QueryHandlers(Handlers[PullContext]):
                 by_code = wanted.codes is None or code in wanted.codes
                 by_unit = wanted.accept_entry is None or wanted.accept_entry(code, unit)
                 verdicts.append(unit is not None and by_code and by_unit)
-                return False  # no record is read for it
+                return False  # so that no record is read
 
             self._context.store.get(topic, queue_id, header.index, count_max=count, accept_entry=judge)
         entries = self._context.store.entries(topic, queue_id, header.index, count_max=count) if count else []
@@ -157,7 +158,7 @@ class QueryHandlers(Handlers[PullContext]):
 
     @answers(RequestCode.CHECK_CLIENT_CONFIG)
     def check_subscription(self, connection: Connection, command: Command) -> Command | Awaitable[Command | None]:
-        """Answer if the broker accepts a subscription; consumers send this request before they start with SQL92."""
+        """Check a subscription. Consumers send this request before they start with SQL92."""
         body = decode_body(command, CheckClientBody) if command.payload else CheckClientBody()
         wanted = body.subscription_data
         if wanted is None or is_tag_type(wanted.expression_type):
@@ -175,8 +176,8 @@ class QueryHandlers(Handlers[PullContext]):
 
 
 def _joined(records: list[memoryview], older: list[memoryview]) -> list[memoryview]:
-    """Return the records of the log, then the older ones that are not among them and that fit into an answer."""
-    # A file of the log may be copied to the other place already and still be there.
+    """Return the records of the log, and then the other older records that fit into an answer."""
+    # A file may be in the log and in the other place at the same time.
     known = {bytes(record[_PHYSICAL_OFFSET]) for record in records}
     found, left = [*records], _ANSWER_BYTES_MAX - sum(map(len, records))
     for record in older:

@@ -1,1 +1,1 @@
-"""A broker as master, slave or acting master of its group (HAService, SlaveSynchronize, EscapeBridge)."""
+"""Replication: a broker as master, slave or acting master (HAService, SlaveSynchronize, EscapeBridge)."""

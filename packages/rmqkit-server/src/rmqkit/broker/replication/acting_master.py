@@ -1,35 +1,35 @@
-"""A slave that goes on for its master while that is gone (slave-acting-master, ``enableSlaveActingMaster``).
+"""A slave that acts for its missing master (slave-acting-master, ``enableSlaveActingMaster``).
 
-Of the brokers of one name the living one with the lowest id acts for a master that is gone. It takes no messages: what
-becomes due in its log is put at other brokers (`escape`), and only with ``enableRemoteEscape``. Without, everything due
-waits for the master. Offsets, locks and pulls are served as by any slave that may be read from.
+Of the living brokers of one name, the broker with the lowest id acts for a missing master. It accepts no messages. It
+sends due messages of its log to other brokers (`escape`), but only with ``enableRemoteEscape``; otherwise they wait for
+the master. It serves offsets, locks and pulls like any slave that may be read from.
 
 ====================  ==========================================================================================
-what is seen          then
+event                 action
 ====================  ==========================================================================================
-lowest id is ours     delivery of delayed and timed messages and check-back begin, from where the master was when copied
-somebody lower is     they end when what is on its way has arrived; a returning master may ask for that by itself,
-there again           to take over the offsets (`PreOnline`), and has 30 s to register then
-master came           its tables and log are followed; held pulls are answered, for their clients to go to it
-master went           its tables are not copied any more
+the own id is lowest  delivery of delayed and timed messages and check-back start, from the last copied positions
+a lower id is there   they stop after running deliveries. A returning master may request the stop, to adopt the
+again                 offsets (`PreOnline`), and has 30 s to register then
+the master came       the slave follows its tables and log, and answers held pulls, so that clients go to the master
+the master went       the slave no longer copies its tables
 ====================  ==========================================================================================
 
-Who is there is asked of all name servers every second, and when one of them sends a notice. The group is believed
-masterless when none of them knows a master and the replication link to it is down, too: a name server that has just
-started knows nobody. What the master delivers of delayed messages is asked every 5 s rather than with the other tables
-every minute: what it delivered since is what is delivered twice.
+The slave asks all name servers for the members every second, and when one of them sends a notice. It treats the group
+as masterless if no name server knows a master and the replication link is down, too: a name server that has just
+started knows no broker. It copies the master's delay offsets every 5 s, and the other tables every minute: delayed
+messages that the master delivered after the last copy are delivered twice.
 
-A slave whose master is there holds pulls that find nothing. The reference answers PULL_RETRY_IMMEDIATELY: a client
-whose route is older than the master's return then asks it in circles.
+A slave whose master is there holds pulls that find no message. The reference answers PULL_RETRY_IMMEDIATELY: then a
+client whose route is older than the master's return pulls in a busy loop.
 
-Before a broker registers, `PreOnline` takes over what others of its name did in its absence
-(``BrokerPreOnlineService``). A returning master sends every living member of its group, lowest id first, where its log
-is to be followed (EXCHANGE_BROKER_HA_INFO): an acting master stops then. Then it takes over the offsets of groups, half
-messages among them, and of delay levels, where they are further than its own; only after that it registers and goes on
-from there. A returning slave of a masterless group does the same without a word about logs. Progress is never taken
-back by this. Timed messages that an acting master delivered are left out, one by one: what it never had is delivered
-all the same. A member that does not answer is asked again every second, as long as name servers list it, `_TRIES` times
-at most: a broker that waits for a dead one would help nobody, and what it redoes then is delivered twice, not lost.
+Before a broker registers, `PreOnline` adopts the progress of the other brokers of its name
+(``BrokerPreOnlineService``). A returning master sends the address of its log to every living member of its group,
+lowest id first (EXCHANGE_BROKER_HA_INFO); an acting master stops then. Then it adopts the offsets of groups, also for
+half messages, and of delay levels, if they are greater than its own. Only then it registers. A returning slave of a
+masterless group does the same without sending an address. Offsets never move backwards by this. Timed messages that an
+acting master delivered are skipped one by one; those that it never had are delivered. A member that does not answer is
+asked again every second while name servers list it, at most `_TRIES` times: then the broker registers without its
+progress, which repeats messages but loses none.
 Only with ``enableSlaveActingMaster``, and not with ``skipPreOnline``. Loop only. Source: behaviour.md §1.8, §10.5;
 remoting.md §4.4.
 """
@@ -64,7 +64,7 @@ from rmqkit.store.message_store import MessageStore
 
 
 class ReplicationContext(TransactionContext, Protocol):
-    """The parts of the broker that replication may touch."""
+    """The parts of the broker that replication uses."""
 
     address: str
     clock: Clock
@@ -79,7 +79,7 @@ class ReplicationContext(TransactionContext, Protocol):
 
 
 MASTER_ID = 0
-# Takes where the master and its HA port are, or that there is none.
+# Accepts the addresses of the master and of its HA port, or None without a master.
 OnMaster = Callable[[str | None, str | None], object]
 
 _LOOK_MS = 1000.0
@@ -91,12 +91,12 @@ _log = logging.getLogger(__name__)
 
 
 class ActingMaster:
-    """Watches a slave's group and acts for a master that is gone.
+    """The part of a slave that watches the group and acts for a missing master.
 
     Args:
-        remote_put: puts what is due at other brokers; None keeps it for the master.
-        holds_back: whether it must not act all the same: its link to a master is up, or its log has parted from it.
-        on_master: called with a master that came, or None when it went.
+        remote_put: sends due messages to other brokers; None: they wait for the master.
+        holds_back: returns True if the slave must not act: its link to a master is up, or its log has diverged.
+        on_master: called with the addresses of a new master, or with None when the master is gone.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class ActingMaster:
         self.is_acting = False
 
     def start(self) -> None:
-        """Look who is there from now on."""
+        """Start to watch the members of the group."""
         self._watch.start(keep_doing(self._round, wake=self._wake, name="members of the group"), "members")
 
     async def close(self) -> None:
@@ -135,23 +135,23 @@ class ActingMaster:
         await self._stop_acting()
 
     def look_soon(self) -> None:
-        """Look who is there soon: a name server says that the lowest id changed."""
+        """Look up the members soon, because a name server reports that the lowest id changed."""
         self._wake.set()
 
     async def give_way(self) -> None:
-        """Stop acting for a master that is about to come back; when this returns its offsets do not move any more."""
-        # Set before the wait for the stop: a look under way must not start acting again after the stop.
+        """Stop acting for a returning master. When this returns, the offsets no longer move."""
+        # Set before the wait for the stop: a running look-up must not start acting again after the stop.
         self._given_way_until_ms = self._context.clock.monotonic_ms() + _GIVEN_WAY_MS
         await self._stop_acting()
 
     async def apply_members(self, members: Mapping[int, str]) -> None:
-        """Take in who is there, by id; nobody is no news."""
+        """Adjust to the current members, by id. An empty table is ignored."""
         if not members:
-            return  # no name server answers, or all were just started: whoever acts goes on
+            return  # no name server answered, or all have just started: continue as before
         if members[min(members)] != self._context.address or self._holds_back():
             await self._stop_acting()
-        # Name servers list this slave as the lowest id until the returning master registers, which is after it asked
-        # this slave to give way: acting again in between would deliver messages that the master delivers, too.
+        # Name servers list this slave as the lowest id until the returning master registers, which is after its request
+        # to give way. Acting again in between would deliver messages that the master delivers, too.
         elif not (self.is_acting or self._has_given_way or self._stopping.locked()):
             self._start_acting()
         if members.get(MASTER_ID) != self._master:
@@ -176,33 +176,34 @@ class ActingMaster:
             self._context.schedule.replace_with(await self._calls.delay_offsets(master))
 
     async def _master_changed(self, master: str | None) -> None:
-        """Raises RemotingError: the new master does not answer yet; to be tried again."""
+        """Follow a new master, or report that it is gone. Raises RemotingError: the new master does not answer yet; the
+        next look-up tries again."""
         if master is None:
             _log.warning("the master %s is gone", self._master)
             self._on_master(None, None)
         else:
             ha_address = await self._ha_address_of(master)
             self._on_master(master, ha_address)
-            # Clients whose pulls are held here would wait for messages that the master has: answered, they go to it.
+            # Clients with held pulls would wait here for messages that the master has. After an answer they go to it.
             self._context.long_polling.wake_all()
             _log.info("the master is %s, its log is at %s", master, ha_address)
-        self._master = master  # last: what raises above is tried again with the next look
+        self._master = master  # last: after an error above, the next look-up tries again
 
     async def _ha_address_of(self, master: str) -> str | None:
-        """Return where a master is followed; None when it does not say: its registration will."""
+        """Return the HA address of a master. If the answer has none, return None: the registration returns it later."""
         answer = await self._calls.call(master, request(RequestCode.EXCHANGE_BROKER_HA_INFO))
         return decode_header_leniently(answer, HaInfo).master_ha_address
 
     def _start_acting(self) -> None:
-        assert not self.is_acting, "acting begins once, or check-back would ask twice"
-        assert self._check_back is None, "what an earlier time began has ended"
+        assert not self.is_acting, "a slave starts acting once"
+        assert self._check_back is None, "the earlier check-back has stopped"
         context, self.is_acting = self._context, True
-        # A version of its own, so that slaves and the returning master see that the offsets moved.
+        # A new version, so that slaves and the returning master see that the offsets changed.
         context.offsets.advance_version()
         if self._remote_put is None:
             _log.warning("acting as master: due messages wait for the master, because enableRemoteEscape is false")
             return
-        _log.warning("acting as master: due messages are put at other brokers")
+        _log.warning("acting as master: due messages are sent to other brokers")
         context.schedule.start(self._remote_put)
         if context.timer is not None:
             context.timer.start(self._remote_put)
@@ -214,8 +215,8 @@ class ActingMaster:
         self._services.start(checking, "half messages")
 
     async def _stop_acting(self) -> None:
-        """Returns when nothing is on its way any more, whoever stopped it; may be cancelled, and called again then."""
-        # Two may stop at a time, a look and a returning master: the second one must not return before all is at rest.
+        """Stop acting, and wait for running deliveries. The call may be cancelled and repeated."""
+        # A look-up and a returning master may call this together: both must wait until all deliveries have ended.
         async with self._stopping:
             if self.is_acting:
                 _log.warning("no longer acting as master")
@@ -228,7 +229,7 @@ class ActingMaster:
                     await self._context.timer.stop_remote()
                 self._check_back = None
             await self._services.finish()
-            assert not self.is_acting, "what stops begins anew only when this is over"
+            assert not self.is_acting, "acting does not start during a stop"
 
 
 _TRIES = 12
@@ -237,7 +238,7 @@ _MEMBER_TIMEOUT_MS = 5000
 
 
 class PreOnline:
-    """Meets the members of a broker's group; ``ha_address``: where the broker's own log is followed."""
+    """The adoption of the progress of a broker's group. ``ha_address``: the address of the broker's log for slaves."""
 
     def __init__(
         self, context: ReplicationContext, registration: Registration, client: RemotingClient, *, ha_address: str
@@ -248,28 +249,28 @@ class PreOnline:
         self._ha_address = ha_address
 
     async def run(self) -> None:
-        """Take over from whoever is there; the broker may register when this returns."""
+        """Adopt the progress of all living members. When this returns, the broker may register."""
         others: list[str] = []
         for _ in range(_TRIES):
             members = await self._registration.members()
             own_id = self._context.settings.broker_id
             is_slave = own_id != MASTER_ID
             if is_slave and MASTER_ID in members:
-                return  # its tables are copied soon
+                return  # the slave copies the master's tables soon
             others = [address for broker_id, address in sorted(members.items()) if broker_id != own_id]
             if all([await self._meet(address, is_slave=is_slave) for address in others]):
                 return
             await asyncio.sleep(_PAUSE_SECONDS)
-        _log.warning("registering without what the others did: %s", ", ".join(others))
+        _log.warning("registering without the progress of the others: %s", ", ".join(others))
 
     async def _meet(self, address: str, *, is_slave: bool) -> bool:
-        """Take over the offsets of a member; False when that has to be tried again."""
+        """Adopt the offsets of a member. Return False if this has to be retried."""
         store = self._context.store
         own = HaInfo(self._ha_address, store.max_physical_offset, self._context.address)
         try:
             if not is_slave:
                 await self._calls.ask(address, RequestCode.EXCHANGE_BROKER_HA_INFO, own)
-            # Asked behind the exchange, which returns when the acting master's offsets do not move any more.
+            # After the exchange, which returns when the acting master's offsets no longer move.
             delays = await self._calls.delay_offsets(address)
             offsets = await self._calls.consumer_offsets(address)
             await self._take_timer(address)
@@ -278,12 +279,12 @@ class PreOnline:
         except RmqError as error:
             _log.warning("cannot take over the offsets of %s, trying again: %s", address, error)
             return False
-        # At once: a crash before the next round would have the messages that were consumed there delivered again.
+        # Write at once: after a crash before the next regular write, consumed messages would be delivered again.
         self._context.offsets.persist()
         return True
 
     async def _take_timer(self, address: str) -> None:
         if self._context.timer is not None:
             answer = await self._calls.call(address, request(RequestCode.GET_TIMER_CHECK_POINT))
-            if answer.code == ResponseCode.SUCCESS:  # else it has no timer
+            if answer.code == ResponseCode.SUCCESS:  # otherwise the member has no timer
                 self._context.timer.merge_forward(decode_timer_checkpoint(answer.payload))

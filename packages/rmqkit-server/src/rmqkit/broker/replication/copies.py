@@ -1,20 +1,20 @@
 """The copies of a master's log at its slaves, and the offset that answers wait for (*confirm offset*).
 
-A report is what a slave has made safe, so it counts as a copy of everything before it. The protocol does not say which
-slave a link belongs to. Of the links from one address those that came first count:
+A slave reports an offset when it has made its log safe up to there, so a report means a copy of all data before the
+offset. The protocol does not identify the slave of a link. Of the links from one address the earliest count:
 
 =================================  ====================================================================================
-a link                             counts
+a link                             is a copy
 =================================  ====================================================================================
-is the first of its address        unless it is silent for two ``haSendHeartbeatInterval`` and a later one is not
-came later, from the same address  when all before it that count have reported since it came: they are other slaves of
-                                   one machine; and no more count than members are at that address
+is the first from its address      unless it is silent for two ``haSendHeartbeatInterval`` and a later link is not
+came later, from the same address  if all counted links before it have reported since its first report, so they are
+                                   other slaves of one machine. At most as many links count as members have the address
 =================================  ====================================================================================
 
-So a slave that comes back before its old link is known to be dead is no second copy, and nobody takes its place by
-coming after it.
+So a slave that reconnects before its old link is known to be dead is not counted twice, and a later link cannot replace
+an earlier one.
 
-Loop only. Not handled here: answers that wait (`rmqkit.broker.durability`), the links (`link`).
+Loop only. `rmqkit.broker.durability` holds the answers that wait, `link` has the connections.
 Source: store.md §21.1 to §21.3; behaviour.md §10.3.
 """
 
@@ -42,8 +42,7 @@ _SILENT_HEARTBEATS = 2
 
 
 def waits_for_copies(settings: BrokerSettings) -> bool:
-    """Return True if answers of this broker wait for slaves: a SYNC_MASTER's do, unless it is content with its own
-    copy."""
+    """Return True if answers of this broker wait for slaves: it is a SYNC_MASTER, and its own copy is not enough."""
     is_alone_enough = settings.in_sync_replicas <= 1 and (
         settings.min_in_sync_replicas <= 1 or not (settings.acts_as_master and settings.auto_in_sync_replicas)
     )
@@ -51,7 +50,7 @@ def waits_for_copies(settings: BrokerSettings) -> bool:
 
 
 class SlaveCopies:
-    """The copies at the slaves of one master. ``links``: the links that are let in; their owner changes the list."""
+    """The copies at the slaves of one master. ``links``: the admitted links; their owner changes the list."""
 
     def __init__(
         self, store: MessageStore, settings: BrokerSettings, clock: Clock, members: Members, links: Sequence[Link]
@@ -64,7 +63,7 @@ class SlaveCopies:
         self._growth = Growth()
 
     def mark_growth(self) -> None:
-        """Note the time at which the log ends where it does now."""
+        """Record the current end of the log and the time."""
         self._growth.mark(self._store.dispatched_offset, self._clock.monotonic_ms())
 
     def forget_growth(self) -> None:
@@ -75,27 +74,27 @@ class SlaveCopies:
             self._growth = Growth()
 
     def replicated_offset(self, copies: int) -> int:
-        """Physical offset up to which there are so many copies of the log, the master's own among them; -1 for none."""
+        """Return the physical offset up to which ``copies`` copies exist, with the master's; -1: too few slaves."""
         if copies <= 1:
-            # Not the dispatched offset: a SYNC_MASTER that is content with its own copy would wait for the dispatcher.
+            # Not the dispatched offset: if one copy is enough, a SYNC_MASTER must not wait for the dispatcher.
             return self._store.max_physical_offset
-        # Reports are physical offsets of one and the same log, so the n-th largest is what n slaves have.
+        # All reports are physical offsets of the same log, so n slaves have the data up to the n-th largest.
         acked = sorted((link.acked_offset for link in self.counting()), reverse=True)
         return acked[copies - 2] if len(acked) > copies - 2 else -1
 
     def in_sync_count(self) -> int:
-        """Brokers that are less than ``haMaxGapNotInSync`` behind, this one among them."""
+        """Return the number of brokers that are less than ``haMaxGapNotInSync`` behind, including this one."""
         return 1 + sum(self._is_in_sync(link) for link in self.counting())
 
     def confirmed_offset(self) -> int:
-        """Physical offset up to which there are the copies that a SYNC_MASTER's answers wait for."""
+        """Return the physical offset up to which all copies exist that a SYNC_MASTER's answers wait for."""
         needed = self.needed_copies()
         if self._settings.all_in_sync_replicas:
             needed = max(needed, self.in_sync_count())
         return self.replicated_offset(needed)
 
     def needed_copies(self) -> int:
-        """Return how many copies those are; an acting-master group may make do with fewer."""
+        """Return how many copies answers wait for. An acting-master group may need fewer."""
         settings = self._settings
         if settings.acts_as_master and settings.auto_in_sync_replicas:
             return max(min(settings.in_sync_replicas, self.in_sync_count()), settings.min_in_sync_replicas)
@@ -103,8 +102,7 @@ class SlaveCopies:
 
     @property
     def lacks_replicas(self) -> bool:
-        """Return True if sends are refused because too few brokers are in sync, as they are in an acting-master
-        group only."""
+        """True if sends are refused because too few brokers are in sync; only in an acting-master group."""
         return self._settings.acts_as_master and self.needed_copies() > self.in_sync_count()
 
     def status(self) -> HaRuntimeInfo:
@@ -131,21 +129,21 @@ class SlaveCopies:
         )
 
     def counting(self) -> list[Link]:
-        """The links whose reports are copies, by the rules at the top."""
+        """Return the links whose reports are copies, by the rules at the top."""
         silent_since_ms = self._clock.monotonic_ms() - _SILENT_HEARTBEATS * self._settings.ha_heartbeat_interval_ms
         reporting = [link for link in self._links if link.acked_offset >= 0]
         heard = {link.ip for link in reporting if link.read_ms >= silent_since_ms}
         counting: dict[IpAddress | None, list[Link]] = {}
         for link in reporting:
             if link.read_ms < silent_since_ms and link.ip in heard:
-                continue  # most likely the former link of a slave that came back: counted, it would be two copies
+                continue  # most likely the old link of a slave that reconnected, which must not be counted twice
             before = counting.setdefault(link.ip, [])
             if all(other.turn > link.first_turn for other in before) and len(before) < self.count_at(link.ip):
                 before.append(link)
         return list(chain.from_iterable(counting.values()))
 
     def count_at(self, address: IpAddress | None) -> int:
-        """Return how many copies may count that come from an address."""
+        """Return how many links from an address may count as copies."""
         if address is None:
             return 0
         return max(self._members.count_at(address), int(self._settings.ha_addresses.name(address)))
@@ -155,7 +153,7 @@ class SlaveCopies:
         return link.acked_offset >= 0 and not link.is_lost and behind_bytes < self._settings.ha_gap_bytes_max
 
     def _lag_ms(self, link: Link) -> int | UnsetType:
-        """The age of the oldest data that a slave has not acknowledged, where that is known."""
+        """Return the age of the oldest data that a slave has not acknowledged, if it is known."""
         if link.acked_offset >= self._store.dispatched_offset:
             return 0
         grew_ms = self._growth.grew_ms(link.acked_offset)
@@ -163,9 +161,7 @@ class SlaveCopies:
 
 
 class Growth:
-    """The times at which the log grew, to within 2 ms. If a slave is far behind, there are many marks, and their
-    distance becomes greater.
-    """
+    """The times at which the log grew, with a precision of 2 ms. A slave that is far behind makes them less precise."""
 
     __slots__ = ("_apart_ms", "_end", "_starts", "_times_ms")
 
@@ -180,27 +176,26 @@ class Growth:
         return len(self._starts)
 
     def mark(self, end: int, now_ms: float) -> None:
-        """The log ends at an offset now."""
+        """Record that the log ends at an offset now."""
         assert end >= self._end, f"the log shrinks from {self._end} to {end}"
         start, self._end = self._end, end
         starts, times_ms = self._starts, self._times_ms
         if start in (-1, end) or (times_ms and now_ms - times_ms[-1] < self._apart_ms):
             return
         if len(starts) == _MARKS_MAX:
-            # Every second one goes, so that memory is bounded and the oldest byte's age stays right to the new
-            # distance.
+            # Drop every second mark: memory stays bounded, and ages are right within the doubled distance.
             del starts[1::2], times_ms[1::2]
             self._apart_ms *= 2
         starts.append(start)
         times_ms.append(now_ms)
 
     def grew_ms(self, offset: int) -> float | None:
-        """Return when the byte at an offset came, or a little before; None when nothing was marked yet."""
+        """Return when the byte at an offset was written, or a little earlier; None without a mark."""
         at = bisect_right(self._starts, offset) - 1
         return None if at < 0 else self._times_ms[at]
 
     def drop_before(self, offset: int) -> None:
-        """Keep what is needed for offsets from here on."""
+        """Drop the marks that are needed only for lower offsets."""
         keep = bisect_right(self._starts, offset) - 1
         if keep > 0:
             del self._starts[:keep], self._times_ms[:keep]

@@ -11,7 +11,7 @@ half                  to its real topic as a half message (TRAN_MSG): the other 
 retried               like a delayed message; its tries were counted here, the other broker accepts any count
 ====================  ==========================================================================================
 
-Only SUCCESS counts, so the copy is as durable as the other broker promises. After any other answer, or without an
+Only SUCCESS means stored, so the copy is as durable as the other broker promises. After any other answer, or without an
 answer, the caller retries: a message may be sent twice, but is never lost. The stored body is sent unchanged,
 compressed or not; the sender's own address is the born host. Loop only. Source: behaviour.md §9.1 (7), §10.5.
 """
@@ -44,7 +44,7 @@ __all__ = ["EscapeBridge"]
 _TIMEOUT_MS = 3000
 _ROUTE_MS_MAX = 30_000.0
 _NO_ROUTE_MS_MAX = 1000.0
-# What is true of the log a message lies in, or would have its answer not wait for the disk.
+# Properties about the log of this broker, and WAIT, with which the answer might not wait for the disk.
 _OF_THIS_BROKER = (
     property_names.CLUSTER,
     property_names.MSG_REGION,
@@ -56,7 +56,7 @@ _OF_THIS_BROKER = (
     property_names.WAIT,
 )
 
-# What would have a message that is due put aside again.
+# Properties that would delay a due message again.
 _DUE = (property_names.DELAY, property_names.TRANSACTION_PREPARED)
 
 _log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class _Queue:
 
 
 class EscapeBridge:
-    """Sends messages of one broker to other brokers' masters."""
+    """The sender of one broker's messages to other brokers' masters."""
 
     def __init__(
         self, settings: BrokerSettings, registration: Registration, client: RemotingClient, clock: Clock
@@ -84,23 +84,23 @@ class EscapeBridge:
         self._asking = asyncio.Lock()
 
     async def put(self, message: InnerMessage) -> bool:
-        """Send a message; whether another broker has stored it. A failure is logged once for each topic."""
+        """Send a message. Return whether another broker has stored it. Log a failure once for each topic."""
         properties = message.parsed
         is_half = message.topic == names.HALF_TOPIC
         place = real_place(properties) if is_half else (message.topic, message.queue_id)
         if place is None:
             _log.error("skipping a half message that does not name its topic: %s", properties)
-            return True  # False would have it tried for ever, and all behind it wait
+            return True  # after False it would be retried for ever, and later messages would wait
         topic = place[0]
         try:
             await self._send(topic, self._header(message, topic, properties, is_half=is_half), message.body)
         except RmqError as error:
             if not isinstance(error, NoRoute):
-                # The master may have moved. Without a route there is nothing to forget, and the name servers would be
-                # asked with every try.
+                # The master may have a new address. Without a route, keep the entry: otherwise each try would ask the
+                # name servers.
                 self._queues.pop(topic, None)
             if self._failures.get(topic) != str(error):
-                _log.warning("cannot put a message for topic %s at another broker, trying again: %s", topic, error)
+                _log.warning("cannot send a message for topic %s to another broker, trying again: %s", topic, error)
                 self._failures[topic] = str(error)
             return False
         self._failures.pop(topic, None)
@@ -118,7 +118,7 @@ class EscapeBridge:
             default_topic=names.AUTO_CREATE_TOPIC,
             default_topic_queue_nums=self._settings.default_topic_queue_count,
             queue_id=0,
-            # Only how the body is packed: what the message is to a transaction the other broker reads from TRAN_MSG.
+            # Only the compression: the other broker recognizes a half message by TRAN_MSG.
             sys_flag=message.sys_flag & (COMPRESSED | COMPRESSION_MASK),
             born_timestamp=message.born_timestamp,
             flag=message.flag,
@@ -128,17 +128,15 @@ class EscapeBridge:
         )
 
     async def _send(self, topic: str, header: SendMessageV2Request, body: bytes | memoryview) -> None:
-        """Raises NoRoute: no other broker's master takes the topic. Raises RemotingError, PeerRefused: it failed."""
+        """Send a message. Raises NoRoute: no other broker's master has the topic. Raises RemotingError, PeerRefused."""
         queue = await self._queue(topic)
-        assert queue.broker_name != self._settings.broker_name, (
-            "this broker acts for a master: it has no log to put into"
-        )
+        assert queue.broker_name != self._settings.broker_name, "the queue is on another broker"
         header.queue_id, header.bname = queue.queue_id, queue.broker_name
         await self._calls.ask(queue.address, RequestCode.SEND_MESSAGE_V2, header, body=body)
 
     async def _queue(self, topic: str) -> _Queue:
-        """The next of the queues that other brokers' masters have of a topic."""
-        # One at a time: a thousand messages that are due together ask name servers once for their topic.
+        """Return the next queue of a topic at other brokers' masters, in turn."""
+        # One request at a time: a thousand messages that are due together ask the name servers once for their topic.
         async with self._asking:
             known = self._queues.get(topic)
             now_ms = self._clock.monotonic_ms()

@@ -1,10 +1,10 @@
-"""The connection of one slave to its master (``HAConnection``): reports come in, frames of the log go out.
+"""The connection of one slave to its master (``HAConnection``): it receives reports and sends frames of the log.
 
-A frame is twelve bytes and a slice of the mapped log that is written without being copied. TLS is known by the first
-byte, as on the main port: no report begins with 0x16. With ``haTlsEnable`` nothing else is accepted; without, slaves
-may use TLS when the broker has a certificate.
+A frame is twelve bytes and a slice of the mapped log, which is written without a copy. TLS is recognized by the first
+byte, as on the main port: no report begins with 0x16. With ``haTlsEnable`` only TLS is accepted; without, slaves may
+use TLS if the broker has a certificate.
 
-Loop only. Not handled here: which links are let in, and when they send (`rmqkit.broker.replication.master`).
+Loop only. `rmqkit.broker.replication.master` admits links and decides when they send.
 Source: store.md §21.1 to §21.3.
 """
 
@@ -27,7 +27,7 @@ __all__ = ["Link", "LinkOwner"]
 
 _log = logging.getLogger(__name__)
 _SECOND_MS = 1000.0
-# What a slave that is behind is sent in one round; in between the loop serves the others.
+# The number of bytes for a slave in one round, if it is behind. Between rounds the loop serves other connections.
 _ROUND_BYTES = 1 << 20
 _UNSENT_BYTES_MAX = 4 << 20
 
@@ -39,34 +39,34 @@ class LinkOwner(Protocol):
     tls: ServerTls | None
 
     def arrived(self, link: Link) -> None:
-        """Let a new link in, send it away, or hold it."""
+        """Admit, refuse or hold a new link."""
 
     def opened(self, link: Link) -> None:
-        """Enter a link that is let in."""
+        """Add an admitted link."""
 
     def reported(self, link: Link, *, is_first: bool) -> None:
-        """Take note of a report."""
+        """Handle a report."""
 
     def closed(self, link: Link) -> None:
         """Drop a link."""
 
     def advanced(self) -> None:
-        """Send to the links that take more."""
+        """Send to the links that are writable."""
 
 
 class Link(asyncio.Protocol):
     """The connection of one slave.
 
     Attributes:
-        acked_offset: what it reported last, -1 before it did.
-        next_offset: where the next frame begins, -1 before.
-        ip: where it comes from; None for what has no address.
-        turn, first_turn: which of all reports to this master its newest and its first one were.
-        read_ms: when it reported last, or came.
-        looks_begun: how often members had been asked for when it came.
-        is_paused: whether the slave does not read what it was sent.
-        is_lost: whether the log no longer has what it needs next.
-        bytes_per_second: what it was sent in the last whole second.
+        acked_offset: the last reported offset, -1 before the first report.
+        next_offset: the offset of the next frame, -1 before the first report.
+        ip: the address of the slave; None without one.
+        turn, first_turn: the numbers of its newest and its first report among all reports to this master.
+        read_ms: the time of the last report, or of the connect.
+        looks_begun: the number of member look-ups that had begun when it connected.
+        is_paused: whether the slave does not read, so that the write buffer is full.
+        is_lost: whether the log no longer has the next data for it.
+        bytes_per_second: the bytes that were sent in the last whole second.
     """
 
     def __init__(self, master: LinkOwner, store: MessageStore, settings: BrokerSettings, clock: Clock) -> None:
@@ -94,8 +94,8 @@ class Link(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        # A slave that takes nothing must not hold more than this of the broker's memory: slices of mapped files are
-        # copied into the transport's buffer as soon as the socket is full.
+        # This limits the memory for a slave that does not read: slices of mapped files are copied into the transport's
+        # buffer as soon as the socket is full.
         self._transport.set_write_buffer_limits(high=_UNSENT_BYTES_MAX)
         peer: Any = transport.get_extra_info("peername")
         if isinstance(peer, tuple):
@@ -105,12 +105,12 @@ class Link(asyncio.Protocol):
         self._master.arrived(self)
 
     def hold(self) -> None:
-        """Do not listen to it for now."""
+        """Pause reading."""
         if self._transport is not None:
             self._transport.pause_reading()
 
     def admit(self) -> None:
-        """Listen to it."""
+        """Resume reading, and add the link to the master's links."""
         if self._transport is not None and not self._transport.is_closing():
             if not self._transport.is_reading():
                 self._transport.resume_reading()
@@ -133,7 +133,7 @@ class Link(asyncio.Protocol):
         self.read_ms = self._clock.monotonic_ms()
         self.acked_offset = offset
         if is_first:
-            # An empty slave begins with a whole file, as the reference's does: its own files begin where ours do.
+            # An empty slave begins with a whole file, as in the reference, so that its files begin at the same offsets.
             self.next_offset = offset or self._store.file_start(self._store.dispatched_offset)
         self._master.reported(self, is_first=is_first)
 
@@ -169,22 +169,22 @@ class Link(asyncio.Protocol):
             self.closed_because = str(exc)
         self._master.closed(self)
 
-    # ---- what the master does
+    # ---- called by the master
 
     def send(self) -> bool:
-        """Send what is there, so much as the slave takes; whether there is more for the next round."""
+        """Send as much of the log as the slave accepts now. Return whether there is more for the next round."""
         if self._transport is None or self.is_paused or self.is_lost or self.acked_offset < 0:
             return False
         parts: list[bytes | memoryview] = []
         left, end = min(_ROUND_BYTES, self._allowance), self._store.dispatched_offset
         try:
             while left > 0 and self.next_offset < end and (data := self._data(left)):
-                assert len(data) <= left, "a slave with flow control is sent more than it is allowed"
+                assert len(data) <= left, "a frame is not larger than the allowance"
                 parts += (frame_head(self.next_offset, len(data)), data)
                 self.next_offset += len(data)
                 left -= len(data)
         except StoreError as error:
-            # Closing the link would have the slave come back for ever. It stays, gets heartbeats, and does not count.
+            # The slave would reconnect for ever after a close. The link stays, gets heartbeats, and is not in sync.
             self.is_lost = True
             _log.error("cannot send the log to slave %s: %s; empty its store", self.peer, error)
         except OSError as error:
@@ -199,7 +199,7 @@ class Link(asyncio.Protocol):
         return data
 
     def check_times(self, now_ms: float) -> None:
-        """Do what is due at a time."""
+        """Do the periodic work: close a silent link, measure the rate, send a heartbeat."""
         settings = self._settings
         if now_ms - self.read_ms > settings.ha_silent_ms_max:
             self.close(f"no report for {settings.ha_silent_ms_max} ms")
@@ -212,32 +212,32 @@ class Link(asyncio.Protocol):
             self.beat()
 
     def beat(self) -> None:
-        """Send a heartbeat, which slaves of ours answer with a report; not before the first report."""
+        """Send a heartbeat, which rmqkit's slaves answer with a report; not before the first report."""
         is_idle = self.acked_offset >= 0 and not self.is_paused
         if is_idle and self._transport is not None and not self._transport.is_closing():
             self._write([frame_head(self.next_offset, 0)])
 
     def close(self, reason: str = "the master stops", *, is_wrong: bool = False) -> None:
-        """Cut the link; what the slave did not take yet it asks for when it comes back."""
+        """Abort the link. The slave requests the rest of the data when it reconnects."""
         if self._transport is None or self._transport.is_closing():
             return
         self.closed_because = reason
         if is_wrong:
-            # A slave that was in order is not silenced by stray connections from its address.
+            # A separate source: other connections from a slave's address must not suppress its log lines.
             source = self.host if self.acked_offset < 0 else f"slave {self.host}"
             line = f"slave {self.peer} is refused: {reason}"
             self._master.log.write(logging.ERROR, source, line, self._clock.monotonic_ms())
-        self._transport.abort()  # close() would wait for a peer that takes nothing
+        self._transport.abort()  # close() would wait for a peer that does not read
 
     @property
     def _allowance(self) -> int:
-        """Bytes that may be sent in this second."""
+        """The number of bytes that may be sent in this second."""
         if not self._settings.ha_flow_control:
             return _ROUND_BYTES
         return self._settings.ha_bytes_per_second_max - self._sent_bytes
 
     def _write(self, parts: list[bytes | memoryview]) -> bool:
-        """Write some frames; whether the slave takes more."""
+        """Write frames. Return whether the link is still writable."""
         assert self._transport is not None, "a closed link sends nothing"
         self._written_ms = self._clock.monotonic_ms()
         if self._tls is not None:

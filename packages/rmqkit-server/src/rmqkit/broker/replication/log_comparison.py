@@ -1,9 +1,9 @@
-"""The comparison of a slave's log with its master's: is it a beginning of the master's, or where do they diverge?
+"""The comparison of a slave's log with its master's: the slave's log may be a beginning of it, or the logs diverge.
 
-The slave asks the master's main port for the record at the offset of its own last one (VIEW_MESSAGE_BY_ID, which every
-release answers) and compares the bytes. A record contains its place in log and queue, its store time and its message,
-so logs that diverged earlier do not share it. Only if the record differs, the slave requests the bounds of the master's
-log (GET_BROKER_RUNTIME_INFO) and a few more records, in a binary search.
+The slave requests from the master's main port the record at the offset of its own last record (VIEW_MESSAGE_BY_ID,
+which every release answers) and compares the bytes. A record contains its place in log and queue, its store time and
+its message, so logs that diverged earlier do not share it. Only if the record differs, the slave requests the bounds of
+the master's log (GET_BROKER_RUNTIME_INFO) and a few more records, in a binary search.
 
 ==========================================  ===========================================================
 the master has                              action
@@ -11,12 +11,12 @@ the master has                              action
 the same record                             the slave follows
 another record, or none although its log    the slave searches the point of divergence, logs it once, and
 continues                                   stops for good (`HaSlave.is_diverged`)
-nothing: its log ends before, equal so far  the slave is ahead: it logs that once, compares again with
-                                            every try, and serves no messages meanwhile
-nothing: its log begins later               logged once; the slave's store has to be removed
+no record: its log ends before, equal so    the slave is ahead: it logs that once, compares again with
+far                                         every try, and serves no messages meanwhile
+no record: its log begins later             logged once; the slave's store has to be removed
 ==========================================  ===========================================================
 
-The slave never removes anything: only a person can decide which of two histories is right.
+The slave never removes data: only an operator can decide which of two histories is right.
 Loop only. Source: docs/decisions/0007; store.md §21.3, §21.4.
 """
 
@@ -37,15 +37,15 @@ _ASK_TIMEOUT_MS = 5000
 
 
 class LogComparison:
-    """The log of a slave, held against its master's.
+    """The comparison of a slave's log with its master's.
 
     Args:
         store: opened with ``is_replica``.
-        client: asks the master's main port.
-        address: the slave's own, for log lines.
+        client: the client for requests to the master's main port.
+        address: the slave's own address, for log lines.
 
     Attributes:
-        ahead_from: where the master's log ends, or ended, while the own one goes on, else None.
+        ahead_from: the end of the master's log in the last comparison, if the own log is longer; else None.
     """
 
     def __init__(self, store: MessageStore, client: RemotingClient, address: str) -> None:
@@ -56,9 +56,9 @@ class LogComparison:
 
     async def compare(self, address: str) -> None:
         """Find the own last record at the master.
-        Raises LogDiverged: the master's log is another one.
-        Raises StoreError: it does not reach the own last record, or begins behind it.
-        Raises RemotingError, PeerRefused, BodyError: the master cannot be asked."""
+        Raises LogDiverged: the master has a different log.
+        Raises StoreError: the master's log ends before the own last record, or begins after it.
+        Raises RemotingError, PeerRefused, BodyError: the request to the master failed."""
         last = self._store.replica.last_record()
         if last is None or await self._has(address, last[0]):
             self.ahead_from = None
@@ -67,10 +67,10 @@ class LogComparison:
         own_end = self._store.max_physical_offset
         if last[0] < low:
             raise StoreError(
-                f"the log of {address} begins at {low}, the own one ends at {own_end}: nothing follows; remove this "
-                "slave's store, it will copy the log anew"
+                f"the log of {address} begins at {low}, after the end of the own log at {own_end}: remove this slave's "
+                "store, so that it copies the log again"
             )
-        # Searched once, and again only if the master has more: the search reads both logs.
+        # Search once, and again only if the master has more: the search reads both logs.
         if self.ahead_from is None or high > self.ahead_from:
             self.ahead_from = await self._parting(address, low)
         if high > self.ahead_from:
@@ -80,8 +80,8 @@ class LogComparison:
                 f"compare both stores: {self._diff}; to follow this master again, remove this slave's store",
             )
         raise StoreError(
-            f"the own log goes on to {own_end}, that of {address} ends at {high}, equal so far: nothing is served "
-            f"until the master has the rest; if it never will, remove this slave's store, "
+            f"the own log ends at {own_end}, the log of {address} ends at {high} and is equal up to there: no messages "
+            f"are served until the master has the rest; if it never will, remove this slave's store, "
             f"or compare both first: {self._diff}"
         )
 
@@ -96,36 +96,37 @@ class LogComparison:
         asked = request(RequestCode.VIEW_MESSAGE_BY_ID, ViewMessageRequest(offset))
         answer = await self._calls.call(address, asked)
         if answer.code == ResponseCode.SYSTEM_ERROR:
-            return False  # what releases answer where no record begins, with different remarks
+            return False  # the answer of all releases if no record begins there; their remarks differ
         return own is not None and expect_success(answer, address).payload == own
 
     async def _bounds(self, address: str) -> tuple[int, int]:
-        """The physical offsets where a broker's log begins and ends."""
+        """Return the physical offsets where a broker's log begins and ends."""
         table = await self._calls.runtime_info(address)
         try:
             return int(table["commitLogMinOffset"]), int(table["commitLogMaxOffset"])
         except (KeyError, ValueError) as error:
-            raise BodyError(f"{address} does not say the bounds of its log: {error!r}") from None
+            raise BodyError(f"{address} did not return the bounds of its log: {error!r}") from None
 
     async def _parting(self, address: str, low: int) -> int:
-        """The physical offset of the first own record, from ``low`` on, that a broker does not have.
-        By halves: over the first records of the log's files, then within the file before the first that differs."""
+        """Return the physical offset of the first own record, from ``low`` on, that a broker does not have.
+        A binary search over the first records of the log's files, and then within one file."""
         store = self._store
         files = [start for start in store.file_starts if store.log.record_at(start) is not None]
         files = files[max(0, bisect_right(files, low) - 1) :]
         following = await self._first_missing(address, files[1:])
         records = [start for start in store.replica.record_starts(files[following]) if start >= low]
         records += files[following + 1 : following + 2]
-        assert records == sorted(records), "records lie in the order of their offsets"
+        assert records == sorted(records), "the offsets of records ascend"
         missing = await self._first_missing(address, records)
         if missing == len(records):
             raise StoreError(f"the log of {address} changed while it was compared")
         return records[missing]
 
     async def _first_missing(self, address: str, offsets: list[int]) -> int:
-        """The index of the first of some own records that a broker does not have, or their count."""
+        """Return the index of the first own record that a broker does not have, or the number of records."""
         low, high = 0, len(offsets)
-        # The logs are equal up to one place and differ from there on, so halving finds it: a dozen requests for a file.
+        # The logs are equal up to one place and differ afterwards, so a binary search finds it: a dozen requests for a
+        # file.
         while low < high:
             middle = (low + high) // 2
             if await self._has(address, offsets[middle]):

@@ -1,30 +1,31 @@
-"""The master's side of replication: the log goes to the slaves as it grows (``DefaultHAService``, ``HAConnection``).
+"""The master's side of replication: it sends the growing log to slaves (``DefaultHAService``, ``HAConnection``).
 
-A slave connects to the HA port and reports how far its log goes; only then it is sent anything. Frames begin at that
-offset, for an empty slave at the start of the log file the master is in: older data is not copied.
+A slave connects to the HA port and reports the end of its log; the master sends nothing before that. Frames begin at
+the reported offset, for an empty slave at the start of the master's current log file: older data is not copied.
 
 =======================================  ==========================================================================
-a slave that                             is
+a slave that                             action of the master
 =======================================  ==========================================================================
-keeps up, or is behind                   sent what was dispatched: durable under SYNC_FLUSH, committed otherwise
-takes nothing more for the moment        sent nothing more until it does
-has all there is                         sent a heartbeat after ``haSendHeartbeatInterval`` without other frames
-is silent for ``haHousekeepingInterval`` sent away
-reports more than there is, or was sent  sent away: its log has another history than this one
-wants what retention has deleted         sent heartbeats only, as by the reference, logged once, and never
-                                         counted as in sync: only an empty store can follow from here
+keeps up, or is behind                   sends the dispatched data: durable under SYNC_FLUSH, committed otherwise
+does not read at the moment              waits until the slave reads again
+has all data                             sends a heartbeat after ``haSendHeartbeatInterval`` without other frames
+is silent for ``haHousekeepingInterval`` closes the link
+reports an offset after the end of the   closes the link: the slave's log has another history
+log, or after the sent data
+needs data that retention has deleted    sends only heartbeats, as the reference does, logs that once, and never
+                                         treats the slave as in sync: only an empty store can follow from here
 =======================================  ==========================================================================
 
-Work is done per frame, never per record (`link`). What the broker puts in one tick of the loop goes out in one round.
-A report is what the slave has made safe: a copy (`copies`).
+The work is per frame, never per record (`link`). Data that the broker stores in one loop tick is sent in one round.
+A slave reports data that it has made safe, which is a copy (`copies`).
 
-The protocol does not say who a slave is. Who is neither listed nor a member is sent away unheard (`members`), and
-`copies` decides which links from one address count. When a slave comes, the other links of its machine are sent a
-heartbeat: slaves of ours answer with a report, Apache's report by themselves every ``haSendHeartbeatInterval``. While
-no slave is wanted or known, only this machine can connect: the port listens on loopback, and on its whole address as
-soon as it is a SYNC_MASTER's, in an acting-master group, or allowed or known slaves are elsewhere.
+The protocol does not identify slaves. A link from an address that is neither listed nor a member's is closed unread
+(`members`), and `copies` decides which links from one address count. When a slave connects, the other links from its
+machine get a heartbeat: rmqkit's slaves answer with a report, and Apache's report every ``haSendHeartbeatInterval``.
+While no slave is wanted or known, only this machine can connect: the port listens on loopback. It listens on its whole
+address if the broker is a SYNC_MASTER or in an acting-master group, or if allowed or known slaves are elsewhere.
 
-Loop only. Not handled here: who waits for copies (`durability`), how the log is read (`rmqkit.store.replica`).
+Loop only. `durability` holds the answers that wait for copies, `rmqkit.store.replica` reads the log.
 Source: store.md §21.1 to §21.3, §21.5; behaviour.md §10.3.
 """
 
@@ -51,25 +52,25 @@ __all__ = ["HaMaster"]
 
 _log = logging.getLogger(__name__)
 _CHECK_SECONDS = 0.1
-# Links that wait until the name servers were asked who they are; more are sent away.
+# The number of links that may wait for the look-up of members; further links are closed.
 _WAITING_MAX = 64
 
 _WARNED_HOSTS_MAX = 256
 
 
 class HaMaster:
-    """Listens for slaves and sends them the log.
+    """The HA port of a master, and its links to slaves.
 
     Attributes:
         copies: the slaves' copies of the log.
         members: the brokers of this name that name servers know.
-        links: the links that were let in; `waiting`: those that wait until the members are known.
+        links: the admitted links; `waiting`: the links that wait until the members are known.
 
     Args:
-        on_acked: called when slaves came, went or have more of the log; at most once per read.
-        ask_members: asks the name servers for the brokers of this name; None where there are none.
-        tls: gives links their TLS side; None: all are plain.
-        need_signatures: whether only those are members from whose address requests are signed (`signed`).
+        on_acked: called when a slave came, went or has more of the log; at most once per read.
+        ask_members: asks the name servers for the brokers of this name; None without name servers.
+        tls: makes the TLS side of links; None: all links are plain.
+        need_signatures: whether only addresses with signed requests are members (`signed`).
     Raises SettingsError: ``haTlsEnable`` without a certificate.
     """
 
@@ -117,8 +118,8 @@ class HaMaster:
         self.log = BoundedLog(_log)
 
     async def start(self, bind_address: str, port: int) -> int:
-        """Listen for slaves; returns the port (a free one for 0).
-        Raises ListenFailed: the port is taken or the address is not this machine's."""
+        """Listen for slaves. Return the port (a free one for 0).
+        Raises ListenFailed: the port is in use or the address is not this machine's."""
         self._port = await ListeningPort.bind(self._link, bind_address, port)
         number, address = self._port.number, ip_of(self._port.sockets[0].getsockname()[0])
         if self._is_wanted or (address is not None and address.is_loopback):
@@ -131,7 +132,7 @@ class HaMaster:
         return number
 
     async def close(self) -> None:
-        """Stop listening and cut every link; what was written before is still delivered by the kernel."""
+        """Stop listening and close every link; the kernel still delivers the data that was written before."""
         if self._next_check is not None:
             self._next_check.cancel()
         if self._port is None:
@@ -148,25 +149,23 @@ class HaMaster:
         self._port = self._local_port = None
 
     def addresses_changed(self) -> None:
-        """Let in and send away by ``haAllowedAddresses`` as it is now."""
+        """Admit and close links by the new ``haAllowedAddresses``."""
         self._warned_hosts.clear()
         for link in list(self.links):
             if not self._is_allowed(link.ip):
-                link.close("haAllowedAddresses leaves it out now")
+                link.close("haAllowedAddresses no longer includes its address")
         self._looked()
         self.members.look_soon()
 
     def signed(self, address: IpAddress) -> None:
-        """Somebody at an address has signed a request as only a broker or an operator can."""
+        """Record that a client at an address signed a request as the inner user or a super user."""
         self.members.signed(address)
 
     def advanced(self, _arrivals: object = ()) -> None:
-        """Send what was dispatched, in the next tick of the loop; to be called whenever that is more than before."""
+        """Send new data in the next tick of the loop. Called whenever the dispatched offset has moved."""
         if self.links and not self._is_round_due:
             self._is_round_due = True
             self._loop.call_soon(self._round)
-
-    # ---- how far the copies are
 
     # ---- links
 
@@ -188,9 +187,9 @@ class HaMaster:
         )
 
     def _looked(self) -> None:
-        """Answer the links that wait for the members or the allowed addresses, after either is known again."""
+        """Admit or refuse the waiting links after a look-up of the members or a change of the allowed addresses."""
         for link in list(self.waiting):
-            # A look that began before a link came says nothing of it: the slave may have registered in between.
+            # Only a look-up that began after the link came decides: the slave may have registered in between.
             is_allowed = self._is_allowed(link.ip)
             if is_allowed or link.looks_begun < self.members.looks_ended:
                 self.waiting.remove(link)
@@ -211,7 +210,7 @@ class HaMaster:
             self._tasks.start(self._listen_everywhere(self._port), "HA port")
 
     async def _listen_everywhere(self, port: ListeningPort) -> None:
-        """Listen on the whole address that `start` bound; the next look at the members tries again if that fails."""
+        """Listen on the whole address that `start` bound. If this fails, the next look-up of members tries again."""
         if self._local_port is not None:
             self._local_port.close()  # its links stay
             await self._local_port.wait_closed()
@@ -223,7 +222,7 @@ class HaMaster:
             _log.info("the HA port is open to other machines, because slaves are expected or known")
 
     def _refuse(self, link: Link) -> None:
-        """Close the connection of a peer that is no slave; logged once for an address."""
+        """Close the connection of a peer that is not a slave. Log this once for an address."""
         link.close("it is neither allowed nor a member")
         unsigned = (
             ", or it did not sign as innerClientAuthenticationCredentials says" if self.members.need_signatures else ""
@@ -244,11 +243,11 @@ class HaMaster:
         return Link(self, self._store, self._settings, self._clock)
 
     def arrived(self, link: Link) -> None:
-        """A link came: it is let in, sent away, or waits until the name servers were asked who it is."""
+        """Admit a new link, refuse it, or let it wait for a look-up of the members."""
         if not any(port.is_open for port in (self._port, self._local_port) if port is not None):
-            link.close()  # it was accepted while the port closed
+            link.close()  # the port closed while it accepted the link
             return
-        assert link not in self.links, "a link comes once"
+        assert link not in self.links, "a new link is not listed"
         asks = self.members.are_asked_for
         link.looks_begun = self.members.looks_begun
         if asks and link.ip is not None and self._count_from(link.ip) >= self.members.count_at(link.ip):
@@ -268,25 +267,25 @@ class HaMaster:
         return {link.ip for link in self.links}
 
     def is_any_left_out(self) -> bool:
-        """Return True if a link comes from an address that does not count as a copy of the log."""
+        """Return True if an address has more links than may count as copies."""
         return any(self._count_from(ip) > self.copies.count_at(ip) for ip in self._linked() if ip is not None)
 
     def _count_from(self, address: IpAddress) -> int:
         return sum(link.ip == address for link in self.links)
 
     def opened(self, link: Link) -> None:
-        """A link is let in; its slave has yet to report."""
-        assert link not in self.links, "a link that is listed twice would count as two copies"
-        assert link not in self.waiting, "a link that is let in waits no more"
+        """Add an admitted link, whose slave has not reported yet."""
+        assert link not in self.links, "a link is listed once"
+        assert link not in self.waiting, "an admitted link does not wait"
         self.links.append(link)
         self.copies.mark_growth()
         if self._next_check is None:
             self._next_check = self._loop.call_later(_CHECK_SECONDS, self._check_times)
 
     def reported(self, link: Link, *, is_first: bool) -> None:
-        """A slave has said how far it is."""
-        assert link in self.links, "nothing is read from a link that is not let in"
-        assert link.acked_offset <= self._store.max_physical_offset, "a slave has no more than its master"
+        """Handle the report of a slave."""
+        assert link in self.links, "reports come from admitted links"
+        assert link.acked_offset <= self._store.max_physical_offset, "a slave's offset is at most the end of the log"
         self._turn += 1
         link.turn = self._turn
         if is_first:
@@ -297,11 +296,11 @@ class HaMaster:
             self.advanced()
             for other in self.links:
                 if other.ip == link.ip and other is not link:
-                    other.beat()  # who answers is another slave, so that this one counts before the next heartbeat
+                    other.beat()  # its answer shows that it is another slave, so that the new one counts sooner
         self._on_acked()
 
     def closed(self, link: Link) -> None:
-        """A link is gone."""
+        """Remove a closed link."""
         if link in self.waiting:
             self.waiting.remove(link)
         if link in self.links:
@@ -310,7 +309,7 @@ class HaMaster:
             self._on_acked()
 
     def _round(self) -> None:
-        # Before anything is sent: `send` calls `advanced` when a peer takes more, which has to ask for another round.
+        # Before the first `send`, which may call `advanced`: that has to schedule another round.
         self._is_round_due = False
         self.copies.mark_growth()
         is_more = [link.send() for link in self.links]
@@ -318,7 +317,7 @@ class HaMaster:
             self.advanced()
 
     def _check_times(self) -> None:
-        """Do the periodic work: send heartbeats, close links of silent slaves, allow the bytes of the next second."""
+        """Do the periodic work: send heartbeats, close silent links, start the next second of flow control."""
         self._next_check = None
         now_ms = self._clock.monotonic_ms()
         for link in list(self.links):

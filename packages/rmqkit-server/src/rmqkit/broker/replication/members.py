@@ -1,17 +1,17 @@
 """The slaves that may follow a master's log, and the slaves whose copies count: `HaAddresses` and the group's members.
 
-A copy counts if a member holds it, or if the list contains the address itself (or ``any``). The number of copies that
-count for one address is the number of members at that address. Without name servers the members are unknown: then all
-allowed copies count.
+A copy counts for answers that wait for copies if its slave is a member, or if the list contains the address itself (or
+``any``). At most as many copies count for an address as members have it. Without name servers the members are unknown:
+then all allowed copies count.
 
 Name servers do not verify registrations, so the master accepts their answers only within limits:
 
 ================================================  ==================================================================
 a registered broker                               is a member
 ================================================  ==================================================================
-registered from another machine than it names     no (`rmqkit.broker.registration.Registration.namesakes`)
-is at a global address                            in the network (/24, /64) of an address of this broker only
-is anywhere, where users are in force here        while the inner user or a super user signs requests from there: slaves
+registered from a machine without its address     no (`rmqkit.broker.registration.Registration.namesakes`)
+has a global address                              only in the network (/24, /64) of an address of this broker
+has any address, and this broker has users        while the inner user or a super user signs requests from there: slaves
                                                   copy the tables over the main port
 ================================================  ==================================================================
 
@@ -38,7 +38,7 @@ __all__ = ["AskMembers", "Members"]
 
 _log = logging.getLogger(__name__)
 
-# Asks the name servers for the addresses of the other brokers of this name; None: there is no news.
+# Asks the name servers for the addresses of the other brokers of this name; None: no name server answered.
 AskMembers = Callable[[], Awaitable[set[str] | None]]
 
 _REMEMBERED_MS = 600_000.0
@@ -56,19 +56,19 @@ class _Member(Struct):
 
 
 class Members:
-    """The other brokers of this name, as name servers know them.
+    """The other brokers of this name that the name servers know.
 
     Args:
-        own: the addresses of this broker: a slave on the same machine may come from any of them.
-        ask: None where there are no name servers.
+        own: the addresses of this broker: a slave on the same machine may connect from any of them.
+        ask: asks the name servers; None without name servers.
         on_look: called after every look-up.
-        linked: where those are that follow now; they are not forgotten.
-        is_any_left_out: whether somebody follows whose copies do not count.
-        need_signatures: whether a member is who has `signed`, too.
+        linked: returns the addresses of the current links; their members are not removed.
+        is_any_left_out: returns whether the copies of a link do not count.
+        need_signatures: whether only addresses that have `signed` are members.
 
     Attributes:
-        need_signatures: whether a member is who has `signed`, too.
-        looks_begun, looks_ended: how often the name servers were asked.
+        need_signatures: whether only addresses that have `signed` are members.
+        looks_begun, looks_ended: how many look-ups at the name servers began and ended.
     """
 
     def __init__(
@@ -107,23 +107,23 @@ class Members:
         return bool(self._known)
 
     def count_at(self, address: IpAddress) -> int:
-        """Return how many members have an address; without name servers any number may."""
+        """Return how many members have an address; without name servers there is no limit."""
         if self._ask is None:
             return _UNLIMITED
-        # A slave on this machine may come from any of its addresses, whichever name servers know it by.
+        # A slave on this machine may connect from another address of the machine than the registered one.
         wanted = self._own if address in self._own else {address}
         if self.need_signatures and not any(map(self._has_signed, wanted)):
             return 0
         return sum(not wanted.isdisjoint(member.hosts) for member in self._known.values())
 
     def signed(self, address: IpAddress) -> None:
-        """Somebody at an address has signed a request as only a broker or an operator can."""
+        """Record that a client at an address signed a request as the inner user or a super user."""
         is_new = not self._has_signed(address)
         self._signed_ms.pop(address, None)  # so that the dict stays in the order of the newest signatures
         self._signed_ms[address] = self._clock.monotonic_ms()
         if len(self._signed_ms) > _SIGNED_MAX:
             del self._signed_ms[next(iter(self._signed_ms))]
-        assert len(self._signed_ms) <= _SIGNED_MAX, "whoever signs from many addresses fills no memory"
+        assert len(self._signed_ms) <= _SIGNED_MAX, "the number of stored addresses is limited"
         if is_new and self.need_signatures:
             self.look_soon()
 
@@ -132,14 +132,14 @@ class Members:
         return at_ms is not None and self._clock.monotonic_ms() - at_ms <= _REMEMBERED_MS
 
     def start(self) -> None:
-        """Ask regularly from now on."""
+        """Start to ask the name servers regularly."""
         if self._ask is not None:
             self._tasks.start(
                 keep_doing(self._refresh, wake=self._wake, name="members of the group", gap_ms=_GAP_MS), "HA members"
             )
 
     def look_soon(self) -> None:
-        """Ask now, or when what is asked at the moment is answered."""
+        """Ask the name servers now, or after the running look-up."""
         self._wake.set()
 
     async def close(self) -> None:
@@ -151,13 +151,13 @@ class Members:
         try:
             registered = await self._ask()
             now_ms = self._clock.monotonic_ms()
-            if registered is not None:  # None: nobody answered, and nobody is forgotten for that
+            if registered is not None:  # None: no name server answered, so no member is removed
                 for address in registered:
                     if hosts := self._near(address, await resolved(address)):
                         self._known[address] = _Member(hosts, now_ms)
                 self._forget_unnamed(now_ms)
         finally:
-            # Also when it failed: links that wait for the answer must not wait for ever.
+            # Also after a failure: links that wait for the look-up must not wait for ever.
             self.looks_ended = self.looks_begun
             self._on_look()
         return _NOBODY_PAUSE_MS if not self._known or self._is_any_left_out() else _PAUSE_MS

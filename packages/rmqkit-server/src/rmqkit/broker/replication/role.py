@@ -1,8 +1,8 @@
-"""The side of replication that a broker is on: it sends its log to slaves, or it follows its master.
+"""The role of a broker in replication: it sends its log to slaves, or it follows its master.
 
 ====================================  ===============================================================================
 a master                              accepts slaves and sends them all data that becomes readable
-a slave                               copies its master's log and tables; serves reads while its copy is the master's
+a slave                               copies its master's log and tables; serves reads while its log is the master's
 with ``enableSlaveActingMaster``      acts for a missing master, and contacts the other brokers before it registers
 ====================================  ===============================================================================
 
@@ -13,8 +13,8 @@ code  request                      answer
 ====  ===========================  ===================================================================================
 905   the lowest id changed        empty; the broker looks up its group and does not rely on the notice
 906   empty                        a master returns the address of its log for slaves; a slave returns nothing
-906   with a master's addresses    a slave that may act for the master stops doing so and follows it, if it is the one
-                                   that name servers named last; another has to be named by them first
+906   with a master's addresses    a slave that may act for the master stops acting and follows it, if the addresses are
+                                   those that name servers returned last; otherwise it asks them first
 907   replication progress         of all slaves at a master, of itself at a slave (``mqadmin haStatus``)
 908   the log length to retain     a slave refuses, as it never drops data; a master does nothing, as in the reference
 ====  ===========================  ===================================================================================
@@ -55,8 +55,8 @@ _log = logging.getLogger(__name__)
 
 
 def check_address(settings: BrokerSettings) -> None:
-    """Raises SettingsError: the address for clients is a host name, although records store only IP addresses, or the
-    address of a name server is invalid."""
+    """Check the addresses in the settings. Raises SettingsError: the address for clients is a host name, although
+    records store only IP addresses, or the address of a name server is invalid."""
     try:
         pack_host(settings.broker_ip1, 0)
     except ValueError:
@@ -71,22 +71,22 @@ def check_address(settings: BrokerSettings) -> None:
 
 
 def check_role(settings: BrokerSettings) -> None:
-    """Make role and id agree, and warn where a role promises less than its name.
-    Raises SettingsError: a slave without an id of its own."""
+    """Adjust the id to the role, and warn if a role promises less than its name.
+    Raises SettingsError: a slave has the id of a master."""
     if settings.broker_role is BrokerRole.SLAVE:
         if settings.broker_id == MASTER_ID:
             raise SettingsError("brokerRole=SLAVE with brokerId=0, which is the master's: give it brokerId=1 or higher")
         if not (settings.namesrv_addr or settings.ha_master_address):
             _log.warning("this slave cannot find its master: set namesrvAddr or haMasterAddress")
         return
-    # Even if the file names another id: clients take id 0 for the master, and send to no other.
+    # Even if the file has another id: clients take id 0 for the master, and send only to the master.
     settings.broker_id = MASTER_ID
     if settings.broker_role is BrokerRole.SYNC_MASTER and not waits_for_copies(settings):
         _log.warning("brokerRole=SYNC_MASTER with inSyncReplicas=1 waits for no slave: set inSyncReplicas=2")
 
 
 def warn_of_ha_port(settings: BrokerSettings, tls: ServerTls | None, *, has_users: bool) -> None:
-    """Say at a master's start what users and TLS of the main port do not protect."""
+    """Warn at a master's start that users and TLS of the main port do not protect the HA port."""
     if settings.ha_tls and tls is not None and tls.asks_for_certificates:
         return
     if has_users:
@@ -107,8 +107,8 @@ class SlaveRole:
     """The work of a slave; `follow` starts it.
 
     Attributes:
-        acting: continues for a master that is gone, None unless configured.
-        is_registered: True if name servers were asked for the master's address.
+        acting: acts for a missing master; None unless configured.
+        is_registered: True after the name servers were asked for the master's address.
     """
 
     def __init__(
@@ -148,13 +148,13 @@ class SlaveRole:
 
     @property
     def may_serve(self) -> bool:
-        """Return True if the log may be read from: it was compared with the master's, if there is one."""
+        """Return True if messages may be served: the log was compared with the master's, if there is a master."""
         return self.is_registered and self.log.may_serve
 
     def follow(self, master: str | None, ha_address: str | None) -> None:
-        """Copy the tables of the master at an address, and its log from its HA port; None for a master that is gone,
-        whose log is waited for."""
-        # Kept while there is no master: one that comes back is believed at the address that it had.
+        """Copy the tables of the master at an address, and its log from its HA port. None: the master is gone; the
+        slave tries to reconnect for its log."""
+        # Keep the hosts while there is no master: a returning master is trusted at its last address.
         if master is not None:
             self._master_hosts = {_host_of(each) for each in (master, ha_address) if each}
         self.tables.follow(master)
@@ -162,19 +162,19 @@ class SlaveRole:
             self.log.follow(ha_address or "", master)
 
     def believes(self, connection: Connection, announced: HaInfo) -> bool:
-        """Return True if a master that announces itself is the one that name servers or the settings named last: it
-        says so from the address of that one, of itself. One on this machine may."""
+        """Return True if an announced master is trusted: its addresses are those that name servers or settings had
+        last, and the request comes from one of them or from this machine."""
         known = self._master_hosts | {_host_of(each) for each in (self._context.settings.ha_master_address,) if each}
         hosts = {_host_of(each) for each in (announced.master_address, announced.master_ha_address) if each}
-        # The last hop is the socket's own peer: those before it are what somebody wrote into a preamble.
+        # Only the last hop is the socket's peer: a client can write any hops into a preamble.
         hop = connection.hops[-1] if connection.hops else None
         if hop is None:
             return False
         return hosts <= known and (hop.is_loopback or str(hop) in known)
 
     def may_act(self, registration: Registration) -> None:
-        """Have it go on for a master that is gone, if it is configured to."""
-        assert self.acting is None, "one part of a slave acts for its master"
+        """Let the slave act for a missing master, if it is configured to."""
+        assert self.acting is None, "a slave has one acting master"
         settings = self._context.settings
         if settings.acts_as_master:
             escape = EscapeBridge(settings, registration, self._client, self._context.clock)
@@ -197,7 +197,7 @@ class SlaveRole:
 
 
 def _host_of(address: str) -> str:
-    """The host in ``host:port``, an IP address as sockets give it; the text itself where it is no address."""
+    """Return the host of ``host:port``, an IP address in the form of sockets; the text itself if it is no address."""
     try:
         host, _ = split_address(address)
     except ValueError:
@@ -208,15 +208,14 @@ def _host_of(address: str) -> str:
 async def sync_with_group(
     context: ReplicationContext, registration: Registration, client: RemotingClient, ha_address: str
 ) -> None:
-    """Take over what others of this name did meanwhile, before this broker registers, if it is configured to."""
+    """Adopt the progress of the other brokers of this name before this broker registers, if it is configured to."""
     if context.settings.acts_as_master and not context.settings.skip_pre_online:
         await PreOnline(context, registration, client, ha_address=ha_address).run()
 
 
 class ReplicationHandlers(Handlers[ReplicationContext]):
-    """Answers the requests of the table above.
-    ``ha_address``: where this broker's own log is followed. ``slave``: None at a master. ``status``: what 907 answers.
-    """
+    """The handlers of the requests above. ``ha_address``: the address of this broker's log for slaves.
+    ``slave``: None at a master. ``status``: returns the answer to 907."""
 
     def __init__(
         self,
@@ -246,13 +245,13 @@ class ReplicationHandlers(Handlers[ReplicationContext]):
     @answers(RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE)
     def lowest_id_changed(self, connection: Connection, command: Command) -> Command:
         if self._slave is not None and self._slave.acting is not None:
-            # The notice itself is not believed: anybody may send one, and an old one may come late.
+            # Do not trust the notice itself: any client can send one, and an old one may arrive late.
             self._slave.acting.look_soon()
         return reply(command)
 
     @answers(RequestCode.EXCHANGE_BROKER_HA_INFO)
     async def ha_info(self, connection: Connection, command: Command) -> Command:
-        """Says where this master's log is followed, or follows the master that says so."""
+        """Return the address of this master's log, or follow the master that announces itself."""
         master = decode_header_leniently(command, HaInfo)
         if self._slave is None:
             is_asked = master.master_ha_address is None
@@ -263,14 +262,14 @@ class ReplicationHandlers(Handlers[ReplicationContext]):
                 self._doubt(connection, master)
                 acting.look_soon()
                 return reply(command)
-            # First stop, then follow. The master requests the offsets as soon as this is answered. If they moved after
-            # that, the master would deliver the messages in between again.
+            # First stop, then follow. The master requests the offsets after this answer. If they moved later, it would
+            # deliver the messages in between again.
             await acting.give_way()
             self._slave.follow(master.master_address, master.master_ha_address)
         return reply(command)
 
     def _doubt(self, connection: Connection, master: HaInfo) -> None:
-        """Warn of a peer, once."""
+        """Warn of a peer that is not trusted, once for each host."""
         host = connection.addresses[0] if connection.addresses else "?"
         if host not in self._doubted and len(self._doubted) < _DOUBTED_MAX:
             self._doubted.add(host)

@@ -1,32 +1,33 @@
-"""The slave's side of replication: its master's log, appended as it comes (``HAClient``, ``DefaultHAClient``).
+"""The slave's side of replication: it appends its master's log as it arrives (``HAClient``, ``DefaultHAClient``).
 
-One link to the master's HA port, for as long as it lives::
+The states of the link to the master's HA port::
 
     connect -> topics copied -> histories compared -> log flushed -> first report: the log's end
-            -> frames appended, reported, dispatched; reports when nothing else was said -> closed -> pause -> connect
+            -> frames appended, reported, dispatched; periodic reports -> closed -> pause -> connect
 
 ========================  ==============================================================================
 event                     action
 ========================  ==============================================================================
-frames                    appended untouched; one report for all of one read: the log's end, under
-                          SYNC_FLUSH what is on the disk, once it is
-heartbeat                 the offset is reported again, which shows that the link lives; checked like a frame's
+frames                    appended unchanged. One report for all frames of one read: the log's end, or
+                          under SYNC_FLUSH the end of the flushed log, after the flush
+heartbeat                 its offset is checked like a frame's, and the log's end is reported again
 nothing sent for          the offset is reported again
 haSendHeartbeatInterval
 nothing received for      the link is closed
 haHousekeepingInterval
-offset is not the log's   the link is closed, and reconnected after a pause that doubles from 0.5 to 5 s
-end; bytes no frames;
-disk refuses              and nothing more is reported
+the offset is not the     the link is closed, and opened again after a pause that doubles from 0.5 to 5 s
+log's end, or the bytes
+are not frames
+the disk refuses          the same, and nothing more is reported
 ========================  ==============================================================================
 
-Before it follows, the slave compares its history with the master's (`log_comparison`). If they diverge it stops for
-good, and so it does if the frames do not continue its log. It serves no messages then (`HaSlave.is_diverged`). A file
+Before it follows, the slave compares its history with the master's (`log_comparison`). If they diverge, or if the
+frames do not continue its log, it stops for good. It serves no messages then (`HaSlave.is_diverged`). A file
 ``diverged`` in the store records this for later starts, until the histories are found to be equal: otherwise a diverged
 log would be served after its master is gone. Without the master's main address (``haMasterAddress`` and no name server)
 the slave checks only the heads of records. Memory is bounded by the 4 MiB of a read. A crash loses no record that was
-reported under SYNC_FLUSH. Not handled here: the bytes of frames (`protocol.ha`), the log (`store.replica`), tables
-(`tables`). Loop only, but for `HaSlave.flushed`. Source: store.md §21; behaviour.md §10.1, §10.2.
+reported under SYNC_FLUSH. `protocol.ha` decodes frames, `store.replica` has the log, `tables` copies the tables.
+Loop only, but for `HaSlave.flushed`. Source: store.md §21; behaviour.md §10.1, §10.2.
 """
 
 from __future__ import annotations
@@ -58,11 +59,11 @@ _PAUSE_MS_MIN = 500.0
 _PAUSE_MS_MAX = 5000.0
 _FOR_GOOD_MS = 86_400_000.0
 _BULK_BYTES, _FEW_BYTES = 4 << 20, 64 << 10
-# Until the type of a new topic is asked for again (`SlaveSync.is_batch_topic`).
+# The time until the next request for the type of a new topic (`SlaveSync.is_batch_topic`).
 _TOPIC_SECONDS = 0.005
 
-# After a read, so that its report is on its way first, and what comes meanwhile is dispatched together: of a slave that
-# is behind up to `_BULK_BYTES`, as a run of 4 MiB costs a quarter less than four of 1 MiB.
+# The time between a read and the dispatch, so that the report is sent first, and later data is dispatched together. A
+# slave that is behind collects up to `_BULK_BYTES`: one dispatch of 4 MiB costs a quarter less than four of 1 MiB.
 _DISPATCH_SECONDS, _CATCH_UP_SECONDS = 0.001, 0.01
 
 _log = logging.getLogger(__name__)
@@ -70,27 +71,27 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Master:
-    """The addresses of a master. ``main_address``: its normal port, None while it is not known."""
+    """The addresses of a master. ``main_address``: the address of its main port, None while it is not known."""
 
     ha_address: str
     main_address: str | None
 
 
 class HaSlave:
-    """Keeps the log of one slave a copy of its master's.
+    """The replication of a master's log at one slave.
 
     Args:
         store: opened with ``is_replica``.
-        client: asks the master's main port.
-        address: the slave's own, for the log.
-        flushes: whether only what is on the disk is reported (SYNC_FLUSH); then `flushed` has to be called.
-        prepare: awaited for every link before it is used: what records need to be dispatched right; does not raise.
-        tls: what links are encrypted with under ``haTlsEnable``.
+        client: the client for requests to the master's main port.
+        address: the slave's own address, for log lines.
+        flushes: whether only flushed data is reported (SYNC_FLUSH); then `flushed` has to be called.
+        prepare: awaited before every link: copies the topics, which the dispatch needs; does not raise.
+        tls: the TLS settings for links under ``haTlsEnable``.
 
     Attributes:
-        divergence: the error that stopped this slave for good; None while it follows.
+        divergence: the error that stopped this slave for good, or None.
 
-    Raises SettingsError: ``haTlsEnable`` without it.
+    Raises SettingsError: ``haTlsEnable`` without ``tls``.
     """
 
     def __init__(
@@ -131,8 +132,8 @@ class HaSlave:
         self._was_compared = False
 
     def follow(self, ha_address: str, master_address: str | None) -> None:
-        """Follow the master at these addresses from now on; cheap when they are the same as before.
-        ``haMasterAddress`` goes before ``ha_address``; an unknown ``master_address`` leaves the known one."""
+        """Start to follow the master at these addresses. Do nothing if they are unchanged.
+        ``haMasterAddress`` takes precedence over ``ha_address``. ``master_address`` None keeps the known address."""
         known = self._master.main_address if self._master is not None else None
         master = _Master(self._settings.ha_master_address or ha_address, master_address or known)
         if self._master is not None and master.ha_address != self._master.ha_address and self._link is not None:
@@ -151,17 +152,17 @@ class HaSlave:
 
     @property
     def is_diverged(self) -> bool:
-        """Return True if the log holds what its master's does not: nothing may be served from it."""
+        """True if the log has data that the master's does not have, so that no messages may be served."""
         return self.divergence is not None or self._comparison.ahead_from is not None
 
     @property
     def may_serve(self) -> bool:
-        """Return True if the log may be read from: it is its master's, as far as that is there to be asked."""
+        """True if messages may be served: the log is equal to the master's, or the master could not be asked."""
         return not (self.is_diverged or self._is_marked) and (self._master is None or self._was_compared)
 
     @property
     def is_following(self) -> bool:
-        """Return True if there is a link that the log grows by."""
+        """True if a link is open whose frames are appended."""
         return self._link is not None and self._link.has_begun
 
     def status(self) -> HaClientInfo:
@@ -178,11 +179,11 @@ class HaSlave:
     # ---- one link after the other
 
     async def _round(self) -> float:
-        """One link, from connecting to its end; how long to pause then, in ms."""
+        """Open a link and wait until it closes. Return the pause until the next link in ms."""
         if self.divergence is not None:
             return _FOR_GOOD_MS
         master = self._master
-        assert master is not None, "follow() came before"
+        assert master is not None, "follow() has set the master"
         ended: object
         try:
             ended = await self._follow_master(master)
@@ -193,7 +194,7 @@ class HaSlave:
             ended = error
             if self.is_diverged:
                 self._remember(error)
-        self._was_compared = True  # or could not be: then the master is gone, and its slave has to serve
+        self._was_compared = True  # if the comparison failed, the master is gone and its slave has to serve
         if str(ended) != self._last_warning:
             _log.warning("replication from %s: %s; trying again", master.ha_address, ended)
             self._last_warning = str(ended)
@@ -201,12 +202,12 @@ class HaSlave:
         return pause_ms
 
     async def _follow_master(self, master: _Master) -> object:
-        """Connect and append what comes until the link ends; returns why it ended, or raises that."""
-        self._dispatch()  # queues that the disk refused are tried again
+        """Connect and append frames until the link closes. Return or raise the reason for the close."""
+        self._dispatch()  # retry queues that the disk refused
         if self.divergence is not None:  # the dispatch just found it
             raise self.divergence
         self._check_disk()
-        # What a crash left of half a frame is no record: the master would go on behind it.
+        # Cut a partial frame after a crash: the master would continue after it.
         end = self._store.replica.cut_torn_tail()
         link = await self._connect(master.ha_address)
         try:
@@ -217,7 +218,7 @@ class HaSlave:
                 self._mark.unlink(missing_ok=True)
                 self._is_marked = False
             self._was_compared = True
-            # The first report counts as a copy of everything before it: under SYNC_FLUSH it has to be on the disk.
+            # The first report means a copy of all data before it, so under SYNC_FLUSH the data has to be on the disk.
             await self._flushed_to(end)
             assert self._store.max_physical_offset == end, "nothing is appended before the first report"
             if self._master != master:
@@ -252,7 +253,7 @@ class HaSlave:
         return link
 
     async def _watch(self, link: _Link) -> None:
-        """Report when nothing else was said for a while, part when nothing was heard for long; until the link ends."""
+        """Report periodically, and close a silent link, until the link is closed."""
         settings = self._settings
         while not link.closed.done():
             now_ms = self._clock.monotonic_ms()
@@ -265,7 +266,7 @@ class HaSlave:
             due_ms = min(link.wrote_ms + settings.ha_heartbeat_interval_ms, link.read_ms + settings.ha_silent_ms_max)
             await asyncio.wait((link.closed,), timeout=max(1.0, due_ms - now_ms) / 1000)
 
-    # ---- what comes
+    # ---- received data
 
     @property
     def _reportable(self) -> int:
@@ -273,12 +274,12 @@ class HaSlave:
 
     def _append_frames(self, link: _Link, frames: list[Frame]) -> None:
         """Append the frames of one read.
-        Raises StoreError, OSError: the link has to end."""
+        Raises StoreError, OSError: the link has to be closed."""
         store = self._store
         end = store.max_physical_offset
         is_longer = False
         for offset, data in frames:
-            # An empty log begins wherever the master's frames do: at the start of one of its files.
+            # An empty log begins where the master's frames begin: at the start of one of its files.
             if end and offset != end:
                 raise StoreError(f"the master goes on at {offset}, the own log ends at {end}: is it another master's?")
             if data:
@@ -286,14 +287,14 @@ class HaSlave:
                 end = offset + len(data)
                 is_longer = True
         self._check_disk()
-        assert not is_longer or store.max_physical_offset == end, "the slave reports what its log does not hold"
+        assert not is_longer or store.max_physical_offset == end, "the log ends at the end of the last frame"
         if not is_longer:
             if frames:
-                link.report(self._reportable)  # the master may wait to hear whether this link lives
+                link.report(self._reportable)  # the master may wait for a sign that this link lives
             return
         self._pause_ms, self._last_warning = _PAUSE_MS_MIN, ""
         if self._flushes:
-            store.request_flush()  # reported when it is on the disk, in `_flushed`
+            store.request_flush()  # `_flushed` reports the data when it is on the disk
             return
         link.report(end)  # before the dispatch: the master's producers wait for it
         behind_bytes = store.dispatch_behind_bytes
@@ -303,11 +304,11 @@ class HaSlave:
             self._dispatch_soon(_DISPATCH_SECONDS if behind_bytes < _FEW_BYTES else _CATCH_UP_SECONDS)
 
     def flushed(self, durable_offset: int, error: OSError | None) -> None:
-        """Take the end of a flush round; called from the flush thread, once a round."""
+        """Handle the end of a flush. The flush thread calls this after each flush."""
         try:
             self._loop.call_soon_threadsafe(self._flushed, error)
         except RuntimeError:
-            _log.debug("flush round ended after the event loop")
+            _log.debug("a flush ended after the event loop")
 
     def _flushed(self, error: OSError | None) -> None:
         self._durable_moved.set()
@@ -321,16 +322,15 @@ class HaSlave:
         self._dispatch_soon(_DISPATCH_SECONDS)
 
     async def _flushed_to(self, end: int) -> None:
-        """Wait until the log is on the disk up to its end, where that is what reports say.
-        Raises OSError: the disk refused."""
+        """Under SYNC_FLUSH, wait until the log is on the disk up to its end. Raises OSError: the disk refused."""
         while self._flushes and self._store.durable_offset < end:
             self._check_disk()
-            self._durable_moved.clear()  # before the request: a round may end before the wait begins
+            self._durable_moved.clear()  # before the request: a flush may end before the wait begins
             self._store.request_flush()
             await self._durable_moved.wait()
 
     def _check_disk(self) -> None:
-        """Raises OSError: the disk refused, and refuses still."""
+        """Check the store for a failure of the disk. Raises OSError: the disk refuses."""
         failure = self._store.failure
         if failure is not None and not isinstance(failure, BlockingIOError):
             raise failure
@@ -340,7 +340,7 @@ class HaSlave:
             self._dispatch_handle = self._loop.call_later(seconds, self._dispatch)
 
     def _dispatch(self) -> None:
-        """Make readable what came, a few milliseconds' work at a time: the link is read in between."""
+        """Make received data readable, a few milliseconds at a time. The link is read in between."""
         if self._dispatch_handle is not None:
             self._dispatch_handle.cancel()
             self._dispatch_handle = None
@@ -351,7 +351,7 @@ class HaSlave:
                 self._dispatch_soon(_TOPIC_SECONDS)
         except LogDiverged as error:
             self._stop_for_good(error)
-        except OSError as error:  # what is no record cannot be cut off
+        except OSError as error:  # invalid data at the end cannot be cut off
             if self._link is not None:
                 self._link.end(error)
 
@@ -365,7 +365,7 @@ class HaSlave:
             self._link.end(error)
 
     def _remember(self, why: Exception) -> None:
-        """Leave a mark in the store: after a restart there may be no master to compare with."""
+        """Write a mark into the store: after a restart there may be no master to compare with."""
         if not self._is_marked:
             self._is_marked = True
             try:
@@ -375,7 +375,7 @@ class HaSlave:
 
 
 class _Link(asyncio.BufferedProtocol):
-    """One connection to a master's HA port. The master sends nothing until the slave has reported where to begin.
+    """One connection to a master's HA port. The master sends nothing before the slave's first report.
 
     Args:
         on_frames: called with the frames of one read; an RmqError or OSError closes the link.
@@ -403,30 +403,30 @@ class _Link(asyncio.BufferedProtocol):
         self.has_begun = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's class does not inherit from it
 
     def begin(self, end: int) -> None:
-        """Say where the own log ends, and take what follows."""
-        assert not self.has_begun, "a link begins once: a second first report would move the master back"
+        """Report the end of the own log, and accept frames from now on."""
+        assert not self.has_begun, "a link begins once"
         self.has_begun = True
         self.read_ms = self._clock.monotonic_ms()
         self.report(end)
 
     def report(self, offset: int) -> None:
-        """Tell the master how far the log is here; not while it takes nothing."""
+        """Report an offset to the master, unless the link is not writable."""
         assert offset >= self.reported, f"a report of {offset} takes back one of {self.reported}"
         self.wrote_ms = self._clock.monotonic_ms()
-        if self._may_write and self._transport is not None:  # else the next one says it, too
+        if self._may_write and self._transport is not None:  # otherwise the next report replaces this one
             self.reported = offset
             self._transport.write(encode_report(offset))
 
     def rate(self) -> int:
-        """Bytes that came per second, lately."""
+        """Return the bytes received per second, lately."""
         passed_ms = self._clock.monotonic_ms() - self._window_ms
         return self._rate if passed_ms < 2000 else int(self._window_bytes * 1000 / passed_ms)
 
     def end(self, why: str | Exception) -> None:
-        """Close at once, for a reason."""
+        """Close the link at once, and store the reason."""
         if not self.closed.done():
             self.ended = why
             self.abort()
@@ -452,18 +452,17 @@ class _Link(asyncio.BufferedProtocol):
             self._rate = int(self._window_bytes * 1000 / (now_ms - self._window_ms))
             self._window_ms, self._window_bytes = now_ms, 0
         filled = self._filled + nbytes
-        assert filled <= len(self._buffer), "a read goes where there is room"
+        assert filled <= len(self._buffer), "the received bytes fit into the buffer"
         try:
             if not self.has_begun:
-                raise FrameError("the master speaks before it knows where to begin")
+                raise FrameError("the master sent data before the first report")
             frames, taken = split_frames(self._buffer[:filled])
             self._on_frames(self, frames)
         except (RmqError, OSError) as error:
             self.end(error)
             return
         self._filled = filled - taken
-        # A frame is at most as long as the buffer, so what is left of one always finds room when it stands at the
-        # start.
+        # Move a partial frame to the start of the buffer: a frame is at most as long as the buffer.
         if taken and self._filled:
             self._buffer[: self._filled] = self._buffer[taken:filled]
 

@@ -4,12 +4,12 @@
 table                         code  port   action of the slave
 ============================  ====  =====  ======================================================================
 topics, also static ones        21  fast   replaces its own, if the versions differ
-consumer offsets                43  main   puts them over its own; what only the slave knows stays
+consumer offsets                43  main   merges them into its own; offsets that only the slave has stay
 delay offsets                   45  main   replaces its own
-groups, what they may not read 201  main   replaces its own, if the versions differ
-request modes                  402  main   keeps them in their file
+groups, their forbidden topics 201  main   replaces its own, if the versions differ
+request modes                  402  main   writes them into their file
 waiting timed messages          61  fast   replaces its own counts, if the versions differ
-timer check point               60  fast   goes on to there (`Timer.replace_with`); asked every 3 s
+timer check point               60  fast   adopts it (`Timer.replace_with`); requested every 3 s
 ============================  ====  =====  ======================================================================
 
 The *fast* port is the main port - 2. If the master does not listen there, the slave uses the main port. It does the
@@ -19,7 +19,7 @@ A step that fails is logged once and the other steps continue. A record of a top
 until the slave has requested the master's topics, because its queue depends on the topic's type
 (`SlaveSync.is_batch_topic`). 5.3 and later return topics and groups in pages if that is configured; pages with the same
 version of the table belong together.
-Timer state is copied by a slave with a timer that does not act for its master. Loop only.
+A slave with a timer copies the timer state, unless it acts for its master. Loop only.
 Source: store.md §21.6; behaviour.md §10.1; remoting.md §4.4.
 """
 
@@ -71,8 +71,7 @@ _log = logging.getLogger(__name__)
 
 
 class SlaveSync:
-    """Keeps the tables of one slave like its master's.
-    ``store_root``: where the request modes are kept."""
+    """The copy of a master's tables at one slave. ``store_root``: the folder with the file of the request modes."""
 
     def __init__(
         self,
@@ -105,11 +104,11 @@ class SlaveSync:
 
     @property
     def master(self) -> str | None:
-        """Whose tables are copied; None while there is no master."""
+        """The address of the master whose tables are copied; None without a master."""
         return self._master
 
     def follow(self, master: str | None) -> None:
-        """Copy the tables of the broker at an address from now on, or nobody's; cheap when it is the same as before."""
+        """Start to copy the tables of the broker at an address; None: stop. Do nothing if the address is unchanged."""
         if master != self._master:
             self._master = master
             self._wake.set()
@@ -141,15 +140,15 @@ class SlaveSync:
         return _TIMER_PERIOD_MS
 
     async def copy_topics(self) -> None:
-        """Copy the topics now, so that their queues are made of the right type; a failure is logged, not raised."""
+        """Copy the topics now, so that their queues are created with the right type. Log a failure; do not raise it."""
         await self._try("topics", self._copy_topics)
 
     def is_batch_topic(self, topic: str) -> bool:
-        """Return True if a topic's queues are BatchConsumeQueues, for the slave's store when it makes one.
-        Raises BlockingIOError: the master is asked first; the same question is answered in a moment."""
+        """Return True if a topic's queues are BatchConsumeQueues. The slave's store calls this when it creates a queue.
+        Raises BlockingIOError: the slave requests the topics first; call again in a moment."""
         config = self._topics.get(topic)
         if config is None and self._master is not None and topic not in self._asked_for:
-            # A queue keeps the type it was made with: made wrong, its entries are of the wrong size for ever.
+            # A queue never changes its type: with the wrong type its entries have the wrong size for ever.
             if not self._missing:
                 self._tasks.start(self._ask_for_missing(), "topics of new records")
             self._missing.add(topic)
@@ -159,29 +158,27 @@ class SlaveSync:
     async def _ask_for_missing(self) -> None:
         """Copy the topics until the missing ones are known, or until the master cannot be reached for long.
 
-        In the second case the master died before it reported the topics. Its acknowledged messages have to be readable
+        In the second case the master died before it sent the topics. Its acknowledged messages have to be readable
         here, from queues with the reference's defaults.
         """
-        assert self._missing, "begun with the first topic that is missing"
+        assert self._missing, "at least one topic is missing"
         in_vain = 0
         try:
             while not await self._try("topics", self._copy_topics):
                 in_vain = in_vain + 1 if isinstance(self._failures["topics"], ConnectFailed) else 0
                 if in_vain >= _GONE_AFTER_TRIES:
                     for topic in sorted(self._missing):
-                        _log.warning(
-                            "topic %s gets ordinary queues: the master left before it told of the topic", topic
-                        )
+                        _log.warning("topic %s gets ordinary queues: the master left before it sent the topic", topic)
                         if not is_light(topic):
                             self._topics.ensure(topic, _QUEUES, soon=True)
                     break
                 await asyncio.sleep(_ASK_AGAIN_SECONDS)
-            self._asked_for |= self._missing  # one that the master does not have is as any other
+            self._asked_for |= self._missing  # a topic that the master does not have gets ordinary queues
         finally:
             self._missing.clear()
 
     async def _try(self, name: str, step: Callable[[str], Awaitable[None]]) -> bool:
-        """Take a step, unless there is no master; False when it failed."""
+        """Run a step, unless there is no master. Return False if the step failed."""
         if self._master is None:
             return True
         try:
@@ -202,13 +199,13 @@ class SlaveSync:
             return await self._ask_fast(master, RequestCode.GET_ALL_TOPIC_CONFIG, _topic_page, header)
 
         copied = await _whole(page, lambda table: table.topic_config_table)
-        # In each step: while it was waited for the master may have become another one, whose table is not to be
+        # In each step: the master may have changed during the request, and the table of the new one must not be
         # replaced.
         if master == self._master and self._topics.replace_with(copied):
             _log.info("took over %d topics of %s", len(copied.topic_config_table), master)
 
     async def _copy_offsets(self, master: str) -> None:
-        # Before the question: of what the master commits while it answers nobody knows whether the copy has it.
+        # The time before the request: the copy may lack offsets that the master commits while it answers.
         asked_ms = self._clock.now_ms()
         copied = await self._calls.consumer_offsets(master)
         if master == self._master:
@@ -270,7 +267,7 @@ class SlaveSync:
             except ConnectFailed:
                 _log.debug("%s does not listen on its fast port", master)
             except RmqError as error:
-                # One that says nothing costs the whole time limit: once in a round, not in each step and try.
+                # A port that does not answer costs the whole timeout: only once in a round, not in each step and try.
                 self._useless_fast = fast
                 _log.info("%s is asked on its main port for the rest of the round: %s", master, error)
         return read(await self._calls.ask(master, code, header))
@@ -282,7 +279,7 @@ def _topic_page(answer: Command) -> tuple[TopicConfigTable, int | None]:
 
 
 def fast_address(address: str) -> str | None:
-    """The address of a broker's fast port (``listenPort`` - 2), or None when there is no such port."""
+    """Return the address of a broker's fast port (``listenPort`` - 2), or None if it cannot have one."""
     try:
         host, port = split_address(address)
     except ValueError:
@@ -293,8 +290,8 @@ def fast_address(address: str) -> str | None:
 async def _whole(
     page: Callable[[int, str], Awaitable[tuple[T, int | None]]], entries_of: Callable[[T], dict[str, Any]]
 ) -> T:
-    """Return a table that the master sends in pages, or at once. If its version changes in between, read the table
-    again.
+    """Return a table that the master sends in pages, or at once. If its version changes in between, continue with the
+    new table.
 
     Raises BodyError: the pages have no end.
     """
@@ -305,9 +302,9 @@ async def _whole(
             return whole
         following, total = await page(count, msgspec.json.encode(whole.data_version).decode())
         if following.data_version != whole.data_version:
-            whole = following  # it changed between two pages: what was read before belongs to another table
+            whole = following  # the table changed between two pages: the earlier pages are from the old table
         elif not entries_of(following).keys() - entries_of(whole).keys():
             return whole
         else:
             entries_of(whole).update(entries_of(following))
-    raise BodyError(f"a table of the master has no end after {_PAGES_MAX} pages: look at what it answers")
+    raise BodyError(f"a table of the master has no end after {_PAGES_MAX} pages: check the answers of the master")

@@ -1,1 +1,1 @@
-"""Messages that come in: checked, stored, answered (SendMessageProcessor)."""
+"""Sends: checks, storing, answers (SendMessageProcessor)."""

@@ -1,6 +1,6 @@
 """The checks that every send has to pass, in the reference's order with its codes and remarks.
 
-`SendChecks.topic_of` creates a topic that is missing. Headers come in a long and in a short form. Loop only.
+`SendChecks.topic_of` creates a missing topic. Headers have a long and a short form. Loop only.
 Source: behaviour.md §3.1 to §3.3; remoting.md §4.3.1.
 """
 
@@ -46,7 +46,7 @@ NO_BODY = "the message has no body"
 
 
 class SendContext(Protocol):
-    """The parts of the broker that sends may touch."""
+    """The parts of the broker that sends use."""
 
     clients: ClientTable
     clock: Clock
@@ -67,8 +67,7 @@ class SendContext(Protocol):
 
 
 def tries_max(command: Command, asked: int | None, group: SubscriptionGroupConfig) -> int:
-    """Return how often a message may be consumed: what the client asks for if it is not too old, else the group's
-    limit."""
+    """Return how often a message may be consumed: the client's limit, or for an old client the group's."""
     return group.retry_max_times if asked is None or command.version < _ASKS_FOR_TRIES_SINCE else asked
 
 
@@ -82,15 +81,15 @@ def stamps_of(settings: BrokerSettings) -> tuple[dict[str, str], dict[str, str]]
 
 
 def decode_v1(command: Command, **missing: str) -> SendMessageRequest:
-    """The header of a send in its long form; what it may lack besides is ``missing``.
-    Raises HeaderError: another field is missing, or a number is none."""
+    """Return the header of a send in its long form. ``missing``: further fields that may be missing, with their values.
+    Raises HeaderError: another field is missing, or is not a number."""
     may_miss = {**_MAY_MISS_LONG, **missing} if missing else _MAY_MISS_LONG
     return decode_header_leniently(command, SendMessageRequest, missing=may_miss)
 
 
 def decode_v2(command: Command, **missing: str) -> SendMessageV2Request:
-    """The header of a send in its short form, like `decode_v1`."""
-    # The strict way first: it is one call, and takes what clients write; Java's broker takes more than that.
+    """Return the header of a send in its short form, like `decode_v1`."""
+    # Decode strictly first: this is one call and accepts all headers of clients. Java's broker accepts more headers.
     try:
         return decode_header(command, SendMessageV2Request)
     except HeaderError:
@@ -99,7 +98,7 @@ def decode_v2(command: Command, **missing: str) -> SendMessageV2Request:
 
 
 class SendChecks:
-    """Lets sends in."""
+    """The checks of topic and queue of a send."""
 
     def __init__(self, context: SendContext) -> None:
         self._settings = context.settings
@@ -108,7 +107,7 @@ class SendChecks:
         self._clock = context.clock
 
     def topic_of(self, connection: Connection, header: SendMessageRequest) -> TopicConfig | Refusal:
-        """The topic that a message goes to, or why it does not."""
+        """Return the topic of a message, or why the message is refused."""
         settings, name = self._settings, header.topic
         if settings.accept_sends_from_ms and self._clock.now_ms() < settings.accept_sends_from_ms:
             remark = f"broker unable to service, until {_human_time(settings.accept_sends_from_ms)}"
@@ -133,13 +132,13 @@ class SendChecks:
 
 
 def _human_time(timestamp_ms: int) -> str:
-    """Local time as the reference prints it."""
+    """Return local time in the reference's format."""
     whole_seconds = datetime.fromtimestamp(timestamp_ms // 1000)
     return f"{whole_seconds:%Y-%m-%d %H:%M:%S},{timestamp_ms % 1000:03d}"
 
 
 def _describe(topic: TopicConfig) -> str:
-    """A topic as the reference prints it in remarks."""
+    """Return a topic in the format of the reference's remarks."""
     perm = "".join(
         letter if topic.perm & bit else "-"
         for letter, bit in (("R", Permission.READ), ("W", Permission.WRITE), ("X", Permission.INHERIT))

@@ -1,10 +1,10 @@
 """Plain sends of one read, or of one batch: one write to the log, and one write of their answers to the socket.
 
-A send is plain if nothing can refuse it: its topic exists and asks for nothing special, and its queue has messages. A
-message with a delivery time goes to the timer topic. A run is handled one by one (`SendHandlers`) if one of its
-messages is another case, or if the store does not accept it as a whole; a batch likewise. Answers are sent when the
-write is done, or when the last message of the run is as safe as it has to be (`durability`). Both ways store and answer
-the same, which is tested. Loop only. Source: behaviour.md §3.1 to §3.6; remoting.md §4.3.1.
+A send is plain if no check can refuse it: its topic exists and needs no special handling, and its queue has messages. A
+message with a delivery time goes to the timer topic. If a message of the run is not plain, or if the store does not
+accept the run as a whole, its messages are handled one by one (`SendHandlers`). The same holds for a batch. Answers are
+sent after the write, or when the last message of the run is as safe as it has to be (`durability`). Both ways store and
+answer the same; a test compares them. Loop only. Source: behaviour.md §3.1 to §3.6; remoting.md §4.3.1.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["FastPath"]
 _log = logging.getLogger(__name__)
 
 _HARMLESS = frozenset(("message.type",))
-"""Attributes of topics that change nothing for a plain send: tools show the kind of a topic's messages."""
+"""Topic attributes that do not affect a plain send: tools show the message type."""
 
 _NOT_PLAIN = (
     property_names.INNER_NUM,
@@ -53,7 +53,7 @@ _UNITS_MS = dict(zip(TIMER_NAMES, (1000, 1, 0), strict=True))
 
 
 class FastPath:
-    """Stores the plain sends of one read, or of one batch, with one write and answers them together.
+    """The fast path: it stores the plain sends of one read, or of one batch, with one write and answers them together.
 
     Args:
         stamps: the properties that every message gets.
@@ -96,14 +96,14 @@ class FastPath:
                 yield from self._each(connection, unit)
 
     def _each(self, connection: Connection, sends: Sends) -> Iterator[Frame]:
-        """Store what can be stored alone; the others in their order."""
+        """Store the plain sends one by one, and yield the other requests in their order."""
         if sends.is_batch or len(sends) == 1:
             yield from frames_of(sends)
             return
         at = sends.start
         while at < sends.end:
             one = self.reader.read(sends.chunk, at, 1)
-            assert one is not None, "it was read before"
+            assert one is not None, "a send that was read before is readable"
             at = one.end
             if not self._store_all(connection, one):  # type: ignore[arg-type]
                 yield from frames_of(one)
@@ -114,18 +114,18 @@ class FastPath:
             connection.send(reply(request, ResponseCode.SYSTEM_ERROR, reason, fields=self._answer_fields))
 
     def _store_all(self, connection: Connection, sends: Sends) -> bool:
-        """Store some messages with one write and answer them; False when they have to be handled one by one."""
+        """Store messages with one write and answer them. Return False if they have to be handled one by one."""
         durability = self._durability
-        # Refusals are left to the handler: their codes and remarks are the reference's, in its order of checks. One
-        # that asks not to wait for the disk would have to, answered with its run.
+        # The handler refuses sends, with the reference's codes and order of checks. It also answers sends that must not
+        # wait for the disk; in a run they would wait.
         if durability is not None and (durability.is_full or durability.lacks_replicas or sends.waits_not):
             return False
         for topic, queue_id, _, _ in sends.queues:
             if queue_id >= self._queue_count(topic):
                 return False
         try:
-            # This changes what is stored, not the chunk: one by one they are read from that again, with the times they
-            # ask for.
+            # This changes the stored messages, not the chunk: if they are handled one by one, they are read from the
+            # chunk again, with their original times.
             if (asked := sends.asked) and not self._keep(sends, asked):
                 return False
             end_offset = self._store.put_sends(sends, connection.peer_host, self._store_host)
@@ -145,15 +145,15 @@ class FastPath:
         return True
 
     def _queue_count(self, name: str) -> int:
-        """Return how many queues of a topic plain sends can go to. It is 0 if its messages have to be handled one by
-        one: a check of `SendChecks.topic_of` refuses them, or the topic asks for more than storing."""
+        """Return the number of queues for plain sends of a topic. It is 0 if messages have to be handled one by one:
+        `SendChecks.topic_of` refuses them, or the topic needs more than storing."""
         topic, settings = self._topics.get(name), self._settings
-        # One that has to be made is made by the handler, whose answer waits until the name servers know it.
+        # The handler creates a missing topic; its answer waits until the name servers know the topic.
         if topic is None or topic.topic_filter_type == "MULTI_TAG":
             return 0
         if topic.attributes and not topic.attributes.keys() <= _HARMLESS:
             return 0
-        # Of a static topic the queues are numbered over several brokers; what is in the delay topics asks for no time.
+        # A static topic numbers its queues over several brokers. Messages sent to the delay topics must not be timed.
         if name in names.FORBIDDEN_TO_SEND or name in SCHEDULED or name in self._topics.static.local:
             return 0
         if settings.accept_sends_from_ms and self._clock.now_ms() < settings.accept_sends_from_ms:
@@ -163,9 +163,10 @@ class FastPath:
         return max(topic.read_queue_nums, topic.write_queue_nums)
 
     def _keep(self, sends: Sends, asked: list[tuple[int, int]]) -> bool:
-        """Give those that ask for a time to the timer; False when it does not simply keep all of them."""
+        """Turn messages with a delivery time into timed messages. Return False if the timer cannot accept all of them
+        this way."""
         timer = self._timer
-        assert timer is not None, "without a timer nobody's time is read"
+        assert timer is not None, "delivery times are read only with a timer"
         outs = [out for time, unit_ms in asked if (out := timer.kept_until(time, unit_ms)) is not None]
         if len(outs) < len(asked):
             return False

@@ -1,17 +1,17 @@
 """SEND_MESSAGE, SEND_MESSAGE_V2, SEND_BATCH_MESSAGE (``SendMessageProcessor``).
 
-The stored properties are the producer's with CLUSTER, MSG_REGION and TRACE_ON added (a batch's members are stored as
-they came). A message with a delay level goes to the delay topic, a message with a delivery time to the timer topic, and
-a retried message that was tried too often to its group's dead letters. The answer waits until the message is on the
-disk under SYNC_FLUSH, and at the slaves under SYNC_MASTER.
+The stored properties are the producer's with CLUSTER, MSG_REGION and TRACE_ON added (the members of a batch are stored
+unchanged). A message with a delay level goes to the delay topic, a message with a delivery time to the timer topic, and
+a message with too many retries to its group's dead letters. The answer waits until the message is on the disk under
+SYNC_FLUSH, and at the slaves under SYNC_MASTER.
 
-The plain sends that one read of a connection brought are stored with one write to the log (`FastPath`). The boundaries
-are the same for a send that goes alone (`SendHandlers`), which is tested to do the same:
+The plain sends of one read of a connection are stored with one write to the log (`FastPath`). A single send
+(`SendHandlers`) passes the same steps, and a test compares both:
 
 ==============================  =======================================  ==========================================
 from                            by                                       to
 ==============================  =======================================  ==========================================
-frames                          `SendsReader.read` · `SendHandlers.send` `Sends`, and frames that are no plain sends ·
+frames                          `SendsReader.read` · `SendHandlers.send` `Sends`, and frames that are not plain sends ·
                                                                          `InnerMessage`
 `Sends` · `InnerMessage`        ``put_sends`` · ``put`` of the store     record bytes, queue entry, index keys
 `Sends` · `PutResult`           `Sends.answers` · `reply`                the frame of the answer
@@ -71,12 +71,12 @@ _UNUSUAL = frozenset(
         *TIMER_NAMES,
     )
 )
-"""Properties that ask for more than storing, or that are the broker's own."""
+"""Properties that need more than storing, or that only the broker may set."""
 _NO_KEYS = "Required message key is missing"
 
 
 class SendHandlers(Handlers[SendContext]):
-    """Stores what producers send."""
+    """The handlers of sends."""
 
     def __init__(self, context: SendContext) -> None:
         super().__init__(context)
@@ -98,11 +98,11 @@ class SendHandlers(Handlers[SendContext]):
     @answers(RequestCode.SEND_BATCH_MESSAGE)
     @by_global_number
     def send_v2(self, connection: Connection, command: Command) -> Command | Awaitable[Command | None] | None:
-        """SEND_MESSAGE_V2 and SEND_BATCH_MESSAGE: short header names; one of them says whether the body is a batch."""
+        """SEND_MESSAGE_V2 and SEND_BATCH_MESSAGE: short header names; a header field marks a batch."""
         return self._send(connection, command, decode_v2(command))
 
     def register(self, dispatch: Router) -> None:
-        """Answer sends from a port, plain ones of one read all at once."""
+        """Register the handlers; plain sends of one read are handled together."""
         super().register(dispatch)
         dispatch.fast_path, dispatch.sends = self._fast_path.handle, self._fast_path.reader
 
@@ -111,8 +111,8 @@ class SendHandlers(Handlers[SendContext]):
     def _send(
         self, connection: Connection, command: Command, header: SendMessageRequest
     ) -> Command | Awaitable[Command | None] | None:
-        """The answer to a send. With a topic made for it the answer waits until the name servers know that."""
-        # By their number: the handler does not wait, so the topics that are new behind it are those of this send.
+        """Return the answer to a send. If the send created a topic, the answer waits until the name servers know it."""
+        # Compare the number of topics: the handler does not wait, so any new topic belongs to this send.
         topic_count = len(self._context.topics)
         answer = self._stored(connection, command, header)
         if answer is None or len(self._context.topics) == topic_count:
@@ -163,7 +163,7 @@ class SendHandlers(Handlers[SendContext]):
         header: SendMessageRequest,
         topic: TopicConfig,
     ) -> Command | None:
-        """Store a message as what it asks to be, and answer with the queue that its sender sees."""
+        """Store a message in the topic that its properties require, and answer with the queue that its sender knows."""
         queue_id, message = sent.queue_id, sent
         if header.topic.startswith(names.RETRY_PREFIX):
             group = names.group_of_retry_topic(header.topic)
@@ -186,15 +186,16 @@ class SendHandlers(Handlers[SendContext]):
             return self._refuse(command, *kept)
         unique_key = kept.parsed.get(property_names.UNIQ_KEY) or self._unique_keys.next(self._context.clock.now_ms())
         kept = changed(kept, {property_names.UNIQ_KEY: unique_key, **self._stamps})
-        if is_half(kept):  # behind the stamps: the half message has them, and its commit copies them
+        if is_half(kept):  # after the stamps: the half message has them, and its commit copies them
             kept = to_half(kept)
         waits = self._waits(kept)
-        # Before the put: its producer tries another broker, and what was refused here would be consumed twice.
+        # Check before the put: after a refusal the producer tries another broker, and a message stored here would be
+        # consumed twice.
         if waits and self._lacks_replicas:
             return self._refuse(command, *NOT_ENOUGH_REPLICAS)
         put = self._context.store.put(kept)
         self._context.recorder.stored(kept, put, self._context.clock.monotonic_ms() - connection.active_ms)
-        answer = {  # SendMessageResponse, spelled out: one call in place of a dozen
+        answer = {  # the fields of SendMessageResponse: one call instead of a dozen
             "msgId": offset_id(kept.store_host, put.physical_offset),
             "queueId": str(self._context.topics.static.everywhere(header.topic, queue_id)),
             "queueOffset": str(put.queue_offset),
@@ -206,7 +207,7 @@ class SendHandlers(Handlers[SendContext]):
         return self._answer(connection, command, put, answer, waits=waits)
 
     def _scheduled(self, message: InnerMessage) -> InnerMessage | Refusal:
-        """A message without the brokers' own properties, delayed or timed if it asks for that; or why it is refused."""
+        """Return a message without properties that only brokers set, delayed or timed if required; or a refusal."""
         properties = message.parsed
         if property_names.POP_CHECK_POINT in properties:
             message = changed(message, {property_names.POP_CHECK_POINT: None})
@@ -227,7 +228,7 @@ class SendHandlers(Handlers[SendContext]):
         return self._context.durability is not None and message.parsed.get(property_names.WAIT) != "false"
 
     def _add_recall_handle(self, answer: dict[str, str], message: InnerMessage) -> None:
-        """Give what RECALL_MESSAGE calls a timed message back with, if its names hold no blank."""
+        """Add the handle with which RECALL_MESSAGE recalls a timed message, unless a name contains a blank."""
         topic = message.parsed.get(property_names.REAL_TOPIC, "")
         if topic and not topic.startswith(names.RETRY_PREFIX):
             with suppress(ValueError):
@@ -296,7 +297,7 @@ class SendHandlers(Handlers[SendContext]):
         return self._answer(connection, command, put, answer_fields, waits=waits)
 
     def _batch_refusal(self, message: InnerMessage) -> Refusal | None:
-        """Return the refusal of a batch with a long topic, or that is retried, delayed, timed, or in a transaction."""
+        """Return why a batch is refused: its topic is too long, or it is retried, delayed, timed, or transactional."""
         topic_characters = len(message.topic)
         if topic_characters > names.TOPIC_CHARACTERS_MAX:
             return ResponseCode.MESSAGE_ILLEGAL, f"message topic length too long {topic_characters}"
@@ -314,10 +315,10 @@ class SendHandlers(Handlers[SendContext]):
     ) -> Command | None:
         if put.status is not PutStatus.OK:
             return self._refuse(command, *put_refusal(put, self._store_settings.message_bytes_max))
-        assert 0 <= put.physical_offset < put.end_offset, "what is stored has a place in the log"
+        assert 0 <= put.physical_offset < put.end_offset, "a stored message has a range in the log"
         if self._context.durability is None:
             return reply(command, fields=fields)
-        # With WAIT=false it is answered now, and flushed soon all the same.
+        # With WAIT=false answer now; the message is flushed soon nevertheless.
         if not waits or self._context.durability.has(put.end_offset):
             self._context.durability.wake()
             return reply(command, fields=fields)
@@ -345,7 +346,7 @@ class SendHandlers(Handlers[SendContext]):
 
 @dataclass(slots=True)
 class _Late:
-    """One answer that waits for disk or slaves, as `Durability` releases it."""
+    """An answer that waits for disk or slaves. `Durability` calls it."""
 
     handlers: SendHandlers
     connection: Connection

@@ -1,7 +1,7 @@
-"""Batches of many messages: stored in slices, between which the loop runs, but for the one put.
+"""Batches of many messages: prepared and dispatched in slices, between which the loop runs, and stored with one put.
 
-One batch at a time is prepared, as each needs a hundred bytes a message. Its connection is not read meanwhile, so that
-later sends of that connection cannot overtake the batch. Loop only. Source: behaviour.md §3.6.
+One batch at a time is prepared, because each needs a hundred bytes per message. Its connection is not read meanwhile,
+so that later sends of that connection cannot overtake the batch. Loop only. Source: behaviour.md §3.6.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from rmqkit.store.message_store import InnerMessage, MessageStore, PutResult, Pu
 __all__ = ["LongBatches", "StoredBatch"]
 
 _UNDER_WAY_MAX = 32
-"""Long batches that may be under way: the one that is stored and those that wait. Further ones are refused as busy."""
+"""The number of long batches that may be stored or waiting. The broker refuses further ones as busy."""
 
 
 class StoredBatch(NamedTuple):
-    """A long batch that was put. ``ids``: the offset ids of its records. ``records``: how many records it became."""
+    """A long batch that was put. ``ids``: the offset ids of its records. ``records``: the number of its records."""
 
     put: PutResult
     ids: str
@@ -32,7 +32,7 @@ class StoredBatch(NamedTuple):
 
 
 class LongBatches:
-    """Stores long batches, one after the other."""
+    """The queue of long batches, which are stored one after the other."""
 
     def __init__(self, store: MessageStore) -> None:
         self._store = store
@@ -45,8 +45,8 @@ class LongBatches:
         return self._under_way >= _UNDER_WAY_MAX
 
     def put(self, connection: Connection, message: InnerMessage) -> Awaitable[StoredBatch]:
-        """Store a batch that `is_long`. The connection is not read until that is done."""
-        assert not self.is_full, "a batch that finds no room is refused"
+        """Store a batch that `is_long`. The connection is not read until the batch is stored."""
+        assert not self.is_full, "there is room for a further batch"
         self._under_way += 1
         connection.hold()
         return self._put(connection, message)
@@ -56,9 +56,9 @@ class LongBatches:
             async with self._turn:
                 return await self._put_in_slices(message)
         finally:
-            assert self._under_way > 0, "this batch was counted"
+            assert self._under_way > 0, "the count includes this batch"
             self._under_way -= 1
-            # Also where the put failed: a connection that stays held is never read again.
+            # Also if the put failed: a connection that stays held is never read again.
             connection.go_on()
 
     async def _put_in_slices(self, message: InnerMessage) -> StoredBatch:

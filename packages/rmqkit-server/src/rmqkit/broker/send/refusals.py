@@ -19,21 +19,21 @@ _UNAVAILABLE = PutResult(PutStatus.SERVICE_NOT_AVAILABLE, reason="this broker is
 
 
 class RefusalContext(Protocol):
-    """The state that refusals may touch."""
+    """The parts of the broker that refusals use."""
 
     identity: OwnAddress
     settings: BrokerSettings
 
 
 class RefusalHandlers(Handlers[RefusalContext]):
-    """Refuses messages at a slave, in place of `SendHandlers` and `SendBackHandlers`, and creates no topics for them.
+    """The handlers of sends at a slave, in place of `SendHandlers` and `SendBackHandlers`. They create no topics.
 
     =========================  =====================================  ================================================
-    request                    any slave                              one with ``enableSlaveActingMaster``
+    request                    any slave                              a slave with ``enableSlaveActingMaster``
     =========================  =====================================  ================================================
-    a message, a batch         SYSTEM_BUSY ``[REJECTREQUEST]…``       SERVICE_NOT_AVAILABLE, as from a store that is
-                                                                      full: producers try another broker
-    a message to be retried    SYSTEM_BUSY ``[REJECTREQUEST]…``       SYSTEM_ERROR: consumers send it to a retry topic
+    a message, a batch         SYSTEM_BUSY ``[REJECTREQUEST]…``       SERVICE_NOT_AVAILABLE, as for a full disk:
+                                                                      producers try another broker
+    a message to retry         SYSTEM_BUSY ``[REJECTREQUEST]…``       SYSTEM_ERROR: consumers send it to a retry topic
     =========================  =====================================  ================================================
     """
 

@@ -1,7 +1,7 @@
-"""SEND_REPLY_MESSAGE(_V2): the answer of a request-reply message, pushed to who asked (``ReplyMessageProcessor``).
+"""SEND_REPLY_MESSAGE(_V2): the broker pushes a reply message to its requester (``ReplyMessageProcessor``).
 
-The requester is the producer whose client id is in property REPLY_TO_CLIENT; it has 10 s to take the reply. With
-``storeReplyMessageEnable`` the reply is stored as well, whether it could be pushed or not.
+The requester is the producer whose client id is in property REPLY_TO_CLIENT; it has 10 s to accept the reply. With
+``storeReplyMessageEnable`` the broker also stores the reply, even if the push failed.
 Source: behaviour.md §3.8; remoting.md §4.3.1, §4.3.7.
 """
 
@@ -30,14 +30,14 @@ _PUSH_TIMEOUT_MS = 10_000
 
 
 class ReplyHandlers(Handlers[SendContext]):
-    """Passes replies on."""
+    """The handlers of reply messages."""
 
     def __init__(self, context: SendContext) -> None:
         super().__init__(context)
         self._checks = SendChecks(context)
         _, self._answer_fields = stamps_of(self._context.settings)
 
-    # A lane of its own: each of these waits for somebody else's client, for 10 s when that does not answer.
+    # A separate lane: each request waits for another client, up to 10 s.
     @answers(RequestCode.SEND_REPLY_MESSAGE, lane="reply")
     async def reply(self, connection: Connection, command: Command) -> Command:
         """SEND_REPLY_MESSAGE: long header names."""
@@ -73,14 +73,14 @@ class ReplyHandlers(Handlers[SendContext]):
         )
         failure = await self._push(connection, header, message)
         answer = SendMessageResponse("0", queue_id, 0) if failure is None else None
-        # Stored also when nobody took it, and then the answer still says that the push failed.
+        # Store it also if the push failed; the answer still reports the failure.
         if self._context.settings.store_replies:
             answer = await self._store_reply(message) or answer
         code = ResponseCode.SUCCESS if failure is None else ResponseCode.SYSTEM_ERROR
         return reply(command, code, failure, header=answer, fields=self._answer_fields)
 
     async def _push(self, connection: Connection, header: SendMessageRequest, message: InnerMessage) -> str | None:
-        """Hand a reply to its requester; the remark of a failure."""
+        """Push a reply to its requester. Return the remark of a failure, or None."""
         client_id = message.parsed.get(property_names.REPLY_TO_CLIENT)
         if client_id is None:
             return "reply message properties[REPLY_TO_CLIENT] is null"
@@ -88,7 +88,7 @@ class ReplyHandlers(Handlers[SendContext]):
         if requester is None:
             return f"push reply message fail, channel of <{client_id}> not found."
         now_ms = self._context.clock.now_ms()
-        # In what is pushed alone: the stored reply says nothing of a push.
+        # Only in the pushed message: the stored reply does not have this property.
         properties = message.parsed | {property_names.PUSH_REPLY_TIME: str(now_ms)}
         pushed = PushReplyRequest(
             producer_group=header.producer_group,

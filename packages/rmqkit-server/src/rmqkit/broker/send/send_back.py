@@ -1,9 +1,9 @@
-"""CONSUMER_SEND_MSG_BACK: a message that a consumer could not handle, to be consumed again (``consumerSendMsgBack``).
+"""CONSUMER_SEND_MSG_BACK: a consumer could not handle a message and will consume it again (``consumerSendMsgBack``).
 
-A copy goes to ``%RETRY%<group>`` through delay level ``3 + reconsumeTimes`` (or the level asked for); after the group's
-last try, or for level -1, to ``%DLQ%<group>`` at once. The consumer then counts the message as consumed, so the answer
-waits until the copy is on the disk (SYNC_FLUSH) and at the slaves (SYNC_MASTER), although the copy itself says
-WAIT=false. A consumer that is refused stores a second copy: slaves that take too long are no reason to refuse.
+A copy goes to ``%RETRY%<group>`` through delay level ``3 + reconsumeTimes`` (or the requested level); after the group's
+last try, or for level -1, to ``%DLQ%<group>`` at once. The consumer then treats the message as consumed, so the answer
+waits until the copy is on the disk (SYNC_FLUSH) and at the slaves (SYNC_MASTER), although the copy itself has
+WAIT=false. After a refusal the consumer stores a second copy, so slow slaves do not lead to a refusal.
 Source: behaviour.md §3.7; store.md §20; remoting.md §4.3.5, §10.5.
 """
 
@@ -37,11 +37,11 @@ _FIRST_LEVEL = 3
 
 
 class SendBackHandlers(Handlers[SendContext]):
-    """Takes messages back."""
+    """The handler of messages that consumers send back."""
 
     @answers(RequestCode.CONSUMER_SEND_MSG_BACK)
     def send_back(self, connection: Connection, command: Command) -> Command | Awaitable[Command]:
-        """Store the copy of a message that is to be consumed again."""
+        """Store the copy of a message to consume again."""
         header = decode_header_leniently(command, ConsumerSendBackRequest)
         if self._context.durability is not None and self._context.durability.is_full:
             return reply(command, ResponseCode.SYSTEM_BUSY, OVERLOADED)
@@ -52,7 +52,7 @@ class SendBackHandlers(Handlers[SendContext]):
         if not self._context.settings.broker_permission & Permission.WRITE:
             remark = f"the broker[{self._context.identity.ip}] sending message is forbidden"
             return reply(command, ResponseCode.NO_PERMISSION, remark)
-        # SUCCESS though nothing is stored, as at the reference: refused, its consumer would store a copy by itself.
+        # SUCCESS although nothing is stored, as in the reference: after a refusal the consumer would store a copy.
         if group.retry_queue_nums <= 0:
             return reply(command)
         retry = self._context.topics.ensure(
@@ -61,7 +61,7 @@ class SendBackHandlers(Handlers[SendContext]):
         if not retry.perm & Permission.WRITE:
             remark = f"the topic[{retry.topic_name}] sending message is forbidden"
             return reply(command, ResponseCode.NO_PERMISSION, remark)
-        # The offset comes from a client and may point anywhere: where no sound record begins, nothing is stored.
+        # The client's offset may be any number: store nothing if no valid record begins there.
         record = record_at(self._context.store, header.offset)
         if record is None:
             return reply(command, ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}")
@@ -80,7 +80,7 @@ class SendBackHandlers(Handlers[SendContext]):
         else:
             level = level or _FIRST_LEVEL + record.reconsume_times
             topic, queue_id = retry_topic(header.group), random.randrange(group.retry_queue_nums)
-        assert level >= 0, "what is given up has no level left"
+        assert level >= 0, "the level of a copy is not negative"
         kept = message_from(
             record,
             topic=topic,
@@ -88,13 +88,12 @@ class SendBackHandlers(Handlers[SendContext]):
             reconsume_times=record.reconsume_times + 1,
             store_host=self._context.identity.store_host,
         )
-        # The id of the first delivery stays through all retries: applications tell by it what they had before.
+        # The id of the first delivery stays the same in all retries: applications recognize a message by it.
         first_id = offset_id(record.store_host, record.physical_offset)
         message = changed(
             kept,
             {
-                # The topic of the first delivery: Apache's consumers put it in the place of the retry topic before a
-                # listener sees it.
+                # The topic of the first delivery: Apache's consumers restore it before a listener gets the message.
                 property_names.RETRY_TOPIC: kept.parsed.get(property_names.RETRY_TOPIC, record.topic),
                 property_names.ORIGIN_MESSAGE_ID: kept.parsed.get(property_names.ORIGIN_MESSAGE_ID, "").strip()
                 or first_id,

@@ -1,11 +1,12 @@
-"""Which producers and consumers are connected (``ProducerManager``, ``ConsumerManager``).
+"""The connected producers and consumers (``ProducerManager``, ``ConsumerManager``).
 
-Heartbeats fill the tables; a closed connection, a good-bye or 120 s of silence empties them. When the members or
-subscriptions of a clustering group change, every member is sent a one-way NOTIFY_CONSUMER_IDS_CHANGED so that it
-rebalances. A client of 5.x may send a fingerprint instead of its subscriptions once the broker has them (heartbeat V2).
+Heartbeats add clients; a closed connection, UNREGISTER_CLIENT or 120 s of silence removes them. When the members or
+subscriptions of a clustering group change, the broker sends a one-way NOTIFY_CONSUMER_IDS_CHANGED to every member so
+that it rebalances. A client of 5.x may send a fingerprint instead of its subscriptions once the broker has them
+(heartbeat V2).
 
 Locks on queues for ordered consumption (``RebalanceLockManager``): one client of a group consumes a queue at a time. A
-lock lives 60 s after it was last asked for; its owner renews it every 20 s.
+lock expires 60 s after its last request; its owner renews it every 20 s.
 Loop only. Source: behaviour.md §2.6, §2.7; remoting.md §9.3.
 """
 
@@ -34,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Member:
-    """One connected client in a group; ``user``: who signed its last heartbeat, if users have to."""
+    """One connected client in a group. ``user``: the signer of its last heartbeat, if signatures are required."""
 
     client_id: str
     language: str | None
@@ -45,7 +46,7 @@ class Member:
 
 @dataclass(slots=True)
 class Subscribed:
-    """A group's subscription to one topic, with what pulls filter by worked out once; ``tags`` is None for SQL92."""
+    """A group's subscription to one topic, and the tag filter for its pulls, which is None for SQL92."""
 
     data: SubscriptionData
     tags: PullFilter | None
@@ -67,14 +68,13 @@ class ConsumerGroup:
         return self.message_model == BROADCASTING
 
     def subscribe(self, wanted: Iterable[SubscriptionData]) -> bool:
-        """Take over the subscriptions of a heartbeat; True when a topic came or went."""
+        """Replace the subscriptions by those of a heartbeat. Return True if a topic was added or removed."""
         changed = False
         topics: set[str] = set()
         for data in wanted:
             topics.add(data.topic)
             known = self.subscriptions.get(data.topic)
-            # Members of a group that is being upgraded differ for a while: the newer one counts, whoever's heartbeat is
-            # the last.
+            # Members of a group may differ during an upgrade: the subscription with the newest version is valid.
             if known is None or data.sub_version > known.data.sub_version:
                 changed = changed or known is None
                 tags = PullFilter(codes_of(data)) if is_tag_type(data.expression_type) else None
@@ -87,10 +87,10 @@ class ConsumerGroup:
 
 class ClientTable:
     """Producer and consumer groups with members online.
-    ``filters``: takes every group's subscriptions, and drops them with the group.
+    ``filters``: registers every group's subscriptions, and unregisters them with the group.
 
     Attributes:
-        may_be_asked: whether a producer may see a message to a topic; anybody may call itself a member of a group.
+        may_be_asked: returns whether a producer may see messages of a topic, because any client can join any group.
     """
 
     def __init__(self, settings: BrokerSettings, clock: Clock, filters: FilterTable) -> None:
@@ -114,7 +114,7 @@ class ClientTable:
         return self._producers.get(group, {})
 
     def producer_connection(self, client_id: str) -> Connection | None:
-        """Return where a producer is reached whose client id is known, as replies to its requests need it."""
+        """Return the connection of a producer by its client id, for replies to its requests."""
         return self._producer_connections.get(client_id)
 
     @property
@@ -126,15 +126,15 @@ class ClientTable:
         return self._producers
 
     def group_count(self, connection: Connection) -> int:
-        """Return how many groups have a member that was registered over a connection."""
+        """Return the number of groups with a member on a connection."""
         return len(self._consumes.get(connection, ())) + len(self._produces.get(connection, ()))
 
     def groups_of(self, connection: Connection) -> set[str]:
-        """Their names."""
+        """Return the names of the groups with a member on a connection."""
         return self._consumes.get(connection, set()) | self._produces.get(connection, set())
 
     def subscribers(self, topic: str) -> set[str]:
-        """The consumer groups online that subscribe to a topic."""
+        """Return the online consumer groups that subscribe to a topic."""
         return {name for name, group in self._consumers.items() if topic in group.subscriptions}
 
     def consumer_connection(self, group_name: str, client_id: str) -> Connection | None:
@@ -143,11 +143,11 @@ class ClientTable:
         return next((connection for connection, member in members if member.client_id == client_id), None)
 
     def needs_topics(self, group_name: str, fingerprint: int, *, has_topics: bool) -> bool:
-        """Return True if a client has to send its subscriptions: their fingerprint is another one than that of the
-        last time. Other than with 5.4.0 a group whose subscriptions are not here needs them, too: a client that was
-        away for a while does not know that it was forgotten.
+        """Return True if a client has to send its subscriptions, because their fingerprint differs from the last one.
+        In contrast to 5.4.0, also if the broker does not have the group's subscriptions: a client that was offline for
+        a while does not know that the broker removed it.
         """
-        # Kept for a group, not for a client: its members have the same subscriptions, or are asked to send them.
+        # One fingerprint for a group: its members have the same subscriptions, or have to send them.
         known = self._fingerprints.get(group_name)
         self._fingerprints[group_name] = fingerprint
         group = self._consumers.get(group_name)
@@ -157,8 +157,8 @@ class ClientTable:
     def register_consumer(
         self, connection: Connection, member: Member, data: ConsumerData, *, notify: bool, keeps_topics: bool = False
     ) -> bool:
-        """Take in one consumer of a heartbeat; True when members or topics of the group changed.
-        ``keeps_topics``: the heartbeat came without subscriptions: those that are known stay."""
+        """Register a consumer of a heartbeat. Return True if members or topics of the group changed.
+        ``keeps_topics``: the heartbeat has no subscriptions, so the group's subscriptions stay."""
         group = self._consumers.get(data.group_name)
         if group is None:
             group = ConsumerGroup(data.group_name, data.consume_type, data.message_model, data.consume_from_where)
@@ -171,7 +171,7 @@ class ClientTable:
             _log.error("client %s of %s now has the name %s", known.client_id, connection.peer, member.client_id)
         group.members[connection] = member
         self._consumes.setdefault(connection, set()).add(data.group_name)
-        assert self._consumers[data.group_name] is group, "a member is in the group that pulls look at"
+        assert self._consumers[data.group_name] is group, "the group is in the table"
         changed = known is None
         if not keeps_topics:
             changed = group.subscribe(data.subscription_data_set) or changed
@@ -181,7 +181,7 @@ class ClientTable:
         return changed
 
     def compensate(self, group: str, topic: str, expression: str | None, expression_type: str | None) -> None:
-        """Remember what a group asks for that shows itself in its pulls only; forgotten 10 minutes after the last."""
+        """Record a subscription that a group has in its pulls only. It is removed 10 minutes after the last pull."""
         data = self._compensated.get((group, topic))
         if data is None or data.sub_string != (expression or "*"):
             self._compensated[group, topic] = data = subscription(
@@ -196,7 +196,7 @@ class ClientTable:
         return self._compensated.get((group_name, topic)) if subscribed is None else subscribed.data
 
     def register_producer(self, connection: Connection, member: Member, group: str) -> None:
-        """Take in one producer of a heartbeat. Replies to a client id go to the user who has it, until it leaves."""
+        """Register a producer of a heartbeat. Another user cannot take over the replies to its client id."""
         self._producers.setdefault(group, {})[connection] = member
         self._produces.setdefault(connection, set()).add(group)
         known = self._producer_connections.get(member.client_id, connection)
@@ -212,7 +212,7 @@ class ClientTable:
         if group is None or group.members.pop(connection, None) is None:
             return
         _discard(self._consumes, connection, group_name)
-        # An empty group has to go at once: its filter would be held alive, and tools would show it online.
+        # Remove an empty group at once: otherwise its filter would stay alive, and tools would show it as online.
         if not group.members:
             del self._consumers[group_name]
             self._fingerprints.pop(group_name, None)
@@ -228,19 +228,19 @@ class ClientTable:
         _discard(self._produces, connection, group)
         if not members:
             del self._producers[group]
-        # A client that came back over another connection keeps the entry: replies go to where it is now.
+        # Keep the entry of a client that reconnected: replies go to its new connection.
         is_known = self._producer_connections.get(member.client_id) is connection
         if is_known and connection not in self._produces:
             del self._producer_connections[member.client_id]
 
     def connection_closed(self, connection: Connection) -> None:
-        """Forget everything that was registered over a connection."""
+        """Remove all members on a connection."""
         for name in list(self._consumes.get(connection, ())):
             self.unregister_consumer(connection, name)
         for name in list(self._produces.get(connection, ())):
             self.unregister_producer(connection, name)
-        assert connection not in self._consumes, "a closed connection is in no group: it would be notified for ever"
-        assert connection not in self._produces, "a closed connection is in no group: check-backs would go there"
+        assert connection not in self._consumes, "a closed connection is in no consumer group"
+        assert connection not in self._produces, "a closed connection is in no producer group"
 
     def close_silent(self) -> None:
         """Close the connections of clients that sent no heartbeat for too long (``channelExpiredTimeout``)."""
@@ -249,17 +249,16 @@ class ClientTable:
         silent = {c for members in tables for c, member in members.items() if member.seen_ms < oldest_ms}
         for connection in silent:
             connection.close(f"no heartbeat for {self._settings.client_silent_ms_max} ms")
-            # Now, not when the close is done: a peer that takes nothing would keep its queues from the others until
-            # then.
+            # Now, not when the close is done: a peer that does not read would hold its queues until then.
             self.connection_closed(connection)
         before_ms = self._clock.now_ms() - _COMPENSATED_MS
         for key in [key for key, data in self._compensated.items() if data.sub_version < before_ms]:
             del self._compensated[key]
 
     def notify_changes(self) -> None:
-        """Notify the members of groups that changed since the last round (``realTimeNotifyConsumerChange`` false)."""
+        """Notify the members of groups that changed since the last call (``realTimeNotifyConsumerChange`` false)."""
         changed, self._changed_groups = self._changed_groups, set()
-        # Only those that are still there: a group may have gone since.
+        # Only groups that still exist.
         for name in changed & self._consumers.keys():
             self._notify_members(self._consumers[name])
 
@@ -279,13 +278,13 @@ class ClientTable:
 
 def _discard(table: dict[Connection, set[str]], connection: Connection, group: str) -> None:
     groups = table[connection]
-    assert group in groups, "the two sides of the table agree: a group has the connection, and the connection the group"
+    assert group in groups, "both tables have the group and the connection"
     groups.discard(group)
     if not groups:
         del table[connection]
 
 
-# How long a lock lives that is not renewed.
+# The lifetime of a lock that is not renewed.
 LOCK_MS_MAX = 60_000
 
 
@@ -303,7 +302,7 @@ class QueueLocks:
         self.groups: dict[str, dict[MessageQueue, _Lock]] = {}
 
     def lock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
-        """Lock what is free, expired or the client's own; returns the queues it holds now."""
+        """Lock queues that are free, expired or the client's own. Return the queues that it holds now."""
         # Monotonic: a clock that is set forward would expire all locks, and two clients would consume one queue.
         now_ms = self._clock.monotonic_ms()
         locks = self.groups.setdefault(group, {})
@@ -326,7 +325,7 @@ class QueueLocks:
             self.groups.pop(group, None)
 
     async def drop_expired(self) -> None:
-        """Forget the locks that nobody renewed."""
+        """Remove the expired locks."""
         work = Slice(ROUND_SLICE_SECONDS)
         for group in list(self.groups):
             now_ms, locks = self._clock.monotonic_ms(), self.groups.get(group, {})
@@ -337,7 +336,7 @@ class QueueLocks:
             await work.pause_if_over()
 
     def is_any_held(self, group: str) -> bool:
-        """Return True if a group holds a lock that is not expired: then it consumes in order."""
+        """Return True if a group holds a lock that is not expired, so that it consumes in order."""
         locks = self.groups.get(group)
         if not locks:
             return False

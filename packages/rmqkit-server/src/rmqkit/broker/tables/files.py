@@ -1,8 +1,8 @@
-"""A table's file, written whole: by the loop at once, or in a thread for all changes that came while it was written
-(`SharedWrite`); a table that changes all the time is written every few seconds and at stop (`LazyTable`).
+"""A table's file, which is always written as a whole: by the loop at once, or in a thread for all changes since the
+last write (`SharedWrite`). A table that changes all the time is written every few seconds and at stop (`LazyTable`).
 
-What is written is made by whoever writes it, under the lock of writing: for a large table that takes longer than a
-thread may keep the loop waiting, so it is handed a function, with a copy of the table that nobody changes any more.
+The writer makes the content under the write lock, from a function and a copy of the table that does not change: for a
+large table this takes longer than the loop may wait.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from rmqkit.errors import StoreUnavailable
 from rmqkit.store.files import JsonFile
 
 Row = TypeVar("Row")
-# What rows were, None for new ones, and what they became.
+# Rows before and after a change, by name; None before: a new row.
 Changes = dict[str, tuple[Row | None, Row]]
 
 
 class SharedWrite(Generic[Row]):
-    """Writes a table, earlier contents never over later ones. Loop only.
-    ``write``: brings changes to the disk with `save_aside`, or takes them back and raises StoreUnavailable.
-    ``is_due``: whether the table has changes that nobody waits for, or that the disk refused."""
+    """The writes of a table. An earlier content never replaces a later one. Loop only.
+    ``write``: writes changes with `save_aside`, or reverts them and raises StoreUnavailable.
+    ``is_due``: whether the table has changes without a waiting caller, or that the disk refused."""
 
     def __init__(self, file: JsonFile, write: Callable[[Changes[Row]], Awaitable[None]]) -> None:
         self._file = file
@@ -40,16 +40,16 @@ class SharedWrite(Generic[Row]):
         self._writing = threading.Lock()
 
     def save(self, content: Callable[[], Any]) -> None:
-        """Write the table; the loop waits. Raises StoreUnavailable: the disk refused."""
+        """Write the table on the loop. Raises StoreUnavailable: the disk refused."""
         self._write(next(self._numbers), content)
         self.is_due = False
 
     async def save_aside(self, content: Callable[[], Any]) -> None:
-        """Write the table, which nobody changes any more, in a thread. Raises StoreUnavailable: the disk refused."""
-        # Before the write: what changes while it is written is due again, and must not be marked as written.
+        """Write a table that no longer changes in a thread. Raises StoreUnavailable: the disk refused."""
+        # Before the write: changes during the write are due again, and must not be marked as written.
         self.is_due = False
         try:
-            # Numbered here, on the loop, in the order of the contents; threads may take the lock in another one.
+            # Take the number here, on the loop, in the order of the contents: threads may lock in another order.
             await asyncio.to_thread(self._write, next(self._numbers), content)
         except StoreUnavailable:
             self.is_due = True
@@ -57,39 +57,39 @@ class SharedWrite(Generic[Row]):
 
     def _write(self, number: int, content: Callable[[], Any]) -> None:
         with self._writing:
-            if number > self._written_number:  # else a later content is on the disk already
+            if number > self._written_number:  # otherwise a later content is on the disk already
                 self._file.save(content())
                 self._written_number = number
 
     def changed(self, table: Mapping[str, Row], rows: Mapping[str, Row]) -> dict[str, Row]:
-        """A table with other rows, which the next `done` waits for."""
+        """Return a table with changed rows; the next `done` waits for their write."""
         for name, row in rows.items():
-            # The row that is on the disk, also when it was changed twice since: that is what a refused write goes back
-            # to.
+            # The row on the disk, even if it was changed twice since: a refused write reverts to it.
             before = self._changes[name][0] if name in self._changes else table.get(name)
             self._changes[name] = before, row
         return {**table, **rows}
 
     async def done(self) -> None:
-        """Wait until the changes made before are on the disk. Raises StoreUnavailable: they were taken back."""
+        """Wait until all earlier changes are on the disk. Raises StoreUnavailable: they were reverted."""
         if self._round is None:
             self._round = asyncio.create_task(self._run(), name="shared write")
-        await asyncio.shield(self._round)  # others wait for it, too: who gives up must not cancel their write
+        await asyncio.shield(self._round)  # other callers wait for it, too: a cancelled one must not cancel the write
 
     async def _run(self) -> None:
         async with self._one_round:
-            # From here on changes wait for the next round: this one has made its copy of the table.
+            # Later changes wait for the next write: this one copies the table now.
             self._round = None
             changes, self._changes = self._changes, {}
-            assert changes, "a round begins when there is something to write"
+            assert changes, "a write has at least one change"
             await self._write_changes(changes)
 
     def taken_back(self, table: Mapping[str, Row], changes: Changes[Row]) -> dict[str, Row]:
-        """A table without changes that are not on the disk; rows that others changed since stay."""
+        """Return a table without the changes of a refused write; rows that were changed again since stay."""
         kept = dict(table)
         for name, (before, after) in changes.items():
             if name in self._changes:
-                # Changed again meanwhile: the row stays, and the next write is undone to the row before this change.
+                # Changed again meanwhile: keep the row. If the next write is refused, it reverts to the row before
+                # this change.
                 self._changes[name] = before, self._changes[name][1]
             elif kept.get(name) is after:
                 del kept[name]
@@ -98,7 +98,7 @@ class SharedWrite(Generic[Row]):
 
 
 class LazyTable(ABC):
-    """Whoever changes the table sets ``_is_dirty``. Loop only, but for `write`."""
+    """A table that is written every few seconds. Each change sets ``_is_dirty``. Loop only, but for `write`."""
 
     def __init__(self, path: Path) -> None:
         self._file = JsonFile(path)
@@ -111,21 +111,21 @@ class LazyTable(ABC):
 
     @abstractmethod
     def snapshot(self) -> Any:
-        """A copy of the table as it is now, to be written elsewhere; from now on it counts as written."""
+        """Return a copy of the table to write, and mark the table as written."""
 
     def write(self, snapshot: Any) -> None:
-        """Write a snapshot; may be called from another thread, one call at a time.
-        Raises StoreUnavailable: the file could not be written; the next snapshot is written in its place."""
+        """Write a snapshot, in any thread, but one call at a time.
+        Raises StoreUnavailable: the file could not be written; the table is dirty again."""
         try:
             self._file.save(snapshot)
         except BaseException:
-            self._is_dirty = True  # from the writing thread: a bool that the loop sets and clears is safe
+            self._is_dirty = True  # in the writing thread, which is safe for a bool
             raise
 
     def persist(self) -> None:
         self.write(self.snapshot())
 
     async def persist_round(self) -> None:
-        """Write the table when it changed; the disk is waited for in a thread."""
+        """Write the table in a thread if it has changed."""
         if self.is_dirty:
             await asyncio.to_thread(self.write, self.snapshot())

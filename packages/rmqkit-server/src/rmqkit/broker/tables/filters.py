@@ -1,10 +1,10 @@
-"""SQL92 filters of consumer groups (``ConsumerFilterManager``), kept in ``config/consumerFilter.json``.
+"""SQL92 filters of consumer groups (``ConsumerFilterManager``), stored in ``config/consumerFilter.json``.
 
-Heartbeats register an expression per topic and group; it is compiled then. A filter whose group is gone is *dead*: it
-stays for a day (``filterDataCleanTimeSpan``), so that a group that comes back finds its bitmaps. The dispatcher's part
-is `FilterTable.bitmap_of`: the bits of every group, dead ones too, whose expression is true for a message. The reader's
-is `PullFilter`: tag codes, the bitmap test of a queue entry, the expression on the stored record.
-Loop only. Source: behaviour.md §6.6; store.md §9.6, §17.3.
+Heartbeats register an expression per topic and group, which is compiled then. The filter of a group without members is
+*dead*: it stays for a day (``filterDataCleanTimeSpan``), so that the bitmaps are complete if the group returns. The
+dispatcher uses `FilterTable.bitmap_of`: the bits of every group, also with a dead filter, whose expression is true for
+a message. Readers use `PullFilter`: tag codes, the bitmap test of a queue entry, and the expression for the stored
+record. Loop only. Source: behaviour.md §6.6; store.md §9.6, §17.3.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class PullFilter:
         codes: tag codes.
         accept_entry: called with the tag code and the extension unit of a queue entry.
         accept: called with the stored record.
-        wants: called with the messages that became readable, for a held pull.
+        wants: called with new messages, for a held pull.
     """
 
     codes: frozenset[int] | None = None
@@ -78,8 +78,8 @@ def _by_properties(matches: Callable[[bytes], bool], accept_entry: EntryTest | N
 
 @functools.lru_cache(maxsize=_INLINE_MAX)
 def inline_filter(expression: str | None, expression_type: str | None) -> PullFilter:
-    """The filter of a subscription that comes with the pull; the latest ones are remembered.
-    Raises ValueError: the expression cannot be read."""
+    """Return the filter of a subscription in a pull, from a cache of the latest ones.
+    Raises ValueError: the expression cannot be parsed."""
     if is_tag_type(expression_type):
         return PullFilter(codes_of(subscription("", expression)))
     return _by_properties(_compiled(expression or "", expression_type).matches)
@@ -99,17 +99,17 @@ class FilterTable(LazyTable):
     # ---- the file
 
     def load(self) -> None:
-        """Read the file; every filter in it is dead until its group comes back.
-        A file made for a Bloom filter of another size is ignored as a whole."""
+        """Read the file. Every filter in it is dead until its group returns.
+        A file for a Bloom filter of another size is ignored as a whole."""
         stored = self._file.load(FilterFile) or FilterFile()
         entries = [data for topic in stored.filter_data_by_topic.values() for data in topic.group_filter_data.values()]
-        # As a whole: the bits that stored bitmaps have for a group mean nothing in a filter of another size.
+        # As a whole: with another size the bits of groups in stored bitmaps have another meaning.
         if not all(self._fits(data.bloom_filter_data) for data in entries):
             _log.warning("%s is ignored: its Bloom filter is not one of %s", self._file.path, self._bloom)
             return
         for data in entries:
             if data.dead_time < data.born_time:
-                # It was alive when the broker ended, which is not known to the millisecond.
+                # It was alive when the broker stopped. That time is known only roughly.
                 data.dead_time = max(data.born_time, self._clock.now_ms() - _ALIVE_AT_LOAD_MS)
             try:
                 self._put(data)
@@ -126,8 +126,8 @@ class FilterTable(LazyTable):
         return self._is_dirty or any(self._is_expired(one) for topic in self._topics.values() for one in topic.values())
 
     def snapshot(self) -> FilterFile:
-        """A copy of the table as it is now, to be written elsewhere; what is dead for too long is forgotten."""
-        self._is_dirty = False  # first: what changes while it is written is for the next snapshot
+        """Return a copy of the table to write, and remove filters that are dead for too long."""
+        self._is_dirty = False  # first: changes during the write are for the next snapshot
         topics: dict[str, TopicFilters] = {}
         for topic, groups in list(self._topics.items()):
             for group in [group for group, one in groups.items() if self._is_expired(one)]:
@@ -149,7 +149,7 @@ class FilterTable(LazyTable):
         return None if groups is None else groups.get(group)
 
     def register(self, group: str, subscriptions: Iterable[SubscriptionData]) -> None:
-        """Take over the expressions of a group's heartbeat; one that does not compile removes the one before."""
+        """Register the expressions of a group's heartbeat. An expression that does not compile removes the filter."""
         wanted = {
             data.topic: data for data in subscriptions if data.sub_string and not is_tag_type(data.expression_type)
         }
@@ -158,7 +158,7 @@ class FilterTable(LazyTable):
         self._bury(group, but=wanted.keys())
 
     def unregister(self, group: str) -> None:
-        """The last member of a group is gone."""
+        """Mark the filters of a group as dead, because its last member is gone."""
         self._bury(group, but=())
 
     def _bury(self, group: str, *, but: Iterable[str]) -> None:
@@ -170,7 +170,7 @@ class FilterTable(LazyTable):
 
     def _register(self, group: str, wanted: SubscriptionData) -> None:
         known = self.get(wanted.topic, group)
-        # Members of a group that is being upgraded may differ for a while: the newest subscription counts, whoever's.
+        # Members of a group may differ during an upgrade: the subscription with the newest version is valid.
         if known is not None and wanted.sub_version <= known.data.client_version:
             if wanted.sub_version == known.data.client_version:
                 self._revive(known.data)
@@ -207,18 +207,17 @@ class FilterTable(LazyTable):
             self._is_dirty = True
 
     def _put(self, data: FilterData) -> None:
-        """Compile and enter a filter. Raises ExpressionRejected."""
+        """Compile and add a filter. Raises ExpressionRejected."""
         expression, bloom = _compiled(data.expression, data.expression_type), self._bloom
         positions = bloom.positions(data.consumer_group, data.topic)
         data.bloom_filter_data = BloomData(bloom.bit_count, list(positions))
         mask = bloom.mask(positions)
 
         def accept_entry(tags_code: int | None, unit: ExtUnit | None) -> bool:
-            # Without a bitmap, or with one from before this expression was known, the record itself has to be looked
-            # at.
+            # Without a bitmap, or with a bitmap from before this expression, the record itself has to be checked.
             return unit is None or unit.store_timestamp <= data.born_time or bloom.has(unit.bitmap, mask)
 
-        assert mask, "a group without bits would want nothing, or everything"
+        assert mask, "a group has bits in the filter"
         one = GroupFilter(data, expression, mask, _by_properties(expression.matches, accept_entry))
         self._topics.setdefault(data.topic, {})[data.consumer_group] = one
         self._topics_of.setdefault(data.consumer_group, set()).add(data.topic)
@@ -226,19 +225,19 @@ class FilterTable(LazyTable):
     # ---- messages
 
     def bitmap_of(self, arrival: DispatchRequest) -> bytes:
-        """The bitmap of a message: the bits of the groups that may want it; empty for a topic without filters."""
+        """Return a message's bitmap: the bits of all groups that may want it; empty for a topic without filters."""
         groups = self._topics.get(arrival.topic)
         if not groups:
             return b""
         mask = 0
         for one in groups.values():
-            # Dead ones, too: a group that comes back within a day reads what was stored meanwhile.
+            # Dead filters, too: a group that returns within a day reads the messages stored meanwhile.
             if one.expression.matches(arrival.properties):
                 mask |= one.mask
         return self._bloom.bitmap(mask)
 
     def retry_filter(self, group: str, codes: frozenset[int] | None) -> PullFilter:
-        """For a retry topic with ``filterSupportRetry``: the expression of the topic that a message came from."""
+        """Return the filter for a retry topic with ``filterSupportRetry``: the expression of each original topic."""
 
         def matches(properties: bytes) -> bool:
             topic = find_property(properties, b"RETRY_TOPIC")

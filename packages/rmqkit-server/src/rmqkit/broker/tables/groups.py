@@ -1,21 +1,21 @@
-"""The broker's consumer groups (``SubscriptionGroupManager``), kept in ``config/subscriptionGroup.json``.
+"""The broker's consumer groups (``SubscriptionGroupManager``), stored in ``config/subscriptionGroup.json``.
 
-A change is on the disk before anybody hears of it, written in a thread with those that come together; a group that
-was made because it appeared is written with the others of that second (after a crash it appears again), and goes away
-again when nobody uses it.
+A change is on the disk before the broker answers; a thread writes changes that arrive together. A group that was
+created automatically is written with all such groups of a second: after a crash it is created again. It is dropped if
+it is never used.
 
-With ``autoCreateSubscriptionGroup`` every name that a client says becomes a group with a retry topic; Apache's broker
-keeps them for ever, whoever made them up. Here one goes when all of this holds (`drop_unused_groups`):
+With ``autoCreateSubscriptionGroup`` every group name in a request becomes a group with a retry topic. Apache's broker
+keeps these groups for ever. This broker drops a group when all of this holds (`drop_unused_groups`):
 
-- this broker made it since it started, `BrokerSettings.unused_group_keep_ms` ago or earlier;
-- no client of it is connected;
-- it has no offset: who pulled and committed nothing, or popped nothing, has nothing to lose;
-- nothing was ever stored in its retry topic, and it has no dead letters;
+- this broker created it since its start, and at least `BrokerSettings.unused_group_keep_ms` ago;
+- none of its clients is connected;
+- it has no offset: without a commit or a pop it has no progress to lose;
+- no message was ever stored in its retry topic, and it has no dead letters;
 - no operator changed it.
 
-Once one of these has not held for a reason that lasts (an offset, a message), the group is not looked at any more. A
-group that comes back after it went is created again as before: its members send heartbeats first. What a former run of
-this broker created stays. Loop only. Source: behaviour.md §2.8; store.md §9.4.
+A group with an offset or a message is never checked again. A dropped group that returns is created again, because its
+members send heartbeats first. Groups from earlier runs of this broker stay. Loop only. Source: behaviour.md §2.8;
+store.md §9.4.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ V = TypeVar("V")
 
 
 class Appeared(msgspec.Struct):
-    """A group that was made because it appeared.
+    """A group that was created automatically.
 
     Attributes:
-        config: as it was made; another object in the table is another's.
-        since_ms: monotonic time at which it was made.
-        retry: the retry topic that was made for it, if one was.
+        config: the created row; another object in the table was put by an operator.
+        since_ms: the monotonic time of the creation.
+        retry: the retry topic that was created for it, if any.
     """
 
     config: SubscriptionGroupConfig
@@ -61,8 +61,8 @@ class Appeared(msgspec.Struct):
 
 
 class GroupTable:
-    """Consumer groups by name. ``has_light``: whether every ``%LMQ%…`` is a group, which no table holds.
-    ``file``: where the table is stored."""
+    """Consumer groups by name. ``has_light``: whether every ``%LMQ%…`` is a group, without a row in the table.
+    ``file``: the file of the table."""
 
     def __init__(self, folder: Path, settings: BrokerSettings, clock: Clock, *, has_light: bool = False) -> None:
         self._has_light = has_light
@@ -75,7 +75,7 @@ class GroupTable:
         self._appeared: dict[str, Appeared] = {}
 
     def load(self) -> None:
-        """Read the file and add the groups every broker has."""
+        """Read the file and add the system groups that every broker has."""
         self._stored = self.file.load(SubscriptionGroupTable) or SubscriptionGroupTable()
         _name_all(self._stored)
         table = self._stored.subscription_group_table
@@ -84,19 +84,19 @@ class GroupTable:
                 table[name] = SubscriptionGroupConfig(group_name=name)
 
     def get(self, group: str) -> SubscriptionGroupConfig | None:
-        """A group; an unknown one with a legal name is created when the settings allow it."""
+        """Return a group. Create an unknown one with a valid name if the settings allow it."""
         config = self._stored.subscription_group_table.get(group)
         if config is None and self._has_light and is_light(group):
             return SubscriptionGroupConfig(group_name=group)
         if config is None and self._may_create(group):
             config = SubscriptionGroupConfig(group_name=group)
             self._appeared[group] = Appeared(config, self._clock.monotonic_ms())
-            # Written with the others of that second: anybody can make up names, and each must not cost an fsync.
+            # Written with the other groups of that second: clients can invent names, and each must not cost an fsync.
             self._change_soon(group, config)
         return config
 
     def _change_soon(self, group: str, config: SubscriptionGroupConfig | None) -> None:
-        """Add or remove one group, in constant time; `write_new` writes it with the others of that second."""
+        """Add or remove one group, in constant time; `write_new` writes all changes of a second."""
         groups = self._stored.subscription_group_table
         if config is None:
             del groups[group]
@@ -106,17 +106,17 @@ class GroupTable:
         self._shared.is_due = True
 
     def appeared_before(self, monotonic_ms: float) -> dict[str, Appeared]:
-        """The groups that were made because they appeared, that long ago, and that nobody is known to have used."""
+        """Return the groups that were created automatically before a time and are not known to be used."""
         return {group: one for group, one in self._appeared.items() if one.since_ms <= monotonic_ms}
 
     def keep(self, group: str) -> None:
-        """A group that appeared is used: it stays."""
+        """Keep a group that was created automatically, because it is used."""
         self._appeared.pop(group, None)
 
     def remove_unused(self, group: str) -> Appeared | None:
-        """Forget a group that appeared, unless an operator has changed it since; what it was, or None."""
+        """Remove a group that was created automatically, unless an operator has changed it. Return it, or None."""
         one = self._appeared.pop(group)
-        # If an operator has put the group again it is another object, even if nothing is different.
+        # If an operator has put the group again, it is another object, even if it is equal.
         is_as_made = self._stored.subscription_group_table.get(group) is one.config
         if not is_as_made or group in self._stored.forbidden_table:
             return None
@@ -127,26 +127,26 @@ class GroupTable:
         return group in self._stored.subscription_group_table or (self._has_light and is_light(group))
 
     def made_retry_topic(self, group: str, config: TopicConfig) -> None:
-        """Note that a group's retry topic was made because the group appeared."""
-        assert config.topic_name, "the topic is found again by its name"
+        """Record that a group's retry topic was created with the group."""
+        assert config.topic_name, "a topic has a name"
         if group in self._appeared:
             self._appeared[group].retry = config
 
     @property
     def stored(self) -> SubscriptionGroupTable:
-        """The whole table, to be read only."""
+        """The whole table, read-only."""
         return self._stored
 
     async def put_shared(self, *configs: SubscriptionGroupConfig) -> None:
-        """Create or change groups, in one write with all that is put before it begins; they are on the disk when this
+        """Create or change groups, in one write with all changes before it begins. They are on the disk when this
         returns, and all unchanged when it raises."""
-        assert all(config.group_name for config in configs), "a group is kept by its name"
+        assert all(config.group_name for config in configs), "a group has a name"
         changed = {config.group_name: config for config in configs}
         self._replace_groups(self._shared.changed(self._stored.subscription_group_table, changed))
         await self._shared.done()
 
     async def _write_shared(self, changes: Changes[SubscriptionGroupConfig]) -> None:
-        """The version is a new one when it is known that they stay."""
+        """Write changed groups. Set the new version only after the write, when the changes are certain."""
         known, stored = self._stored.data_version, self._changed(self._stored.subscription_group_table)
         try:
             await self._shared.save_aside(self._content(stored))
@@ -155,7 +155,7 @@ class GroupTable:
             raise
         if self._stored.data_version is known:
             self._stored = msgspec.structs.replace(self._stored, data_version=stored.data_version)
-        else:  # others used it up, with their own
+        else:  # other changes have used this version
             self._stored = self._changed(self._stored.subscription_group_table)
             self._shared.is_due = True
 
@@ -163,26 +163,26 @@ class GroupTable:
         self._stored = msgspec.structs.replace(self._stored, subscription_group_table=groups)
 
     def remove(self, group: str) -> None:
-        """Forget a group and what is forbidden to it; an unknown one is fine."""
+        """Remove a group and its forbidden topics, if it exists."""
         self._appeared.pop(group, None)
         if group in self or group in self._stored.forbidden_table:
             groups = _without(self._stored.subscription_group_table, group)
             self._save(self._changed(groups, _without(self._stored.forbidden_table, group)))
 
     def replace_with(self, copied: SubscriptionGroupTable) -> bool:
-        """Become the master's table unless its version is the own one; groups it does not have are gone.
-        Returns whether it was another; on the disk then. Source: behaviour.md §10.1."""
+        """Replace the table by the master's, and write it, unless the versions are equal. Groups that the master does
+        not have are removed. Return whether it was replaced. Source: behaviour.md §10.1."""
         if copied.data_version == self._stored.data_version:
             return False
         _name_all(copied)
         self._save(copied)
-        self._appeared.clear()  # what is left of them is the master's, or the next to go
+        self._appeared.clear()  # the groups of the table are the master's now
         return True
 
     def forbid_reading(self, group: str, topic: str, *, is_forbidden: bool) -> None:
-        """Close a topic to a group, or open it again; neither needs to exist."""
+        """Forbid or allow a group to read a topic; neither needs to exist."""
         if self.is_read_forbidden(group, topic) == is_forbidden:
-            return  # no new version: slaves would copy the table for nothing
+            return  # without a change, a new version would make slaves copy the table
         topics = dict(self._stored.forbidden_table.get(group, {}))
         topics[topic] = topics.get(topic, 0) ^ _READ_FORBIDDEN
         topics = {topic: bits for topic, bits in topics.items() if bits}
@@ -190,7 +190,7 @@ class GroupTable:
         self._save(self._changed(self._stored.subscription_group_table, forbidden))
 
     def is_read_forbidden(self, group: str, topic: str) -> bool:
-        """Return True if an operator closed a topic to a group (``forbiddenTable``)."""
+        """Return True if an operator forbade a group to read a topic (``forbiddenTable``)."""
         forbidden = self._stored.forbidden_table
         return bool(forbidden) and bool(forbidden.get(group, {}).get(topic, 0) & _READ_FORBIDDEN)
 
@@ -198,20 +198,20 @@ class GroupTable:
         self._save(self._stored)
 
     async def write_new(self) -> None:
-        """Write the table if groups appeared since it was written, in a thread; to be called every second."""
+        """Write the table in a thread if `_change_soon` changed it. The broker calls this every second."""
         if self._shared.is_due:
             await self._shared.save_aside(self._content(self._stored))
 
     def _changed(
         self, groups: dict[str, SubscriptionGroupConfig], forbidden: dict[str, dict[str, int]] | None = None
     ) -> SubscriptionGroupTable:
-        """The table with other contents and the next version."""
+        """Return the table with new contents and the next version."""
         version = msgspec.structs.replace(self._stored.data_version)
         version.advance(self._clock.now_ms())
         return SubscriptionGroupTable(version, self._stored.forbidden_table if forbidden is None else forbidden, groups)
 
     def _save(self, stored: SubscriptionGroupTable) -> None:
-        self._shared.save(self._content(stored))  # first: when the disk refuses, nothing has changed
+        self._shared.save(self._content(stored))  # first: if the disk refuses, nothing has changed
         self._stored = stored
 
     def _content(self, stored: SubscriptionGroupTable) -> Callable[[], dict[str, Any]]:
@@ -226,7 +226,7 @@ class GroupTable:
 
 
 def request_modes_file(root: Path) -> JsonFile:
-    """Which groups pop which topics (`MessageRequestModes`), in a store directory: kept for brokers that need it."""
+    """Return the file of a store with the topics that groups pop (`MessageRequestModes`)."""
     return JsonFile(root / "config" / "messageRequestMode.json")
 
 
@@ -245,7 +245,7 @@ _log = logging.getLogger(__name__)
 
 
 class UnusedGroupsContext(Protocol):
-    """The parts of the broker that the round that drops unused groups may touch."""
+    """The parts of the broker that `drop_unused_groups` uses."""
 
     clients: ClientTable
     clock: Clock
@@ -257,16 +257,16 @@ class UnusedGroupsContext(Protocol):
 
 
 async def drop_unused_groups(context: UnusedGroupsContext) -> int:
-    """Drop the groups that nobody used; returns how many."""
+    """Drop unused groups. Return how many were dropped."""
     before_ms = context.clock.monotonic_ms() - context.settings.unused_group_keep_ms
     candidates = context.groups.appeared_before(before_ms)
     if not candidates or not context.settings.auto_create_group:
-        return 0  # without that setting they could not come back
+        return 0  # without that setting they could not be created again
     with_offsets, now, dropped = context.offsets.all_groups, Slice(), set[str]()
     for group in candidates:
         if group in with_offsets or group not in context.groups or _has_messages(context, group):
             context.groups.keep(group)
-        # Online without an offset is no use yet: a consumer that has just started commits in a few seconds.
+        # A group that is online without an offset is not used yet: a new consumer commits in a few seconds.
         elif context.clients.consumers(group) is None and _drop(context, group):
             dropped.add(group)
         await now.pause_if_over()

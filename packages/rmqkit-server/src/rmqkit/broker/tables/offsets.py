@@ -1,30 +1,31 @@
-"""Consumer offsets (``ConsumerOffsetManager``), kept in ``config/consumerOffset.json``.
+"""Consumer offsets (``ConsumerOffsetManager``), stored in ``config/consumerOffset.json``.
 
-An offset is the next one to consume. A smaller value than the stored one is accepted. The table is written every few
-seconds and at stop, so a crash repeats at most those seconds' messages. Resets and pull offsets are in memory only.
-Loop only.
+An offset is that of the next message to consume. A smaller value than the stored one is accepted. The table is written
+every few seconds and at stop, so a crash repeats only the messages of those seconds. Resets and pull offsets are in
+memory only. Loop only.
 
-A reset by an operator stands until the present owner of the queue follows it; meanwhile what clients commit is ignored.
-After a rebalance the pull of the former owner may still be held here, and its client throws the answer away. So the
-answer alone does not end a reset:
+A reset by an operator is pending until the current owner of the queue follows it. Meanwhile commits of clients are
+ignored. After a rebalance a pull of the former owner may still be held here, and its client ignores the answer. So the
+answer alone does not complete a reset:
 
 ======================================================  ========================================================
-a pull while a reset stands                             is
+a pull while a reset is pending                         result
 ======================================================  ========================================================
-held before, woken by the reset                         sent to the target; the reset stands
-new, of a client that was not sent there yet            sent to the target; the reset stands
-new, of a client that was sent there, at the target     served; the reset ends
-new, of a client that was sent there, elsewhere         sent there again if its last one was held, else served; the
-                                                        reset ends: this program keeps offsets of its own
-new, after a client that was sent there has closed its  served; the reset ends: this program has a connection for
-connection                                              each pull, or the owner has left and offsets are read again
+held before, woken by the reset                         redirected to the target; the reset stays pending
+new, from a client that was not redirected yet          redirected to the target; the reset stays pending
+new, from a redirected client, at the target            served; the reset is complete
+new, from a redirected client, at another offset        redirected again if the client's last pull was held, else
+                                                        served; the reset is complete: the program manages its offsets
+new, after a redirected client closed its connection    served; the reset is complete: the program opens a connection
+                                                        for each pull, or the owner left and offsets are read again
 ======================================================  ========================================================
 
-The former owner does not pull the queue any more, so the second pull of a client comes from the present owner. At the
-reference the first answer ends a reset, whoever gets it. A pop takes a reset at once: popped queues have no owners.
+The former owner does not pull the queue any more, so the second pull of a client comes from the current owner. In the
+reference the first answer to any client completes a reset. A pop completes a reset at once: popped queues have no
+owners.
 
-With light queues (``enableLmq``) the file is ``config/lmqConsumerOffset.json``, where groups ``%LMQ%…`` have a table of
-their own; the first start with them takes what the other file holds.
+With light queues (``enableLmq``) the file is ``config/lmqConsumerOffset.json``, which has a separate table for groups
+``%LMQ%…``. The first start with light queues reads the other file.
 Source: behaviour.md §5; store.md §9.2, §9.3.
 """
 
@@ -55,8 +56,8 @@ _SEPARATOR = "@"
 
 @dataclass(slots=True)
 class _Reset:
-    """A reset that stands.
-    ``sent``: the clients that were sent to the target, and whether by the answer to a new pull."""
+    """A pending reset.
+    ``sent``: the clients that were redirected, and whether by the answer to a new pull."""
 
     offset: int
     sent: dict[Connection, bool] = field(default_factory=dict)
@@ -90,8 +91,8 @@ class OffsetTable(LazyTable):
             self._data_version = stored.data_version or DataVersion()
 
     def begin_copying(self) -> None:
-        """Be a slave's table, which knows of what its master committed until it was asked last. The time of its file
-        says until when, as a master's does: a broker that becomes master with it compares that with times of pops."""
+        """Become a slave's table, which has the master's commits until the last copy. The time of the table's file is
+        the time of that copy: a broker that becomes master compares it with the times of pops."""
         path = self._file.path
         self._asked_ms = path.stat().st_mtime_ns // 1_000_000 if path.exists() else 0
 
@@ -99,12 +100,11 @@ class OffsetTable(LazyTable):
         asked_ms = self._snapshot_asked_ms
         super().write(snapshot)
         if asked_ms is not None:
-            # A crash before this leaves the time of now: what was popped after the master was asked is then popped once
-            # more.
+            # A crash before this leaves the current time: messages that were popped after the copy are popped again.
             os.utime(self._file.path, ns=(asked_ms * 1_000_000, asked_ms * 1_000_000))
 
     def get(self, group: str, topic: str, queue_id: int) -> int | None:
-        """Go and Node clients commit -1 for a queue that they found nothing in: it is kept, and no offset."""
+        """Return a group's offset, or None. Go and Node clients commit -1 for an empty queue, which is no offset."""
         offset = self.queues(group, topic).get(queue_id, -1)
         return offset if offset >= 0 else None
 
@@ -117,7 +117,7 @@ class OffsetTable(LazyTable):
 
     @property
     def topics_by_group(self) -> dict[str, list[str]]:
-        """`topics` of every group."""
+        """The `topics` of every group."""
         groups: dict[str, list[str]] = {}
         for key in self._table:
             topic, _, group = key.partition(_SEPARATOR)
@@ -137,34 +137,34 @@ class OffsetTable(LazyTable):
         return [key.removeprefix(start) for key in self._table if key.startswith(start)]
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        # Also a smaller offset than before: consumers that were reset by hand commit one, and the reference takes it.
+        # Accept a smaller offset, as the reference does: consumers that were reset by hand commit one.
         self._table.setdefault(topic + _SEPARATOR + group, {})[queue_id] = offset
         self._is_dirty = True
         self._commits += 1
-        # As the reference, not with each commit: slaves compare versions, and would copy the table every time.
+        # As in the reference, not with each commit: slaves would copy the table for each new version.
         if self._commits % _VERSION_STEP == 0:
             self._data_version.advance(self._clock.now_ms())
 
     def reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Move a group: its pulls are sent to the offset until the owner of the queue follows. What its clients commit
-        before that is void."""
-        assert offset >= 0, f"a reset moves a group to a message, not to {offset}"
+        """Reset a group's offset: its pulls are redirected until the owner of the queue follows. Commits of its clients
+        before that are ignored."""
+        assert offset >= 0, f"the offset of a reset, {offset}, is not negative"
         self._resets[group, topic, queue_id] = _Reset(offset)
-        self.commit(group, topic, queue_id, offset)  # also for a group that is offline and never pulls before a restart
+        self.commit(group, topic, queue_id, offset)  # also for an offline group that does not pull before a restart
 
     def has_reset(self, group: str, topic: str, queue_id: int) -> bool:
         return (group, topic, queue_id) in self._resets
 
     def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
-        """End a reset; return its offset, or None without a reset. Source: behaviour.md §5.4."""
+        """Complete a reset. Return its offset, or None without a reset. Source: behaviour.md §5.4."""
         reset = self._resets.pop((group, topic, queue_id), None) if self._resets else None
         return None if reset is None else reset.offset
 
     def redirect(
         self, client: Connection, group: str, topic: str, queue_id: int, queue_offset: int, *, is_new: bool
     ) -> int | None:
-        """Return the offset to which a reset sends a pull; None where the pull is to be served. See the table on top.
-        ``is_new``: False for a pull that was held."""
+        """Return the offset to which a reset redirects a pull; None if the pull is to be served. See the table at the
+        top. ``is_new``: False for a pull that was held."""
         reset = self._resets.get((group, topic, queue_id)) if self._resets else None
         if reset is None:
             return None
@@ -177,28 +177,28 @@ class OffsetTable(LazyTable):
         return reset.offset
 
     def pulled(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Remember where a group's next pull begins: shown to operators, kept in memory only."""
+        """Record the offset of a group's next pull, for operators; in memory only."""
         self._pulled[group, topic, queue_id] = offset
 
     @property
     def pulls(self) -> Mapping[tuple[str, str, int], int]:
-        """Return where next pulls begin, by group, topic and queue."""
+        """The offsets of next pulls, by group, topic and queue."""
         return self._pulled
 
     def pull_offset(self, group: str, topic: str, queue_id: int) -> int:
-        """Return where a group's next pull begins, as far as it is known; else 0."""
+        """Return the offset of a group's next pull; 0 if it is unknown."""
         return self._pulled.get((group, topic, queue_id), 0)
 
     def clone(self, topic: str, *, source: str, target: str) -> None:
-        """Give a group the offsets that another one has on a topic; without any nothing changes."""
+        """Copy a group's offsets on a topic to another group, if it has any."""
         offsets = self._table.get(topic + _SEPARATOR + source)
         if offsets is not None:
-            # A copy: shared, the commits of one group would move the other.
+            # A copy, so that commits of one group do not change the other.
             self._table[topic + _SEPARATOR + target] = dict(offsets)
             self._is_dirty = True
 
     def merge(self, copied: ConsumerOffsets, *, asked_ms: int) -> None:
-        """Take over the master's offsets; what it knows nothing of stays. ``asked_ms``: when it was asked for them.
+        """Adopt the master's offsets; offsets that only this table has stay. ``asked_ms``: the time of the request.
         Source: behaviour.md §10.1."""
         self._asked_ms = asked_ms
         changed = {key: queues for key, queues in copied.offset_table.items() if self._table.get(key) != queues}
@@ -207,7 +207,7 @@ class OffsetTable(LazyTable):
         self._is_dirty = self._is_dirty or bool(changed)
 
     def merge_forward(self, copied: ConsumerOffsets) -> None:
-        """Take over the offsets that are further in a member's table, unless it is older than this one.
+        """Adopt the offsets that are greater in another member's table, unless that table is older than this one.
         Source: behaviour.md §10.5."""
         version = copied.data_version or DataVersion()
         if version.timestamp < self._data_version.timestamp:
@@ -219,7 +219,7 @@ class OffsetTable(LazyTable):
         self._is_dirty = True
 
     def advance_version(self) -> None:
-        """Make this table newer than the one it was copied from: it is the one that goes on."""
+        """Make this table newer than the table it was copied from, because commits continue here."""
         self._data_version.advance(self._clock.now_ms())
 
     def remove(self, group: str, topic: str) -> None:
@@ -235,13 +235,13 @@ class OffsetTable(LazyTable):
         self._forget(lambda key: key[1] == topic)
 
     def forget_pulls(self, groups: Set[str]) -> None:
-        """Forget where the next pulls of groups begin."""
+        """Remove the offsets of the next pulls of groups."""
         self._forget(lambda key: key[0] in groups)
 
     def snapshot(self) -> ConsumerOffsets:
-        """`contents`, to be written elsewhere."""
+        """Return `contents` to write, and mark the table as written."""
         self._is_dirty = False
-        self._snapshot_asked_ms = self._asked_ms  # what is copied while this one is written is not in its file
+        self._snapshot_asked_ms = self._asked_ms  # the file does not have copies that arrive during its write
         contents = self.contents
         if not self._has_light:
             return contents
@@ -256,7 +256,7 @@ class OffsetTable(LazyTable):
     @property
     def contents(self) -> ConsumerOffsets:
         """A copy of the table."""
-        # Copied to the last level: it is encoded in a thread while commits go on.
+        # Copy all levels: a thread encodes the copy while commits continue.
         groups = self.topics_by_group
         version = msgspec.structs.replace(self._data_version)
         return ConsumerOffsets(version, groups, {key: dict(queues) for key, queues in self._table.items()})

@@ -1,23 +1,23 @@
-"""The broker's topic table (``TopicConfigManager``), kept in ``config/topics.json``.
+"""The broker's topic table (``TopicConfigManager``), stored in ``config/topics.json``.
 
-A change is written to disk before anybody hears of it; then the broker registers it with the name servers. Changes
-by operators share a write, in a thread, and a row's text is made once. What a send or the broker itself creates, once
-in the life of a topic, the loop waits for. Only the retry topic that a group gets with its first heartbeat is written
-with the others of that second: after a crash the next heartbeat makes it again.
+A change is on the disk before the broker answers; then the broker registers it with the name servers. Changes by
+operators share a write in a thread, and the text of a row is made once. For topics that a send or the broker itself
+creates, the loop waits. Only retry topics that are created with a group's first heartbeat are written once a second:
+after a crash the next heartbeat creates them again.
 
 Static topics have queues numbered over the whole topic, of which each broker has some (``TopicQueueMappingManager``):
 
 ===================  ===============================================================================================
-number of a queue    is
+number of a queue    meaning
 ===================  ===============================================================================================
-global               its number in the topic, which clients know and requests carry
-local                its number among the queues on this broker, by which the store and offsets know it
+global               its number in the topic, which clients know and requests have
+local                its number on this broker, which the store and the offsets use
 ===================  ===============================================================================================
 
-Requests with a global number are answered for the local queue, one for a queue that is elsewhere with
-NOT_LEADER_FOR_QUEUE. Kept in ``config/topicQueueMapping.json``, registered with the topics, copied by slaves. Not here:
-queues that moved from one broker to another, whose offsets continue over both; such mappings are refused, and a file
-that holds one is not opened.
+A request with a global number is answered for the local queue, or with NOT_LEADER_FOR_QUEUE if the queue is on another
+broker. The mappings are in ``config/topicQueueMapping.json``, registered with the topics, and copied by slaves. Queues
+that moved from one broker to another, with offsets that continue over both, are not supported: such mappings are
+refused, and a file that contains one is not opened.
 Loop only. Source: behaviour.md §2.8, §3.2; remoting.md §4.6.2, §6.4; store.md §9.2.
 """
 
@@ -57,7 +57,7 @@ class StaticTopics:
     """The static topics of one broker.
 
     Attributes:
-        local: topic → global number → local number, of the queues that are here.
+        local: topic → global number → local number, for the queues on this broker.
     """
 
     def __init__(self, folder: Path, settings: BrokerSettings, clock: Clock) -> None:
@@ -68,7 +68,7 @@ class StaticTopics:
         self.local: dict[str, dict[int, int]] = {}
 
     def load(self) -> None:
-        """Read the file. Raises StoreMismatch: it holds what is not supported, and nothing was changed."""
+        """Read the file. Raises StoreMismatch: a mapping is not supported; the file is unchanged."""
         self._stored = self.file.load(_Stored) or _Stored()
         for topic, detail in self._stored.topic_queue_mapping_info_map.items():
             if reason := self._unsupported(detail):
@@ -81,11 +81,11 @@ class StaticTopics:
 
     @property
     def details(self) -> dict[str, TopicQueueMappingDetail]:
-        """Return the mapping details of all static topics, to be read only."""
+        """The mapping details of all static topics, read-only."""
         return self._stored.topic_queue_mapping_info_map
 
     def infos(self, topics: list[str] | None = None) -> dict[str, TopicQueueMappingInfo]:
-        """The mappings to register with name servers, of all or some topics."""
+        """Return the mappings of all or some topics, to register with name servers."""
         return {
             topic: TopicQueueMappingInfo(
                 bname=detail.bname,
@@ -101,9 +101,9 @@ class StaticTopics:
         }
 
     def fault(self, detail: TopicQueueMappingDetail, *, force: bool) -> str:
-        """Why a mapping is not taken, or an empty text."""
+        """Return why a mapping is refused, or an empty text."""
         known = self.details.get(detail.topic)
-        # Two operators may remap at a time: the one who read the older mapping has the smaller epoch.
+        # If two operators change a mapping together, the one who read the older mapping has the smaller epoch.
         if known is not None and not force:
             if detail.epoch < known.epoch:
                 return f"Can't accept data with small epoch {detail.epoch} < {known.epoch}"
@@ -132,18 +132,17 @@ class StaticTopics:
         self._save(self.details | {detail.topic: detail})
 
     def remove(self, topic: str) -> None:
-        """Forget a topic; an unknown one is fine."""
+        """Remove a topic, if it exists."""
         if topic in self.details:
             self._save({name: detail for name, detail in self.details.items() if name != topic})
 
     def replace_with(self, copied: TopicConfigTable) -> bool:
-        """Become the static topics of the master, unless it has none or their version is the own one.
-        Returns whether they were others; on the disk then.
-        Raises StoreMismatch: one of them is not supported; nothing was changed."""
+        """Replace the table by the master's, and write it, unless the master has none or the versions are equal.
+        Return whether it was replaced. Raises StoreMismatch: a mapping is not supported; nothing has changed."""
         version, details = copied.mapping_data_version, copied.topic_queue_mapping_detail_map
         if not isinstance(version, DataVersion) or not isinstance(details, dict) or version == self.data_version:
             return False
-        # All are looked at before one is kept: half a table of the master would carry its version, and stay half.
+        # Check all before adopting any: a partial table with the master's version would stay partial.
         for topic, detail in details.items():
             if reason := self._unsupported(detail):
                 raise StoreMismatch(f"static topics of the master: topic {topic}: {reason}")
@@ -161,12 +160,12 @@ class StaticTopics:
         self.local = {topic: _local(detail) for topic, detail in self.details.items()}
 
     def here(self, topic: str, number: int) -> int | None:
-        """The local number of a queue by its global one, of any queue by a negative one; None when it is elsewhere."""
+        """Return the local number for a global one, or any local number for a negative one; None: on another broker."""
         local = self.local[topic]
         return local.get(number) if number >= 0 else next(iter(local.values()), None)
 
     def everywhere(self, topic: str, queue_id: int) -> int:
-        """The global number of a queue by its local one; the same for topics that are not static."""
+        """Return the global number for a local one. For a topic that is not static, both are equal."""
         if topic not in self.local:
             return queue_id
         numbers = self.local[topic]
@@ -185,8 +184,8 @@ _TEMPLATE = _ALL | Permission.INHERIT
 
 class TopicTable:
     """Topics by name. ``on_change``: called with topics that were created or changed, after they are on disk.
-    ``has_light``: whether every name of a light queue is a topic with one queue, which no table holds.
-    ``file``: where the table is stored."""
+    ``has_light``: whether every name of a light queue is a topic with one queue, without a row in the table.
+    ``file``: the file of the table."""
 
     def __init__(
         self,
@@ -211,8 +210,8 @@ class TopicTable:
         self.data_version = DataVersion()
 
     def load(self) -> None:
-        """Read the file and add the system topics that are missing. Where it is lost, also with a backup that may be
-        older, the topics of the store's queues are added, too: their messages could not be read otherwise."""
+        """Read the file and add missing system topics. If the file is lost, even if there is a backup, which may be
+        older, also add topics for the store's queues: otherwise their messages could not be read."""
         self.static.load()
         stored = self._read()
         if stored is not None:
@@ -223,7 +222,7 @@ class TopicTable:
         if missing:
             self._table.update((config.topic_name, config) for config in missing)
             self.data_version.advance(self._clock.now_ms())
-        # Not for an empty table: a broker whose topics were all deleted has old queues, too, until retention is done.
+        # Not for an empty table in a file: if all topics were deleted, old queues remain until retention deletes them.
         if not self.file.path.exists():
             self._add_those_of_queues()
 
@@ -254,13 +253,13 @@ class TopicTable:
             )
 
     def add_system_topics(self) -> None:
-        """Create the system topics that the settings ask for by now."""
+        """Create the system topics that the changed settings require."""
         if missing := self._missing_system_topics():
             self.put(*missing)
 
     def register_all(self) -> None:
         """Register all topics with the name servers again, as changed ones."""
-        self.put(*self._table.values())  # with a new version: name servers do not look at one that they have
+        self.put(*self._table.values())  # with a new version: name servers ignore a version that they have
 
     def _missing_system_topics(self) -> list[TopicConfig]:
         system = _system_topics(self._settings)
@@ -281,7 +280,7 @@ class TopicTable:
         return config is not None and config.is_batch_queue
 
     def snapshot(self, topics: list[TopicConfig] | None = None) -> TopicConfigTable:
-        """All topics, or some as they are now, with the version of the table, as it is registered."""
+        """Return all topics, or the current rows of some, with the version of the table, for the registration."""
         table = self._table
         if topics is not None:
             names_of = dict.fromkeys(config.topic_name for config in topics)
@@ -293,58 +292,59 @@ class TopicTable:
         return registered
 
     def is_system(self, topic: str) -> bool:
-        """Return True if a topic is the broker's own: clients neither create nor delete it."""
+        """Return True if a topic is a system topic, which clients neither create nor delete."""
         return topic in self._own or names.is_system_topic(topic)
 
     @property
     def system_topics(self) -> list[str]:
-        """The topics for which `is_system` holds, as far as they have names."""
+        """The known names of topics for which `is_system` is True."""
         return sorted(self._own | names.SYSTEM_TOPICS | {topic for topic in self._table if self.is_system(topic)})
 
     def put(self, *configs: TopicConfig) -> None:
         """Create or change topics; they are on the disk when this returns, and unchanged when it raises."""
-        assert all(config.topic_name for config in configs), "a topic is kept and registered by its name"
+        assert all(config.topic_name for config in configs), "a topic has a name"
         self._replace(self._table | {config.topic_name: config for config in configs})
-        # Only now: a producer that finds a topic at a name server would be refused here after a crash.
+        # After the write: otherwise name servers could know a topic that a crash here has lost.
         self._on_change(list(configs))
 
     async def put_shared(self, *configs: TopicConfig) -> None:
-        """Like `put`, in one write with all that is put so before it begins: all of it fails when that does."""
-        # Seen here at once, so that two changes that come together see each other; registered when the write is done.
+        """Like `put`, but in one write with all such changes before it begins. They succeed or fail together."""
+        # Change the table at once, so that concurrent changes see each other. Topics are registered after the write.
         self._table = self._shared.changed(self._table, {config.topic_name: config for config in configs})
         await self._shared.done()
 
     async def ensure_shared(self, topic: str, queue_count: int) -> None:
-        """Make a topic that the broker itself needs, readable and writable, with `put_shared`.
+        """Create a topic that the broker itself needs, readable and writable, with `put_shared`.
         Raises StoreUnavailable: the disk refused, and the topic does not exist."""
         if topic not in self._table:
             sys_flag = _sys_flag(topic, unit=False)
             await self.put_shared(TopicConfig(topic, queue_count, queue_count, _ALL, topic_sys_flag=sys_flag))
 
     async def _write_shared(self, changes: Changes[TopicConfig]) -> None:
-        """The version is a new one only in the end: other changes registered meanwhile must not use it up."""
+        """Write changed topics. Set the new version only at the end: changes that are registered meanwhile use their
+        own."""
         known, version = self.data_version, self._next_version()
         try:
             await self._shared.save_aside(self._content(version, self._table))
         except StoreUnavailable:
             self._table = self._shared.taken_back(self._table, changes)
             raise
-        if self.data_version is not known:  # others used it up, with their own
+        if self.data_version is not known:  # other changes have used this version
             version, self._shared.is_due = self._next_version(), True
-        assert version != known, "a table that changed has another version, or nobody would take it over"
+        assert version != known, "a changed table has a new version"
         self.data_version = version
         self._on_change([config for _, config in changes.values()])
 
     def remove(self, topic: str) -> None:
-        """Forget a topic; an unknown one is fine. Name servers keep it until they are sent its deletion."""
+        """Remove a topic, if it exists. Name servers have it until they receive its deletion."""
         self.static.remove(topic)
         if topic in self._table:
             self._replace({name: config for name, config in self._table.items() if name != topic})
 
     def replace_with(self, copied: TopicConfigTable) -> bool:
-        """Become the master's table unless its version is the own one; topics it does not have are gone.
-        Returns whether it was another; on the disk then. Source: behaviour.md §10.1.
-        Raises StoreMismatch: static topics are not copied, as one of them is not supported."""
+        """Replace the table by the master's, and write it, unless the versions are equal. Topics that the master does
+        not have are removed. Return whether it was replaced. Source: behaviour.md §10.1.
+        Raises StoreMismatch: a static topic is not supported, so static topics were not copied."""
         is_other = copied.data_version != self.data_version
         if is_other:
             _name_all(copied.topic_config_table)
@@ -353,7 +353,7 @@ class TopicTable:
         return self.static.replace_with(copied) or is_other
 
     def mark_ordered(self, topics: Iterable[str]) -> None:
-        """Mark those of some topics as ordered that the broker has.
+        """Mark topics as ordered, if the broker has them.
         A mark stays when the name servers no longer list the topic, as with 5.x brokers (checked with 5.4.0)."""
         known = filter(None, map(self._table.get, topics))
         changed = [msgspec.structs.replace(config, order=True) for config in known if not config.order]
@@ -365,12 +365,12 @@ class TopicTable:
 
     def _content(self, version: DataVersion, table: dict[str, TopicConfig]) -> Callable[[], dict[str, Any]]:
         """Return a function that makes the file's content from the table as it is now."""
-        # Copied on the loop: `_change_soon` changes the table in place while a thread writes it.
+        # Copy it on the loop: `_change_soon` changes the table in place while a thread writes the copy.
         table = dict(table)
         return lambda: {"dataVersion": version, "topicConfigTable": self._rows.of(table)}
 
     async def write_new(self) -> None:
-        """Write the table if it was changed without that, in a thread; to be called every second."""
+        """Write the table in a thread if `_change_soon` changed it. The broker calls this every second."""
         if self._shared.is_due:
             await self._shared.save_aside(self._content(self.data_version, self._table))
 
@@ -381,11 +381,11 @@ class TopicTable:
 
     def _replace(self, table: dict[str, TopicConfig]) -> None:
         version = self._next_version()
-        self._shared.save(self._content(version, table))  # first: when the disk refuses, nothing has changed
+        self._shared.save(self._content(version, table))  # first: if the disk refuses, nothing has changed
         self._table, self.data_version = table, version
 
     def _change_soon(self, topic: str, config: TopicConfig | None) -> None:
-        """Add or remove one topic, in constant time; `write_new` writes it with the others of that second."""
+        """Add or remove one topic, in constant time; `write_new` writes all changes of a second."""
         if config is None:
             del self._table[topic]
         else:
@@ -394,12 +394,12 @@ class TopicTable:
         self._shared.is_due = True
 
     def create_for_send(self, topic: str, *, template: str, queue_count: int, unit: bool = False) -> TopicConfig | None:
-        """The topic a message is sent to, made from the template topic the producer names if that lets it.
-        Returns None when the topic does not exist and must not be created."""
+        """Return the topic of a send. Create it from the producer's template topic if that is allowed.
+        Return None if the topic does not exist and must not be created."""
         known = self._table.get(topic)
         if known is not None:
             return known
-        # As the reference: any topic with the INHERIT bit may be a template, and retry topics need none.
+        # As in the reference, any topic with the INHERIT bit may be a template, and retry topics need no template.
         default = self._table.get(template)
         allowed = default is not None and default.perm & Permission.INHERIT
         if template == names.AUTO_CREATE_TOPIC and not self._settings.auto_create_topic:
@@ -418,24 +418,25 @@ class TopicTable:
     def ensure(
         self, topic: str, queue_count: int, *, order: bool = False, unit: bool = False, soon: bool = False
     ) -> TopicConfig:
-        """A topic the broker itself needs, readable and writable; with ``soon`` it is written by `write_new`."""
+        """Return a topic that the broker itself needs. Create it readable and writable if it is missing; with ``soon``
+        `write_new` writes it."""
         known = self._table.get(topic)
         if known is not None:
             return known
         sys_flag = _sys_flag(topic, unit=unit)
         created = TopicConfig(topic, queue_count, queue_count, _ALL, topic_sys_flag=sys_flag, order=order)
         if soon:
-            # Name servers hear of it before it is on the disk: what a crash forgets is made again when it is needed.
+            # It is registered before it is on the disk: if a crash loses it, it is created again when it is needed.
             self._change_soon(topic, created)
         else:
             self._replace(self._table | {topic: created})
-        assert self._table[topic] is created, "what is registered is in the table"
+        assert self._table[topic] is created, "the registered topic is in the table"
         self._on_change([created])
         return created
 
     def remove_unused(self, topic: str, made: TopicConfig) -> None:
-        """Forget a topic that `ensure` made and nobody changed since; `write_new` writes that. Any other stays."""
-        if self._table.get(topic) is made:  # the same object: an equal one may be what an operator made of it
+        """Remove a topic that `ensure` created, unless it was changed since; `write_new` writes the removal."""
+        if self._table.get(topic) is made:  # the same object: an equal one may be an operator's change
             self._change_soon(topic, None)
 
 
@@ -445,7 +446,7 @@ def _name_all(table: dict[str, TopicConfig]) -> None:
 
 
 def _system_topics(settings: BrokerSettings) -> list[TopicConfig]:
-    """The topics a broker has from the start."""
+    """Return the topics that a broker has from the start."""
     cluster, broker = settings.cluster_name, settings.broker_name
     topics = [
         _system(names.SELF_TEST_TOPIC, 1),
@@ -469,8 +470,8 @@ def _system_topics(settings: BrokerSettings) -> list[TopicConfig]:
 
 
 def _sys_flag(topic: str, *, unit: bool) -> int:
-    """UNIT, for a retry topic UNIT_SUB."""
-    # Bits of Apache's TopicSysFlag, which name servers list topics by (codes 311 to 313).
+    """Return the system flag of a topic: with ``unit`` UNIT, or UNIT_SUB for a retry topic."""
+    # Bits of Apache's TopicSysFlag, by which name servers list topics (codes 311 to 313).
     return (2 if topic.startswith(names.RETRY_PREFIX) else 1) if unit else 0
 
 

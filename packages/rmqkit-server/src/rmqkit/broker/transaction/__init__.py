@@ -1,1 +1,1 @@
-"""Half messages, their ends, and asking producers about them (TransactionalMessageService)."""
+"""Half messages, their decisions, and check-back (TransactionalMessageService)."""

@@ -1,38 +1,38 @@
-"""Check-back: half messages that nobody decided are asked about (``TransactionalMessageCheckService``).
+"""Check-back: the broker asks producers about undecided half messages (``TransactionalMessageCheckService``).
 
-Every round walks each half queue from where the last one ended. With *h* the half message looked at, in this order:
+Every round reads each half queue from the position of the last round on. The rules for a half message, in this order:
 
 =====================================================  ================================================================
-h                                                      what happens
+half message                                           action
 =====================================================  ================================================================
-is in an op message, or will be in the next one, or    done: on to the next
+is in an op message, or will be in the next one, or    passed
 was stored again, resumed or given up
 was stored since the round began                       the round ends
-is younger than ``transactionTimeOut``, without        the round ends: those behind it are younger still
+is younger than ``transactionTimeOut``, without        the round ends: later half messages are younger still
 its own immunity
-is not in the op messages read so far                  more of them are read first
-is a copy, and its original is in an op message        done
-is not the newest copy of its transaction              done (`open`)
-is younger than its own immunity                       put again at the end of the half queue, naming its original;
-                                                       the counter stays: nobody was asked
-was asked about ``transactionCheckMax`` times, or is   copied to ``TRANS_CHECK_MAX_TIME_TOPIC`` for people to look at,
-older (from the end of its own immunity on) than the   and done: rolled back, in effect
-store keeps files
-everything else                                        put again there with its counter raised, and one live producer
-                                                       of its group is asked; on to the next
+is not in the op messages read so far                  more op messages are read first
+is a copy, and its original is in an op message        passed
+is not the newest copy of its transaction              passed (`open`)
+is younger than its own immunity                       stored again at the end of the half queue, with the offset of
+                                                       its original; the counter stays: no producer was asked
+was asked about ``transactionCheckMax`` times, or is   copied to ``TRANS_CHECK_MAX_TIME_TOPIC`` for operators, and
+older (from the end of its own immunity on) than the   passed, which is in effect a rollback
+retention of the store
+every other one                                        stored again with its counter increased, and one live producer of
+                                                       its group is asked
 =====================================================  ================================================================
 
 The reference counts a copy inside the immunity as a check, and gives up without a question when the immunity is longer
 than ``transactionCheckMax`` rounds.
 
-The queue is read once, front to back, and what is still open stays ahead of the position. Positions are kept as offsets
-of the group ``CID_RMQ_SYS_TRANS`` in both topics; they are saved when everything put before is as durable as the store
-promises. A crash may repeat a part of a round: a question asked twice, no message lost.
+The queue is read once, from front to back, and open half messages stay after the position. Positions are stored as
+offsets of the group ``CID_RMQ_SYS_TRANS`` in both topics, when all records put before are as durable as the store
+promises. A crash may repeat a part of a round: a question is asked twice, and no message is lost.
 
-An acting master asks nobody: what it would ask about, give up or put again is put *elsewhere*, as a half message of
-another broker, which asks then. One that cannot be put there ends the round.
+An acting master asks no producer. It sends each half message that it would ask about, give up or store again to another
+broker (``elsewhere``), which asks then. If the send fails, the round ends.
 
-Work is done in small pieces between which the loop runs. Loop only. Source: store.md §19.5; behaviour.md §2.6, §9.1.
+A round runs in small steps, between which the loop runs. Loop only. Source: store.md §19.5; behaviour.md §2.6, §9.1.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ _log = logging.getLogger(__name__)
 
 
 class CheckBack:
-    """Asks producers about half messages, or with ``elsewhere`` moves them to other brokers.
+    """Check-back of half messages, or with ``elsewhere`` their move to other brokers.
     `round` has to be called every ``transactionCheckInterval``."""
 
     def __init__(self, context: TransactionContext, elsewhere: RemotePut | None = None) -> None:
@@ -91,7 +91,7 @@ class CheckBack:
         self._ops = context.ops
         self._clock = context.clock
         self._durability = context.durability
-        # An acting master is a slave between two times of acting: its half queue moves on without this table.
+        # Between two periods of acting the broker is a slave, whose half queue changes without updates of this table.
         self._open = (
             context.transactions
             if elsewhere is None
@@ -101,11 +101,11 @@ class CheckBack:
         self._is_stopping = False
 
     def stop(self) -> None:
-        """Let a round under way end after the message it is at."""
+        """Stop a running round after its current message."""
         self._is_stopping = True
 
     async def round(self) -> None:
-        """Look at every half queue once."""
+        """Check every half queue once."""
         await self._open.prepare()
         for queue_id in self._open.queue_ids:
             await self._walk(queue_id)
@@ -138,7 +138,7 @@ class CheckBack:
         return self._store.min_offset(topic, queue_id) if known is None else known
 
     def needed_from(self) -> int | None:
-        """Physical offset of the oldest half message that nobody decided, None where there is none."""
+        """Return the physical offset of the oldest undecided half message, or None."""
         topic = names.HALF_TOPIC
         config = self._topics.get(topic)
         found = [
@@ -149,7 +149,8 @@ class CheckBack:
         return min(found, default=None)
 
     async def _save(self, walk: _Walk) -> None:
-        """Keep the positions, once what was put before is durable: a position must not outlive the copy behind it."""
+        """Store the positions when the copies before them are durable: a crash must not lose a copy of a passed
+        message."""
         half_offset, op_offset = walk.half_offset, walk.ops.position
         if not await self._settled():
             return
@@ -166,7 +167,7 @@ class CheckBack:
         return self._durability.is_on_disk(end)
 
     def _step(self, walk: _Walk) -> bool:
-        """Look at one half message; False when the round ends here."""
+        """Check one half message. Return False if the round ends here."""
         walk.work += 1
         at = walk.half_offset
         if walk.ops.take(at) or self._ops.holds(walk.queue_id, at):
@@ -190,26 +191,26 @@ class CheckBack:
             _log.error("skipping half message %d of queue %d, which cannot be read: %s", at, walk.queue_id, error)
             walk.half_offset += 1
             return True
-        if half.queue_offset > at:  # those between were deleted
+        if half.queue_offset > at:  # the half messages in between were deleted
             walk.half_offset = half.queue_offset
             return True
         return self._judge(walk, half)
 
     def _judge(self, walk: _Walk, half: Record) -> bool:
-        """Do what is due with a half message that is in no op message read so far. See the table on top."""
+        """Handle a half message that is in no op message read so far. See the table at the top."""
         properties = decode_properties(half.properties)
         timeout_ms = self._settings.transaction_timeout_ms
         age_ms = self._clock.now_ms() - half.born_timestamp
         own_immunity = properties.get(property_names.CHECK_IMMUNITY_SECONDS)
         if half.queue_offset >= walk.end_offset or (own_immunity is None and 0 <= age_ms <= timeout_ms):
             return False
-        # Its op message may only not be read yet: asked too early, the producer would be asked about what it decided.
-        # Not for ever: op messages may come as fast as they are read.
+        # Its op message may not be read yet: do not ask the producer about a decided message. Limit the time, because
+        # op messages may be written as fast as they are read.
         if self._clock.monotonic_ms() - walk.started_ms <= timeout_ms and walk.ops.read(walk.half_offset):
             walk.work += _WORK_PER_TICK
             return True
         transaction = transaction_of(half, properties)
-        # A broker of Apache notes the decision about a copy inside the immunity under the offset of the original.
+        # Apache's broker records the decision about a copy inside the immunity with the offset of the original.
         original = number(properties.get(property_names.TRANSACTION_PREPARED_QUEUE_OFFSET))
         if walk.ops.take(original) or self._ops.holds(walk.queue_id, original):
             self._open.forget(transaction)
@@ -223,7 +224,8 @@ class CheckBack:
             walk.moving = half
             return True
         own_immunity_ms = 0 if own_immunity is None else immunity_ms(own_immunity, timeout_ms)
-        # Both ways: a clock that was set back, the broker's or the producer's, must not keep a message immune.
+        # Compare the absolute age: a clock that was set back, the broker's or the producer's, must not extend the
+        # immunity.
         if own_immunity is not None and abs(age_ms) <= own_immunity_ms:
             first = original if original >= 0 else walk.half_offset
             changes = {
@@ -239,7 +241,7 @@ class CheckBack:
         return self._put_again(walk, half, transaction, changes, asks=True)
 
     async def _move(self, walk: _Walk, half: Record) -> bool:
-        """Put a half message at another broker; False when that has to be tried again."""
+        """Send a half message to another broker. Return False if this has to be retried."""
         assert self._elsewhere is not None, "only an acting master moves half messages"
         walk.moving = None
         is_moved = await self._elsewhere(message_from(half, topic=names.HALF_TOPIC, queue_id=walk.queue_id))
@@ -247,8 +249,8 @@ class CheckBack:
         return is_moved
 
     def _give_up(self, walk: _Walk, half: Record, transaction: Transaction) -> bool:
-        """Copy a half message to where people find those that were never decided."""
-        # Before the half offset moves past it: a crash in between copies it twice, and never loses it.
+        """Copy a half message to the topic for messages that were never decided."""
+        # Before the half offset moves past it: a crash in between copies it twice but never loses it.
         self._topics.ensure(names.TRANS_CHECK_MAX_TIME_TOPIC, 1)
         put = self._store.put(message_from(half, topic=names.TRANS_CHECK_MAX_TIME_TOPIC, queue_id=0))
         if put.status is not PutStatus.OK:
@@ -268,7 +270,7 @@ class CheckBack:
         again = message_from(half, topic=names.HALF_TOPIC, queue_id=walk.queue_id, changes=changes, reconsume_times=0)
         again.string = in_stored_order(again.properties)
         put = self._store.put(again)
-        if put.status in _UNSTORABLE:  # the counter made it too long
+        if put.status in _UNSTORABLE:  # with the higher counter it is too long
             return self._give_up(walk, half, transaction)
         if put.status is not PutStatus.OK:
             _log.warning("cannot store half message %d again: %s %s", walk.half_offset, put.status.value, put.reason)
@@ -291,8 +293,8 @@ class CheckBack:
         unique_key = properties.get(property_names.UNIQ_KEY)
         header = CheckTransactionRequest(
             topic=names.HALF_TOPIC,
-            # Both of the copy: its producer sends them back, and an op message for the old one, which is passed,
-            # decides nothing.
+            # Both offsets are those of the copy: the producer sends them back. The old message is passed, so its
+            # offset decides nothing.
             tran_state_table_offset=put.queue_offset,
             commit_log_offset=put.physical_offset,
             msg_id=unique_key,
@@ -301,7 +303,7 @@ class CheckBack:
             bname=self._settings.broker_name,
         )
         body = encode_record(
-            # The topic and queue it is for: producers know the message by them, not by the half topic.
+            # The real topic and queue: the producer does not know the half topic.
             topic=place[0].encode(),
             queue_id=place[1],
             flag=half.flag,
@@ -317,14 +319,13 @@ class CheckBack:
             body=half.body,
             properties=with_changes(again.properties, {property_names.WAIT: "false"}),
         )
-        # One-way: the answer is an END_TRANSACTION of its own, perhaps much later.
+        # One-way: the answer is a separate END_TRANSACTION, perhaps much later.
         producer.send(request(RequestCode.CHECK_TRANSACTION_STATE, header, body, one_way=True))
 
     def _pick_producer(self, group: str, topic: str) -> Connection | None:
-        """A producer of a group that may see the topic's messages and takes what it is sent, in turn; None when the few
-        tried do not.
-        The reference sends also to one that does not keep up; here the question waits for the next round instead, so
-        that a producer that stands still costs no memory."""
+        """Return the next producer of a group that may see the topic's messages and whose connection is writable; None
+        after a few tries. The reference sends to a stalled producer, too. Here the question waits for the next round,
+        so that a stalled producer costs no memory."""
         members = self._clients.producers(group).items()
         producers = [producer for producer, member in members if self._clients.may_be_asked(producer, member, topic)]
         self._producer_turn += 1
@@ -338,11 +339,11 @@ class CheckBack:
 @dataclass(slots=True)
 class _Walk:
     """One round in one half queue.
-    ``half_offset``: the half message looked at; all before it are done.
-    ``end_offset``: the end of the half queue at the start. What the round itself puts there is for the next round.
-    ``started_ms``: monotonic time of the start.
-    ``work``: what was done since the loop last ran, in units of some ten microseconds.
-    ``moving``: the half message looked at, when it has to be put elsewhere.
+    ``half_offset``: the offset of the current half message; all before it are passed.
+    ``end_offset``: the end of the half queue at the start. Copies that the round stores are for the next round.
+    ``started_ms``: the monotonic time of the start.
+    ``work``: the work since the loop last ran, in units of some ten microseconds.
+    ``moving``: the current half message, if it has to be sent to another broker.
     ``given_up``: the number of half messages that were given up, by producer group."""
 
     queue_id: int
@@ -367,12 +368,12 @@ class _OpReader:
 
     @property
     def position(self) -> int:
-        """The first op message that names a half message not passed yet; all before it are done with."""
-        # In the order in which they were read: the first that is open is the oldest.
+        """The offset of the first op message with a half message that is not passed yet."""
+        # The dict is in the order of reading: its first op message is the oldest.
         return next(iter(self._open), self._next)
 
     def take(self, half_offset: int) -> bool:
-        """Return True if a half message is in an op message; it is passed then."""
+        """Return True if a half message is in an op message, and remove its entry: the caller passes it."""
         op_offset = self._op_of.pop(half_offset, None)
         if op_offset in self._open:
             self._open[op_offset] -= 1
@@ -381,7 +382,7 @@ class _OpReader:
         return op_offset is not None
 
     def read(self, half_offset: int) -> bool:
-        """Read some more; False when there are none. Half messages before ``half_offset`` are passed already."""
+        """Read some more op messages. Return False without any. Half messages before ``half_offset`` are passed."""
         found = self._store.get(names.OP_HALF_TOPIC, self._queue_id, self._next, count_max=_OPS_PER_READ)
         before, self._next = self._next, found.next_begin_offset
         for raw in found.records:
@@ -396,10 +397,10 @@ class _OpReader:
     def _enter(self, op: Record, half_offset: int) -> None:
         ahead = 0
         for offset in op_offsets(op):
-            # A decision that came twice names the offset twice. Counted for the second op message, too, the first op
-            # message would stay open for ever, and so would the position in front of it.
+            # A repeated decision stores the offset twice. Count it for one op message only: `take` removes it from one,
+            # and the other would hold the position for ever.
             if offset not in self._op_of:
-                # What is passed is kept as well: it may be the original of a copy further on.
+                # Store passed offsets, too: a later half message may be a copy of one of them.
                 is_ahead = offset >= half_offset
                 self._op_of[offset] = op.queue_offset if is_ahead else _PASSED
                 ahead += is_ahead

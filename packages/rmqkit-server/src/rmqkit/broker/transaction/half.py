@@ -1,15 +1,15 @@
 """Half and op messages: messages that are decided later, and the record of each decision
 (``TransactionalMessageBridge``).
 
-A *half message* is stored in queue 0 of ``RMQ_SYS_TRANS_HALF_TOPIC`` with its real topic and queue as properties, where
-its consumers do not read it. Commit puts it again, into its real queue. Commit and rollback then store its queue offset
-in an *op message*: topic ``RMQ_SYS_TRANS_OP_HALF_TOPIC``, queue of the half message, tag ``d``, body ``17,18,21,``
-(4.9: a single number, no comma). Op messages are written after the commits that they record, so a truncated log never
-has an op message without its commit.
+A *half message* is stored in queue 0 of ``RMQ_SYS_TRANS_HALF_TOPIC``, where consumers do not read it, with its real
+topic and queue as properties. A commit stores it again in its real queue. Commit and rollback then store its queue
+offset in an *op message*: topic ``RMQ_SYS_TRANS_OP_HALF_TOPIC``, queue of the half message, tag ``d``, body
+``17,18,21,`` (4.9: a single number, no comma). Op messages are written after the commits that they record, so a
+truncated log never has an op message without its commit.
 
-Offsets are collected for a while before they become an op message. A crash loses the collected offsets: the producer is
-asked about the half message again, which may be committed twice (at least once), but is never lost. Loop only.
-Not handled here: asking producers (`check_back`). Source: store.md §19.1–19.4; behaviour.md §9.1.
+Offsets are collected for a while before they become an op message. A crash loses the collected offsets: then the broker
+asks the producer about the half message again, which may be committed twice (at least once), but is never lost. Loop
+only. `check_back` asks the producers. Source: store.md §19.1–19.4; behaviour.md §9.1.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ __all__ = [
 ]
 
 COLLECTED_MAX = 20_000
-"""Offsets that may wait while the store takes no op message; beyond it no transaction is ended."""
+"""The number of offsets that may wait while the store refuses op messages. Then no transaction is decided."""
 
-# Without UNIQ_KEY, as Apache's broker stores them: nobody looks op messages up by key.
+# Without UNIQ_KEY, as Apache's broker stores them: op messages are not queried by key.
 _OP_PROPERTIES = b"WAIT\x01true\x02TAGS\x01d\x02"
 
 _log = logging.getLogger(__name__)
 
 
 def record_at(store: MessageStore, physical_offset: int) -> Record | None:
-    """Return the record at a physical offset, to be stored again, even if it is still in the transient store pool.
+    """Return the record at a physical offset, to store it again. The record may still be in the transient store pool.
 
-    None if no readable record begins there, or if its body changed on the disk, which is logged.
+    Return None if no readable record begins there. Log a body that changed on the disk and return None.
     """
     raw = store.log.appended_record_at(physical_offset)
     try:
@@ -53,7 +53,7 @@ def record_at(store: MessageStore, physical_offset: int) -> Record | None:
         return None
     if record is None or record.has_sound_body or not store.checks_bodies:
         return record
-    if record.physical_offset == physical_offset:  # else bytes within another message, which a client asked for
+    if record.physical_offset == physical_offset:  # otherwise a client requested an offset within another message
         _log.error(
             "the message of %s at %d is not stored again: its body does not match its CRC, %08x",
             *(record.topic, physical_offset, record.body_crc),
@@ -62,23 +62,23 @@ def record_at(store: MessageStore, physical_offset: int) -> Record | None:
 
 
 def half_at(store: MessageStore, physical_offset: int) -> Record | None:
-    """The half message that lies at a physical offset, or None."""
+    """Return the half message at a physical offset, or None."""
     record = record_at(store, physical_offset)
     return record if record is not None and record.topic == names.HALF_TOPIC else None
 
 
 def immunity_ms(seconds: str, timeout_ms: int) -> int:
-    """Return how long nobody is asked about a message with ``CHECK_IMMUNITY_TIME_IN_SECONDS``; not a number means
+    """Return how long check-back ignores a message with ``CHECK_IMMUNITY_TIME_IN_SECONDS``: if that is not a number,
     the usual ``transactionTimeOut``."""
     own = number(seconds)
     return timeout_ms if own < 0 else own * 1000
 
 
 class OpMessages:
-    """Collects the offsets of decided half messages and writes them down, many at a time.
+    """The collected offsets of decided half messages, which are stored together in op messages.
     `write` has to be called every ``transactionOpBatchInterval``.
     ``store_host``: the broker's own address, packed as in records.
-    ``body_bytes_max``: collected text beyond which it is written at once (``transactionOpMsgMaxSize``)."""
+    ``body_bytes_max``: the size of collected text above which it is written at once (``transactionOpMsgMaxSize``)."""
 
     def __init__(self, store: MessageStore, store_host: bytes, clock: Clock, *, body_bytes_max: int) -> None:
         self._store = store
@@ -92,14 +92,14 @@ class OpMessages:
 
     @property
     def is_full(self) -> bool:
-        """Return True if no further transaction may be ended: op messages cannot be written at present."""
+        """Return True if no further transaction may be decided, because op messages cannot be stored now."""
         return sum(map(len, self._collected.values())) >= COLLECTED_MAX
 
     def add(self, queue_id: int, queue_offset: int) -> None:
-        """Note that a half message is decided; its commit, if it is one, was put before."""
+        """Collect the offset of a decided half message. A commit has to be put before."""
         self._collected.setdefault(queue_id, []).append(queue_offset)
         self._collected_bytes += len(str(queue_offset)) + 1
-        # Not while the store refuses: every further decision would try, and log, the same again.
+        # Not while the store refuses: every further decision would try and log the same again.
         if self._collected_bytes > self._body_bytes_max and not self._is_refused:
             self.write()
 
@@ -111,7 +111,7 @@ class OpMessages:
         )
 
     def write(self) -> None:
-        """Put everything collected; what the store refuses stays collected until the next call."""
+        """Store all collected offsets. Offsets that the store refuses stay collected until the next call."""
         self._forget_readable()
         for queue_id, offsets in list(self._collected.items()):
             while offsets and (taken := self._put(queue_id, offsets)):
@@ -122,9 +122,9 @@ class OpMessages:
         self._collected_bytes = sum(len(_body(offsets)) for offsets in self._collected.values())
 
     def _put(self, queue_id: int, offsets: list[int]) -> int:
-        """Put one op message; how many of the offsets it holds, 0 when it was refused."""
+        """Put one op message. Return how many of the offsets it has; 0 if it was refused."""
         body = _body(offsets)
-        # At a comma: half a number would name another half message as decided.
+        # Cut after a comma: a part of a number would be the offset of another half message.
         end = body.find(b",", self._body_bytes_max) + 1
         body = body[:end] if end else body
         message = InnerMessage(
@@ -143,12 +143,12 @@ class OpMessages:
             _log.warning("cannot store the op message of half queue %d: %s %s", queue_id, put.status.value, put.reason)
             return 0
         count = body.count(b",")
-        assert 0 < count <= len(offsets), "an op message holds the first of the offsets that wait"
+        assert 0 < count <= len(offsets), "an op message has at least one offset"
         self._unreadable.append((put.end_offset, queue_id, frozenset(offsets[:count])))
         return count
 
     def _forget_readable(self) -> None:
-        # `holds` answers for an op message until it can be read: else the producer would be asked again.
+        # `holds` covers an op message until it can be read: otherwise the producer would be asked again.
         readable = self._store.dispatched_offset
         self._unreadable = [waiting for waiting in self._unreadable if waiting[0] > readable]
 

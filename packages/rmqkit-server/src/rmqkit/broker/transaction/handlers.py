@@ -1,10 +1,10 @@
-"""END_TRANSACTION, RESUME_CHECK_HALF_MESSAGE (``EndTransactionProcessor``): a half message is decided.
+"""END_TRANSACTION, RESUME_CHECK_HALF_MESSAGE (``EndTransactionProcessor``): decisions about half messages.
 
-A half message is found by its physical offset and must belong to the group and have the queue offset that the request
-names. Commit puts the message where it was meant to go, then the half message is noted as decided; rollback only notes
-it. Each transaction ends once (`open`): the same decision again is answered like the first one and does nothing, and
-another decision is refused. The reference commits once per request. The answer to a commit waits for disk and slaves
-like that to a send.
+A half message is found by its physical offset, and must have the group and the queue offset of the request. A commit
+stores the message in its real topic and then records the decision. A rollback only records it. Each transaction is
+decided once (`open`): a repeated decision is answered like the first one and does nothing, and a different decision is
+refused. (The reference commits once per request.) The answer to a commit waits for disk and slaves like the answer to a
+send.
 Source: behaviour.md §9.1; store.md §19.3; remoting.md §4.3.5.
 """
 
@@ -37,7 +37,7 @@ __all__ = ["TransactionHandlers"]
 
 _UNKNOWN = 0
 _NO_REMARK = "not set any response code"
-"""What the reference answers where it sets no remark of its own."""
+"""The remark of the reference's answers when it sets no other remark."""
 
 _RESUMABLE = (names.HALF_TOPIC, names.TRANS_CHECK_MAX_TIME_TOPIC)
 _PAST = {TRANSACTION_COMMIT: "committed", TRANSACTION_ROLLBACK: "rolled back"}
@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 
 class TransactionHandlers(Handlers[TransactionContext]):
-    """Ends transactions, and asks again about those that were given up."""
+    """The handlers that decide transactions, and that resume check-back of a transaction that was given up."""
 
     def __init__(self, context: TransactionContext) -> None:
         super().__init__(context)
@@ -56,7 +56,7 @@ class TransactionHandlers(Handlers[TransactionContext]):
 
     @answers(RequestCode.END_TRANSACTION)
     def end(self, connection: Connection, command: Command) -> Command | Awaitable[Command] | None:
-        """END_TRANSACTION: commit, roll back, or nothing when the producer does not know yet."""
+        """END_TRANSACTION: commit or roll back, or do nothing if the producer has not decided yet."""
         header = decode_header_leniently(command, EndTransactionRequest, drops_unreadable=False)
         if header.commit_or_rollback not in (TRANSACTION_COMMIT, TRANSACTION_ROLLBACK, _UNKNOWN):
             return reply(command, ResponseCode.SYSTEM_ERROR, "commitOrRollback field wrong")
@@ -75,10 +75,10 @@ class TransactionHandlers(Handlers[TransactionContext]):
 
     def _end(self, command: Command, header: EndTransactionRequest) -> Command | Awaitable[Command]:
         """Carry out a commit or rollback."""
-        # Before the commit is put: without an op message the producer would be asked, and the message committed again.
+        # Check before the put: without an op message the producer would be asked, and the message committed again.
         if self._ops.is_full or (self._context.durability is not None and self._context.durability.is_full):
             return reply(command, ResponseCode.SYSTEM_BUSY, OVERLOADED)
-        # The offset comes from a client and may point anywhere: `_refusal` compares what lies there with the request.
+        # The client's offset may be any number: `_refusal` compares the record there with the request.
         half = half_at(self._context.store, header.commit_log_offset)
         if half is None:
             return reply(command, ResponseCode.SYSTEM_ERROR, "Find prepared transaction message failed")
@@ -102,8 +102,8 @@ class TransactionHandlers(Handlers[TransactionContext]):
     async def resume(self, connection: Connection, command: Command) -> Command:
         """RESUME_CHECK_HALF_MESSAGE: put a half message again with its counter at 0.
 
-        The copy replaces the half message about which the producer is still asked, if there is one. Refuse messages
-        that were committed or rolled back.
+        The copy replaces the open copy of the transaction, if there is one. Refuse messages that were committed or
+        rolled back.
         """
         header = decode_header_leniently(command, ResumeCheckRequest, missing={"msgId": ""})
         failed = f"Exception was thrown when putting message back to {names.HALF_TOPIC}."
@@ -133,7 +133,7 @@ class TransactionHandlers(Handlers[TransactionContext]):
     # -- inside
 
     def _refusal(self, header: EndTransactionRequest, half: Record) -> tuple[ResponseCode, str] | None:
-        """The checks of a decision, in the reference's order."""
+        """Return why a decision is refused, or None. The checks have the reference's order."""
         properties = decode_properties(half.properties)
         own_immunity = properties.get(property_names.CHECK_IMMUNITY_SECONDS)
         if own_immunity is not None and not header.from_transaction_check:
@@ -152,7 +152,7 @@ class TransactionHandlers(Handlers[TransactionContext]):
         return None
 
     def _decided_before(self, command: Command, header: EndTransactionRequest, transaction: Transaction) -> Command:
-        """Answer a decision about a transaction that has ended: only the decision that counted is a success."""
+        """Answer a decision about a decided transaction. It succeeds only if it equals the first decision."""
         decision = self._open.decision(transaction)
         if decision == header.commit_or_rollback:
             return reply(command, remark=None if decision == TRANSACTION_COMMIT else _NO_REMARK)
@@ -177,7 +177,7 @@ class TransactionHandlers(Handlers[TransactionContext]):
         )
         if isinstance(kept, tuple):
             return reply(command, *kept)
-        # Before the put: afterwards the message would be there, and the producer be answered that it is not.
+        # Check before the put: afterwards the message would be stored, although the answer is a refusal.
         if self._context.durability is not None and self._context.durability.lacks_replicas:
             return reply(command, *NOT_ENOUGH_REPLICAS)
         put = self._context.store.put(kept)
@@ -187,16 +187,16 @@ class TransactionHandlers(Handlers[TransactionContext]):
         self._decided(half, transaction, open_offset, TRANSACTION_COMMIT)
         if self._context.durability is None:
             return reply(command)
-        # Clients of Apache send decisions one-way: nobody waits, and the flush is asked for all the same.
+        # Apache's clients send decisions one-way and do not wait. Request the flush nevertheless.
         if command.is_one_way or self._context.durability.has(put.end_offset):
             self._context.durability.wake()
             return reply(command)
         return self._answer_when_durable(self._context.durability, command, put.end_offset)
 
     def _decided(self, half: Record, transaction: Transaction, open_offset: int, decision: int) -> None:
-        # After the commit's put, never before: a crash between the two asks the producer again, while an op message
-        # without its commit would be a message that is lost.
-        assert half.topic == names.HALF_TOPIC, "only half messages are decided"
+        # After the commit's put: a crash between the two asks the producer again. An op message without its commit
+        # would lose the message.
+        assert half.topic == names.HALF_TOPIC, "a decided message is a half message"
         self._open.decided(half, transaction, open_offset, decision)
         self._context.recorder.decided(half, is_commit=decision == TRANSACTION_COMMIT)
 

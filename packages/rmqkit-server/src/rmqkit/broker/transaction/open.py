@@ -1,27 +1,28 @@
-"""Open transactions: each half message ends once, whoever decides it and however often.
+"""Open transactions: each half message is decided once, even if several decisions arrive.
 
 Check-back stores a half message again each time it asks about it, so a transaction can have several copies in the half
-queue. Producers decide the copy that they were asked about: perhaps an old one, perhaps several of them, perhaps two in
-different ways. Only the newest copy stands for the transaction. This table knows, for each queue of the half topic:
+queue. Producers decide the copy that they were asked about. This may be an old copy, and producers may decide two
+copies differently. Only the newest copy represents the transaction. This table has, for each queue of the half topic:
 
 ===================  ===============================================================================================
-``_newest``          where the newest copy of an open transaction is, for transactions that were stored again
+``_newest``          the offset of the newest copy of each open transaction that was stored again
 ``_passed``          offsets that check-back has to pass: decided, replaced by a newer copy, or given up
-``_given_up``        transactions about which nobody is asked any more; the first decision still counts
-``_doubtful``        transactions from before the start, of which a commit may be stored
-``_decisions``       how the last transactions ended, to answer a repeated decision and to refuse another one
+``_given_up``        transactions about which no producer is asked any more; their first decision is still accepted
+``_doubtful``        transactions from before the start, whose commit may be stored already
+``_decisions``       the decisions of the last transactions, to answer a repeated decision and to refuse another one
 ===================  ===============================================================================================
 
 A half message is open if it has a newest copy, or was given up, or was never stored again and is neither passed nor
 before the position of check-back. The copies of a transaction have the same unique key, birth and body CRC. Nothing
-else connects them, because the bytes are those of Apache's broker.
+else connects them, because the records are those of Apache's broker.
 
-Memory only. The first decision or round after a start reads both queues from the stored positions on, and the last
-transactions that were given up, in slices. A crash loses the op messages of the last ``transactionOpBatchInterval``,
-and a start forgets what became of transactions that were given up. So what is open at the start is *doubtful*: before
-such a transaction is decided or asked about, the index is searched for its commit. A commit with a delay is not found
-there, nor a rollback: such a half message is asked about again.
-Loop only. Apache's broker has nothing like this: each decision about any copy counts there.
+The table is in memory only. The first decision or round after a start reads both queues from the stored positions on,
+and the last transactions that were given up, in slices. A crash loses the op messages of the last
+``transactionOpBatchInterval``, and a restart loses the decisions of transactions that were given up. So transactions
+that are open at the start are *doubtful*: before such a transaction is decided or asked about, the index is searched
+for its commit. Commits with a delay and rollbacks are not in the index: the producer is asked about these half messages
+again.
+Loop only. Apache's broker has no such table: it carries out each decision about any copy.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ _COMMITS_MAX = 32
 _FOR_EVER = (1 << 63) - 1
 
 Transaction = tuple[int, str, int, bytes, int]
-"""Half queue, unique key, born timestamp, born host and body CRC: equal in all copies of one half message."""
+"""The half queue, unique key, born timestamp, born host and body CRC, which all copies of a half message share."""
 
 V = TypeVar("V")
 
@@ -68,7 +69,7 @@ _log = logging.getLogger(__name__)
 
 
 class TransactionContext(Protocol):
-    """The state that the ends of transactions and check-back may touch."""
+    """The parts of the broker that decisions and check-back use."""
 
     clients: ClientTable
     clock: Clock
@@ -86,7 +87,7 @@ class TransactionContext(Protocol):
 
 
 def transaction_of(half: Record, properties: dict[str, str]) -> Transaction:
-    """Return what the copies of a half message have in common. Also of a copy that was given up."""
+    """Return the values that all copies of a half message share, also a copy that was given up."""
     queue_id = half.queue_id if half.topic == names.HALF_TOPIC else 0
     key = properties.get(property_names.UNIQ_KEY, "")
     return queue_id, key, half.born_timestamp, bytes(half.born_host), half.body_crc
@@ -124,7 +125,7 @@ class OpenTransactions:
         return range(1 if topic is None else topic.read_queue_nums)
 
     async def prepare(self) -> None:
-        """Read which transactions are open, once."""
+        """Read the open transactions, at the first call."""
         async with self._reading:
             if not self.is_ready:
                 for queue_id in self.queue_ids:
@@ -137,12 +138,12 @@ class OpenTransactions:
         return self._newest.get(transaction)
 
     def is_passed(self, queue_id: int, queue_offset: int) -> bool:
-        """Return True if check-back has nothing to do with a half message."""
+        """Return True if check-back has to pass a half message."""
         marks = self._passed.get(queue_id)
         return marks is not None and queue_offset in marks
 
     def open_offset(self, half: Record, transaction: Transaction) -> int | None:
-        """Return the offset under which a half message is to be decided; None if its transaction has ended."""
+        """Return the offset under which to decide a half message; None if its transaction is decided."""
         if self.was_committed(half, transaction):
             return None
         newest = self._newest.get(transaction)
@@ -160,8 +161,8 @@ class OpenTransactions:
         return self._store.min_offset(names.HALF_TOPIC, queue_id) if known is None else known
 
     def was_committed(self, half: Record, transaction: Transaction) -> bool:
-        """Return True if a transaction from before the start has ended by a commit, as its op message got lost.
-        The transaction is decided then."""
+        """Return True if a transaction from before the start was committed, but its op message was lost. Record the
+        decision then."""
         if transaction not in self._doubtful:
             return False
         self._doubtful.discard(transaction)
@@ -185,25 +186,25 @@ class OpenTransactions:
         return self._store.query(topic, key, _COMMITS_MAX, 0, _FOR_EVER).physical_offsets if key else []
 
     def decision(self, transaction: Transaction) -> int | None:
-        """Return how a transaction ended; None if it is open, or ended too long ago."""
+        """Return the decision of a transaction; None if it is open, or was decided too long ago."""
         return self._decisions.get(transaction)
 
     def decided(self, half: Record, transaction: Transaction, open_offset: int, decision: int) -> None:
-        """Note that a transaction has ended."""
-        assert transaction not in self._decisions or open_offset == half.queue_offset, "a transaction ends once"
+        """Record the decision of a transaction."""
+        assert transaction not in self._decisions or open_offset == half.queue_offset, "a transaction is decided once"
         self._newest.pop(transaction, None)
         self._given_up.pop(transaction, None)
         self._doubtful.discard(transaction)
         _remember(self._decisions, transaction, decision)
-        # Both: a broker of Apache that opens this store after a crash may find the position before the older copy.
+        # Both offsets: after a crash, an Apache broker on this store may read from before the older copy.
         for queue_offset in {half.queue_offset, open_offset}:
             self._pass(half.queue_id, queue_offset)
             self._ops.add(half.queue_id, queue_offset)
 
     def stored_again(self, transaction: Transaction, old_offset: int | None, new_offset: int) -> None:
-        """Note that a newer copy stands for a transaction. ``old_offset``: the copy that it replaces."""
+        """Record that a newer copy represents a transaction. ``old_offset``: the copy that it replaces."""
         replaced = self._newest.get(transaction, old_offset)
-        assert replaced is None or new_offset > replaced, "a copy is stored after the one that it replaces"
+        assert replaced is None or new_offset > replaced, "a copy has a greater offset than the copy it replaces"
         if replaced is not None:
             self._pass(transaction[0], replaced)
         self._newest[transaction] = new_offset
@@ -211,18 +212,18 @@ class OpenTransactions:
         self._decisions.pop(transaction, None)
 
     def gave_up(self, transaction: Transaction, queue_offset: int) -> None:
-        """Note that nobody is asked about a transaction any more."""
+        """Record that check-back has given up a transaction."""
         self._newest.pop(transaction, None)
         self._pass(transaction[0], queue_offset)
         _remember(self._given_up, transaction, None)
 
     def forget(self, transaction: Transaction) -> None:
-        """Forget the copies of a transaction that op messages name as decided."""
+        """Remove the copies of a transaction that is decided according to op messages."""
         self._newest.pop(transaction, None)
         self._doubtful.discard(transaction)
 
     def moved_to(self, queue_id: int, position: int) -> None:
-        """Forget what is before a stored position of check-back."""
+        """Remove the passed offsets before a stored position of check-back."""
         marks = self._passed.get(queue_id)
         if marks is not None:
             marks.forget_before(position)
@@ -257,7 +258,7 @@ class OpenTransactions:
                 stored_again.add(transaction)
         for transaction, found in copies.items():
             if transaction not in stored_again:
-                # Two half messages with the same key: a program that sends one message twice means two transactions.
+                # Half messages with the same key, but no copies: the program sent a message twice, as two transactions.
                 for queue_offset in decided.intersection(found):
                     self._pass(queue_id, queue_offset)
                 if not decided.issuperset(found):
@@ -287,7 +288,7 @@ class OpenTransactions:
         self._decided_before.clear()
 
     def _records(self, topic: str, queue_id: int, begin: int) -> Iterator[Record | None]:
-        """Read a queue from an offset to its present end; None after each slice."""
+        """Yield the records of a queue from an offset to its present end, and None after each slice."""
         at, end = begin, self._store.max_offset(topic, queue_id)
         while at < end:
             found = self._store.get(topic, queue_id, at, count_max=_RECORDS_PER_READ)
@@ -303,7 +304,7 @@ class OpenTransactions:
 
 
 class _Marks:
-    """A set of offsets from a position on: a byte for each offset, as there are up to a hundred thousand of them."""
+    """A set of offsets from a position on, with one byte for each of up to a hundred thousand offsets."""
 
     def __init__(self, position: int) -> None:
         self._begin = position
