@@ -66,8 +66,7 @@ class Admin:
         timeout_ms: the timeout of each request.
         tls: encrypts every connection.
         credentials: sign every request.
-        guard: a function that is called before each request is sent, such as `read_only`. Its exceptions reach the
-            caller.
+        guard: a function that is called before each request, such as `read_only`. Its exceptions reach the caller.
     """
 
     clusters: Clusters

@@ -68,8 +68,7 @@ class Done(Struct, rename="camel"):
 
 
 Guard = Callable[[str, Command], None]
-"""A function that is called with the address and the request before the request is sent. Its exceptions reach the
-caller."""
+"""A function that is called with address and request before the request is sent. Its exceptions reach the caller."""
 
 READING = frozenset(code for code, row in CATALOG.items() if row.is_reading)
 """Requests that change nothing at any broker. GET_SUBSCRIPTIONGROUP_CONFIG (352) is not one of them: Apache's brokers
@@ -236,13 +235,11 @@ class AdminCalls(BrokerCalls):
         return await self.masters(cluster, broker)
 
     async def addresses(self, broker: str | None, cluster: str | None) -> list[str]:
-        """Return the addresses of `targets`. A broker that is given by its address needs no request to a name
-        server."""
+        """Return the addresses of `targets`. A broker's address is returned without a request to a name server."""
         return [await self.address(broker)] if broker is not None else [*(await self.targets(None, cluster)).values()]
 
     async def masters_of_topic(self, topic: str) -> dict[str, str]:
-        """Return the addresses of the masters that have a topic, by broker name. Raises UnknownName: no broker has the
-        topic."""
+        """Return the addresses of a topic's masters, by broker name. Raises UnknownName: no broker has the topic."""
         brokers = sorted((await self.route(topic)).broker_datas, key=lambda data: data.broker_name)
         return {data.broker_name: data.broker_addrs[MASTER_ID] for data in brokers if MASTER_ID in data.broker_addrs}
 
@@ -259,7 +256,6 @@ class AdminCalls(BrokerCalls):
     async def _unknown_topic(self, topic: str) -> UnknownName:
         names: list[str] | None = None
         with contextlib.suppress(RmqError):
-            # System topics would hide the name that was meant. List them only if the unknown name looks like a system
-            # topic.
+            # System topics would hide the intended name. List them only if the unknown name looks like one.
             names = await (self.own_topic_names() if is_of_applications(topic) else self.topic_names())
         return UnknownName("topic", topic, self._asked, names)

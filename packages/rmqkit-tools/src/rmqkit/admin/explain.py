@@ -66,8 +66,7 @@ class Key(Struct):
 
 
 class At(Struct):
-    """A message, identified by its queue offset. The broker (name or address) is optional if only one broker has the
-    topic."""
+    """A message, identified by its queue offset. The broker (name or address) is optional if it is the only one."""
 
     queue_id: int
     offset: int
@@ -99,8 +98,7 @@ class Explainer:
         return judge(await self.facts(message))
 
     async def facts(self, message: str | Key | At) -> Facts:
-        """Return all facts about a message and the group, for `judge` and `timeline`. Raises the errors of
-        `explain`."""
+        """Return all facts about a message and the group for `judge` and `timeline`. Raises as `explain`."""
         facts = self._facts("")
         match message:
             case Key(text):
@@ -207,8 +205,7 @@ class Explainer:
         return facts.message.properties.get(prop.UNIQ_KEY, "")
 
     async def _add_copies(self, facts: Facts, unique_key: str) -> None:
-        """Search the other topics that a message may be in: before it reaches its own topic, and after the group
-        failed."""
+        """Search the topics of a message before it reaches its own topic, and after the group has failed."""
         topics = [names.retry_topic(self._group), names.dlq_topic(self._group)]
         topics += _BEFORE if facts.message is None else (names.SCHEDULE_TOPIC,)
         topics += [names.pop_retry_topic(self._group, self._topic, separator) for separator in "_+"]
@@ -225,8 +222,8 @@ class Explainer:
             facts.traces = [one for one in told if one.kind == "Sub" and one.group in ("", self._group)]
 
     def _is_copy(self, one: ReceivedMessage) -> bool:
-        """Return True if a message with the same unique key belongs to this topic, and a scheduled message also to this
-        group."""
+        """Return True if a message with the same unique key belongs to this topic (a scheduled one also to this
+        group)."""
         targets = (self._topic, names.retry_topic(self._group))
         if one.topic == self._topic or one.properties.get(prop.RETRY_TOPIC, self._topic) != self._topic:
             return False
@@ -343,14 +340,13 @@ class Explainer:
         return Place(broker, topic, queue_id, offset, lowest, highest, committed, perm, *counts)
 
     async def _routed(self, broker: str, topic: str) -> int:
-        """Return the permission that the route has for a broker. It includes brokerPermission, which may forbid all
-        topics."""
+        """Return the permission of a broker in the route. It includes brokerPermission, which may forbid all topics."""
         queues = (await self._calls.route(topic)).queue_datas if topic == self._topic else ()
         return next((data.perm for data in queues if data.broker_name == broker), ~0)
 
     async def _is_fetched(self, address: str, queue_id: int) -> bool | None:
-        """Return True if a broker has delivered messages of a queue, or at least of the topic, to the group since it
-        started.
+        """Return True if a broker has delivered messages of a queue (or at least the topic) to the group since its
+        start.
 
         None: the broker does not count, or has slaves, which may have delivered them.
         """

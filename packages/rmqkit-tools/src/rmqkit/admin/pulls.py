@@ -1,5 +1,4 @@
-"""Pulls of the tools. They use a group that every broker has (`TOOLS_GROUP`): no client joins it, and no offset is
-saved.
+"""Pulls of the tools, for a group that every broker has (`TOOLS_GROUP`). No client joins it; no offset is saved.
 
 `AdminPuller` pulls queue by queue for a `TopicReader`.
 
@@ -228,7 +227,7 @@ def pull_request(
     suspend_ms: int = 0,
     expression_type: str = TAG,
 ) -> PullMessageRequest:
-    """Return a pull request for the tools' group that commits no offset. The broker may wait ``suspend_ms`` for a
+    """Return a pull request for the tools' group, without a commit. The broker may wait ``suspend_ms`` for a
     message."""
     return PullMessageRequest(
         consumer_group=TOOLS_GROUP,

@@ -131,7 +131,7 @@ class _Run(Struct):
 
 
 class Jobs:
-    """The jobs of a folder. ``told`` is called with each change of a job, for the audit.
+    """The jobs of a folder. The given callback is called with each change of a job, for the audit.
 
     Raises SettingsError: the folder cannot be used."""
 

@@ -1,5 +1,4 @@
-"""Users and policies of ACL 2.0: list, create, change and delete them (``createUser`` … ``deleteAcl``, codes 3001 to
-3010).
+"""Users and policies of ACL 2.0: list, create, change, delete (``createUser`` … ``deleteAcl``, codes 3001 to 3010).
 
 Each broker stores its own users: a user that is changed at one broker differs from the same user at the other brokers.
 So all results are by broker name, and a change goes to all masters unless one broker is given. Brokers return secrets;
@@ -123,8 +122,7 @@ class Access:
         done = []
         for name, address in (await self._calls.masters(broker=broker)).items():
             known = await self._calls.ask(address, RequestCode.AUTH_GET_ACL, SubjectRequest(subject))
-            # Apache's brokers accept a creation only for a subject without policies, and an update only for one with
-            # policies.
+            # Apache's brokers refuse to create policies of a subject that has some, or to update missing ones.
             code = RequestCode.AUTH_UPDATE_ACL if known.payload else RequestCode.AUTH_CREATE_ACL
             await self._calls.ask(address, code, SubjectRequest(subject), body=msgspec.json.encode(body))
             done.append(
@@ -142,7 +140,7 @@ class Access:
         return done
 
     async def delete_policy(self, user: str, resource: str = "", broker: str | None = None) -> list[Done]:
-        """Delete the policy of a user on a resource, or all policies of the user. Raises PeerRefused: there is no such
+        """Delete a user's policy on a resource, or all policies of the user. Raises PeerRefused: there is no such
         policy."""
         header = DeleteAclRequest(subject_of(user), "Custom" if resource else None, resource or None)
         told = _("policy on {resource} deleted", resource=resource) if resource else _("policies deleted")

@@ -39,13 +39,11 @@ STORED: dict[int, str] = {
 """The status of a stored message, by the code of the answer to its send."""
 _PRODUCER_GROUP = "CLIENT_INNER_PRODUCER"
 _AT_ONCE_BYTES = 1 << 16
-"""A larger answer is decoded in a thread: the answer for a thousand groups has megabytes and would block the event
-loop."""
+"""A larger answer is decoded in a thread: megabytes (for a thousand groups) would block the event loop."""
 
 
 class GroupProgress(Struct, rename="camel", kw_only=True, gc=False):
-    """A group's progress in one queue of a broker; ``last_timestamp`` is the store time of the last consumed
-    message."""
+    """A group's progress in a queue of a broker; ``last_timestamp`` is the store time of the last consumed message."""
 
     topic: str
     group: str

@@ -9,8 +9,7 @@ A group is in order (`Verdict`) when
 - its clients have the same subscriptions; they differ for a moment while a new version is rolled out;
 - every queue of its topics belongs to exactly one client (except for a moment after a rebalance, and except for groups
   that pop or broadcast);
-- no client holds messages for more than a minute without handling one, and clients that consume in order have their
-  locks.
+- no client holds messages for more than a minute without handling one, and in-order consumers have their locks.
 
 Source: behaviour.md §8.15, §9.9; remoting.md §6.4.10, §6.4.12.
 """
@@ -105,8 +104,7 @@ class Verdict(Struct, rename="camel"):
 
 
 class GroupStatus(Struct, rename="camel", kw_only=True):
-    """The clients of a group: their registration, the running info of each (None: the client did not answer), and the
-    verdict."""
+    """The clients of a group: their registration, running infos (None: the client did not answer), and the verdict."""
 
     group: str
     connection: ConsumerConnection
@@ -187,8 +185,7 @@ class Clients:
         return await self._calls.fan_out(wanted, lambda member: self._running(group, member, stacks))
 
     async def status(self, group: str, client_id: str | None = None, *, stacks: bool = False) -> GroupStatus:
-        """Return the members of a group, their running infos, and the verdict on the group. Raises the errors of
-        `running`."""
+        """Return the members of a group, their running infos, and the verdict. Raises the errors of `running`."""
         connection = await self.consumers(group)
         found = await self.running(group, client_id, stacks=stacks)
         queues: set[MessageQueue] = set()
@@ -227,8 +224,7 @@ class Clients:
 
 
 def fleet(producers: Iterable[ProducerRow], consumers: Mapping[str, ConsumerConnection]) -> list[FleetRow]:
-    """Return all clients sorted by id, from the producers that brokers list and the connections of each consumer group.
-    Pure."""
+    """Return all clients sorted by id, from the brokers' producers and the connections of consumer groups. Pure."""
     found: dict[str, FleetRow] = {}
 
     def row(client_id: str, language: str, version: int, address: str) -> FleetRow:

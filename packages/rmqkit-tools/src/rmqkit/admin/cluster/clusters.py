@@ -78,8 +78,7 @@ class Clusters:
         ]
 
     async def brokers(self, cluster: str | None = None) -> list[BrokerRow]:
-        """Return the same rows as `listed`, with the figures of each broker. Raises UnknownName: there is no such
-        cluster."""
+        """Return the rows of `listed` with the figures of each broker. Raises UnknownName: there is no such cluster."""
         rows = await self.listed(cluster)
         rows_at: dict[str, list[BrokerRow]] = {}
         for row in rows:

@@ -223,8 +223,7 @@ class Groups:
 
         async def update(address: str) -> None:
             known = (await self.table(address)).get(group) or SubscriptionGroupConfig(group_name=group)
-            # Attributes are sent as changes, with + or - before each name. Brokers refuse the known ones, which have no
-            # sign.
+            # Attributes are sent as changes, with + or - before each name. Brokers refuse names without a sign.
             wanted = replace(known, **{"attributes": {}, **changes})
             code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
             await self._calls.ask(address, code, body=msgspec.json.encode(wanted))
@@ -537,8 +536,7 @@ class Offsets:
 
     async def _check_moves_one(self, address: str, group: str) -> None:
         """Check that a broker can reset a single queue. A broker that delegates resets to clients ignores the queue and
-        resets all queues by time. Raises ClientError: the broker is one of these, and clients of the group are
-        online."""
+        resets all queues by time. Raises ClientError: the broker does that, and clients are online."""
         try:
             settings = parse_properties(
                 (await self._calls.ask(address, RequestCode.GET_BROKER_CONFIG)).payload.decode()
@@ -565,8 +563,8 @@ class Offsets:
         return await self._calls.committed_offset(address, group, queue, is_stored=True, timeout_ms=timeout_ms)
 
     async def _put(self, address: str, group: str, queue: MessageQueue, offset: int) -> None:
-        """Write an offset. After a reset, a broker ignores the write (with a remark) until the next pull: then repeat
-        the reset."""
+        """Write an offset. Between a reset and the next pull, a broker ignores writes (with a remark): repeat the
+        reset."""
         header = UpdateConsumerOffsetRequest(group, queue.topic, queue.queue_id, offset)
         if (await self._calls.ask(address, RequestCode.UPDATE_CONSUMER_OFFSET, header)).remark:
             again = ResetOffsetRequest(

@@ -123,8 +123,7 @@ def _row(key: str, text: str, known: tuple[Any, Setting, str, str] | None) -> Se
 
 @functools.cache
 def _table() -> dict[str, tuple[Any, Setting, str, str]]:
-    """Return type, declaration, default and group of every setting of our servers, by its key in configuration
-    files."""
+    """Return type, declaration, default and group of every setting of our servers, by its key."""
     table: dict[str, tuple[Any, Setting, str, str]] = {}
     for kind in settings_types():
         defaults = to_properties(kind())

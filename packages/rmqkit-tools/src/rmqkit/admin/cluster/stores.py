@@ -155,8 +155,7 @@ def store_of(broker: str, address: str, figures: Mapping[str, str], config: Mapp
 
 def usable(total: int, free: int, ratio: float | None) -> tuple[int, int]:
     """Return the size of a disk and its free bytes, without the part reserved for root. ``total`` and ``free`` include
-    that part, and ``ratio`` (the used share) does not. If the ratio is missing or does not fit, return ``total`` and
-    ``free``."""
+    that part, and ``ratio`` (the used share) does not. Without a fitting ratio, return ``total`` and ``free``."""
     used = total - free
     size = int(used / ratio) if ratio and 0 < ratio <= 1 else total
     # The ratio is rounded to whole percent: ignore a size that cannot be true.
@@ -177,8 +176,7 @@ def by_rate(store: Store, ratio: float, now_ms: int) -> Forecast | None:
 
 def forecast(points: Sequence[tuple[int, float | None]], ratio: float, now_ms: int) -> Forecast | None:
     """Return the time at which a disk reaches a share, by the line of least squares through past points (ms, used
-    share). None: there are too few points, the disk does not fill, has reached the share, or needs more than ten
-    years."""
+    share). None: too few points, or the disk does not fill, has reached the share, or needs over ten years."""
     known = [(at, value) for at, value in points if value is not None]
     if len(known) < _POINTS_MIN:
         return None
@@ -222,8 +220,7 @@ class Stores:
         self._calls = calls
 
     async def reserved_ms(self, topic: str) -> int | None:
-        """Return the minimum time for which the masters of a topic retain its messages; None: a master does not report
-        it."""
+        """Return the minimum retention time at the masters of a topic; None: a master does not report it."""
         masters = await self._calls.masters_of_topic(topic)
         code = RequestCode.GET_BROKER_CONFIG
         configs = await self._calls.fan_out(

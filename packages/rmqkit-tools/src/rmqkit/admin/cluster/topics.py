@@ -329,8 +329,7 @@ def _creation(config: TopicConfig, attributes: str | None) -> CreateTopicRequest
 
 
 def permission_of(text: str) -> int:
-    """Return the permission bits of ``6`` or ``rw``, ``4`` or ``r``, ``2`` or ``w``. Raises SettingsError: another
-    text."""
+    """Return the permission bits of ``6``/``rw``, ``4``/``r`` or ``2``/``w``. Raises SettingsError: another text."""
     known = {"2": 2, "w": 2, "4": 4, "r": 4, "6": 6, "rw": 6, "wr": 6}
     if text.lower() not in known:
         raise SettingsError(_("permission {text} must be 2 or w (write), 4 or r (read), 6 or rw (both)", text=text))

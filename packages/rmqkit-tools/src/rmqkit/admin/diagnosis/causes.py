@@ -541,8 +541,7 @@ def _expression(subscribed: SubscriptionData | None) -> str:
 
 
 def _wants(subscribed: SubscriptionData | None, message: ReceivedMessage) -> bool:
-    """Return True if broker and client let a message through. An expression that does not compile lets no message
-    through."""
+    """Return True if broker and client let a message pass. An expression that does not compile lets no message pass."""
     if subscribed is None:
         return False
     if is_tag_type(subscribed.expression_type):
@@ -816,8 +815,7 @@ class Facts(Struct, kw_only=True):
 
     @property
     def subscriptions(self) -> dict[str, SubscriptionData | None]:
-        """Return the subscription to the topic of each member that answered; None: the member does not subscribe to
-        it."""
+        """Return the subscription to the topic of each member that answered; None: the member has no subscription."""
         return {
             client: next((one for one in info.subscription_set if one.topic == self.topic), None)
             for client, info in self.members.items()
@@ -843,8 +841,7 @@ class Facts(Struct, kw_only=True):
 
     @property
     def retries_max(self) -> int:
-        """Return the number of retries before a message becomes a dead letter: a client's own limit, or else the
-        group's."""
+        """Return the number of retries before a dead letter: a client's own limit, or else the group's."""
         told = [info.properties.get("maxReconsumeTimes", "") for info in self.members.values() if info is not None]
         own = [int(text) for text in told if text.isdecimal()]
         return min(own) if own else self.config.retry_max_times if self.config is not None else 16

@@ -1,5 +1,4 @@
-"""The checks of ``rmq doctor``: they show if a machine is fit for a broker with a given configuration, and the
-remedies.
+"""The checks of ``rmq doctor``: the fitness of a machine for a broker with a given configuration, and remedies.
 
 The checks read ``/proc`` and ``/sys`` of Linux, the store and the certificates, and send requests to the name servers.
 They change nothing. If the broker's port is free, they listen on it for a moment, to see if clients reach it. A value
@@ -402,8 +401,7 @@ def validity(pem: str) -> datetime:
 
 
 def _not_after(block: str) -> datetime:
-    """Return the end of a certificate's validity. X.509: the first sequence inside tbsCertificate that begins with a
-    time."""
+    """Return the end of a certificate's validity: in tbsCertificate, the first sequence that begins with a time."""
     try:
         (_, certificate), *_ = _der(base64.b64decode(block))
         (_, signed), *_ = _der(certificate)

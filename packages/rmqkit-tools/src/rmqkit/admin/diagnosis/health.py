@@ -232,8 +232,8 @@ def findings(snapshot: Snapshot) -> list[Finding]:
 
 
 def clock_skew_ms(figures: dict[str, str], here_ms: float) -> int | None:
-    """Return the time by which a broker's clock is ahead of ours, from its start time and run time, which it reports to
-    the second. None: the broker does not report them."""
+    """Return the time by which a broker's clock is ahead of ours. It is calculated from the broker's start time and run
+    time, which are in seconds. None: the broker does not report them."""
     parts = re.findall(r"(\d+) [dhms]", figures.get("runtime", ""))
     boot = figures.get("bootTimestamp", "")
     if len(parts) != 4 or not boot.isdecimal():

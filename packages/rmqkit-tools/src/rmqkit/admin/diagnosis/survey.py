@@ -181,8 +181,7 @@ async def add_popped(admin: Admin, broker: str, groups: dict[str, GroupState], t
 
 
 async def oldest_half(admin: Admin, broker: str) -> int:
-    """Return the born time of the half message that the check-back of a broker reads next; 0: it has passed all of
-    them."""
+    """Return the born time of the half message that a broker's check-back reads next, or 0 if it has passed all."""
     queue, calls = MessageQueue(names.HALF_TOPIC, broker, 0), admin.calls
     at = await calls.committed_offset(await calls.address(broker), names.TRANSACTION_GROUP, queue, is_stored=True)
     try:

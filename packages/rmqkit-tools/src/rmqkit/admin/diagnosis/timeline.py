@@ -1,5 +1,4 @@
-"""The events of one message, reconstructed from its stored copies. Traces are not needed; they add the duration of
-handlers.
+"""The events of one message, reconstructed from its stored copies. Traces only add the duration of handlers.
 
 RocketMQ stores a message again at every step, each time under its unique key: half, scheduled, in its topic, to be
 retried, dead. The store times of the copies make a timeline.

@@ -1,5 +1,4 @@
-"""Test of a filter: the value of each part of a tag or SQL92 expression, for some properties or the last messages of a
-topic.
+"""Test of a filter: the value of each part of a tag or SQL92 expression, for properties or the last messages.
 
 Each result has rmqkit's own verdict and the broker's. The broker's verdict comes from a pull with the expression. A
 broker compares only the hash of a tag. Many brokers do not filter by SQL92 (``enablePropertyFilter``): their error is
@@ -50,8 +49,7 @@ class Tested(Struct, rename="camel", kw_only=True):
 
 
 class FilterTest(Struct, rename="camel", kw_only=True):
-    """A filter and its results for messages, the newest first. ``trouble``: the reason why the brokers' verdicts are
-    missing."""
+    """A filter and its results for messages, the newest first. ``trouble``: why the brokers' verdicts are missing."""
 
     expression: str
     type: str
@@ -138,8 +136,7 @@ class Filters:
     async def _broker_wants(
         self, topic: str, expression: str, kind: str, messages: Iterable[ReceivedMessage]
     ) -> dict[tuple[str, int], set[int]]:
-        """Return the queue offsets that brokers deliver to a pull with the expression, for each queue that was read to
-        the end."""
+        """Return the offsets that brokers deliver to a pull with the expression, for each queue read to the end."""
         ranges: dict[tuple[str, int], tuple[int, int]] = {}
         for one in messages:
             key, at = (one.broker_name or "", one.queue_id), one.queue_offset

@@ -46,8 +46,7 @@ T = TypeVar("T")
 
 
 class Budget(Struct, frozen=True, kw_only=True):
-    """The limits of one request: messages examined, bytes of their bodies, ms. The first reached limit stops the
-    request."""
+    """The limits of one request: messages examined, bytes of their bodies, ms. The first reached limit stops it."""
 
     messages: int = 20_000
     body_bytes: int = 64 << 20

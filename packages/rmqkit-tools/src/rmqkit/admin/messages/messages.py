@@ -287,8 +287,7 @@ class Messages:
         )
 
     async def resend(self, message: ReceivedMessage) -> Sent:
-        """Send a stored message again to its topic, with the same unique key, so that consumers can detect the
-        duplicate."""
+        """Send a stored message to its topic again. Consumers can detect the duplicate by its unique key."""
         return await self.send(Message(topic=message.topic, msg_id=message.msg_id, **copied(message)))
 
     @property

@@ -31,8 +31,7 @@ class Sender(Struct, rename="camel", kw_only=True):
 
 
 class Senders(Struct, kw_only=True):
-    """The senders of the last messages, and the mean size of these messages in the log (None: there are no
-    messages)."""
+    """The senders of the last messages, and the mean size of these messages in the log (None: no messages)."""
 
     rows: list[Sender] = field(default_factory=list)
     mean_bytes: float | None = None

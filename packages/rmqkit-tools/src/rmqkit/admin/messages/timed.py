@@ -68,8 +68,7 @@ class TimedMessages:
 
     async def at(self, broker: str, offset: int) -> tuple[Timed, ReceivedMessage]:
         """Return a timed message by its place, and its record.
-        Raises UnknownName: there is no such message. Raises SettingsError: it is due, or the broker does not allow
-        recalls."""
+        Raises UnknownName: there is no such message. Raises SettingsError: it is due, or recalls are not allowed."""
         record = await self._messages.at(TIMER_TOPIC, broker, 0, offset)
         found = _timed(broker, record)
         if found is None or prop.TIMER_DELETE_KEY in record.properties:

@@ -44,8 +44,7 @@ class Selection(Struct, frozen=True):
     kind_parts: tuple[str, ...] = ()
 
     def test(self) -> Callable[[ReceivedMessage], bool]:
-        """Return a function that tests if a message is selected. Raises SettingsError: an expression does not
-        compile."""
+        """Return a test for selected messages. Raises SettingsError: an expression does not compile."""
         try:
             tags = subscription(self.topic or "*", self.tags)
             expression = compile_expression(self.sql) if self.sql else None

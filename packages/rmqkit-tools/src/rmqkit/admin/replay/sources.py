@@ -45,8 +45,7 @@ Lanes = dict[str, tuple[int, int]]
 
 
 class Picked(Struct):
-    """A selected message, its lane, and the next offset of the lane. All messages of an inner batch have the same next
-    offset."""
+    """A selected message, its lane, and the next offset of the lane (the same for all messages of an inner batch)."""
 
     message: ReceivedMessage
     lane: str

@@ -1,5 +1,4 @@
-"""The files of a replay: its state, with the offsets at which the next run continues, and its audit, with a line per
-message."""
+"""The files of a replay: the state, with the next offsets, and the audit, with a line per message."""
 
 from __future__ import annotations
 

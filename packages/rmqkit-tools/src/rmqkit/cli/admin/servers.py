@@ -1,4 +1,4 @@
-"""``rmq cluster``, ``rmq broker``, ``rmq namesrv``: who is there, figures, settings, cleaning."""
+"""``rmq cluster``, ``rmq broker``, ``rmq namesrv``: lists, figures, settings, cleaning."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def settings(admin: Admin, broker: Broker = None, cluster: Cluster = None,
 
 
 def described_view(servers: Mapping[str, Mapping[str, str]], only: str) -> View:
-    """Settings by server, explained."""
+    """Return the view of settings by server, with their meaning."""
     from rmqkit.admin.cluster.settings import compared, described
 
     if only not in ("", "changed", "differs"):
@@ -311,7 +311,7 @@ async def round_trip(
 
 
 async def round_trips(admin: Admin, topics: Sequence[str], amount: int, size: int, pause_s: float) -> View:
-    """Test messages to topics, to their queues in turn; rows and, for people, how they did in all."""
+    """Send test messages to the queues of topics in turn. Return rows and, for display, a summary."""
     import asyncio
 
     from rmqkit.client.runtime.routes import PublishQueues, publish_queues

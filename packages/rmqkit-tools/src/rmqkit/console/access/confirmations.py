@@ -2,8 +2,8 @@
 
 The review has a token. If a user presses the button twice, or returns to the page, the page shows the first result. The
 console checks the reviewed state again before it sends a request: if another user has changed it since, it refuses the
-change. A change that cannot be undone requires a typed name. Up to 1,000 reviews are held in memory for 10 minutes.
-Loop only.
+change. A change that cannot be undone requires a typed name. 1,000 reviews are held in memory for 10 minutes. Loop
+only.
 """
 
 from __future__ import annotations

@@ -80,8 +80,7 @@ class Part(Struct, rename="camel"):
 
 
 class Rows(Struct, rename="camel", kw_only=True):
-    """One page of a list: its ``rows``, the number that ``matched`` the filter, and the ``total`` without the
-    filter."""
+    """One page of a list: its ``rows``, the number that ``matched`` the filter, and the unfiltered ``total``."""
 
     rows: list[Any]
     number: int

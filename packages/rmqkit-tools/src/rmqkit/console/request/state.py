@@ -192,8 +192,7 @@ class Hub:
         self.audit.close()
 
     def state_file(self, name: str, name_servers: str, kind: str) -> Path | None:
-        """Return the file for a kind of state of a cluster. A cluster without a name is identified by its name
-        servers."""
+        """Return the file for a kind of state. A cluster without a name is identified by its name servers."""
         if self._state is None:
             return None
         own = name if self._has_names else f"{name}-{re.sub(r'[^A-Za-z0-9.-]+', '_', name_servers)[:120]}"

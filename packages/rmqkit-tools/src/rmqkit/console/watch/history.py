@@ -250,8 +250,7 @@ class History:
     # -- writing
 
     async def follow(self, snapshot: Snapshot) -> None:
-        """Store a snapshot's figures, in steps that yield to the event loop. A series begins with its first known
-        figure."""
+        """Store a snapshot's figures in steps that yield to the loop. A series begins with its first known figure."""
         groups, is_full = 0, False
         for number, (figure, name, value) in enumerate(figures.told(snapshot), 1):
             if number % STEP == 0:
