@@ -1,14 +1,14 @@
 """The search for the cause why a group did not consume a message: `explain` finds the facts, `causes` judges them.
 
 =============================  =========================================================================================
-what is asked                  where
+fact                           requests
 =============================  =========================================================================================
 the message by id, key, place  VIEW_MESSAGE_BY_ID, QUERY_MESSAGE, QUERY_CONSUME_QUEUE at the brokers of its topic
 its copies, by unique key      QUERY_MESSAGE in the topics of retries, dead letters, delays, half messages, traces
-when it comes (again)          QUERY_CONSUME_QUEUE: entries of delay queues hold the time; timers have a property
-how far the group is           QUERY_CONSUMER_OFFSET, and its clients
-what it was given              VIEW_BROKER_STATS_DATA
-the group and its clients      GET_ALL_SUBSCRIPTIONGROUP_CONFIG (asking for one creates it), `admin.cluster.clients`
+its delivery time              QUERY_CONSUME_QUEUE: entries of delay queues have the time; timers have a property
+the group's progress           QUERY_CONSUMER_OFFSET, and its clients
+deliveries to the group        VIEW_BROKER_STATS_DATA
+the group and its clients      GET_ALL_SUBSCRIPTIONGROUP_CONFIG (352 would create it), `admin.cluster.clients`
 =============================  =========================================================================================
 
 The requests change nothing. Facts that a broker does not report are missing from the evidence. Source: behaviour.md
@@ -222,8 +222,7 @@ class Explainer:
             facts.traces = [one for one in told if one.kind == "Sub" and one.group in ("", self._group)]
 
     def _is_copy(self, one: ReceivedMessage) -> bool:
-        """Return True if a message with the same unique key belongs to this topic (a scheduled one also to this
-        group)."""
+        """Return True if a message with the same unique key belongs to the topic (and if scheduled, to the group)."""
         targets = (self._topic, names.retry_topic(self._group))
         if one.topic == self._topic or one.properties.get(prop.RETRY_TOPIC, self._topic) != self._topic:
             return False
@@ -345,7 +344,7 @@ class Explainer:
         return next((data.perm for data in queues if data.broker_name == broker), ~0)
 
     async def _is_fetched(self, address: str, queue_id: int) -> bool | None:
-        """Return True if a broker has delivered messages of a queue (or at least the topic) to the group since its
+        """Return True if a broker has delivered messages of a queue (or its topic) to the group since the broker's
         start.
 
         None: the broker does not count, or has slaves, which may have delivered them.

@@ -148,9 +148,7 @@ class _ServerOrVerbs(TyperGroup):
         """Refuse a verb after the server's options: the options would have no effect."""
         self.commands = dict.fromkeys(self.list_commands(ctx))  # type: ignore[assignment] # may be suggested
         if args[0] in self.commands:
-            ctx.fail(
-                f"The options stand before the verb: write rmq {self.name} {args[0]}, then the options of the verb"
-            )
+            ctx.fail(f"The options must follow the verb: write rmq {self.name} {args[0]}, then the options of the verb")
         return super().resolve_command(ctx, args)
 
 

@@ -140,8 +140,7 @@ class Access:
         return done
 
     async def delete_policy(self, user: str, resource: str = "", broker: str | None = None) -> list[Done]:
-        """Delete a user's policy on a resource, or all policies of the user. Raises PeerRefused: there is no such
-        policy."""
+        """Delete a user's policy on a resource, or all of the user's policies. Raises PeerRefused: there is none."""
         header = DeleteAclRequest(subject_of(user), "Custom" if resource else None, resource or None)
         told = _("policy on {resource} deleted", resource=resource) if resource else _("policies deleted")
         return await self._each(RequestCode.AUTH_DELETE_ACL, user, told, broker, header)

@@ -563,8 +563,7 @@ class Offsets:
         return await self._calls.committed_offset(address, group, queue, is_stored=True, timeout_ms=timeout_ms)
 
     async def _put(self, address: str, group: str, queue: MessageQueue, offset: int) -> None:
-        """Write an offset. Between a reset and the next pull, a broker ignores writes (with a remark): repeat the
-        reset."""
+        """Write an offset. Between a reset and the next pull, a broker ignores writes (with a remark): reset again."""
         header = UpdateConsumerOffsetRequest(group, queue.topic, queue.queue_id, offset)
         if (await self._calls.ask(address, RequestCode.UPDATE_CONSUMER_OFFSET, header)).remark:
             again = ResetOffsetRequest(

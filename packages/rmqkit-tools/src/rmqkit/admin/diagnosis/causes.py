@@ -11,7 +11,7 @@ scheduled            delayed, recalled, retrying; clock skew
 half message         transaction pending, rolled back, given up; clock skew
 broadcasting         broadcasting, broadcast forbidden
 group is past it     consumed, filtered by tag or SQL92, subscriptions differ, skipped, popped
-closed               group unknown or disabled, read forbidden, topic not readable, queue not read, nobody online
+closed               group unknown or disabled, read forbidden, topic not readable, queue not read, no client online
 not wanted           subscriptions differ, not subscribed, filtered by tag or SQL92
 not shared out       queue has no owner
 waiting              retrying, waiting

@@ -209,7 +209,7 @@ def block_device(target: Target) -> Iterator[Finding]:
     """Check scheduler and read-ahead of the disk under the file system."""
     device = target.mount and target.machine.sys / "dev/block" / target.mount[0]
     if not device or not device.exists():
-        yield Finding("block device", State.UNKNOWN, "the file system shows no disk of its own here")
+        yield Finding("block device", State.UNKNOWN, "no block device is known for the file system")
         return
     device = device.resolve()
     queue = (device.parent if (device / "partition").exists() else device) / "queue"
@@ -236,7 +236,7 @@ def clock(target: Target) -> Iterator[Finding]:
     """Check if the kernel reports that its clock is synchronised (``adjtimex``)."""
     status = _clock_status()
     if status is None:
-        yield Finding("clock", State.UNKNOWN, "the kernel does not tell whether the clock is kept right")
+        yield Finding("clock", State.UNKNOWN, "the kernel does not report if the clock is synchronised")
     elif status & _STA_UNSYNC:
         remedy = "delays, timers and time stamps follow it: run chrony or systemd-timesyncd"
         yield Finding("clock", State.WARN, "not synchronised", remedy)
@@ -359,7 +359,7 @@ async def clock_of(admin: Admin, broker: str) -> Finding:
         (table,) = (await admin.brokers.status(broker)).values()
         skew_ms = clock_skew_ms(table, (asked_ms + time.time() * 1000) / 2)
     except RmqError as error:
-        return Finding(check, State.UNKNOWN, f"it does not tell: {error}")
+        return Finding(check, State.UNKNOWN, f"it does not report its figures: {error}")
     if skew_ms is None:
         return Finding(check, State.UNKNOWN, "it does not report when it started")
     state = State.OK if abs(skew_ms) < _SKEW_WARN_MS else State.WARN if abs(skew_ms) < _SKEW_FAIL_MS else State.FAIL
@@ -387,7 +387,7 @@ def _certificate(path: Path) -> Finding:
         return Finding("certificate", State.FAIL, f"{path}: {error}", "give a PEM file that this user may read")
     left = until - datetime.now(UTC)
     state = State.FAIL if left <= timedelta(0) else State.WARN if left < _EXPIRES_SOON else State.OK
-    remedy = "" if state is State.OK else "replace it; the running broker takes the new one"
+    remedy = "" if state is State.OK else "replace it; the running broker loads the new file"
     return Finding("certificate", state, f"{path} is valid until {until:%Y-%m-%d %H:%M} UTC", remedy)
 
 
@@ -437,7 +437,9 @@ def leftovers(target: Target) -> Iterator[Finding]:
         yield Finding("store", State.OK, f"{target.root} is in use by {by}: a broker runs on it")
     elif abort.exists():
         remedy = "nothing to do: the next start recovers it; do not delete the file"
-        yield Finding("store", State.WARN, f"{abort} is there and nobody runs: it was not stopped cleanly", remedy)
+        yield Finding(
+            "store", State.WARN, f"{abort} exists and no broker runs: the last one was not stopped cleanly", remedy
+        )
     else:
         yield Finding("store", State.OK, f"{target.root} {'was stopped cleanly' if target.root.exists() else 'is new'}")
 

@@ -8,7 +8,7 @@ broker does not answer       the name servers list it, and it gave no figures
 broker is gone               an earlier sample had it, and the name servers no longer list it
 disk nearly full             `DISK_WARN` of the disk is used; from `DISK_BAD` on brokers delete early or refuse sends
 clock is wrong               it differs from this machine's clock by `CLOCK_WARN_MS`; bad from `CLOCK_BAD_MS` on
-broker takes no messages     a master says that it is not active
+broker takes no messages     a master reports that it is not active
 master without a slave       slaves of its name are registered, and no slave is connected to it
 slave is behind              by more than `SLAVE_BYTES`
 half messages wait           the oldest one has waited for a decision longer than `HALF_AGE_MS`

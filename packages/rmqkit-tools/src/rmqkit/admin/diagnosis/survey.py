@@ -199,7 +199,7 @@ def well_text(snapshot: Snapshot) -> str:
     if known:
         shown.append(f"the lag of {len(known)} group{'s' * (len(known) != 1)}")
     apart = span_text(snapshot.compared_ms)
-    rest = "; not everything could be asked" if snapshot.troubles else ""
+    rest = "; some requests failed" if snapshot.troubles else ""
     return f"nothing is wrong with {' and '.join(shown)}, by two looks {apart} apart{rest}"
 
 

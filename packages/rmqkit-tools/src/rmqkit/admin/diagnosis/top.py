@@ -84,7 +84,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
         groups: the offsets by group and queue.
         ages_ms: the age of the oldest message that is not consumed, by group and topic with a lag.
         members: the clients online, by group.
-        servers: names of clusters and brokers, which have topics of their own.
+        servers: names of clusters and brokers, which are also names of topics.
     """
 
     monotonic_ms: float

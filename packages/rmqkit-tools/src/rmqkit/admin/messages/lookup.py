@@ -38,7 +38,7 @@ class Found(Struct, kw_only=True):
     """The messages that `lookup` found, the newest first.
 
     Attributes:
-        asked: the number of topics that were searched.
+        asked: the number of searched topics.
         refused: the number of topics that the caller may not read.
         left: the number of topics that were not searched, or not in time.
         trouble: the first other error.

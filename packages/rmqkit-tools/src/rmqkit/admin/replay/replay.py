@@ -247,8 +247,7 @@ class Replay:
         await self.pace.passed(len(chunk))
 
     async def _send(self, chunk: list[Picked]) -> list[Outcome]:
-        """Send messages again and return the outcome of each. Raises RmqError: a message failed with a temporary
-        error."""
+        """Send messages again and return the outcomes. Raises RmqError: a message failed with a temporary error."""
         outcomes: list[Outcome | None] = [None] * len(chunk)
         messages: dict[int, PlacedMessage] = {}
         for number, picked in enumerate(chunk):

@@ -204,7 +204,9 @@ def _by_address(tables: dict[str, dict[str, str]]) -> View:
 def _replication(address: str, status: HaRuntimeInfo) -> list[object]:
     if not status.master:
         told = status.ha_client_runtime_info
-        return [f"{address} is a slave of {told.master_addr or 'nobody yet'}; its log ends at {told.max_offset:,}"]
+        return [
+            f"{address} is a slave of {told.master_addr or 'an unknown master'}; its log ends at {told.max_offset:,}"
+        ]
     from msgspec import UNSET
 
     slaves = status.ha_connection_info

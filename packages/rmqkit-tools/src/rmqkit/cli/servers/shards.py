@@ -212,7 +212,7 @@ class Shards:
         await self._tasks.close()
         ends = {name: shard.exit_code for name, shard in zip(self._commands, self._shards, strict=True)}
         if bad := [f"{name} ended {_manner(code)}" for name, code in ends.items() if code not in _ASKED_TO_END]:
-            raise RmqError(f"{', '.join(bad)} when told to stop; its store is recovered at the next start")
+            raise RmqError(f"{', '.join(bad)} instead of stopping cleanly; its store is recovered at the next start")
 
     def reload(self) -> None:
         """Reopen the log, and pass SIGHUP to all shards."""

@@ -208,7 +208,7 @@ class Oidc:
                     self._provider, self._trouble = await self._asked(self._discover), ""
                 except LoginRefused as refused:
                     self._provider, self._trouble = None, str(refused)
-                    _log.warning("console: nobody can log in by OpenID Connect: %s", refused)
+                    _log.warning("console: no user can log in by OpenID Connect: %s", refused)
                 self._asked_again_ms = self._clock.monotonic_ms() + (AGAIN_MS if self._trouble else FRESH_MS)
             if self._provider is None:
                 raise LoginRefused(self._trouble)

@@ -239,7 +239,7 @@ class Hub:
 
     def give_back(self, admin: Admin) -> None:
         """Count down the requests that use a connection. An unused connection may be closed."""
-        # each connection is given back once for each borrow
+        # every `give_back` belongs to one `borrow`
         assert self._borrowed[admin] > 0
         self._borrowed[admin] -= 1
         if not self._borrowed[admin]:

@@ -5,7 +5,7 @@ data                       requested from               interval while the conso
 =========================  ===========================  =============================================================
 brokers                    a name server                each round: 10 s; 60 s after a minute without use
 figures, replication       every broker                 each round
-lags of all groups         every master                 each round, and at most 1 % of the time that it takes
+lags of all groups         every master                 each round, but for at most 1 % of the time
 name servers               each of them                 each round
 popped messages            every master                 30 s, within a budget
 topics and groups          every master                 30 s
