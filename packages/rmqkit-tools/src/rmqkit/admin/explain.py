@@ -82,8 +82,8 @@ async def explain(admin: Admin, topic: str, group: str, message: str | Key | At)
 
 
 class Explainer:
-    """Explains messages of one topic for one group. The data of the group are requested only once. ``hides_bodies``:
-    leave out the reasons of dead letters, which often quote bodies."""
+    """A search for causes, for one topic and one group. The data of the group are requested only once.
+    ``hides_bodies``: leave out the reasons of dead letters, which often quote bodies."""
 
     def __init__(self, admin: Admin, topic: str, group: str, *, hides_bodies: bool = False) -> None:
         self._admin = admin

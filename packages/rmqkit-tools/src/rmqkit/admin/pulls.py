@@ -42,7 +42,7 @@ _PULL_COUNT = 32
 
 
 class AdminPuller:
-    """Pulls through an `AdminCalls`, with its credentials and its guard."""
+    """A puller that uses an `AdminCalls`, with its credentials and its guard."""
 
     def __init__(self, calls: AdminCalls) -> None:
         self._calls = calls

@@ -165,7 +165,7 @@ class LocalCluster(Asserts):
 
     Attributes:
         name_server: its address for clients, ``host:port``.
-        brokers, slaves: its brokers, sorted by name.
+        brokers, slaves: its masters and its slaves, sorted by name.
         clock: the servers' time.
     """
 

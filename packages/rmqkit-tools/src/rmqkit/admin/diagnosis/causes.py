@@ -712,7 +712,7 @@ class Transaction(Struct, kw_only=True):
 
 
 class Lookup(Struct, kw_only=True):
-    """Further facts about a name under which nothing is stored in the topic.
+    """Further facts about a name without a message in the topic.
 
     Attributes:
         address, physical_offset: the parts of the name, if it is an offset message id.

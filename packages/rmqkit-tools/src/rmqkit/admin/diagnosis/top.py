@@ -199,7 +199,7 @@ def _is_shown(row: GroupRow, servers: Collection[str]) -> bool:
 
 
 class Sampler:
-    """Takes samples of a cluster. Loop only."""
+    """The source of samples of a cluster. Loop only."""
 
     def __init__(self, admin: Admin) -> None:
         self._calls = admin.calls

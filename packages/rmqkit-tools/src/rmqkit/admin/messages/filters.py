@@ -109,7 +109,7 @@ def apply_filter(expression: str, kind: str, properties: Mapping[str, str], plac
 
 
 class Filters:
-    """Tests filters with messages of a cluster; each method raises the errors of `AdminCalls`."""
+    """Operations that test filters with messages of a cluster; each raises the errors of `AdminCalls`."""
 
     def __init__(self, calls: AdminCalls) -> None:
         self._calls = calls

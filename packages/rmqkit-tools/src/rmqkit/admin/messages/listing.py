@@ -147,7 +147,7 @@ def _stop(found: Page, count: int, body_bytes: int, budget: Budget, *, is_late: 
 
 
 class _Reading:
-    """Pulls lanes in one direction."""
+    """A reader that pulls lanes in one direction."""
 
     def __init__(
         self, calls: AdminCalls, budget: Budget, deadline_ms: float, *, newest_first: bool, queues: int

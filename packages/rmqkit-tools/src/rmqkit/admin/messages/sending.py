@@ -86,7 +86,7 @@ class Stop:
 
 
 class Silence:
-    """A context manager that calls a function, once, after `SILENT_SECONDS` without a call of `heard`."""
+    """A context manager that calls a function after `SILENT_SECONDS` without a call of `heard`, once per silence."""
 
     def __init__(self, tell: Callable[[], None]) -> None:
         self._tell = tell

@@ -138,7 +138,7 @@ def retry_of(message: ReceivedMessage, origin: str, retries: Retries, msg_id: st
 
 
 class GroupProducer:
-    """Sends retries of dead letters; the interface is the part of `Producer` that `send_chunk` uses."""
+    """A producer of retries of dead letters, with the part of `Producer` that `send_chunk` uses."""
 
     def __init__(self, producer: Producer, runtime: ClientRuntime, admin: Admin, retries: Retries) -> None:
         self._producer, self._admin, self._retries = producer, admin, retries

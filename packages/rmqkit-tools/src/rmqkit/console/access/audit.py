@@ -72,7 +72,7 @@ def close_to_others(path: Path) -> None:
 
 
 class Audit:
-    """Writes lines. Raises SettingsError: the file cannot be written."""
+    """The audit of a console. Raises SettingsError: the file cannot be written."""
 
     def __init__(self, path: Path | None, clock: Clock) -> None:
         self._clock = clock

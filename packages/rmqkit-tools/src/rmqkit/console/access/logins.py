@@ -83,7 +83,8 @@ class _Session(Struct):
 
 
 class Sessions:
-    """The sessions of logged-in users by cookie; if there are too many, the oldest are dropped. Loop only."""
+    """The sessions of logged-in users by cookie; if there are too many, the least recently used are dropped. Loop
+    only."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

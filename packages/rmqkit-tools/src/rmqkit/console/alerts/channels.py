@@ -204,7 +204,7 @@ def _capture() -> list[_Capture]:
 
 
 def _service(url: str) -> NotifyBase:
-    """Return the service for an address. Raises ValueError: apprise does not know it, or lacks a package for it."""
+    """Return the service for an address. Raises ValueError: apprise does not know it, or cannot use it."""
     import apprise  # takes 0.3 s of CPU, and a second for the services
 
     asset = apprise.AppriseAsset(app_id="rmqkit", app_desc="rmqkit console", service_timeout=0)

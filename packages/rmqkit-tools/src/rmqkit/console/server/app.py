@@ -59,7 +59,7 @@ class Console(Hub):
         audit: a file for the audit's lines; None: only in memory.
         state: a folder for the history and the alert rules of each cluster; None: only in memory.
         rules: a file of rules and channels, which each cluster loads at the start.
-        jobs: a folder for replays; None: no replays. Replays that ran when a console stopped continue.
+        jobs: a folder for replays; None: no replays. The next console continues running replays.
         banner: a sentence for every page.
         is_secure: True if browsers use https, even if the connection here is http.
         hooks: decoders of bodies and additional pages (`rmqkit.console.hooks`); None: those of installed packages.

@@ -41,7 +41,7 @@ class BehindProxy:
     """A filter for requests from a proxy's networks only. The proxy does TLS and sends the client's address."""
 
     def __init__(self, app: Console, networks: Sequence[str]) -> None:
-        """Raises SettingsError: a text is not a network."""
+        """Read the networks. Raises SettingsError: a text is not a network."""
         self._app = app
         try:
             self._networks = [ipaddress.ip_network(one.strip()) for one in networks]

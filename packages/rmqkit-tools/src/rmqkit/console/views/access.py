@@ -186,7 +186,7 @@ async def edit_user(ask: Ask) -> Page:
 
 
 async def delete_user(ask: Ask) -> Page:
-    """A user."""
+    """Delete a user."""
     user, __ = await _known(ask)
 
     async def run(given: dict[str, str], broker: str) -> list[Any]:

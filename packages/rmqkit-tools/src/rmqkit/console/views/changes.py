@@ -442,7 +442,7 @@ async def offsets(ask: Ask) -> Page:
             raise ValueError(_("nothing is moved: the group is there in every queue"))
 
         def compared(found: Sequence[QueueMove]) -> dict[str, str]:
-            # Members consume during the review. Only the target must not change, and no further message may be skipped.
+            # Members consume during the review: compare only the targets, and if any message is skipped.
             places = {} if given["to"] in ("end", "clone") else {
                 f"{one.broker_name}:{one.queue_id}": str(one.then) for one in found
             }  # fmt: skip

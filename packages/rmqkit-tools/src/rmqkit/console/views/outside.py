@@ -81,7 +81,7 @@ async def oidc(ask: Ask) -> Page | Response:
         _try(ask)
         user, back = await provider.finish(ask.query, ask.request.cookies.get(cookie, ""), here)
     except LoginRefused as refused:
-        if "state" in ask.query:  # the redirect to the provider does not count as a try
+        if "state" in ask.query:  # the step to the provider has no limit on tries, and could flood the audit
             console.audit.write("?", ask.address, "", "login", "", "refused", str(refused))
         return await _login_page(ask, str(refused), 401)
     # A page instead of a redirect: browsers send a strict cookie only if the navigation began on this site.

@@ -57,7 +57,7 @@ class Figure(Struct, frozen=True, kw_only=True):
         unit: the unit of its axis.
         show: returns a value with its unit as text.
         top: returns the end of an axis that has room for a value.
-        scale: a value is stored as a whole number of this fraction: 1 / scale.
+        scale: the factor by which a value is multiplied before it is stored as an integer.
         is_kept: True if it has a history; figures without a history are only for rules.
         hint: the format of the value in a rule.
     """
