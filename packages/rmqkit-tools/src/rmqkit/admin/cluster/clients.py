@@ -268,7 +268,7 @@ async def heard(
     addresses: Iterable[str], asking: Callable[[str], Awaitable[T]], *, expected: int | None = None
 ) -> dict[str, T]:
     """Return the successful answers of several peers by address, at least one. If there is no answer, raise the first
-    error; a refusal with the ``expected`` code (such as "not online") only if there is no other error."""
+    error. Other errors have priority over a refusal with the ``expected`` code."""
     answers, failures = await tried(addresses, asking)
     if not answers:
         failures.sort(key=lambda error: isinstance(error, PeerRefused) and error.code == expected)
