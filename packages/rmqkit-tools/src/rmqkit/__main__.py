@@ -15,11 +15,11 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the command line; an error is one line on stderr and the exit code of its kind (`rmqkit.errors`).
-    ``rmq --debug …`` shows where it came from. Ctrl-C before a command minds it is 130, as shells have it."""
+    """Run the command line. An error prints one line on stderr, and sets the exit code of its kind (`rmqkit.errors`).
+    ``rmq --debug …`` adds the traceback. An unhandled Ctrl-C is exit code 130, as in shells."""
     _open_standard_streams()
-    # What is imported stays, so looking for garbage among it 100 times is a tenth of a start; a server, later, has
-    # objects that come and go by the thousand without any garbage in cycles.
+    # Imports create objects that stay: with the default threshold, 100 collections take a tenth of a start. Later, a
+    # server creates thousands of short-lived objects without reference cycles.
     gc.set_threshold(50_000, 50, 100)
     try:
         _run()
@@ -28,9 +28,9 @@ def main() -> None:
 
 
 def _open_standard_streams() -> None:
-    """Open those of the descriptors 0, 1 and 2 that the caller closed on the null device.
+    """Open the null device for each of the descriptors 0, 1 and 2 that the caller has closed.
 
-    Else a file of the store, or a socket, would get the number, and would receive printed output.
+    Otherwise a file of the store or a socket would get the number, and would receive printed output.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -50,7 +50,7 @@ def _run() -> None:
         print(f"rmq: {error}", file=sys.stderr)
         sys.exit(exit_code(error))
     try:
-        code = app(prog_name="rmq", standalone_mode=False)  # of typer.Exit, or else what the command returned
+        code = app(prog_name="rmq", standalone_mode=False)  # the code of typer.Exit, or else the result of the command
         sys.exit(code if isinstance(code, int) else 0)
     except (RmqError, TyperException, OSError, UnicodeEncodeError) as error:
         if "--debug" in takewhile(lambda argument: argument.startswith("-"), sys.argv[1:]):
@@ -79,12 +79,12 @@ def _run() -> None:
 
 
 def _wants_json() -> bool:
-    """Return True if the command was asked for JSON: its errors are an object then, too."""
+    """Return True if the command line has ``--json``: then errors are JSON objects, too."""
     return "--json" in takewhile(lambda argument: argument != "--", sys.argv[1:])
 
 
 def _misunderstood(error: TyperException) -> str:
-    """Return the error in a command line, and the command for its help; "" if the help was printed instead."""
+    """Return the error of a command line, and the command for its help; "" if the help was already printed."""
     told, context = " ".join(error.format_message().split()), getattr(error, "ctx", None)
     if not told or context is None:
         return told

@@ -173,7 +173,7 @@ def test_nothing_is_claimed_that_two_looks_did_not_show() -> None:
     text = "nothing is wrong with 1 broker and their clocks, disks and slaves and the lag of 1 group, by two looks 10 s"
     assert well_text(snapshot) == f"{text} apart"
     snapshot.troubles["lags of broker-a"] = "no answer"
-    assert well_text(snapshot).endswith("; not everything could be asked")
+    assert well_text(snapshot).endswith("; some requests failed")
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,7 @@ def test_a_store_that_runs_that_was_killed_and_that_was_stopped(tmp_path):
     target.root.mkdir()
     assert said() == (OK, f"{target.root} was stopped cleanly")
     (target.root / "abort").write_text("77")
-    assert said() == (WARN, f"{target.root}/abort is there and nobody runs: it was not stopped cleanly")
+    assert said() == (WARN, f"{target.root}/abort exists and no broker runs: the last one was not stopped cleanly")
     lock = StoreLock(target.root)
     lock.acquire()
     assert said() == (OK, f"{target.root} is in use by process 77: a broker runs on it")
@@ -353,7 +353,7 @@ def test_each_shard_has_ports_and_a_store_of_its_own(tmp_path):
         port = user.getsockname()[1]
         rows = look("--set", f"listenPort={port - 10}", "--shards", "2")
         assert rows["shard-0 store"]["found"] == f"{tmp_path}/shard-0 is new"
-        assert rows["shard-1 store"]["found"].startswith(f"{tmp_path}/shard-1/abort is there and nobody runs")
+        assert rows["shard-1 store"]["found"].startswith(f"{tmp_path}/shard-1/abort exists and no broker runs")
         assert rows[f"shard-1 port {port} (listenPort)"]["state"] == "fail"
         assert {f"shard-1 port {port + 1} (haListenPort)", "shard-0 advertised address"} <= rows.keys()
     alone, few, high = look(), look("--shards", "1"), look("--shards", "2", "--set", "listenPort=65530")

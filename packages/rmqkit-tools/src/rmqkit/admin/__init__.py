@@ -1,8 +1,8 @@
-"""Typed operations on a cluster, from outside: what ``mqadmin`` does, as functions.
+"""Typed administrative operations on a cluster: the functions behind ``rmq``, comparable to Java's ``mqadmin``.
 
-`Admin` has one attribute per noun (``admin.topics``, ``admin.brokers`` …), each a class of operations. Its methods ask
-through `AdminCalls` and return structs. Nothing here prints; the command line (`rmqkit.cli.admin`) does. Works against
-Apache's servers and ours.
+`Admin` has one attribute per noun (``admin.topics``, ``admin.brokers`` …), each a class of operations. Its methods send
+requests through `AdminCalls` and return structs. Only the command line (`rmqkit.cli.admin`) prints. The operations work
+with Apache's servers and with rmqkit's.
 
 ::
 
@@ -63,10 +63,10 @@ class Admin:
 
     Args:
         name_servers: ``host:port;host:port``.
-        timeout_ms: of each request.
+        timeout_ms: the timeout of each request.
         tls: encrypts every connection.
         credentials: sign every request.
-        guard: is called before each request leaves, such as `read_only`; what it raises is raised to the caller.
+        guard: a function that is called before each request, such as `read_only`. Its exceptions reach the caller.
     """
 
     clusters: Clusters
@@ -110,7 +110,7 @@ class Admin:
         await self.calls.remoting.close()
 
     def __getattr__(self, name: str) -> Any:
-        """A noun, when it is first asked for."""
+        """Create the operations of a noun at their first use."""
         if name not in _NOUNS:
             raise AttributeError(_("Admin has no {name}: it has {nouns}", name=name, nouns=", ".join(_NOUNS)))
         module, of_noun = _NOUNS[name]

@@ -1,5 +1,4 @@
-"""The base of all administrative operations: typed answers, name servers in turn, and addresses of brokers and
-clusters.
+"""The base of all administrative operations: typed answers, and the addresses of name servers, brokers and clusters.
 
 ======================  ==================================================================================
 target                  selection
@@ -10,11 +9,11 @@ a broker                given as ``host:port`` or by name; a name means its mast
 several brokers         requested at the same time; the first error is raised
 ======================  ==================================================================================
 
-If a peer closes or does not answer, `rmqkit.remoting.client` finds out what kind of peer it is, for the error's text.
+If a peer closes the connection or does not answer, `rmqkit.remoting.client` probes what kind of peer it is, for the
+text of the error.
 
-A *guard* is called before every request leaves, from every method: it counts, or refuses by an exception.
-`read_only` is a guard that passes only requests that change nothing (`READING`).
-Loop only. Source: behaviour.md §9.9.
+A *guard* is called before each request of each method. It may count requests, or refuse one by raising an exception.
+`read_only` is a guard that passes only requests that change nothing (`READING`). Loop only. Source: behaviour.md §9.9.
 """
 
 from __future__ import annotations
@@ -62,14 +61,14 @@ H = TypeVar("H", bound=Struct)
 
 
 class Done(Struct, rename="camel"):
-    """A change that was made, and its server."""
+    """A description of a change, and the server that made it."""
 
     where: str
     done: str
 
 
 Guard = Callable[[str, Command], None]
-"""Is told the address and the request before it leaves. What it raises is raised to whoever asked."""
+"""A function that is called with address and request before the request is sent. Its exceptions reach the caller."""
 
 READING = frozenset(code for code, row in CATALOG.items() if row.is_reading)
 """Requests that change nothing at any broker. GET_SUBSCRIPTIONGROUP_CONFIG (352) is not one of them: Apache's brokers
@@ -79,8 +78,8 @@ _PULLS = (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
 
 
 def read_only(address: str, command: Command) -> None:
-    """A guard that lets requests pass that change nothing. Raises ReadOnly: this one would; so would a pull that
-    commits an offset."""
+    """Refuse requests that change something (a guard). Raises ReadOnly: the request changes something, or is a pull
+    that commits an offset."""
     is_reading = command.code in READING
     if is_reading and command.code in _PULLS:
         is_reading = not decode_header(command, PullMessageRequest).sys_flag & PullFlag.COMMIT_OFFSET
@@ -90,7 +89,7 @@ def read_only(address: str, command: Command) -> None:
 
 
 class _GuardedClient(RemotingClient):
-    """Asks a guard before it sends anything."""
+    """A client that calls a guard before it sends a request."""
 
     def __init__(self, guard: Guard, **options: Any) -> None:
         super().__init__(**options)
@@ -100,19 +99,19 @@ class _GuardedClient(RemotingClient):
         self._guard(address, command)
         return await super().call(address, command, timeout_ms)
 
-    # Both ways by which a request can leave: a guard of one of them would be none.
+    # The guard must see one-way requests too: they may change something just as well.
     async def send_one_way(self, address: str, command: Command, timeout_ms: float) -> None:
         self._guard(address, command)
         await super().send_one_way(address, command, timeout_ms)
 
 
 class AdminCalls(BrokerCalls):
-    """Asks name servers and brokers, and says of a failed connection what answers there.
-    ``guard`` is called before each request leaves.
-    Raises SettingsError: the list of name servers is empty or not of ``host:port``.
+    """Requests to name servers and brokers. A failed connection is reported with the kind of peer that listens there.
+    ``guard`` is called before each request is sent.
+    Raises SettingsError: the list of name servers is empty, or an entry is not ``host:port``.
 
-    Every method that asks raises RemotingError (no answer; NoNameServer when it was a name server's to give),
-    PeerRefused (an answer other than success) and BodyError or HeaderError (it cannot be read).
+    Every method that sends a request raises RemotingError (no answer), NoNameServer (no name server answers),
+    PeerRefused (an answer other than success), and BodyError or HeaderError (an answer that cannot be decoded).
     """
 
     def __init__(
@@ -137,14 +136,15 @@ class AdminCalls(BrokerCalls):
         self._routes: dict[str, TopicRoute] = {}
 
     def forget(self) -> None:
-        """Ask again for what may have changed."""
+        """Drop the cached cluster and routes, so that the next use requests them again."""
         self._cluster = None
         self._routes.clear()
 
     # -- one peer
 
     async def call(self, address: str, command: Command, timeout_ms: float | None = None) -> Command:
-        """Return the answer, with any code. Raises WrongProtocol, TlsMismatch: instead of a mere ConnectionLost."""
+        """Return the answer, with any code. Raises WrongProtocol, TlsMismatch: the reason of a lost connection, if it
+        can be found."""
         try:
             return await super().call(address, command, timeout_ms)
         except (ConnectionLost, RequestTimedOut) as error:
@@ -153,19 +153,19 @@ class AdminCalls(BrokerCalls):
             raise await diagnosed(error, address, is_encrypted=self.remoting.is_encrypted) from None
 
     async def fetch_properties(self, address: str, code: int) -> dict[str, str]:
-        """The settings in the body of a successful answer."""
+        """Return the settings in the body of a successful answer."""
         return parse_properties((await self.ask(address, code)).payload.decode("utf-8", "replace"))
 
-    # -- who is where
+    # -- addresses
 
     async def cluster(self) -> ClusterInfo:
-        """All brokers, as a name server knows them."""
+        """Return all brokers that a name server knows."""
         if self._cluster is None:
             self._cluster = await self.any_name_server.fetch(ClusterInfo, RequestCode.GET_BROKER_CLUSTER_INFO)
         return self._cluster
 
     async def route(self, topic: str) -> TopicRoute:
-        """Return where a topic is. Raises UnknownName: no broker has it."""
+        """Return the route of a topic. Raises UnknownName: no broker has the topic."""
         if topic not in self._routes:
             route = await self.any_name_server.route(topic)
             if route is None:
@@ -174,19 +174,19 @@ class AdminCalls(BrokerCalls):
         return self._routes[topic]
 
     async def topic_names(self) -> list[str]:
-        """All topics a name server knows, sorted."""
+        """Return all topics that a name server knows, sorted."""
         return await self.any_name_server.topics()
 
     async def own_topic_names(self) -> list[str]:
-        """The topics that applications have made, sorted: no system, retry or dead-letter topics."""
+        """Return the topics that applications have created, sorted, without system, retry and dead-letter topics."""
         names, servers = await self.topic_names(), set[str]()
-        with contextlib.suppress(RmqError):  # a name server that does not say it leaves two more names in the list
+        with contextlib.suppress(RmqError):  # then the list has two more topics
             info = await self.cluster()
             servers = {*info.cluster_addr_table, *info.broker_addr_table}
         return [name for name in names if is_of_applications(name, servers)]
 
     async def address(self, broker: str) -> str:
-        """The address of a broker that is given as ``host:port`` or by its name, which means its master.
+        """Return the address of a broker: ``host:port`` itself, or the master's address if a name is given.
         Raises UnknownName: the name servers know no broker of that name, or no master of it."""
         if ":" in broker:
             return broker
@@ -197,7 +197,8 @@ class AdminCalls(BrokerCalls):
         return masters[broker]
 
     async def broker_name(self, broker: str) -> str:
-        """The name of a broker that is given by it or by an address. Raises UnknownName: the name servers know none."""
+        """Return the name of a broker that is given by its name or address. Raises UnknownName: the name servers do not
+        know the broker."""
         known = (await self.cluster()).broker_addr_table
         for name, data in known.items():
             if broker == name or broker in data.broker_addrs.values():
@@ -205,9 +206,9 @@ class AdminCalls(BrokerCalls):
         raise UnknownName("broker", broker, self._asked, known)
 
     async def masters(self, cluster: str | None = None, broker: str | None = None) -> dict[str, str]:
-        """Addresses of masters by broker name: of a cluster, the one broker, or all there are.
-        A broker given by its address has its address for a name when the name servers do not know it.
-        Raises UnknownName: there is no such cluster, or no such broker."""
+        """Return the addresses of masters by broker name: of a cluster, of one broker, or of all clusters. A broker
+        that is given by its address, and that the name servers do not know, has its address as its name.
+        Raises UnknownName: the cluster or the broker does not exist."""
         if broker is not None:
             name, address = broker, await self.address(broker)
             with contextlib.suppress(RemotingError, NoNameServer, PeerRefused, UnknownName):
@@ -221,8 +222,8 @@ class AdminCalls(BrokerCalls):
         return {name: by_id[MASTER_ID] for name, by_id in addresses.items() if MASTER_ID in by_id}
 
     async def targets(self, broker: str | None, cluster: str | None) -> dict[str, str]:
-        """`masters` of what was named; without a name, of the only cluster there is.
-        Raises SettingsError: there are several clusters, or none."""
+        """Return the `masters` of the given broker or cluster. If neither is given, use the only cluster.
+        Raises SettingsError: neither is given, and there are several clusters, or no cluster."""
         if broker is None and cluster is None:
             clusters = sorted((await self.cluster()).cluster_addr_table)
             if not clusters:
@@ -234,17 +235,17 @@ class AdminCalls(BrokerCalls):
         return await self.masters(cluster, broker)
 
     async def addresses(self, broker: str | None, cluster: str | None) -> list[str]:
-        """The addresses of `targets`; no name server is asked when a broker is given by its address."""
+        """Return the addresses of `targets`. A broker's address is returned without a request to a name server."""
         return [await self.address(broker)] if broker is not None else [*(await self.targets(None, cluster)).values()]
 
     async def masters_of_topic(self, topic: str) -> dict[str, str]:
-        """Addresses of the masters that have a topic, by broker name. Raises UnknownName: no broker has it."""
+        """Return the addresses of a topic's masters, by broker name. Raises UnknownName: no broker has the topic."""
         brokers = sorted((await self.route(topic)).broker_datas, key=lambda data: data.broker_name)
         return {data.broker_name: data.broker_addrs[MASTER_ID] for data in brokers if MASTER_ID in data.broker_addrs}
 
     async def fan_out(self, addresses: Iterable[str], asking: Callable[[str], Awaitable[T]]) -> dict[str, T]:
-        """Return the answers by address, in the given order."""
-        # The first error is raised at once, and the other requests go on: what they change is changed all the same.
+        """Send a request to each address at the same time. Return the answers by address, in the given order."""
+        # The first error is raised at once. The other requests continue, and still change what they change.
         listed = list(addresses)
         return dict(zip(listed, await asyncio.gather(*map(asking, listed)), strict=True))
 
@@ -255,6 +256,6 @@ class AdminCalls(BrokerCalls):
     async def _unknown_topic(self, topic: str) -> UnknownName:
         names: list[str] | None = None
         with contextlib.suppress(RmqError):
-            # The others would hide what was meant; whoever asks for one of those gets them all.
+            # System topics would hide the intended name. List them only if the unknown name looks like one.
             names = await (self.own_topic_names() if is_of_applications(topic) else self.topic_names())
         return UnknownName("topic", topic, self._asked, names)

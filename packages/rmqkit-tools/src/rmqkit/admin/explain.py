@@ -1,17 +1,18 @@
-"""Why a message was not consumed by a group: `explain` finds the facts, `rmqkit.admin.diagnosis.causes` judges them.
+"""The search for the cause why a group did not consume a message: `explain` finds the facts, `causes` judges them.
 
 =============================  =========================================================================================
-what is asked                  where
+fact                           requests
 =============================  =========================================================================================
 the message by id, key, place  VIEW_MESSAGE_BY_ID, QUERY_MESSAGE, QUERY_CONSUME_QUEUE at the brokers of its topic
 its copies, by unique key      QUERY_MESSAGE in the topics of retries, dead letters, delays, half messages, traces
-when it comes (again)          QUERY_CONSUME_QUEUE: entries of delay queues hold the time; timers have a property
-how far the group is           QUERY_CONSUMER_OFFSET, and its clients
-what it was given              VIEW_BROKER_STATS_DATA
-the group and its clients      GET_ALL_SUBSCRIPTIONGROUP_CONFIG (asking for one creates it), `admin.cluster.clients`
+its delivery time              QUERY_CONSUME_QUEUE: entries of delay queues have the time; timers have a property
+the group's progress           QUERY_CONSUMER_OFFSET, and its clients
+deliveries to the group        VIEW_BROKER_STATS_DATA
+the group and its clients      GET_ALL_SUBSCRIPTIONGROUP_CONFIG (352 would create it), `admin.cluster.clients`
 =============================  =========================================================================================
 
-Asking changes nothing. What a broker does not tell is left out of the evidence. Source: behaviour.md §9.9.
+The requests change nothing. Facts that a broker does not report are missing from the evidence. Source: behaviour.md
+§9.9.
 """
 
 from __future__ import annotations
@@ -46,14 +47,14 @@ from rmqkit.sentences import _
 __all__ = ["At", "Explainer", "Key", "explain"]
 
 _BEFORE = (names.SCHEDULE_TOPIC, names.TIMER_TOPIC, names.HALF_TOPIC, names.TRANS_CHECK_MAX_TIME_TOPIC)
-"""Where a message may be before it comes to its topic."""
+"""The topics in which a message may be before it reaches its own topic."""
 _TOPICS_MAX = 500
 _AT_ONCE = 16
 _OP_PULLS_MAX = 16
 _READ_FORBIDDEN = 1 << 2
 _PORT_MAX = 65_535
 _LOG_BYTES_MAX = 1 << 48
-"""No log is that long: digits that say so are a unique key, not an offset message id."""
+"""The maximum offset in an offset message id. No log is longer: an id with a larger offset is a unique key."""
 
 T = TypeVar("T")
 
@@ -65,8 +66,7 @@ class Key(Struct):
 
 
 class At(Struct):
-    """A message, identified by its queue offset. You can leave out the broker (name or address) if only one has the
-    topic."""
+    """A message, identified by its queue offset. The broker (name or address) is optional if it is the only one."""
 
     queue_id: int
     offset: int
@@ -74,14 +74,15 @@ class At(Struct):
 
 
 async def explain(admin: Admin, topic: str, group: str, message: str | Key | At) -> Explanation:
-    """Explain why a group has not consumed a message, or that it has. A text is an offset message id or a unique key.
-    Raises UnknownName: there is no such topic. Raises SettingsError: several messages may be meant.
-    Also raises what `AdminCalls` raises."""
+    """Explain why a group has not consumed a message, or that it has. ``message`` as text is an offset message id or a
+    unique key.
+    Raises UnknownName: there is no such topic. Raises SettingsError: the text may mean several messages. Also raises
+    the errors of `AdminCalls`."""
     return await Explainer(admin, topic, group).explain(message)
 
 
 class Explainer:
-    """Explains messages of one topic for one group. It asks for the data of the group only once.
+    """A search for causes, for one topic and one group. The data of the group are requested only once.
     ``hides_bodies``: leave out the reasons of dead letters, which often quote bodies."""
 
     def __init__(self, admin: Admin, topic: str, group: str, *, hides_bodies: bool = False) -> None:
@@ -97,7 +98,7 @@ class Explainer:
         return judge(await self.facts(message))
 
     async def facts(self, message: str | Key | At) -> Facts:
-        """All that can be found out about a message and the group, for `judge` and `timeline`; raises as `explain`."""
+        """Return all facts about a message and the group for `judge` and `timeline`. Raises as `explain`."""
         facts = self._facts("")
         match message:
             case Key(text):
@@ -118,7 +119,7 @@ class Explainer:
         return facts
 
     async def stored(self, message: ReceivedMessage) -> Facts:
-        """Return the stored facts of a message that was found already, without the state of the group."""
+        """Return the facts of a message that was already found, without the state of the group."""
         facts = self._facts(message.msg_id)
         facts.message = message
         if unique_key := message.properties.get(prop.UNIQ_KEY):
@@ -132,7 +133,7 @@ class Explainer:
     # -- the message
 
     async def _by_id(self, facts: Facts, text: str) -> str:
-        """Find a message by either kind of id; its unique key."""
+        """Find a message by either kind of id. Return its unique key."""
         facts.asked = _("message {text}", text=text)
         with contextlib.suppress(ValueError):
             ip, port, physical_offset = decode_offset_id(text)
@@ -157,7 +158,7 @@ class Explainer:
             return None
         known.is_known = True
         for found in await self._admin.messages.at_place(address, physical_offset):
-            if found.physical_offset == physical_offset:  # Apache's brokers have their first message at 0, too
+            if found.physical_offset == physical_offset:  # Apache's brokers have a message at offset 0, too
                 found.broker_name = name
                 return found
         if (told := await self._status(address)) is not None:
@@ -204,7 +205,7 @@ class Explainer:
         return facts.message.properties.get(prop.UNIQ_KEY, "")
 
     async def _add_copies(self, facts: Facts, unique_key: str) -> None:
-        """Look for a message where it may also be: before it comes to its topic, and after the group failed."""
+        """Search the topics of a message before it reaches its own topic, and after the group has failed."""
         topics = [names.retry_topic(self._group), names.dlq_topic(self._group)]
         topics += _BEFORE if facts.message is None else (names.SCHEDULE_TOPIC,)
         topics += [names.pop_retry_topic(self._group, self._topic, separator) for separator in "_+"]
@@ -221,7 +222,7 @@ class Explainer:
             facts.traces = [one for one in told if one.kind == "Sub" and one.group in ("", self._group)]
 
     def _is_copy(self, one: ReceivedMessage) -> bool:
-        """Return True if a message with the same unique key is of this topic, and scheduled ones also of this group."""
+        """Return True if a message with the same unique key belongs to the topic (and if scheduled, to the group)."""
         targets = (self._topic, names.retry_topic(self._group))
         if one.topic == self._topic or one.properties.get(prop.RETRY_TOPIC, self._topic) != self._topic:
             return False
@@ -330,7 +331,7 @@ class Explainer:
             calls.committed_offset(address, self._group, queue, is_stored=True),
             self._once((address, topic), lambda: self._maybe(calls.fetch(TopicConfig, address, code, header))),
         )
-        config = config or TopicConfig(topic, read_queue_nums=queue_id + 1)  # older brokers do not tell
+        config = config or TopicConfig(topic, read_queue_nums=queue_id + 1)  # older brokers do not report it
         perm, counts = (
             config.perm & await self._routed(broker, topic),
             (config.read_queue_nums, config.write_queue_nums),
@@ -338,14 +339,13 @@ class Explainer:
         return Place(broker, topic, queue_id, offset, lowest, highest, committed, perm, *counts)
 
     async def _routed(self, broker: str, topic: str) -> int:
-        """Return the permission that the route gives to clients at a broker, which may forbid all its topics
-        (brokerPermission)."""
+        """Return the permission of a broker in the route. It includes brokerPermission, which may forbid all topics."""
         queues = (await self._calls.route(topic)).queue_datas if topic == self._topic else ()
         return next((data.perm for data in queues if data.broker_name == broker), ~0)
 
     async def _is_fetched(self, address: str, queue_id: int) -> bool | None:
-        """Return True if a broker has delivered messages of a queue, or at least of the topic, to the group since it
-        started.
+        """Return True if a broker has delivered messages of a queue (or its topic) to the group since the broker's
+        start.
 
         None: the broker does not count, or has slaves, which may have delivered them.
         """
@@ -372,12 +372,12 @@ class Explainer:
     # -- asking
 
     async def _query(self, topic: str, key: str, *, is_unique: bool = True) -> list[ReceivedMessage]:
-        """Messages by unique key or key at the brokers of the topic that is explained, the oldest first."""
+        """Return messages by unique key or key, from the brokers of the explained topic, the oldest first."""
         brokers = await readers(self._calls, self._topic)
         return await self._admin.messages.by_key(topic, key, is_unique=is_unique, brokers=brokers)
 
     async def _address(self, broker: str | None) -> str:
-        """Return where to ask a broker; one that gave a message may have left the topic's route."""
+        """Return the address of a broker. A broker that returned a message may have left the topic's route since."""
         known = await readers(self._calls, self._topic)
         return known.get(broker or "") or await self._calls.address(broker or "")
 
@@ -386,14 +386,14 @@ class Explainer:
         return None if found is None else found[address]
 
     async def _maybe(self, asking: Awaitable[T]) -> T | None:
-        """An answer that may be missing."""
+        """Return an answer, or None after an error."""
         try:
             return await asking
         except (PeerRefused, RemotingError, ProtocolError, UnknownName):
             return None
 
     async def _once(self, key: object, asking: Callable[[], Awaitable[T]]) -> T:
-        """An answer, or a failure, that is asked for once."""
+        """Return an answer or raise its error; the request for a key is sent only once."""
         if key not in self._known:
             self._known[key] = asyncio.ensure_future(asking())
         answer: T = await self._known[key]

@@ -1,10 +1,10 @@
-"""Pulls of the tools, for a group that every broker has (`TOOLS_GROUP`): nobody joins it, and no offset is saved.
+"""Pulls of the tools, for a group that every broker has (`TOOLS_GROUP`). No client joins it; no offset is saved.
 
 `AdminPuller` pulls queue by queue for a `TopicReader`.
 
-`listed` (``printMsg``, ``printMsgByQueue``) yields the messages that a topic has now, in order of store time. It
-searches each queue for the span (code 29) and pulls the queue on its own, a few messages ahead. The streams are merged,
-so any number of messages needs little memory. Messages that are stored later are left out.
+`listed` (``printMsg``, ``printMsgByQueue``) yields the current messages of a topic, in order of store time. It searches
+each queue for the span (code 29) and pulls each queue separately, a few messages ahead. The streams are merged, so any
+number of messages needs little memory. Messages that are stored later are left out.
 Source: behaviour.md §4, §6.2, §8.16, §9.9; remoting.md §4.3.2, §4.3.3.
 """
 
@@ -42,23 +42,23 @@ _PULL_COUNT = 32
 
 
 class AdminPuller:
-    """Pulls through an `AdminCalls`, signed as it signs and watched by its guard."""
+    """A puller that uses an `AdminCalls`, with its credentials and its guard."""
 
     def __init__(self, calls: AdminCalls) -> None:
         self._calls = calls
 
     async def queues(self, topic: str) -> list[MessageQueue]:
-        """The queues of a topic that may be read, as its route is now. Raises UnknownName: there is no such topic."""
-        # Routes are kept otherwise, and a queue that is new would never be seen.
+        """Return the readable queues of a topic from its current route. Raises UnknownName: there is no such topic."""
+        # A cached route would never show new queues.
         self._calls.forget()
         return subscribe_queues(topic, await self._calls.route(topic))
 
     async def min_offset(self, queue: MessageQueue) -> int:
-        """The first offset that is stored."""
+        """Return the first stored offset."""
         return await self._calls.min_offset(await self._address(queue), queue)
 
     async def max_offset(self, queue: MessageQueue) -> int:
-        """One past the last message."""
+        """Return the offset after the last message."""
         return await self._calls.max_offset(await self._address(queue), queue)
 
     async def search_offset(self, queue: MessageQueue, moment: Moment) -> int:
@@ -75,7 +75,7 @@ class AdminPuller:
         wait: Duration = 0,
         expression_type: str = TAG,
     ) -> PullResult:
-        """Read a queue from an offset on, and commit nothing."""
+        """Pull messages of a queue from an offset, and commit no offset."""
         from rmqkit.client.consumer.loop import unpack
         from rmqkit.client.consumer.pull import PullResult
 
@@ -92,7 +92,7 @@ class AdminPuller:
         pulled = await self._calls.pull(await self._address(queue), header, self._calls.timeout_ms + suspend_ms)
         body = pulled.body if pulled.status is PullStatus.FOUND else b""
         messages, unreadable = unpack(body, queue.broker_name)
-        if is_tag_type(expression_type):  # a broker compares hashes
+        if is_tag_type(expression_type):  # a broker compares only hashes
             wanted = subscription(queue.topic, expression)
             messages = [one for one in messages if matches_tags(wanted, one.tags)]
             unreadable = [one for one in unreadable if matches_tags(wanted, one.tags)]
@@ -104,8 +104,8 @@ class AdminPuller:
 
 
 class Span(Struct, frozen=True, kw_only=True):
-    """Which messages of a topic: stored within some ms, both ends included; of a broker, of a queue from an offset on;
-    with one of some tags (``A || B``), and that an SQL92 expression wants."""
+    """A selection of a topic's messages: by store time (ms, both ends included), broker, queue, first offset, tags (``A
+    || B``) and SQL92 expression."""
 
     begin_ms: int = 0
     end_ms: int | None = None
@@ -116,10 +116,10 @@ class Span(Struct, frozen=True, kw_only=True):
     sql: str = ""
 
     def test(self) -> Callable[[ReceivedMessage], bool]:
-        """Return a test for wanted messages.
+        """Return a function that tests if a message is selected.
 
-        SQL92 is not left to brokers: many do not filter by it, or let every message pass if the expression is wrong.
-        Raises SettingsError: an expression cannot be understood.
+        SQL92 is evaluated here: many brokers do not filter by it, or let every message pass if the expression is wrong.
+        Raises SettingsError: an expression does not compile.
         """
         end_ms = _FOREVER_MS if self.end_ms is None else self.end_ms
         try:
@@ -138,9 +138,9 @@ class Span(Struct, frozen=True, kw_only=True):
 
 
 async def listed(calls: AdminCalls, topic: str, span: Span) -> AsyncIterator[ReceivedMessage]:
-    """The messages that a topic has now, from the oldest on.
-    Raises UnknownName: there is no such topic. Raises ClientError: it has no such queue that may be read.
-    Raises SettingsError: an expression cannot be understood."""
+    """Yield the current messages of a topic, the oldest first.
+    Raises UnknownName: there is no such topic. Raises ClientError: the topic has no such readable queue.
+    Raises SettingsError: an expression does not compile."""
     asked = await readers(calls, topic)
     queues = [
         queue
@@ -173,12 +173,12 @@ async def listed(calls: AdminCalls, topic: str, span: Span) -> AsyncIterator[Rec
 
 
 def age(message: ReceivedMessage) -> tuple[int, int, int]:
-    """Sorts messages by when they were stored; members of a batch stored as one keep their order."""
+    """Return a sort key by store time. Messages of one batch stay in their order."""
     return message.store_timestamp, message.physical_offset, message.queue_offset
 
 
 async def readers(calls: AdminCalls, topic: str) -> dict[str, str]:
-    """The address to read from of each broker name that has a topic: its master, or else a slave.
+    """Return the address to read from, by name of each broker that has a topic: its master, or else a slave.
     Raises UnknownName: there is no such topic."""
     return {
         data.broker_name: data.broker_addrs.get(MASTER_ID) or min(data.broker_addrs.items())[1]
@@ -188,7 +188,7 @@ async def readers(calls: AdminCalls, topic: str) -> dict[str, str]:
 
 
 async def _empty(calls: AdminCalls, topic: str, addresses: Iterable[str]) -> set[MessageQueue]:
-    """The queues of a topic that have nothing, asked of each broker at once: a topic may have thousands."""
+    """Return the empty queues of a topic, with one request to each broker: a topic may have thousands of queues."""
     code, header = RequestCode.GET_TOPIC_STATS_INFO, TopicRequest(topic)
     tables = await calls.fan_out(addresses, lambda address: calls.fetch(TopicStatsTable, address, code, header))
     queues = [one for table in tables.values() for one in table.offset_table.items()]
@@ -227,7 +227,8 @@ def pull_request(
     suspend_ms: int = 0,
     expression_type: str = TAG,
 ) -> PullMessageRequest:
-    """A pull for the tools' group, which commits nothing; the broker may wait ``suspend_ms`` for a message."""
+    """Return a pull request for the tools' group, without a commit. The broker may wait ``suspend_ms`` for a
+    message."""
     return PullMessageRequest(
         consumer_group=TOOLS_GROUP,
         topic=queue.topic,

@@ -1,9 +1,9 @@
-"""The ``rmq`` command: the table of its commands, and how each module is found.
+"""The ``rmq`` command: the table of its commands, and the look-up of their modules.
 
 `PANELS` has all commands. A command runs (``rmq send``), or is a noun with verbs (``rmq topic list``). ``rmq broker``
-and ``rmq namesrv`` are both: alone they start a server, and with a verb (``rmq broker status``) they ask running
-servers. A module is imported when one of its commands runs (or all, for their help), so that each command starts as
-fast as it can. On Windows there are only the commands that need no more than a client.
+and ``rmq namesrv`` are both: alone they start a server, and with a verb (``rmq broker status``) they send requests to
+running servers. A module is only imported when one of its commands runs, or for the help of all commands, so that each
+command starts quickly. Windows has only the commands that need just a client.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ PANELS = {
         "pipeline": "",
     },
 }
-"""Groups of ``rmq --help`` → their commands → the module of each, with the `Noun` in it where the command is a noun.
-A command without a module is an entry point of another package (`_EXTRAS`)."""
+"""Groups of ``rmq --help`` → their commands → the module of each, with its `Noun` if the command is a noun. A command
+without a module is an entry point of another package (`_EXTRAS`)."""
 
 _MODULES = {name: module for commands in PANELS.values() for name, module in commands.items()}
 _PANEL_OF = {name: panel for panel, commands in PANELS.items() for name in commands}
@@ -78,10 +78,10 @@ NOUNS = {name: place for name, place in _MODULES.items() if ":" in place} | _SER
 """Noun → its module, and the `Noun` in it."""
 
 _EVERYWHERE = {"admin", "top", "send", "tail", "consume", "explain", "profile", *NOUNS} - _SERVERS.keys()
-"""Commands that need no more than a client; the others run servers or read stores, and need Linux or macOS."""
+"""Commands that need only a client. The others run servers or read stores, and need Linux or macOS."""
 
 _EXTRAS = {"pipeline": "spark"}
-"""Commands of other packages, and the extra that brings each."""
+"""Commands of other packages → the extra that installs each."""
 
 
 def noun_group(noun: str) -> Any:
@@ -120,7 +120,7 @@ class _LateImports(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, *rest = args
         if name in _SERVERS and rest and not rest[0].startswith("-"):
-            return name, noun_group(name), rest  # needs nothing of a server
+            return name, noun_group(name), rest  # does not need the server's module
         self.commands = dict.fromkeys(_MODULES)  # type: ignore[assignment] # names that may be suggested
         return super().resolve_command(ctx, args)
 
@@ -145,12 +145,10 @@ class _ServerOrVerbs(TyperGroup):
         return noun_group(str(self.name)).get_command(ctx, cmd_name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Refuse a verb after the server's options: nothing would use the options."""
+        """Refuse a verb after the server's options: the options would have no effect."""
         self.commands = dict.fromkeys(self.list_commands(ctx))  # type: ignore[assignment] # may be suggested
         if args[0] in self.commands:
-            ctx.fail(
-                f"The options stand before the verb: write rmq {self.name} {args[0]}, then the options of the verb"
-            )
+            ctx.fail(f"The options must follow the verb: write rmq {self.name} {args[0]}, then the options of the verb")
         return super().resolve_command(ctx, args)
 
 
@@ -161,9 +159,9 @@ def _module_of(command: str) -> Any:
 
 
 def with_bare_flags(command: Any) -> Any:
-    """A command, and all below it, whose flags are shown without a value: from 0.29 on Typer writes ``--json <bool>``,
-    and people type ``--json true``."""
-    # With its names: the option for help is made by the first who asks for it, and kept.
+    """Show the flags of a command and its subcommands without a value. Since 0.29 Typer shows ``--json <bool>``, and
+    users type ``--json true``."""
+    # Pass the names: the first access creates the help option and caches it.
     bare_flags(command.get_params(typer.Context(command, help_option_names=_HELP_NAMES)))
     for below in getattr(command, "commands", {}).values():
         if below is not None:
@@ -172,7 +170,7 @@ def with_bare_flags(command: Any) -> Any:
 
 
 def bare_flags(parameters: Any) -> Any:
-    """Parameters whose flags are shown without a value."""
+    """Show the flags among some parameters without a value."""
     for one in parameters:
         if getattr(one, "is_flag", False):
             one.metavar = ""
@@ -180,7 +178,8 @@ def bare_flags(parameters: Any) -> Any:
 
 
 def with_options(common: Mapping[str, tuple[Any, Any]]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command options, of which each is a type for typer and a default, in place of its ``**``."""
+    """Return a decorator that replaces the ``**`` parameter of a command by options (name → type for typer,
+    default)."""
 
     def add(command: Callable[..., None]) -> Callable[..., None]:
         own = inspect.signature(command, eval_str=True)
@@ -202,7 +201,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": _HELP_NAMES},  # of every command below
+    context_settings={"help_option_names": _HELP_NAMES},  # for all subcommands, too
 )
 
 

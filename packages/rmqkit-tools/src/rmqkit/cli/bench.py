@@ -1,6 +1,6 @@
-"""``rmq bench``: runs the measurements of a checkout. They are in its folder ``bench``, and no wheel has them.
+"""``rmq bench``: run the measurements in the folder ``bench`` of a checkout. Wheels do not contain them.
 
-A user's installation has only the command that says so; `make env` installs a checkout that has them all.
+Without a checkout, the command only prints this; `make env` installs a checkout with all measurements.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _CHECKOUT = Path(__file__).parents[5]
 
 
 def _from_checkout() -> typer.Typer | None:
-    """The commands of ``bench/commands``; None where rmqkit does not run from a checkout."""
+    """Return the commands of ``bench/commands``; None if rmqkit does not run from a checkout."""
     if not (_CHECKOUT / "bench" / "commands").is_dir() or not Path(__file__).is_relative_to(_CHECKOUT / "packages"):
         return None
     sys.path.insert(0, str(_CHECKOUT))

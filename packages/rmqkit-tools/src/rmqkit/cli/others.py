@@ -1,4 +1,4 @@
-"""Commands of packages that may not be installed: each names its module as an entry point of `rmqkit.commands`."""
+"""Commands of optional packages: each declares its module as an entry point of `rmqkit.commands`."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _GROUP = "rmqkit.commands"
 
 
 def is_installed(command: str) -> bool:
-    """Return True if a package is there that has a command."""
-    from importlib.metadata import entry_points  # most commands start without it
+    """Return True if a package with the command is installed."""
+    from importlib.metadata import entry_points  # slow to import, and most commands do not need it
 
     return bool(entry_points(group=_GROUP, name=command))
 
 
 def module_of_another_package(command: str, extra: str) -> Any:
-    """Import the module that another package names for a command.
-    Raises ExtraMissing: the package is not installed; ``extra`` brings it."""
+    """Import another package's module for a command.
+    Raises ExtraMissing: the package is not installed; ``extra`` installs it."""
     from importlib.metadata import entry_points
 
     for found in entry_points(group=_GROUP, name=command):

@@ -1,4 +1,4 @@
-"""``rmq profile``: keep clusters by name (`profiles` is where and how)."""
+"""``rmq profile``: store clusters by name (the file is described in `profiles`)."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def add(
 
 
 def _anywhere(path: str) -> str:
-    """A path that is the same file in any folder."""
+    """Return a path that means the same file from any folder."""
     return str(Path(path).expanduser().absolute()) if path else ""
 
 
@@ -102,7 +102,7 @@ def _is_terminal() -> bool:
 
 
 class ProfileRow(msgspec.Struct, rename="camel"):
-    """A profile in the list."""
+    """One row of the list of profiles."""
 
     name: str
     name_servers: str
@@ -161,7 +161,7 @@ def use(
     none: Annotated[bool, typer.Option("--none", help="Use no profile.")] = False,
     as_json: _Json = False,
 ) -> None:
-    """Make a profile the current one: commands use it when they are not told another."""
+    """Make a profile the current one. Commands without --profile use it."""
     if none == (name is not None):
         raise typer.BadParameter("give NAME, or --none")
     profiles = read()

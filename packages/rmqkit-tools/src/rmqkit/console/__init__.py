@@ -1,19 +1,19 @@
-"""The web console: pages and JSON about RocketMQ clusters, with `rmqkit.admin`.
+"""The web console: pages and JSON about RocketMQ clusters, based on `rmqkit.admin`.
 
-`Console` is an ASGI app, to be served by ``rmq console`` or mounted in a program's own app::
+`Console` is an ASGI app. ``rmq console`` serves it, or a program mounts it in its own app::
 
     console = Console("127.0.0.1:9876", read_only=True)
     app.mount("/rmq", console)
 
 ==========  ========================================================================================================
-room        holds
+folder      content
 ==========  ========================================================================================================
 `server`    the ASGI app: Host, origin, user, view, answer; the server of ``rmq console``
 `views`     the pages, one module per noun
 `request`   one request and its page, forms, live updates, the table of addresses, the state that requests share
 `jobs`      replays of dead letters
 `alerts`    rules that check the figures of each snapshot, and the channels of their notices
-`watch`     one task per cluster keeps a snapshot, within a budget of requests; figures and their history in a file
+`watch`     one task per cluster updates a snapshot, within a budget of requests; figures and their history in a file
 `access`    the origin of a request, logins, the confirmation of a change, the audit
 `html`      templates, charts as SVG, static files, the translation of texts
 `hooks`     additions of other packages: decoders of bodies, pages, channels

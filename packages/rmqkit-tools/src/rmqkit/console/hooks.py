@@ -1,20 +1,19 @@
-"""Hooks: what other packages add to the console, by entry points of the group ``rmqkit.console``.
+"""Hooks: additions of other packages to the console, by entry points of the group ``rmqkit.console``.
 
-An entry point names a module or an object. What it has of these is used, the rest may be missing:
+An entry point names a module or an object. It may have any of these attributes:
 
 =====================================  ===========================================================================
-attribute                              what it is
+attribute                              value
 =====================================  ===========================================================================
-``decode_body(topic, message)``        the text of a message's body, or None where it is not this hook's; pages of
-                                       messages show the first text that a hook gives
-``routes(console)``                    pages of its own, an `OwnPage` each, which the navigation shows
+``decode_body(topic, message)``        the text of a message's body, or None for bodies of other hooks; pages of
+                                       messages show the first text that a hook returns
+``routes(console)``                    additional pages (`OwnPage`), which the navigation shows
 =====================================  ===========================================================================
 
-A hook's module may also declare notification services with ``apprise.decorators.notify``: alert channels can use them.
+The module of a hook may also declare notification services with ``apprise.decorators.notify`` for alert channels.
 
-A decoder that raises is logged and said in place of the body: the page stays. So it is with one that takes longer than
-`DECODE_S`, which is not called again; bodies above `DECODE_BYTES_MAX` are not given to any. Decoders run in a thread.
-Where bodies are hidden, none is called.
+If a decoder raises, the error is logged and shown in place of the body. The same happens to a decoder that takes longer
+than `DECODE_S`; it is not called again. Hidden bodies and bodies above `DECODE_BYTES_MAX` are not decoded.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 
 class DecodeBody(Protocol):
-    """A function that makes a text of a body: Protobuf, Avro, a pickle, or any other format of a program."""
+    """A function that returns a body as text: Protobuf, Avro, a pickle, or any other format of a program."""
 
     def __call__(self, topic: str, message: ReceivedMessage) -> str | None: ...
 
@@ -53,14 +52,14 @@ class Routes(Protocol):
 
 
 class OwnPage(Struct, frozen=True, kw_only=True):
-    """A page of a hook, at ``/{env}/own/{path}``.
+    """A page that a hook adds, at ``/{env}/own/{path}``.
 
     Attributes:
         path: letters, digits, ``-`` and ``_``.
-        title: its link in the navigation.
-        view: a coroutine function from `rmqkit.console.request.request.Ask` to a Starlette response, or to what
-            `rmqkit.console.own_page` makes. It may ask the cluster through ``ask.admin``.
-        live_s: seconds between its refreshes; 0: none.
+        title: the text of its link in the navigation.
+        view: a coroutine function from `rmqkit.console.request.request.Ask` to a Starlette response or to the result of
+            `rmqkit.console.own_page`. It may send requests to the cluster through ``ask.admin``.
+        live_s: the seconds between its refreshes; 0: no refreshes.
     """
 
     path: str
@@ -70,7 +69,7 @@ class OwnPage(Struct, frozen=True, kw_only=True):
 
 
 class Hooks:
-    """The additions of all hooks. Raises SettingsError: a page's path is not valid in an address, or is there twice."""
+    """The additions of all hooks. Raises SettingsError: the path of a page is not valid, or not unique."""
 
     def __init__(self, console: object, hooks: Sequence[object]) -> None:
         self._decoders: list[DecodeBody] = [
@@ -88,9 +87,9 @@ class Hooks:
                 self.pages.append(page)
 
     async def decode(self, messages: Sequence[ReceivedMessage]) -> list[str | None]:
-        """The texts of bodies by the first hook that knows each, or what went wrong there; None: no hook knows it.
-        One thread decodes them, for at most `DECODE_S`. A decoder that does not end by then is not called again: its
-        thread cannot be ended."""
+        """Return each body as text by the first hook that knows it, or the hook's error; None: no hook knows it. One
+        thread decodes the bodies, for at most `DECODE_S`. A decoder that takes longer is not called again, because its
+        thread cannot be stopped."""
         if not self._decoders or not messages:
             return [None] * len(messages)
         ended = threading.Event()
@@ -139,7 +138,7 @@ class Hooks:
 
 
 def installed() -> list[object]:
-    """The hooks of installed packages. One that cannot be loaded is logged and left out."""
+    """Return the hooks of installed packages. A hook that cannot be loaded is logged and left out."""
     found = []
     for point in entry_points(group=GROUP):
         try:

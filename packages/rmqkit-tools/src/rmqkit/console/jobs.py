@@ -1,22 +1,22 @@
-"""Replays of dead letters that run in the console, and continue after a restart or a crash.
+"""Jobs: replays of dead letters that run in the console, and continue after a restart or a crash.
 
 ============================  =======================================================================================
-file in the folder            has
+file in the folder            content
 ============================  =======================================================================================
-``<id>.json``                 the job, its user, and its progress as a whole (`Job`)
+``<id>.json``                 the job, its user, and its total progress (`Job`)
 ``<id>.state.json``           progress of each queue (`rmqkit.admin.replay.state.State`), written after each chunk
-``<id>.audit.jsonl``          a line for each message: its source and its target, or why no broker took it
-``<id>.lock``                 held by the process that runs it, so that two consoles do not send the same messages
+``<id>.audit.jsonl``          a line for each message: its source and its target, or the reason of a refusal
+``<id>.lock``                 locked by the console that runs the job: no two consoles send the same messages
 ``<group>-….replayed.json``   the dead letters of a group that jobs have sent (`rmqkit.admin.replay.memory.Memory`)
 ============================  =======================================================================================
 
-A console that was killed has sent a part of a chunk that the state does not have. The next console looks for these
-messages in their target before it sends them, so none is lost and none is stored twice (`rmqkit.admin.replay.replay`).
-A job continues by itself if its requests are signed as the console's own user. A job of a user of the cluster waits
-until a user resumes it, because its secret was only in memory.
+A killed console may have sent a part of a chunk that is not in the state. The next console looks up these messages in
+their target before it sends them, so no message is lost or stored twice (`rmqkit.admin.replay.replay`). A job continues
+by itself if its requests are signed as the console's own user. A job of a cluster's user waits until a user resumes it,
+because the secret was only in memory.
 
-Without a target, a job sends dead letters only to the group they belong to. A later job skips what earlier jobs have
-sent, unless it is created with ``again``. At most one replay of a group at a time, and `JOBS_MAX` in all. Loop only.
+Without a target, a job sends dead letters only to their own group. A later job skips the messages of earlier jobs,
+unless it is created with ``again``. At most one replay per group and `JOBS_MAX` in total run at a time. Loop only.
 """
 
 from __future__ import annotations
@@ -68,15 +68,15 @@ class Job(Struct, rename="camel", kw_only=True):
     """A replay of dead letters.
 
     Attributes:
-        name_servers: of the cluster; a cluster of the same name with others is another one.
-        user: who began it.
-        is_own: whether its requests go out as the console's own user.
+        name_servers: the cluster's; with other name servers, the same name is another cluster.
+        user: the user who began it.
+        is_own: True if its requests are signed as the console's own user.
         target: the topic to send to; empty: the retry topic of the group, which no other group reads.
-        again: also send what earlier jobs have sent.
+        again: True to send the messages of earlier jobs again.
         rate: messages per second.
-        expected: how many the dry run counted.
-        why: what ended it, of a failed one.
-        found: messages that a run before had sent, and this one did not send again.
+        expected: the number of messages in the dry run.
+        why: the error of a failed job.
+        found: the number of messages that were already in the target and not sent again.
     """
 
     id: str
@@ -100,14 +100,14 @@ class Job(Struct, rename="camel", kw_only=True):
 
     @property
     def selection(self) -> Selection:
-        """Which messages."""
+        """Return the selection of its messages."""
         topic, kinds = dlq_topic(self.group), tuple(self.kinds)
         return Selection(topic, self.begin_ms, self.end_ms, by=self.by, kinds=kinds)
 
 
 class Progress(Struct, rename="camel", kw_only=True):
-    """The progress of a job: messages sent, messages that no broker took, and dead letters that are still to be
-    examined. ``left`` is None before the job has begun. ``is_here``: this console runs the job now."""
+    """The progress of a job: sent messages, refused messages, and dead letters that are not examined yet (``left``,
+    None before the job has begun). ``is_here``: this console runs the job now."""
 
     sent: int = 0
     failed: int = 0
@@ -124,14 +124,14 @@ class _Run(Struct):
     is_ended: bool = False
 
     def end(self) -> None:
-        """End it behind the messages under way, also if it has not begun yet."""
+        """Stop the run after the current chunk, or before it begins."""
         self.is_ended = True
         if self.stop is not None:
             self.stop.ask()
 
 
 class Jobs:
-    """The jobs of a folder. The given callback gets each change of a job, for the audit.
+    """The jobs of a folder. The given callback is called with each change of a job, for the audit.
 
     Raises SettingsError: the folder cannot be used."""
 
@@ -159,7 +159,7 @@ class Jobs:
                     )
                 ) from None
 
-    # -- what there is
+    # -- reading
 
     def all(self) -> list[Job]:
         """Return every job, the newest first; jobs of other consoles are read again."""
@@ -172,11 +172,11 @@ class Jobs:
         return sorted(self._jobs.values(), key=lambda job: (-job.created_ms, job.id))
 
     def find(self, name: str) -> Job | None:
-        """The job of an id."""
+        """Return the job with an id."""
         return next((job for job in self.all() if job.id == name), None)
 
     def progress(self, job: Job) -> Progress:
-        """Return how far it is."""
+        """Return the progress of a job."""
         run = self._runs.get(job.id)
         is_here = run is not None and not run.task.done()
         try:
@@ -188,20 +188,20 @@ class Jobs:
         return Progress(sent=state.sent, failed=state.failed, left=state.left, is_here=is_here)
 
     def audit_path(self, job: Job) -> Path | None:
-        """Return where the lines of its messages are."""
+        """Return the file with a line for each message."""
         path = self._path(job, ".audit.jsonl")
         return path if path.exists() else None
 
     def memory(self, job: Job) -> Memory:
         """Return the dead letters that earlier jobs have sent from the same group to the same target.
-        Raises SettingsError: the file has something else."""
+        Raises SettingsError: the file has other content."""
         task = _memory_task(job)
         return Memory.new(task) if self._folder is None else Memory.load(self._memory_path(job), task)
 
-    # -- what is done
+    # -- changing
 
     def begin(self, job: Job, credentials: Credentials | None) -> Job:
-        """Begin a new one. Raises SettingsError: there is one of this group, too many, or no folder for them."""
+        """Begin a job. Raises SettingsError: the group has a running job, too many jobs run, or there is no folder."""
         if self._folder is None:
             why = _("this console keeps no jobs: start it with --jobs DIR, so that a replay can be resumed")
             raise SettingsError(why)
@@ -216,7 +216,7 @@ class Jobs:
         return job
 
     def pause(self, job: Job) -> None:
-        """End it behind the messages under way. Raises SettingsError: this console does not run it."""
+        """Stop a job after the current chunk. Raises SettingsError: this console does not run it."""
         run = self._runs.get(job.id)
         if run is None or run.task.done():
             raise SettingsError(_("{id} does not run in this console", id=job.id))
@@ -224,16 +224,16 @@ class Jobs:
         run.end()
 
     def resume(self, job: Job, credentials: Credentials | None) -> None:
-        """Let it go on. Raises SettingsError: it is done, it runs, or too many others do."""
+        """Continue a job. Raises SettingsError: the job is done or running, or too many jobs run."""
         if job.status is Status.DONE:
             raise SettingsError(_("{id} is done", id=job.id))
         self._check(job)
         self._spawn(job, credentials)
 
     def resume_own(self, envs: dict[str, str]) -> None:
-        """Let go on what ran as the console's own user when a console ended; ``envs`` are name servers by cluster."""
+        """Continue jobs of the console's own user that ran when a console stopped; ``envs``: cluster → name servers."""
         for job in reversed(self.all()):
-            # Not those of a cluster's users: their secrets were in the memory of the console that ended.
+            # Leave out jobs of a cluster's users: their secrets were only in the memory of the stopped console.
             if job.status is Status.RUNNING and job.is_own and envs.get(job.env) == job.name_servers:
                 try:
                     self._check(job)
@@ -242,7 +242,7 @@ class Jobs:
                     _log.warning("console: %s is not resumed: %s", job.id, error)
 
     async def close(self) -> None:
-        """End what runs behind the messages under way; the next console goes on."""
+        """Stop all jobs after their current chunk. The next console continues them."""
         for run in self._runs.values():
             run.end()
         await asyncio.gather(*(run.task for run in self._runs.values()), return_exceptions=True)
@@ -257,7 +257,7 @@ class Jobs:
             raise SettingsError(_("{most} replays run already: wait for one, or pause it", most=JOBS_MAX))
 
     def _spawn(self, job: Job, credentials: Credentials | None) -> None:
-        # Locked before anything is written: the job may be running in another console.
+        # Lock before writing: the job may be running in another console.
         lock = open(self._path(job, ".lock"), "wb")  # noqa: SIM115 - closed when the job ends
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -281,7 +281,7 @@ class Jobs:
         except asyncio.CancelledError:
             if not run.stop.is_asked:
                 raise
-            # Else it stays RUNNING, so that the next console goes on with it.
+            # A job that was not paused stays RUNNING, so that the next console continues it.
             if run.is_paused:
                 job.status = Status.PAUSED
         except (RmqError, OSError) as error:
@@ -292,7 +292,7 @@ class Jobs:
         finally:
             if run.replay is not None:
                 job.found += run.replay.found
-            # While it is locked: another console may take it up as soon as it is not.
+            # Save before unlocking: another console may continue the job as soon as it is unlocked.
             self._save(job)
             run.lock.close()
         shown = self.progress(job)
@@ -323,16 +323,16 @@ class Jobs:
             await run.replay.run(stop)
 
     def _options(self, credentials: Credentials | None) -> dict[str, Any]:
-        """Return the settings that all clients of a job have."""
+        """Return the common settings of all clients of a job."""
         return {"tls": None if self._tls is None else self._tls.settings, "auth": credentials}
 
     def _path(self, job: Job, ending: str) -> Path:
-        assert self._folder is not None, "without a folder there is no job"
+        assert self._folder is not None, "a console with jobs has a folder"
         return self._folder / f"{job.id}{ending}"
 
     def _memory_path(self, job: Job) -> Path:
-        assert self._folder is not None, "without a folder there is no job"
-        # With a dot in the name of its file, which no job has.
+        assert self._folder is not None, "a console with jobs has a folder"
+        # No job has a dot in its name, so this name never clashes with a job's file.
         return self._folder / f"{file_name(job.name_servers, job.group, job.target)}.replayed.json"
 
     def _state(self, job: Job) -> State | None:

@@ -1,6 +1,6 @@
-"""Servers, a clock and faults for tests, and the pytest plugin over them (`rmqkit.testing.plugin`).
+"""Servers, a clock and faults for tests, and a pytest plugin with fixtures for them (`rmqkit.testing.plugin`).
 
-The names are loaded when they are first touched: pytest imports this package at its start.
+The names are loaded at their first use, because pytest imports this package at its start.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Each assert waits until its condition holds, and fails when ``timeout`` seconds have passed. The asserts read the
 brokers' own tables, and request the progress of the group's members (GET_CONSUMER_RUNNING_INFO), because clients save
-offsets up to 5 s after they consumed. A message counts as consumed when its group's offset is past it and neither its
-retry topic nor its dead letters have it; messages that a filter passes over count, too. A retried message counts as the
+offsets up to 5 s after they consumed. A message is consumed if its group's offset is past it, and if it is neither in
+the retry topic nor in the dead letters. This includes messages that a filter skips. A retried message counts as the
 same message.
 """
 
@@ -38,10 +38,10 @@ __all__ = ["Asserts"]
 T = TypeVar("T")
 
 _Far = dict[tuple[str, MessageQueue], int]
-"""Up to which offset a group has consumed a queue."""
+"""(Group, queue) → the offset up to which the group has consumed the queue."""
 
 TIMEOUT_SECONDS = 15.0
-"""Longer than clients take to commit offsets (5 s)."""
+"""More than the interval at which clients commit offsets (5 s)."""
 _ASK_TIMEOUT_MS = 500.0
 _POLL_SECONDS = 0.02
 _SHOWN_MAX = 8
@@ -52,9 +52,9 @@ _READ_COUNT = 32
 class _Group:
     """The brokers' state of a group and its topics.
 
-    ``begun``: topic, queue and offsets of the remaining messages. ``retried``: messages that were sent back and remain,
-    perhaps copies of remaining messages, as offsets are saved later. ``lines``: all of these, for people. ``first``: a
-    remaining message.
+    ``begun``: topic, queue and offsets of the remaining messages. ``retried``: the remaining messages that were sent
+    back. They may be copies of messages in ``begun``, because offsets are saved later. ``lines``: a text for each
+    queue. ``first``: a remaining message.
     """
 
     held: int = 0
@@ -67,7 +67,7 @@ class _Group:
 
     @property
     def left(self) -> int:
-        """Return how many messages are left, each counted once."""
+        """Return the number of remaining messages, without duplicates."""
         again = {_origin(record) for record in self.retried}
         for context, topic, queue_id, begin, _ in self.begun if again else ():
             again.difference_update(map(_origin, _records(context, topic, queue_id, begin)))
@@ -79,18 +79,18 @@ class _Group:
 
 
 class Asserts(ABC):
-    """The asserts of a cluster, which says how its servers are reached."""
+    """The asserts of a cluster. A subclass defines the access to its servers."""
 
     name_server: str
     clock: VirtualClock
 
     @abstractmethod
     def run(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Await something on the servers' loop."""
+        """Call a coroutine function on the servers' loop, and return its result."""
 
     @abstractmethod
     def look(self, work: Callable[[], T]) -> T:
-        """Call something on the servers' loop."""
+        """Call a function on the servers' loop, and return its result."""
 
     @abstractmethod
     def masters(self) -> list[BrokerContext]:
@@ -100,8 +100,8 @@ class Asserts(ABC):
         self, group: str, topic: str, *, count: int | None = None, timeout: float = TIMEOUT_SECONDS
     ) -> None:
         """Wait until a group has consumed all messages of a topic: exactly ``count``, or at least one.
-        Raises AssertionError: it has not, or the topic has another number of messages. The text says which messages are
-        left, and why."""
+        Raises AssertionError: messages are left, or the topic has another number of messages. The text has the
+        remaining messages, and the cause."""
         __tracebackhide__ = True
         first: Record | None = None
 
@@ -131,8 +131,8 @@ class Asserts(ABC):
         keys: Collection[str] = (),
         timeout: float = TIMEOUT_SECONDS,
     ) -> None:
-        """Wait until messages are in the dead letters of a group: exactly ``count``, or at least one. You can name
-        their topic, and keys that must be among them. Raises AssertionError: they are not."""
+        """Wait until messages are in the dead letters of a group: exactly ``count``, or at least one. You can also give
+        their topic, and keys that must be among them. Raises AssertionError: they are missing."""
         __tracebackhide__ = True
 
         def fault(far: _Far) -> str:
@@ -148,7 +148,7 @@ class Asserts(ABC):
         self._wait(fault, timeout)
 
     def assert_nothing_pending(self, *groups: str, timeout: float = TIMEOUT_SECONDS) -> None:
-        """Wait until these groups, or all groups, have consumed everything, no message is delayed, and no transaction
+        """Wait until these groups, or all groups, have consumed all messages, no message is delayed, and no transaction
         is open. Dead letters do not count. Raises AssertionError: something is pending."""
         __tracebackhide__ = True
 
@@ -175,7 +175,8 @@ class Asserts(ABC):
         groups: Callable[[], Collection[str]] = lambda: (),
         why: Callable[[], str] = lambda: "",
     ) -> None:
-        """Wait until there is no fault, or none with what members of the groups say; its text is the assertion's."""
+        """Wait until there is no fault, also with the progress that members of the groups report. The text of the last
+        fault is the text of the AssertionError."""
         __tracebackhide__ = True
         if _is_in_coroutine():
             raise RuntimeError("this assert waits and would block the test's loop: await asyncio.to_thread(assert, …)")
@@ -215,7 +216,8 @@ def _is_in_coroutine() -> bool:
 
 
 async def _how_far(masters: list[BrokerContext], groups: Collection[str], silent: set[Connection]) -> _Far:
-    """Up to which offsets members say they have consumed. Who does not answer is ``silent``, and not asked again."""
+    """Return the offsets up to which members have consumed. A member that does not answer is added to ``silent``, and
+    gets no further request."""
     asked = {
         (group, member.client_id): peer
         for context in masters
@@ -266,7 +268,7 @@ def _group(masters: list[BrokerContext], group: str, topic: str | None, far: _Fa
 
 
 def _add_retried(state: _Group, context: BrokerContext, group: str, topic: str | None, far: _Far) -> None:
-    """Say what of the retry topic is left."""
+    """Add the remaining messages of the retry topic."""
     queues = _Group()
     _add_queues(queues, context, group, names.retry_topic(group), far)
     for one, name, queue_id, begin, _ in queues.begun:
@@ -277,7 +279,7 @@ def _add_retried(state: _Group, context: BrokerContext, group: str, topic: str |
 
 
 def _add_queues(state: _Group, context: BrokerContext, group: str, topic: str, far: _Far) -> int:
-    """Say how far a group is in the queues of a topic; how many messages they have."""
+    """Add the remaining messages in the queues of a topic. Return the number of messages in these queues."""
     config, held, name = context.topics.get(topic), 0, context.settings.broker_name
     for queue_id in range(0 if config is None else config.read_queue_nums):
         end, begin = context.store.max_offset(topic, queue_id), context.store.min_offset(topic, queue_id)
@@ -295,7 +297,7 @@ def _add_queues(state: _Group, context: BrokerContext, group: str, topic: str, f
 
 
 def _groups(masters: list[BrokerContext]) -> set[str]:
-    """All groups but the system's own."""
+    """Return all groups except the system's."""
     found = {group for context in masters for group in context.clients.all_consumers}
     for context in masters:
         found |= {group for topic in context.offsets.all_topics for group in context.offsets.groups(topic)}
@@ -303,7 +305,7 @@ def _groups(masters: list[BrokerContext]) -> set[str]:
 
 
 def _delayed(context: BrokerContext) -> Iterator[tuple[Record, float]]:
-    """Messages that wait for their time, and for how many seconds."""
+    """Yield the delayed messages, with the seconds until their delivery."""
     offsets = context.schedule.offsets().offset_table
     for level, delay_ms in enumerate(parse_delay_levels(context.store_settings.message_delay_level), 1):
         for record in _records(context, names.SCHEDULE_TOPIC, level - 1, offsets.get(level, 0)):
@@ -311,7 +313,7 @@ def _delayed(context: BrokerContext) -> Iterator[tuple[Record, float]]:
 
 
 def _undecided(context: BrokerContext) -> Iterator[Record]:
-    """Half messages that are neither committed nor rolled back."""
+    """Yield the half messages that are neither committed nor rolled back."""
     position = context.offsets.get(TRANSACTION_GROUP, names.OP_HALF_TOPIC, 0) or 0
     decided = {at for op in _records(context, names.OP_HALF_TOPIC, 0, position) for at in op_offsets(op)}
     begin = context.offsets.get(TRANSACTION_GROUP, names.HALF_TOPIC, 0) or 0
@@ -322,7 +324,7 @@ def _undecided(context: BrokerContext) -> Iterator[Record]:
 
 
 def _records(context: BrokerContext, topic: str, queue_id: int, begin: int) -> Iterator[Record]:
-    """The messages of a queue from an offset on."""
+    """Yield the messages of a queue from an offset."""
     while begin < context.store.max_offset(topic, queue_id):
         found = context.store.get(topic, queue_id, begin, count_max=_READ_COUNT)
         yield from map(decode_record, found.records)
@@ -332,7 +334,7 @@ def _records(context: BrokerContext, topic: str, queue_id: int, begin: int) -> I
 
 
 def _is_of(record: Record, topic: str | None) -> bool:
-    """Return True if a message that was sent back is of a topic; None: of any."""
+    """Return True if a message that was sent back belongs to a topic; None means any topic."""
     return topic in (None, _property(record, property_names.RETRY_TOPIC))
 
 

@@ -1,9 +1,9 @@
-"""Chaos dials: they make a broker misbehave, as often as a test says.
+"""Chaos dials: they make a broker misbehave as often as a test sets.
 
 ===================  ==================================================================================================
 dial                 effect
 ===================  ==================================================================================================
-``duplicate``        share of pulls (0 to 1) that start up to 8 messages earlier, a tenth of a second later, so that
+``duplicate``        share of pulls (0 to 1) that begin up to 8 messages earlier, after a tenth of a second, so that
                      messages are delivered again. A group gets no message more than twice, so that tests end.
 ``delay``            maximum delay in seconds: every request waits for a random time up to this. Requests of one
                      connection can overtake each other, as in the thread pools of Java's broker.
@@ -44,12 +44,12 @@ _SENDS = (RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEN
 _PULLS = (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
 _REPEATED_MAX = 8
 _REPEAT_SECONDS = 0.1
-"""A client that still handles a message leaves out what is the same: time to come to an end with it."""
+"""A client drops the duplicate of a message that it is handling: this is the time to finish it."""
 _BUSY = "[CHAOS]broker busy, start flow control for a while"
 
 
 class Dials(TypedDict, total=False):
-    """The values of the dials; a dial that is not named is off. ``seed``: random if it is not named."""
+    """The values of the dials; a missing dial is off, a missing ``seed`` is random."""
 
     duplicate: float
     delay: float
@@ -70,8 +70,8 @@ class Chaos:
     Raises SettingsError: a share is not between 0 and 1, a time is negative, or there is no such dial.
 
     Attributes:
-        happened: how often each dial did something.
-        seed: repeats the throws.
+        happened: the number of effects of each dial.
+        seed: the seed of the random numbers; the same seed repeats them.
     """
 
     def __init__(self, **dials: Unpack[Dials]) -> None:
@@ -95,7 +95,7 @@ class Chaos:
         return f"chaos({told}seed={self.seed}) did {happened}"
 
     def falls(self, dial: str) -> bool:
-        """Throw for a dial that is a share; count it when it falls."""
+        """Draw a random number for a dial that is a share. Return True, and count it, if the dial takes effect."""
         share = self.dials.get(dial, 0.0)
         if not share or self._dice.random() >= share:
             return False
@@ -112,7 +112,7 @@ class Chaos:
         return self._dice.uniform(0, self.dials["delay"])
 
     def earlier(self, pull: PullMessageRequest) -> int:
-        """Return where a pull begins instead: up to 8 messages earlier, never before what was repeated already."""
+        """Return the new offset of a pull: up to 8 messages earlier, but not before the end of the last repetition."""
         place = (pull.consumer_group, pull.topic, pull.queue_id)
         begin = max(pull.queue_offset - self._dice.randint(1, _REPEATED_MAX), self._repeated.get(place, 0))
         if begin >= pull.queue_offset or not self.falls("duplicate"):
@@ -122,7 +122,7 @@ class Chaos:
 
 
 class ChaosDispatch(Router):
-    """A dispatch with dials before it; as any other while they stand at nothing. Loop only."""
+    """A dispatch with chaos dials; it is a normal dispatch while all dials are off. Loop only."""
 
     def __init__(self, refusal: Refusal | None = None) -> None:
         super().__init__(refusal)
@@ -131,7 +131,7 @@ class ChaosDispatch(Router):
         self._round: asyncio.TimerHandle | None = None
 
     def turn(self, chaos: Chaos | None) -> None:
-        """Set the dials, or none."""
+        """Set the dials; None switches them off."""
         self._chaos = chaos if chaos is not None and chaos.dials else None
         if self._round is not None:
             self._round.cancel()
@@ -179,7 +179,7 @@ class ChaosDispatch(Router):
 
 
 class _Doubtful:
-    """A connection on which what is stored is answered FLUSH_DISK_TIMEOUT."""
+    """A connection that answers FLUSH_DISK_TIMEOUT in place of success."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -194,13 +194,13 @@ class _Doubtful:
 
 
 def _begun_earlier(chaos: Chaos, command: Command) -> Command | None:
-    """The pull that is made of one for which the duplicates fall."""
+    """Return the changed pull if the dial ``duplicate`` takes effect."""
     if command.code not in _PULLS or "duplicate" not in chaos.dials:
         return None
     try:
         pull = decode_header(command, PullMessageRequest)
     except HeaderError:
-        return None  # the handler says what is wrong with it
+        return None  # the handler reports the error
     begin = chaos.earlier(pull)
     if begin == pull.queue_offset:
         return None

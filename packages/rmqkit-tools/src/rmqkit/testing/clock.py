@@ -1,16 +1,16 @@
-"""Clocks for tests: one that stands still, and one that goes on by itself and can be moved forward.
+"""Clocks for tests: a clock that stands still, and a running clock that can be moved forward.
 
-A `VirtualClock` belongs to the loop on which a test's servers run. Two kinds of time exist there, and only one jumps:
+A `VirtualClock` belongs to the loop of a test's servers. Of the times there, some jump:
 
 ===================  ==========================================================================  =====
-time                 what goes by it                                                             jumps
+time                 use                                                                         jumps
 ===================  ==========================================================================  =====
 ``now_ms``           store times, delays, ages of half messages and of files                     yes
 timers of the loop   periodic work: transaction checks, retention, registration                  yes
 ``monotonic_ms``     liveness: heartbeats, idle connections, queue locks, time-outs of requests  no
 ===================  ==========================================================================  =====
 
-Clients under test live in real time. Were liveness to jump as well, ten virtual minutes would send all of them away.
+Clients under test use real time. If liveness jumped too, ten virtual minutes would disconnect all of them.
 """
 
 from __future__ import annotations
@@ -32,13 +32,12 @@ Ts = TypeVarTuple("Ts")
 
 _STRIDES_MAX = 600
 _TURNS = 12
-"""Turns of the loop after each stride: enough for a request between two servers on it and what its answer causes."""
+"""Loop iterations after each step: enough for a request between two servers and the effects of its answer."""
 _TIMERS_MAX = 10_000
 
 
 class StandingClock:
-    """Stands still until a test moves it: a `rmqkit.clock.Clock` for parts that are tested alone.
-    ``ms`` is both times."""
+    """A `rmqkit.clock.Clock` that stands still until a test moves it, for unit tests. ``ms`` is both times."""
 
     def __init__(self, ms: float = 1_800_000_000_000.0) -> None:
         self.ms = ms
@@ -51,7 +50,7 @@ class StandingClock:
 
 
 class _VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop whose timers can be brought forward."""
+    """An event loop whose time can be moved forward."""
 
     passed_seconds = 0.0
 
@@ -71,7 +70,7 @@ class _VirtualLoop(asyncio.SelectorEventLoop):
         return super().call_at(when, callback, *args, context=context)
 
     def next_timer(self) -> float:
-        """Return when the next timer fires that is not due yet, cancelled or not; infinity without one."""
+        """Return the time of the next timer that is not due yet, even if cancelled; infinity without a timer."""
         now = self.time()
         while self._times and self._times[0] <= now:
             heapq.heappop(self._times)
@@ -88,7 +87,7 @@ class LoopThread:
         self._ready.wait()
 
     def run(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Call a function on the loop and wait for what it returns."""
+        """Call a coroutine function on the loop and wait for its result."""
 
         async def awaited() -> T:
             return await work()
@@ -96,7 +95,7 @@ class LoopThread:
         return asyncio.run_coroutine_threadsafe(awaited(), self.loop).result()
 
     def close(self) -> None:
-        """End the loop with what still runs on it, its executor's threads, and the thread."""
+        """Cancel the tasks of the loop, and stop its executor, the loop and the thread."""
         self.loop.call_soon_threadsafe(self._end.set)
         self._thread.join()
 
@@ -106,7 +105,7 @@ class LoopThread:
 
     async def _serve(self) -> None:
         loop = asyncio.get_running_loop()
-        assert isinstance(loop, _VirtualLoop), "the runner makes it"
+        assert isinstance(loop, _VirtualLoop), "the runner creates a virtual loop"
         self.loop = loop
         self._end = asyncio.Event()
         self._ready.set()
@@ -114,7 +113,7 @@ class LoopThread:
 
 
 class VirtualClock:
-    """The time of the servers on a loop: real time, and what a test has it pass besides."""
+    """The time of the servers on a loop: real time plus the time that a test has added."""
 
     def __init__(self, thread: LoopThread) -> None:
         self._thread = thread
@@ -126,7 +125,7 @@ class VirtualClock:
     def now(self) -> float:
         """Return the time of the servers in seconds since the epoch, like ``time.time()`` of the program.
 
-        The time of the program does not move. With ``monkeypatch.setattr("time.time", rmq_clock.now)`` it does."""
+        The time of the program does not jump. With ``monkeypatch.setattr("time.time", rmq_clock.now)`` it does."""
         return self.now_ms() / 1000
 
     def monotonic_ms(self) -> float:
@@ -135,10 +134,10 @@ class VirtualClock:
     def advance(
         self, *, milliseconds: float = 0, seconds: float = 0, minutes: float = 0, hours: float = 0, days: float = 0
     ) -> None:
-        """Have time pass, and return when what became due has been begun.
+        """Move the time forward, and return when the due timers have run.
 
-        It passes from timer to timer, in at most some hundred strides: what happens every minute happens ten times
-        in ten minutes. Deliveries may still be under way afterwards; the asserts wait for them.
+        The time moves from timer to timer, in at most some hundred steps: in ten minutes, a periodic task of one minute
+        runs ten times. Deliveries may still be in progress afterwards; the asserts wait for them.
         Raises SettingsError: the time is negative.
         """
         total = milliseconds / 1000 + seconds + 60 * minutes + 3600 * hours + 86_400 * days

@@ -1,7 +1,7 @@
-"""Servers inside the process of a test: a name server, brokers, their slaves, on free ports over a temporary store.
+"""Servers inside the process of a test: a name server, brokers and their slaves, on free ports, with temporary stores.
 
-One thread with one event loop runs all servers of a cluster, so clients in the test's own thread or loop, and those of
-other processes and languages, meet real servers on real ports. It leaves nothing behind: no thread, no port, no file.
+One thread with one event loop runs all servers of a cluster. So clients in the test's own thread or loop, in other
+processes, and in other languages can use real servers on real ports. No thread, port or file is left afterwards.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ _OWN: dict[str, object] = {
     "maxIndexNum": 40_000,
     "diskMaxUsedSpaceRatio": 95,
 }
-"""What a broker is told unless a test says otherwise; the files are sparse."""
+"""The default settings of a test's broker; the files are sparse."""
 
 
 class LocalBroker:
     """One broker of a `LocalCluster`.
 
     Attributes:
-        name, is_slave: a master and its slaves have one name.
+        name, is_slave: a master and its slaves have the same name.
         dials: the last setting of its chaos dials.
-        store_root: what it stores; there from its first start until the cluster is closed.
+        store_root: its store; it exists from its first start until the cluster is closed.
     """
 
     def __init__(self, cluster: LocalCluster, **settings: object) -> None:
@@ -89,12 +89,12 @@ class LocalBroker:
 
     @property
     def context(self) -> BrokerContext | None:
-        """The broker's context, to be touched in `LocalCluster.look`; None while the broker is stopped."""
+        """The broker's context, for use in `LocalCluster.look`; None while the broker is stopped."""
         return None if self._broker is None else self._broker.context
 
     def start(self) -> None:
-        """Start the broker; after `stop`, on the same port and with the same store.
-        Raises StoreError, ListenFailed: as `rmqkit.broker.server.Broker`."""
+        """Start the broker; after `stop`, with the same port and store. Raises StoreError, ListenFailed: see
+        `rmqkit.broker.server.Broker`."""
         self._cluster.run(self._start)
 
     def stop(self) -> None:
@@ -108,7 +108,7 @@ class LocalBroker:
         return chaos
 
     def turn(self, chaos: Chaos) -> None:
-        """Take a setting of the dials; on the loop."""
+        """Set the dials; call this on the loop."""
         self.dials = chaos
         for dispatch in self._dispatches:
             dispatch.turn(chaos)
@@ -157,15 +157,15 @@ class LocalCluster(Asserts):
             producer = sync.Producer("orders", cluster.name_server)
 
     Args:
-        brokers: masters, each with a name of its own.
-        slaves: of each of them.
-        settings: of all brokers, by the keys of a ``broker.conf``; a dict stands for its JSON. With
+        brokers: the number of masters, each with its own name.
+        slaves: the number of slaves of each master.
+        settings: the settings of all brokers, by the keys of a ``broker.conf``; a dict is written as JSON. With
             ``authenticationEnabled`` slaves need ``innerClientAuthenticationCredentials``, too.
-    Raises SettingsError: a setting is unknown or not legal.
+    Raises SettingsError: a setting is unknown or not valid.
 
     Attributes:
-        name_server: where clients find it, as ``host:port``.
-        brokers, slaves: in the order of their names.
+        name_server: its address for clients, ``host:port``.
+        brokers, slaves: its masters and its slaves, sorted by name.
         clock: the servers' time.
     """
 
@@ -248,22 +248,21 @@ class LocalCluster(Asserts):
         return self.run(on_loop)
 
     def masters(self) -> list[BrokerContext]:
-        """Return the contexts of the running masters, to be touched on their loop."""
+        """Return the contexts of the running masters, for use on their loop."""
         return [broker.context for broker in self.brokers if broker.context is not None]
 
 
 def _text(value: object) -> str:
-    """A setting's value as files have it."""
+    """Return a setting's value as in a file."""
     if isinstance(value, dict):
         return json.dumps(value)
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _hold_ports(stack: contextlib.ExitStack) -> int:
-    """A broker's port that is free with the ones that it opens beside it: VIP, two below, and HA, one above.
+    """Return a free port for a broker whose VIP port (-2) and HA port (+1) are free, too.
 
-    Sockets that are bound and do not listen keep all of them from being given to a connection while the broker is
-    stopped; it may bind them over these."""
+    Bound sockets that do not listen reserve the ports while the broker is stopped. It can bind the same ports."""
     while True:
         with contextlib.ExitStack() as held:
             port = 0
@@ -278,8 +277,8 @@ def _hold_ports(stack: contextlib.ExitStack) -> int:
 
 
 def _hold_port(port: int) -> socket.socket:
-    """A socket bound to a port that nobody has, any for 0, which a server may bind over it.
-    Raises OSError: somebody has it, if only another such socket."""
+    """Return a socket bound to a free port (0: any port); a server can bind the same port.
+    Raises OSError: the port is in use, maybe by another reserving socket."""
     holder = socket.socket()
     try:
         holder.bind((_HOST, port))

@@ -1,4 +1,4 @@
-"""A web console beside a `LocalCluster`, on a free port of 127.0.0.1, in a thread with an event loop of its own."""
+"""A web console beside a `LocalCluster`, on a free port of 127.0.0.1, in a thread with its own event loop."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ __all__ = ["local_console"]
 
 @contextlib.contextmanager
 def local_console(cluster: LocalCluster) -> Iterator[str]:
-    """The address of its first page. It asks as the first user where brokers want signatures, and keeps its audit in
-    memory. Raises ExtraMissing: the extra ``console`` is not installed."""
+    """Yield the address of the console's first page. If brokers require signatures, the console signs as the first
+    user. Its audit is in memory. Raises ExtraMissing: the extra ``console`` is not installed."""
     with extras.needed("console", "the web console"):
         from rmqkit.console.server.app import Console
         from rmqkit.console.server.serve import serve
@@ -33,7 +33,7 @@ def local_console(cluster: LocalCluster) -> Iterator[str]:
         try:
             return await ready, serving, until
         except asyncio.CancelledError:
-            await serving  # says why it does not serve
+            await serving  # raises the reason why it does not serve
             raise
 
     async def end() -> None:

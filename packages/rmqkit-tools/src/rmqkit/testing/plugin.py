@@ -4,7 +4,7 @@
 fixture              what it is
 ===================  ==================================================================================================
 ``rmq_broker``       a `LocalCluster` with a name server and one broker
-``rmq_cluster``      a `LocalCluster` with two brokers, or as many as the marker says
+``rmq_cluster``      a `LocalCluster` with two brokers, or with the number in the marker
 ``rmq_clock``        the `VirtualClock` of the servers
 ``rmq_topic``        the name of a new topic, with 4 queues on each broker
 ``rmq_group``        the name of a new consumer group
@@ -15,10 +15,10 @@ fixture              what it is
                      `rmqkit.PushConsumer`; it starts at the first message and saves offsets every 50 ms
 ===================  ==================================================================================================
 
-The marker ``rmq(fresh=True, brokers=2, slaves=1, settings={"flushDiskType": "SYNC_FLUSH"})`` says what a test needs.
-Ini option ``rmq_broker``: ``fresh`` gives each test its own, ``shared`` one to all tests that need nothing special;
-they keep apart there by ``rmq_topic`` and ``rmq_group``. With ``authenticationEnabled`` the fixtures' clients sign as
-the first user.
+The marker ``rmq(fresh=True, brokers=2, slaves=1, settings={"flushDiskType": "SYNC_FLUSH"})`` sets what a test needs.
+The ini option ``rmq_broker`` is ``fresh`` (a new cluster for each test) or ``shared`` (one cluster for all tests
+without special needs; ``rmq_topic`` and ``rmq_group`` keep the tests apart). With ``authenticationEnabled``, the
+fixtures' clients sign as the first user.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _numbers = itertools.count(1)
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
-    # pytest rewrites the asserts of a plugin's whole distribution. Here that would be the broker's and the clients':
-    # their import would take twice as long, and they would run slower than they do.
+    # pytest rewrites the asserts of a plugin's whole distribution. This would include broker and clients: their import
+    # would take twice as long, and they would run slower.
     getattr(pluginmanager.rewrite_hook, "_must_rewrite", set()).discard("rmqkit")
     parser.addini("rmq_broker", "fresh: each test has its own broker; shared: one for all", default="fresh")
 
@@ -64,7 +64,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Show the seed of a failure's chaos."""
+    """Add the seed of the chaos dials to the report of a failure."""
     report = yield
     cluster = getattr(item, "funcargs", {}).get("rmq_broker")
     if report.failed and report.when == "call" and cluster is not None:
@@ -76,7 +76,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 @pytest.fixture
 def rmq_broker(request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
-    """A name server and a broker."""
+    """Yield a name server and a broker."""
     if sys.platform == "win32":
         needed = "rmq_broker needs Linux or macOS, and this is Windows: run the tests in WSL or in a container"
         pytest.fail(needed, pytrace=False)
@@ -97,19 +97,19 @@ def rmq_broker(request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
 
 @pytest.fixture
 def rmq_cluster(rmq_broker: LocalCluster) -> LocalCluster:
-    """A name server and several brokers."""
+    """Return a name server and several brokers."""
     return rmq_broker
 
 
 @pytest.fixture
 def rmq_clock(rmq_broker: LocalCluster) -> VirtualClock:
-    """The servers' time."""
+    """Return the clock of the servers."""
     return rmq_broker.clock
 
 
 @pytest.fixture
 def rmq_topic(request: pytest.FixtureRequest, rmq_broker: LocalCluster) -> str:
-    """A topic of the test's own."""
+    """Create a topic for the test and return its name."""
     name = _own_name(request)
     rmq_broker.create_topic(name)
     return name
@@ -117,13 +117,13 @@ def rmq_topic(request: pytest.FixtureRequest, rmq_broker: LocalCluster) -> str:
 
 @pytest.fixture
 def rmq_group(request: pytest.FixtureRequest) -> str:
-    """A name for a consumer group of the test's own."""
+    """Return a name for the test's consumer group."""
     return _own_name(request)
 
 
 @pytest.fixture
 def rmq_producer(request: pytest.FixtureRequest, rmq_broker: LocalCluster) -> Iterator[Producer | sync.Producer]:
-    """A producer: started and blocking, or in an ``async def`` test to be entered."""
+    """Yield a producer: a started blocking one, or in an ``async def`` test one to enter."""
     import rmqkit
 
     group = f"{_own_name(request)}-producer"
@@ -139,7 +139,7 @@ def rmq_producer(request: pytest.FixtureRequest, rmq_broker: LocalCluster) -> It
 def rmq_consumer(
     request: pytest.FixtureRequest, rmq_broker: LocalCluster, rmq_group: str
 ) -> Iterator[PushConsumer | sync.PushConsumer]:
-    """A member of ``rmq_group``: started and blocking, or in an ``async def`` test to be entered."""
+    """Yield a member of ``rmq_group``: a started blocking one, or in an ``async def`` test one to enter."""
     import rmqkit
 
     first = rmqkit.StartFrom.FIRST_OFFSET
@@ -159,7 +159,7 @@ def rmq_consumer(
 
 @pytest.fixture
 def rmq_console(rmq_broker: LocalCluster) -> Iterator[str]:
-    """The address of a web console."""
+    """Yield the address of a web console."""
     from rmqkit.testing.console import local_console
 
     with local_console(rmq_broker) as address:
@@ -178,7 +178,7 @@ def _wanted(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 def _own_name(request: pytest.FixtureRequest) -> str:
-    """A name that no other test has, legal for topics and groups."""
+    """Return a unique name that is legal for topics and groups."""
     words = _NOT_LEGAL.sub("-", request.node.name)[:_NAME_CHARACTERS_MAX].strip("-")
     return f"{words}-{next(_numbers)}"
 

@@ -1,8 +1,8 @@
-"""Users and policies of ACL 2.0: listed, made, changed, deleted (``createUser`` … ``deleteAcl``, auth 3001 to 3010).
+"""Users and policies of ACL 2.0: list, create, change, delete (``createUser`` … ``deleteAcl``, codes 3001 to 3010).
 
-Each broker keeps its own users: one that is changed at one broker differs at the others until it is changed there. So
-everything is by broker name, and a change goes to all masters unless a broker is named. Secrets are in the answers of
-brokers; they are dropped here, when the answer is decoded. 4.9's brokers know none of these requests.
+Each broker stores its own users: a user that is changed at one broker differs from the same user at the other brokers.
+So all results are by broker name, and a change goes to all masters unless one broker is given. Brokers return secrets;
+they are dropped here, when the answer is decoded. Brokers of 4.9 do not know these requests.
 Source: behaviour.md §9.8; remoting.md §4.4.1, §6.4.14.
 """
 
@@ -44,27 +44,27 @@ class UserRow(Struct, rename="camel", kw_only=True):
 
 
 def subject_of(user: str) -> str:
-    """Return how policies name a user."""
+    """Return the subject that policies use for a user."""
     return f"User:{user}"
 
 
 def may(user: str, user_type: str, acl: AclInfo | None, resource: str, action: str, ip: str) -> str:
-    """Why a broker would refuse a user an action on a resource (``Topic:Orders``) from an address, in its words; empty
-    when it would not. Pure."""
+    """Return the remark with which a broker would refuse a user an action on a resource (``Topic:Orders``) from an
+    address; empty if the broker would allow the action. Pure."""
     if user_type == SUPER:
         return ""
     return PolicyIndex(user, acl).remark(resource, frozenset((action,)), (ip,)) or ""
 
 
 class Access:
-    """Operations on users and policies; each raises what `AdminCalls` raises. PeerRefused has the broker's words: who
-    asks may not, or something given is not valid."""
+    """Operations on users and policies; each raises the errors of `AdminCalls`. PeerRefused has the broker's remark:
+    the caller has no permission, or an argument is not valid."""
 
     def __init__(self, calls: AdminCalls) -> None:
         self._calls = calls
 
     async def users(self, part: str = "", broker: str | None = None) -> list[UserRow]:
-        """Users whose name has a part, at each broker."""
+        """Return the users at each broker whose name contains ``part``."""
         code, header = RequestCode.AUTH_LIST_USER, ListUsersRequest(part or None)
         rows = []
         for name, address in (await self._calls.masters(broker=broker)).items():
@@ -76,7 +76,7 @@ class Access:
         return sorted(rows, key=lambda row: (row.username, row.broker_name))
 
     async def policies(self, part: str = "", broker: str | None = None) -> dict[str, list[AclInfo]]:
-        """Policies of users whose name has a part, by broker name."""
+        """Return the policies of the users whose name contains ``part``, by broker name."""
         code, header = RequestCode.AUTH_LIST_ACL, ListAclsRequest(part or None)
         found = {}
         for name, address in (await self._calls.masters(broker=broker)).items():
@@ -87,19 +87,19 @@ class Access:
     async def create_user(
         self, user: str, secret: str, user_type: str = "Normal", broker: str | None = None
     ) -> list[Done]:
-        """Make a user. Raises PeerRefused: it is there already, or may not be made by who asks."""
+        """Create a user. Raises PeerRefused: the user exists, or the caller has no permission."""
         body = UserInfo(username=user, password=secret, user_type=user_type, user_status="enable")
         return await self._each(RequestCode.AUTH_CREATE_USER, user, _("created"), broker, UserRequest(user), body)
 
     async def update_user(
         self, user: str, *, secret: str = "", user_type: str = "", status: str = "", broker: str | None = None
     ) -> list[Done]:
-        """Change what is given of a user. Raises PeerRefused: there is none."""
+        """Change the given fields of a user. Raises PeerRefused: there is no such user."""
         body = UserInfo(username=user, password=secret or None, user_type=user_type or None, user_status=status or None)
         return await self._each(RequestCode.AUTH_UPDATE_USER, user, "changed", broker, UserRequest(user), body)
 
     async def delete_user(self, user: str, broker: str | None = None) -> list[Done]:
-        """Delete a user; with an rmqkit broker its policies, too."""
+        """Delete a user. An rmqkit broker also deletes the user's policies."""
         return await self._each(RequestCode.AUTH_DELETE_USER, user, _("deleted"), broker, UserRequest(user))
 
     async def put_policy(
@@ -112,8 +112,9 @@ class Access:
         networks: Sequence[str] = (),
         broker: str | None = None,
     ) -> list[Done]:
-        """Say what a user may do with a resource, ``Topic:Orders``, ``Group:bill*`` or ``*``, from some networks or
-        all; it replaces what was said of that resource. Raises PeerRefused: no such user, or not valid."""
+        """Set the policy of a user on a resource (``Topic:Orders``, ``Group:bill*`` or ``*``), for some networks or
+        all. The former policy on that resource is replaced.
+        Raises PeerRefused: there is no such user, or an argument is not valid."""
         entry = AclEntry(resource=resource, actions=list(actions), source_ips=list(networks) or None, decision=decision)
         subject = subject_of(user)
         policies = [AclPolicy(policy_type="Custom", entries=[entry])]
@@ -121,7 +122,7 @@ class Access:
         done = []
         for name, address in (await self._calls.masters(broker=broker)).items():
             known = await self._calls.ask(address, RequestCode.AUTH_GET_ACL, SubjectRequest(subject))
-            # Apache's brokers create where there is nothing of the subject, and update where there is.
+            # Apache's brokers refuse to create policies of a subject that has some, or to update missing ones.
             code = RequestCode.AUTH_UPDATE_ACL if known.payload else RequestCode.AUTH_CREATE_ACL
             await self._calls.ask(address, code, SubjectRequest(subject), body=msgspec.json.encode(body))
             done.append(
@@ -139,8 +140,7 @@ class Access:
         return done
 
     async def delete_policy(self, user: str, resource: str = "", broker: str | None = None) -> list[Done]:
-        """Forget what is said of a resource, or everything that is said of a user.
-        Raises PeerRefused: there is nothing of it."""
+        """Delete a user's policy on a resource, or all of the user's policies. Raises PeerRefused: there is none."""
         header = DeleteAclRequest(subject_of(user), "Custom" if resource else None, resource or None)
         told = _("policy on {resource} deleted", resource=resource) if resource else _("policies deleted")
         return await self._each(RequestCode.AUTH_DELETE_ACL, user, told, broker, header)

@@ -1,6 +1,6 @@
 """Brokers: figures, settings, replication, cleaning, test messages (``brokerStatus`` … ``deleteExpiredCommitLog``).
 
-A broker is given as ``host:port`` or by name, a cluster means its masters. Source: behaviour.md §9.9, §9.10.
+A broker is given as ``host:port`` or by name. A cluster means its masters. Source: behaviour.md §9.9, §9.10.
 """
 
 from __future__ import annotations
@@ -36,15 +36,14 @@ STORED: dict[int, str] = {
     ResponseCode.FLUSH_SLAVE_TIMEOUT: "FLUSH_SLAVE_TIMEOUT",
     ResponseCode.SLAVE_NOT_AVAILABLE: "SLAVE_NOT_AVAILABLE",
 }
-"""What a send that was stored is called, by the code of its answer."""
+"""The status of a stored message, by the code of the answer to its send."""
 _PRODUCER_GROUP = "CLIENT_INNER_PRODUCER"
 _AT_ONCE_BYTES = 1 << 16
-"""An answer with more is read in a thread: of a thousand groups it is megabytes, which would hold the event loop."""
+"""A larger answer is decoded in a thread: megabytes (for a thousand groups) would block the event loop."""
 
 
 class GroupProgress(Struct, rename="camel", kw_only=True, gc=False):
-    """A group's progress in one queue of a broker; ``last_timestamp`` is the store time of the last consumed
-    message."""
+    """A group's progress in a queue of a broker; ``last_timestamp`` is the store time of the last consumed message."""
 
     topic: str
     group: str
@@ -57,7 +56,7 @@ class GroupProgress(Struct, rename="camel", kw_only=True, gc=False):
 
 
 class TestSend(Struct, rename="camel", kw_only=True):
-    """One test message: what became of it, and after how many ms."""
+    """The result of one test message, and the round-trip time in ms."""
 
     broker_name: str
     queue_id: int
@@ -67,18 +66,18 @@ class TestSend(Struct, rename="camel", kw_only=True):
 
 
 class Brokers:
-    """Operations on brokers; each raises what `AdminCalls` raises."""
+    """Operations on brokers; each raises the errors of `AdminCalls`."""
 
     def __init__(self, calls: AdminCalls) -> None:
         self._calls = calls
 
     async def status(self, broker: str | None = None, cluster: str | None = None) -> dict[str, dict[str, str]]:
-        """Runtime figures as brokers print them, by address."""
+        """Return the runtime figures of brokers, by address."""
         found = await self._calls.fan_out(await self._calls.addresses(broker, cluster), self._calls.runtime_info)
         return {address: dict(sorted(table.items())) for address, table in found.items()}
 
     async def config(self, broker: str | None = None, cluster: str | None = None) -> dict[str, dict[str, str]]:
-        """Settings by address; of a cluster, those of the slaves as well."""
+        """Return the settings of brokers by address; for a cluster, also those of the slaves."""
         if broker is not None:
             addresses = [await self._calls.address(broker)]
         else:
@@ -91,17 +90,17 @@ class Brokers:
     async def update_config(
         self, changes: Mapping[str, str], broker: str | None = None, cluster: str | None = None
     ) -> list[Done]:
-        """Change settings. Raises PeerRefused: one may not be changed (NO_PERMISSION), or has a wrong value."""
+        """Change settings. Raises PeerRefused: a setting may not be changed (NO_PERMISSION), or a value is wrong."""
         body = "\n".join(properties_line(key, value) for key, value in changes.items()).encode()
         told = ", ".join(f"{key}={value}" for key, value in changes.items())
         return await self._each(RequestCode.UPDATE_BROKER_CONFIG, told, broker, cluster, body)
 
     async def clean(self, what: str, broker: str | None = None, cluster: str | None = None) -> list[Done]:
-        """Have brokers delete what expired or is not used; ``what`` is a key of `CLEANING`."""
+        """Make brokers delete expired or unused files; ``what`` is a key of `CLEANING`."""
         return await self._each(CLEANING[what], _("cleaned {what}", what=what), broker, cluster)
 
     async def consume_stats(self, broker: str, *, is_order: bool = False, diff_min: int = 0) -> list[GroupProgress]:
-        """Return how far every group is in every queue of a broker, where it is at least ``diff_min`` behind."""
+        """Return the progress of every group in the queues of a broker in which its lag is at least ``diff_min``."""
         address, header = await self._calls.address(broker), AllConsumeStatsRequest(is_order)
         answer = await self._calls.ask(address, RequestCode.GET_BROKER_CONSUME_STATS, header)
         if len(answer.payload) <= _AT_ONCE_BYTES:
@@ -109,7 +108,7 @@ class Brokers:
         return await asyncio.to_thread(_progress, answer.payload, diff_min)
 
     async def ha_status(self, broker: str | None = None, cluster: str | None = None) -> dict[str, HaRuntimeInfo]:
-        """Return how far slaves are behind, by the address that was asked."""
+        """Return the replication state of masters and their slaves, by address."""
         code = RequestCode.GET_BROKER_HA_STATUS
         return await self._calls.fan_out(
             await self._calls.addresses(broker, cluster),
@@ -117,7 +116,7 @@ class Brokers:
         )
 
     async def send_test(self, broker: str, topic: str, *, queue_id: int = 0, body_bytes: int = 128) -> TestSend:
-        """Send one message to a queue and see what becomes of it."""
+        """Send one message to a queue and return its result."""
         (name, address), clock = next(iter((await self._calls.masters(broker=broker)).items())), self._calls.clock
         header = SendMessageV2Request(_PRODUCER_GROUP, topic, AUTO_CREATE_TOPIC, 4, queue_id, 0, clock.now_ms(), 0)
         began_ms = clock.monotonic_ms()
@@ -149,7 +148,8 @@ _QUEUE = json.Decoder(MessageQueue, strict=False)
 
 
 def _offset_tables(body: bytes | memoryview) -> list[tuple[str, dict[MessageQueue, ConsumeOffsets]]]:
-    """The offsets in an answer by queue, once for each group and topic; quickly, if it is written as usual."""
+    """Return the offsets in an answer by queue, one table for each group and topic. The usual form of an answer is
+    decoded on a fast path."""
     try:
         told = decode_with_texts(body, _StatsList).consume_stats_list
         return [
@@ -164,7 +164,7 @@ def _offset_tables(body: bytes | memoryview) -> list[tuple[str, dict[MessageQueu
 
 
 def _progress(body: bytes | memoryview, diff_min: int) -> list[GroupProgress]:
-    """The queues in an answer, group by group, in which a group is so far behind."""
+    """Return the queues in an answer in which the lag of a group is at least ``diff_min``."""
     return [
         GroupProgress(
             topic=queue.topic,

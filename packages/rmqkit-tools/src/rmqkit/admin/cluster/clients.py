@@ -1,15 +1,15 @@
-"""Clients online: who is connected, what consumers say of themselves, and whether a group is in order.
+"""Connected clients, the running info of consumers, and the check of a group.
 
-``consumerConnection``, ``producerConnection``, ``producer``, ``consumerStatus``. Clients tell the brokers of their
-own topics alone that they are there, so every master is asked and the answers are joined; one that fails does not hide
-what the others know.
+``consumerConnection``, ``producerConnection``, ``producer``, ``consumerStatus``. Clients send heartbeats only to the
+brokers of their own topics. So the request goes to every master, and the answers are joined. A master that fails does
+not hide the answers of the others.
 
 A group is in order (`Verdict`) when
 
 - its clients have the same subscriptions; they differ for a moment while a new version is rolled out;
-- every queue of its topics is with one client; shared by several or with none only while queues change hands, except
-  for groups that pop or broadcast;
-- no client holds messages for more than a minute without handling one; those that consume in order have their locks.
+- every queue of its topics belongs to exactly one client (except for a moment after a rebalance, and except for groups
+  that pop or broadcast);
+- no client holds messages for more than a minute without handling one, and in-order consumers have their locks.
 
 Source: behaviour.md §8.15, §9.9; remoting.md §6.4.10, §6.4.12.
 """
@@ -73,13 +73,13 @@ class ProducerRow(Struct, rename="camel", kw_only=True):
 
 
 class FleetRow(Struct, rename="camel", kw_only=True):
-    """One client, with everything it is.
+    """One client, with all its roles.
 
     Attributes:
-        version: the number that its protocol has.
+        version: the number of its protocol version.
         produces, consumes: its groups.
-        addresses: where it is connected from; several say that two processes have one id.
-        topics: what its consumer groups subscribe to.
+        addresses: the addresses from which it is connected; several mean that two processes have the same id.
+        topics: the topics to which its consumer groups subscribe.
     """
 
     client_id: str
@@ -92,7 +92,7 @@ class FleetRow(Struct, rename="camel", kw_only=True):
 
     @property
     def is_doubled(self) -> bool:
-        """Return True if clients of several hosts have this id: they take each other's queues."""
+        """Return True if clients on several hosts have this id: they take each other's queues."""
         return len({address.rpartition(":")[0] for address in self.addresses}) > 1
 
 
@@ -104,7 +104,7 @@ class Verdict(Struct, rename="camel"):
 
 
 class GroupStatus(Struct, rename="camel", kw_only=True):
-    """A group's clients: how they are registered, what each says, and the verdict; None for one that said nothing."""
+    """The clients of a group: their registration, running infos (None: the client did not answer), and the verdict."""
 
     group: str
     connection: ConsumerConnection
@@ -113,14 +113,14 @@ class GroupStatus(Struct, rename="camel", kw_only=True):
 
 
 class Clients:
-    """Operations on connected clients; each raises what `AdminCalls` raises."""
+    """Operations on connected clients; each raises the errors of `AdminCalls`."""
 
     def __init__(self, calls: AdminCalls) -> None:
         self._calls = calls
 
     async def consumers(self, group: str, broker: str | None = None) -> ConsumerConnection:
-        """The members of a consumer group and how it is registered.
-        Raises PeerRefused with CONSUMER_NOT_ONLINE: nobody of it is connected."""
+        """Return the members of a consumer group and its registration.
+        Raises PeerRefused with CONSUMER_NOT_ONLINE: no member is connected."""
         answers = await heard(
             (await self._calls.masters(broker=broker)).values(),
             lambda address: self._calls.fetch(
@@ -136,7 +136,8 @@ class Clients:
         return first
 
     async def producers(self, group: str, topic: str = "") -> list[ClientConnection]:
-        """The members of a producer group: at all brokers, or at those of a topic. Raises UnknownName: none is."""
+        """Return the members of a producer group at all brokers, or at the brokers of a topic. Raises UnknownName: no
+        member is connected."""
         asked = await (self._calls.masters_of_topic(topic) if topic else self._calls.masters())
         try:
             answers = await heard(
@@ -155,7 +156,7 @@ class Clients:
         return _once(one for answer in answers.values() for one in answer.connection_set)
 
     async def all_producers(self, broker: str | None = None, cluster: str | None = None) -> list[ProducerRow]:
-        """Every producer, by group, at one broker, those of a cluster, or all."""
+        """Return every producer at one broker, at the brokers of a cluster, or at all brokers, sorted by group."""
         masters = await self._calls.masters(cluster, broker)
         answers = await self._calls.fan_out(
             masters.values(),
@@ -184,7 +185,7 @@ class Clients:
         return await self._calls.fan_out(wanted, lambda member: self._running(group, member, stacks))
 
     async def status(self, group: str, client_id: str | None = None, *, stacks: bool = False) -> GroupStatus:
-        """The members of a group, what they say, and whether the group is in order; raises as `running`."""
+        """Return the members of a group, their running infos, and the verdict. Raises the errors of `running`."""
         connection = await self.consumers(group)
         found = await self.running(group, client_id, stacks=stacks)
         queues: set[MessageQueue] = set()
@@ -208,7 +209,8 @@ class Clients:
         return None
 
     async def _queues(self, topic: str) -> set[MessageQueue]:
-        """The queues of a topic that may be read; none of one that does not exist, as a group may wait for it."""
+        """Return the readable queues of a topic. A topic that does not exist yet has no queues: a group may subscribe
+        to it already."""
         try:
             route = await self._calls.route(topic)
         except UnknownName:
@@ -222,7 +224,7 @@ class Clients:
 
 
 def fleet(producers: Iterable[ProducerRow], consumers: Mapping[str, ConsumerConnection]) -> list[FleetRow]:
-    """All clients, by id: ``producers`` as brokers list them, ``consumers`` by group. Pure."""
+    """Return all clients sorted by id, from the brokers' producers and the connections of consumer groups. Pure."""
     found: dict[str, FleetRow] = {}
 
     def row(client_id: str, language: str, version: int, address: str) -> FleetRow:
@@ -247,7 +249,7 @@ def fleet(producers: Iterable[ProducerRow], consumers: Mapping[str, ConsumerConn
 
 
 async def tried(addresses: Iterable[str], asking: Callable[[str], Awaitable[T]]) -> tuple[dict[str, T], list[RmqError]]:
-    """The successful answers of several peers, by address, and the errors of the others."""
+    """Return the successful answers of several peers by address, and the errors of the other peers."""
     listed = list(addresses)
     answers: dict[str, T] = {}
     failures: list[RmqError] = []
@@ -265,8 +267,8 @@ async def tried(addresses: Iterable[str], asking: Callable[[str], Awaitable[T]])
 async def heard(
     addresses: Iterable[str], asking: Callable[[str], Awaitable[T]], *, expected: int | None = None
 ) -> dict[str, T]:
-    """The successful answers of several peers, by address, at least one. Raises the first failure when there is none,
-    other than a refusal with the ``expected`` code if possible: that one only says that it is not there."""
+    """Return the successful answers of several peers by address, at least one. If there is no answer, raise the first
+    error. Other errors have priority over a refusal with the ``expected`` code."""
     answers, failures = await tried(addresses, asking)
     if not answers:
         failures.sort(key=lambda error: isinstance(error, PeerRefused) and error.code == expected)
@@ -280,7 +282,7 @@ def verdict(
     queues: Iterable[MessageQueue],
     now_ms: int,
 ) -> Verdict:
-    """Judge a group; ``queues`` are those that have to be with its clients."""
+    """Judge a group; ``queues`` are the queues that its clients must have."""
     known = {client: info for client, info in clients.items() if info is not None}
     troubles = [_("{client} does not answer", client=client) for client in clients if client not in known]
     different = _differences(known)
@@ -322,7 +324,7 @@ def _subscriptions(info: ConsumerRunningInfo) -> dict[str, str]:
 
 
 def _misplaced(clients: Mapping[str, ConsumerRunningInfo], queues: Iterable[MessageQueue]) -> list[str]:
-    """Queues that are with no client, or with several."""
+    """Return a sentence for each queue that belongs to no client, or to several."""
     owners: dict[MessageQueue, list[str]] = {queue: [] for queue in queues}
     for client, info in clients.items():
         for queue, held in info.mq_table.items():
@@ -358,7 +360,7 @@ def _queue(queue: MessageQueue) -> str:
 
 
 def _once(connections: Iterable[ClientConnection]) -> list[ClientConnection]:
-    """Each client once, by its id: it has a connection to every broker."""
+    """Return each client once, sorted by id: a client has a connection to every broker."""
     return sorted({one.client_id: one for one in connections}.values(), key=lambda one: one.client_id)
 
 
@@ -366,7 +368,7 @@ def _producer_row(group: str, one: ProducerInfo, broker_name: str) -> ProducerRo
     return ProducerRow(
         group=group,
         client_id=one.client_id,
-        # Java writes the address of a socket with a slash before it.
+        # Java writes a slash before the address of a socket.
         client_addr=one.remote_ip.removeprefix("/"),
         language=one.language,
         version=one.version,
@@ -376,7 +378,7 @@ def _producer_row(group: str, one: ProducerInfo, broker_name: str) -> ProducerRo
 
 
 def process_queues(info: ConsumerRunningInfo | None) -> list[dict[str, Any]]:
-    """Return the queues that a client has, pulled and popped ones, as rows. Pure."""
+    """Return the queues that a client pulls or pops, as rows. Pure."""
     if info is None:
         return []
     names = ("topic", "broker", "queue", "offset", "held", "locked", "lastPullMs", "lastConsumeMs")

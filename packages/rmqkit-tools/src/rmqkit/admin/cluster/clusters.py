@@ -1,7 +1,7 @@
 """Clusters and their name servers (``clusterList``, ``clusterRT``, ``getNamesrvConfig``, ``wipeWritePerm`` …).
 
-Of clusters: who is in them and how busy they are. Of name servers: settings, key-values, and which brokers may be
-written to; changes go to every name server, each has its own tables. Source: behaviour.md §1.7, §9.9, §9.10.
+`Clusters` lists brokers and their load. `NameServers` reads and changes settings, key-values and the write permission
+of brokers. A change goes to every name server, because each has its own tables. Source: behaviour.md §1.7, §9.9, §9.10.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ __all__ = ["ORDER_TOPIC_CONFIG", "BrokerRow", "Clusters", "NameServers"]
 
 
 class BrokerRow(Struct, rename="camel", kw_only=True):
-    """One broker of a cluster, with figures of its runtime information; rates are messages per second of the last
-    10 s. ``trouble`` says why there are no figures."""
+    """One broker of a cluster, with figures of its runtime information. Rates are messages per second over the last
+    10 s. ``trouble`` is the reason if there are no figures."""
 
     cluster_name: str
     broker_name: str
@@ -59,13 +59,13 @@ class BrokerRow(Struct, rename="camel", kw_only=True):
 
 
 class Clusters:
-    """Operations on clusters; each raises what `AdminCalls` raises."""
+    """Operations on clusters; each raises the errors of `AdminCalls`."""
 
     def __init__(self, calls: AdminCalls) -> None:
         self._calls = calls
 
     async def listed(self, cluster: str | None = None) -> list[BrokerRow]:
-        """All brokers that a name server knows, masters and slaves, of one cluster or of all, without figures.
+        """Return all masters and slaves that a name server knows, of one cluster or of all, without figures.
         Raises UnknownName: there is no such cluster."""
         info = await self._calls.cluster()
         if cluster is not None and cluster not in info.cluster_addr_table:
@@ -78,8 +78,7 @@ class Clusters:
         ]
 
     async def brokers(self, cluster: str | None = None) -> list[BrokerRow]:
-        """Return the same rows as `listed`, with the figures of each broker. Raises UnknownName: there is no such
-        cluster."""
+        """Return the rows of `listed` with the figures of each broker. Raises UnknownName: there is no such cluster."""
         rows = await self.listed(cluster)
         rows_at: dict[str, list[BrokerRow]] = {}
         for row in rows:
@@ -90,14 +89,14 @@ class Clusters:
         return rows
 
     async def _figures(self, address: str) -> dict[str, str] | RmqError:
-        """Figures of a broker; one that does not answer must not hide the others."""
+        """Return the figures of a broker, or the error: a broker that does not answer must not hide the others."""
         try:
             return await self._calls.runtime_info(address)
         except RmqError as error:
             return error
 
     def fill(self, row: BrokerRow, figures: dict[str, str] | RmqError) -> None:
-        """Put a broker's figures into its row, or why there are none."""
+        """Put a broker's figures into its row, or the reason why there are no figures."""
         if isinstance(figures, RmqError):
             row.trouble = str(figures)
             return
@@ -119,7 +118,7 @@ class Clusters:
 
 
 class Figures:
-    """Numbers in a broker's runtime information: the first of several, 0 when it has no such key."""
+    """The numbers in a broker's runtime information: the first number of a value, 0 if the key is missing."""
 
     def __init__(self, table: dict[str, str]) -> None:
         self._table = table
@@ -134,34 +133,34 @@ class Figures:
 H = TypeVar("H", bound=Struct)
 
 ORDER_TOPIC_CONFIG = "ORDER_TOPIC_CONFIG"
-"""Namespace of the queues of ordered topics."""
+"""The namespace of the queues of ordered topics."""
 
 
 class NameServers:
-    """Operations on all name servers; each raises what `AdminCalls` raises."""
+    """Operations on all name servers; each raises the errors of `AdminCalls`."""
 
     def __init__(self, calls: AdminCalls) -> None:
         self._calls = calls
 
     async def config(self) -> dict[str, dict[str, str]]:
-        """The settings of each, by its address."""
+        """Return the settings of each name server, by address."""
         code, addresses = RequestCode.GET_NAMESRV_CONFIG, self._calls.name_servers
         return await self._calls.fan_out(addresses, lambda address: self._calls.fetch_properties(address, code))
 
     async def update_config(self, changes: Mapping[str, str]) -> list[Done]:
-        """Change settings. Raises PeerRefused: one may not be changed (NO_PERMISSION)."""
+        """Change settings. Raises PeerRefused: a setting may not be changed (NO_PERMISSION)."""
         body = "\n".join(properties_line(key, value) for key, value in changes.items()).encode()
         told = ", ".join(f"{key}={value}" for key, value in changes.items())
         return await self.everywhere(RequestCode.UPDATE_NAMESRV_CONFIG, told, body=body)
 
     async def wipe_write_permission(self, broker: str) -> dict[str, int]:
-        """Have no route name a broker for writing; by address, how many topics that concerned.
+        """Remove the write permission of a broker from all routes. Return the number of changed topics by address.
         Raises UnknownName: there is no such broker."""
         answers = await self._at_broker(broker, RequestCode.WIPE_WRITE_PERM_OF_BROKER, WipeWritePermResponse)
         return {address: answer.wipe_topic_count for address, answer in answers.items()}
 
     async def add_write_permission(self, broker: str) -> dict[str, int]:
-        """Take `wipe_write_permission` back; counts and errors as there."""
+        """Undo `wipe_write_permission`, with the same result and errors."""
         answers = await self._at_broker(broker, RequestCode.ADD_WRITE_PERM_OF_BROKER, AddWritePermResponse)
         return {address: answer.add_topic_count for address, answer in answers.items()}
 
@@ -172,14 +171,14 @@ class NameServers:
         )
 
     async def value(self, namespace: str, key: str) -> str | None:
-        """A key's value, at the first name server that answers."""
+        """Return the value of a key, from the first name server that answers."""
         answer, address = await self._calls.any_name_server.call(RequestCode.GET_KV_CONFIG, KVKey(namespace, key))
         if answer.code == ResponseCode.QUERY_NOT_FOUND:
             return None
         return decode_header(expect_success(answer, address), KVValue).value
 
     async def values(self, namespace: str) -> dict[str, str]:
-        """All keys of a namespace; none when it does not exist."""
+        """Return all keys and values of a namespace; an empty table if it does not exist."""
         code = RequestCode.GET_KVLIST_BY_NAMESPACE
         try:
             return (await self._calls.any_name_server.fetch(KVTable, code, KVNamespace(namespace))).table
@@ -193,14 +192,14 @@ class NameServers:
         return await self.everywhere(RequestCode.PUT_KV_CONFIG, f"{namespace} {key}={value}", header)
 
     async def delete_value(self, namespace: str, key: str) -> list[Done]:
-        """Delete a key; nothing happens when it is not there."""
+        """Delete a key, if it exists."""
         header = KVKey(namespace, key)
         return await self.everywhere(
             RequestCode.DELETE_KV_CONFIG, _("{namespace} {key} deleted", namespace=namespace, key=key), header
         )
 
     async def everywhere(self, code: int, told: str, header: Struct | None = None, body: bytes = b"") -> list[Done]:
-        """Send the same request to every name server; return the given text for each."""
+        """Send the same request to every name server. Return the given text for each."""
         for address in self._calls.name_servers:
             await self._calls.ask(address, code, header, body=body)
         return [Done(address, told) for address in self._calls.name_servers]

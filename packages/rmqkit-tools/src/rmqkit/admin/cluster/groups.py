@@ -1,13 +1,13 @@
-"""Consumer groups: made, changed, shown, their progress, and moved (``updateSubGroup``, ``resetOffsetByTime`` …).
+"""Consumer groups: their configuration, progress and offsets (``updateSubGroup``, ``resetOffsetByTime`` …).
 
-Each broker stores its own part of a group: a configuration (code 201 returns all of them; a request for one with 352
-would create it at Apache's brokers) and offsets. Its lag (*diff*) on a queue is the broker's offset less its own;
-*in flight* are the messages that it has pulled and not yet committed.
+Each broker stores its own part of a group: a configuration and offsets. Code 201 returns all configurations; a request
+for one with code 352 would create the group at Apache's brokers. The lag (*diff*) of a group on a queue is the queue's
+end minus the committed offset. Messages *in flight* are pulled and not yet committed.
 
-Groups are moved to a time, to the end, to an offset, or to where another group is (``skipAccumulatedMessage``,
-``cloneGroupOffset``). A reset is the broker's work (code 222): 5.x brokers move the group themselves, and ignore the
-offsets that its clients commit before their next pull. Older brokers notify the clients, and refuse if none is online.
-Then the offsets are written one by one, as Java's tool does.
+A group can be moved to a time, to the end, to an offset, or to the offsets of another group
+(``skipAccumulatedMessage``, ``cloneGroupOffset``). The broker does the reset (code 222): 5.x brokers move the group
+themselves, and ignore the offsets that its clients commit before their next pull. Older brokers notify the clients, and
+refuse if no client is online. In that case the offsets are written one by one, as Java's tool does.
 Source: behaviour.md §5.2–5.4, §9.9; remoting.md §6.4.8, §6.4.9, §10.6.
 """
 
@@ -65,7 +65,7 @@ __all__ = [
 _CREATE_GROUP = marked("make it with: rmq group create {group}")
 _GROUPS_AT_ONCE = 16
 _ANY_QUEUE = -1
-"""The queue id that popping clients report for a broker that shares its queues among all of them."""
+"""The queue id that popping clients report for a broker whose queues are shared by all clients."""
 
 
 class QueueProgress(Struct, rename="camel", kw_only=True):
@@ -93,7 +93,7 @@ class GroupProgress(Struct, rename="camel", kw_only=True):
 
 
 class GroupSummary(Struct, rename="camel", kw_only=True):
-    """A group in one line; ``count`` is how many clients are online, without them there is no version or type."""
+    """A summary of a group. ``count`` is the number of clients online; without clients, version and type are empty."""
 
     group: str
     count: int = 0
@@ -112,7 +112,7 @@ class GroupLag(Struct, rename="camel", kw_only=True):
         behind_since_ms: the oldest store time of a last consumed message, among the queues with a lag; None if no
             queue has a lag, or if the brokers do not know the time.
         queues: the number of queues in which the group has offsets.
-        end: the sum of the offsets at which these queues end; its growth is the messages that are put to the topic.
+        end: the sum of the ends of these queues; it grows by one with each message that is put to the topic.
     """
 
     group: str
@@ -144,7 +144,7 @@ class Movement(Struct, kw_only=True):
     """The movement of a group between two samples, over all its queues.
 
     Attributes:
-        late: messages that were stored when the first sample was taken, and are not consumed at the second one.
+        late: messages that were stored before the first sample and are not consumed at the second one.
         consumed: the number of messages by which its committed offsets rose.
         grew: the number of messages by which its lag rose; negative if the lag fell.
         lag: its lag at the second sample.
@@ -179,7 +179,7 @@ class Metadata(Struct, rename="camel"):
 
 
 class Groups:
-    """Operations on consumer groups; each raises what `AdminCalls` raises."""
+    """Operations on consumer groups; each raises the errors of `AdminCalls`."""
 
     def __init__(self, calls: AdminCalls) -> None:
         self._calls = calls
@@ -217,14 +217,13 @@ class Groups:
     async def update(
         self, group: str, changes: Mapping[str, Any], broker: str | None = None, cluster: str | None = None
     ) -> dict[str, SubscriptionGroupConfig]:
-        """Create a group, or change some fields of it and leave the others as they are at each broker.
-        ``attributes`` are changes, too: ``+name`` → value adds, ``-name`` removes. The result, by broker name."""
+        """Create a group, or change the given fields at each broker. Return the new configurations by broker name.
+        ``attributes`` are changes, too: ``+name`` → value adds an attribute, ``-name`` removes one."""
         masters = await self._calls.targets(broker, cluster)
 
         async def update(address: str) -> None:
             known = (await self.table(address)).get(group) or SubscriptionGroupConfig(group_name=group)
-            # Attributes go out as changes, with + or - before each name: those that are known have none, and brokers
-            # refuse them so.
+            # Attributes are sent as changes, with + or - before each name. Brokers refuse names without a sign.
             wanted = replace(known, **{"attributes": {}, **changes})
             code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
             await self._calls.ask(address, code, body=msgspec.json.encode(wanted))
@@ -235,8 +234,9 @@ class Groups:
     async def delete(
         self, group: str, broker: str | None = None, cluster: str | None = None, *, keep_offsets: bool = False
     ) -> list[str]:
-        """Delete a group; of a whole cluster its retry and dead-letter topics, too. The names of the brokers.
-        Raises UnknownName: none of them has the group."""
+        """Delete a group and return the names of the brokers. Without ``broker``, also delete its retry and dead-letter
+        topics.
+        Raises UnknownName: none of the brokers has the group."""
         await self.configs(group, broker, cluster)
         masters = await self._calls.targets(broker, cluster)
         header = DeleteGroupRequest(group, not keep_offsets)
@@ -250,8 +250,8 @@ class Groups:
     async def set_mode(
         self, group: str, topic: str, mode: str, share_count: int, broker: str | None = None, cluster: str | None = None
     ) -> list[str]:
-        """Have a group pop a topic, or pull it; the names of the brokers.
-        Raises PeerRefused: a broker does not let brokers share queues out."""
+        """Set if a group pops or pulls a topic. Return the names of the brokers.
+        Raises PeerRefused: the allocation of queues by brokers is switched off."""
         masters = await self._calls.targets(broker, cluster)
         wanted = MessageRequestMode(topic=topic, consumer_group=group, mode=mode, pop_share_queue_num=share_count)
         await self._calls.fan_out(masters.values(), lambda address: self._calls.set_request_mode(address, wanted))
@@ -260,11 +260,11 @@ class Groups:
     async def progress(
         self, group: str, topic: str = "", cluster: str | None = None, *, clients: bool = False
     ) -> GroupProgress:
-        """Return how far a group is on all its topics, or on one; ``clients`` also looks who has each queue.
+        """Return the progress of a group on all its topics, or on one. ``clients``: add the client that has each queue.
         Raises UnknownName: no broker has the group or offsets of it."""
         stats = await self._stats(group, topic, cluster)
         if not any(place.consumer_offset for one in stats for place in one.offset_table.values()):
-            await self.configs(group, cluster=cluster)  # asked for a topic, brokers answer for unknown groups, too
+            await self.configs(group, cluster=cluster)  # with a topic, brokers answer for unknown groups, too
         owners = await self._owners(group) if clients else {}
         found = (item for one in stats for item in one.offset_table.items())
         queues = [
@@ -280,7 +280,7 @@ class Groups:
         )
 
     async def summaries(self, cluster: str | None = None) -> list[GroupSummary]:
-        """All groups but those of the system, the furthest behind first."""
+        """Return all groups except the system's, the largest lag first."""
         names = {name for table in (await self.tables(cluster=cluster)).values() for name in table}
         turns = asyncio.Semaphore(_GROUPS_AT_ONCE)
 
@@ -292,7 +292,7 @@ class Groups:
         return sorted(found, key=lambda row: (-row.diff_total, row.group))
 
     async def metadata(self, broker: str | None = None, cluster: str | None = None) -> dict[str, Metadata]:
-        """Topics and groups with all their settings, by broker name."""
+        """Return topics and groups with all their settings, by broker name."""
         masters = await self._calls.targets(broker, cluster)
 
         async def both(address: str) -> Metadata:
@@ -314,7 +314,7 @@ class Groups:
         return list(answers.values())
 
     async def _owners(self, group: str) -> dict[MessageQueue, str]:
-        """Which clients have each queue; nobody when the group is not online."""
+        """Return the clients that have each queue; an empty table if the group is not online."""
         try:
             running = await Clients(self._calls).running(group)
         except PeerRefused:
@@ -348,7 +348,7 @@ class Groups:
         return row
 
     async def _delete_topic(self, topic: str, masters: Mapping[str, str]) -> None:
-        """Brokers and name servers do not mind a topic they do not have."""
+        """Delete a topic at brokers and name servers. They accept the deletion of a topic that does not exist."""
         await self._calls.fan_out(
             masters.values(),
             lambda address: self._calls.ask(address, RequestCode.DELETE_TOPIC_IN_BROKER, TopicRequest(topic)),
@@ -392,10 +392,10 @@ class QueueMove(Struct, rename="camel", kw_only=True):
     """The effect of a move on a group in one queue.
 
     Attributes:
-        now: its offset, None if it has no offset there.
+        now: its offset, None if it has no offset in the queue.
         then: the offset after the move.
-        skipped: messages that it would never get.
-        again: messages that it would get again.
+        skipped: messages that would never be delivered.
+        again: messages that would be delivered again.
         note: a remark, such as an offset that the queue does not have; or empty.
     """
 
@@ -410,7 +410,7 @@ class QueueMove(Struct, rename="camel", kw_only=True):
 
 
 class Offsets:
-    """Operations on the offsets of groups; each raises what `AdminCalls` raises."""
+    """Operations on the offsets of groups; each raises the errors of `AdminCalls`."""
 
     def __init__(self, calls: AdminCalls) -> None:
         self._calls = calls
@@ -426,10 +426,12 @@ class Offsets:
         offset: int | None = None,
         is_forced: bool = True,
     ) -> list[Moved]:
-        """Move a group to the first message stored at or after a time (`END_MS`: behind the last), or one queue of a
-        broker to an offset. Without ``is_forced`` brokers that have their clients do it move no queue forward.
-        Raises UnknownName: there is no such topic. Raises PeerRefused: no such group, or an offset the queue lacks.
-        Raises ClientError: one queue of a group online cannot be moved there."""
+        """Move a group to the first message stored at or after a time (`END_MS`: to the end of each queue), or move one
+        queue of a broker to an offset. Without ``is_forced``, brokers that delegate the reset to clients move no queue
+        forward.
+        Raises UnknownName: there is no such topic. Raises PeerRefused: there is no such group, or the queue does not
+        have the offset.
+        Raises ClientError: the broker cannot move a single queue while the group is online."""
         masters = await (self._calls.masters_of_topic(topic) if broker is None else self._calls.masters(broker=broker))
         header = ResetOffsetRequest(
             topic=topic,
@@ -508,11 +510,11 @@ class Offsets:
         return moves
 
     async def skip(self, group: str, topic: str) -> list[Moved]:
-        """Move a group behind the last message of each queue; raises as `reset`."""
+        """Move a group to the end of each queue. Raises the errors of `reset`."""
         return await self.reset(group, topic, END_MS)
 
     async def clone(self, source: str, target: str, topic: str) -> list[Moved]:
-        """Give a group the offsets that another one has on a topic.
+        """Copy the offsets of a group on a topic to another group.
         Raises UnknownName: there is no such topic, or the source has no offsets on it.
         Raises PeerRefused: a broker does not know the target."""
         masters = await self._calls.masters_of_topic(topic)
@@ -533,8 +535,8 @@ class Offsets:
         return rows
 
     async def _check_moves_one(self, address: str, group: str) -> None:
-        """A broker that has its clients move themselves takes a reset of one queue for one of all by time.
-        Raises ClientError: it is such a one, and clients of the group are online."""
+        """Check that a broker can reset a single queue. A broker that delegates resets to clients ignores the queue and
+        resets all queues by time. Raises ClientError: the broker does that, and clients are online."""
         try:
             settings = parse_properties(
                 (await self._calls.ask(address, RequestCode.GET_BROKER_CONFIG)).payload.decode()
@@ -545,7 +547,7 @@ class Offsets:
             return
         try:
             await self._calls.ask(address, RequestCode.GET_CONSUMER_CONNECTION_LIST, ConsumerGroupRequest(group))
-        except PeerRefused:  # nobody is online: the offset can be written
+        except PeerRefused:  # no client is online: the offset can be written
             return
         why = _(
             "{address} has clients reset themselves (useServerSideResetOffset), all their queues at a time",
@@ -556,13 +558,12 @@ class Offsets:
         )
 
     async def _committed(self, address: str, group: str, queue: MessageQueue) -> int | None:
-        """Return where a group is in a queue; None when it never was there, which progress (208) shows as 0."""
+        """Return the committed offset of a group in a queue, or None if it has no offset (code 208 returns 0 then)."""
         timeout_ms = self._calls.timeout_ms
         return await self._calls.committed_offset(address, group, queue, is_stored=True, timeout_ms=timeout_ms)
 
     async def _put(self, address: str, group: str, queue: MessageQueue, offset: int) -> None:
-        """Write an offset. A broker ignores this, with a remark, for a queue that was reset and not pulled since: reset
-        it again."""
+        """Write an offset. Between a reset and the next pull, a broker ignores writes (with a remark): reset again."""
         header = UpdateConsumerOffsetRequest(group, queue.topic, queue.queue_id, offset)
         if (await self._calls.ask(address, RequestCode.UPDATE_CONSUMER_OFFSET, header)).remark:
             again = ResetOffsetRequest(
@@ -576,7 +577,7 @@ class Offsets:
         return {queue: one.consumer_offset for queue, one in stats.offset_table.items()}
 
     async def _rewrite(self, address: str, wanted: ResetOffsetRequest) -> dict[MessageQueue, int]:
-        """Do what a broker would have its clients do, of whom none is online."""
+        """Write the offsets of a reset, in place of the clients: none is online."""
         moved: dict[MessageQueue, int] = {}
         for queue, committed in (await self._offsets(address, wanted.group, wanted.topic)).items():
             if wanted.queue_id not in (_EVERY_QUEUE, queue.queue_id):
@@ -595,7 +596,7 @@ class Offsets:
 
 
 def _move(queue: MessageQueue, now: int | None, then: int, first: int, end: int) -> QueueMove:
-    """A move, and how many messages it skips or repeats; only messages that are there count."""
+    """Return a move with the number of stored messages that it skips or repeats."""
     note = ""
     if then > end:
         note = _("the queue ends at {end}", end=end)

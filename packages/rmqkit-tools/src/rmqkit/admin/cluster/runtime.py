@@ -1,8 +1,8 @@
 """Runtime figures of a broker (GET_BROKER_RUNTIME_INFO), grouped, with their meaning and unit.
 
 A broker reports about 70 keys and texts. `grouped` puts the known ones into groups, in the order of the table below.
-Figures of Java's thread pools are left out while they are empty: rmqkit's brokers have no thread pools and report
-them because Java's tools expect them. Everything here is pure. Source: behaviour.md §9.10.
+Empty figures of Java's thread pools are left out: rmqkit's brokers have no thread pools, and report the figures only
+because Java's tools expect them. Everything here is pure. Source: behaviour.md §9.10.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rmqkit.sentences import _
 
 __all__ = ["FigureGroup", "FigureRow", "grouped", "release"]
 
-# Key, meaning, and kind: a number, "ms", "at" (ms since the epoch), "bytes", "share", "rates" per second or text.
+# Key, meaning, and kind: number, "ms", "at" (ms since the epoch), "bytes", "share", "rates" per second, or text.
 _GROUPS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
     (_("Messages"), (
         ("putTps", _("Stored, over 10 s, 1 min, 10 min"), "rates"),

@@ -1,7 +1,7 @@
-"""Settings of a broker or name server with their meaning: `described` joins a server's answer with our tables.
+"""The settings of a broker or name server with their meaning: `described` joins a server's answer with our tables.
 
-A server returns keys and texts. The tables of `rmqkit.settings` have a key's meaning, its bounds, its default, and
-if it may be changed while the server runs. Keys of Apache's brokers that have no effect here are in
+A server returns keys and texts. The tables of `rmqkit.settings` have the meaning, bounds and default of each key, and
+if it may be changed at run time. Keys of Apache's brokers that have no effect here are in
 `rmqkit.broker.unused_settings`. A key that is in neither table is shown unchanged.
 """
 
@@ -36,10 +36,10 @@ class SettingRow(Struct, rename="camel", kw_only=True):
     """One setting of a server.
 
     Attributes:
-        group: the component that the setting belongs to; empty when we do not know the key.
-        value: the value from the server; a secret that is set is covered.
-        default: ours; empty when we do not know the key.
-        help: one sentence; empty when we do not know the key.
+        group: the component of the setting; empty if we do not know the key.
+        value: the value at the server; a secret is masked.
+        default: our default; empty if we do not know the key.
+        help: one sentence; empty if we do not know the key.
         is_known: True if rmqkit has this setting.
         is_default: True if the value is our default.
     """
@@ -57,7 +57,7 @@ class SettingRow(Struct, rename="camel", kw_only=True):
 
 
 class Compared(Struct, rename="camel", kw_only=True):
-    """A setting at several servers: its texts by address, None where a server does not tell it."""
+    """A setting at several servers: its values by address, None if a server does not report it."""
 
     key: str
     values: dict[str, str | None]
@@ -65,12 +65,12 @@ class Compared(Struct, rename="camel", kw_only=True):
 
     @property
     def differs(self) -> bool:
-        """Return True if servers have unlike values."""
+        """Return True if the servers have different values."""
         return len(set(self.values.values())) > 1
 
 
 class ConfigRow(Struct, rename="camel"):
-    """One setting of a topic at each broker; ``differs``: not all have the same."""
+    """One setting of a topic at each broker; ``differs``: the brokers have different values."""
 
     name: str
     values: dict[str, str]
@@ -80,7 +80,7 @@ class ConfigRow(Struct, rename="camel"):
 def described(properties: Mapping[str, str]) -> list[SettingRow]:
     """Return every setting of a server's answer, joined with our tables.
 
-    The order is by component as in `settings_types`, unknown keys last, each sorted by key. Pure.
+    The settings are in the order of `settings_types`, then by key. Unknown keys are last. Pure.
     """
     table = _table()
     rows = [_row(key, text, table.get(key)) for key, text in sorted(properties.items())]
@@ -89,7 +89,7 @@ def described(properties: Mapping[str, str]) -> list[SettingRow]:
 
 
 def compared(servers: Mapping[str, Mapping[str, str]]) -> list[Compared]:
-    """The settings of several servers beside each other, by address; secrets are covered. Pure."""
+    """Return each setting with its values at several servers; secrets are masked. Pure."""
     rows = {address: {row.key: row for row in described(texts)} for address, texts in servers.items()}
     keys = sorted({key for known in rows.values() for key in known})
     return [
@@ -123,7 +123,7 @@ def _row(key: str, text: str, known: tuple[Any, Setting, str, str] | None) -> Se
 
 @functools.cache
 def _table() -> dict[str, tuple[Any, Setting, str, str]]:
-    """Type, declaration, default and group of every setting of our servers, by its key in files."""
+    """Return type, declaration, default and group of every setting of our servers, by its key."""
     table: dict[str, tuple[Any, Setting, str, str]] = {}
     for kind in settings_types():
         defaults = to_properties(kind())
@@ -154,7 +154,7 @@ def settings_types() -> Sequence[type[Struct]]:
 
 
 def config_rows(configs: Mapping[str, Struct]) -> list[ConfigRow]:
-    """Return the settings of a topic or a group at several brokers beside each other. Pure."""
+    """Return each setting of a topic or a group with its values at several brokers. Pure."""
     shown = {broker: {key: _text(value) for key, value in asdict(one).items()} for broker, one in configs.items()}
     keys = dict.fromkeys(key for one in shown.values() for key in one if key not in ("topic_name", "group_name"))
     rows = []

@@ -1,21 +1,21 @@
-"""A broker's store from outside: files of the log, what retention deletes next, when the disk is full.
+"""The store of a broker: files of the log, the next deletion by retention, and the time at which the disk is full.
 
 =================  =================================================================================================
 figure             from
 =================  =================================================================================================
-segments           ``commitLogMinOffset``, ``commitLogMaxOffset`` and ``mappedFileSizeCommitLog``; a file that is
-                   allocated ahead and has nothing yet does not count
-disk               ``commitLogDirCapacity``, which has four digits at most, and ``commitLogDiskRatio``. *Free* in the
-                   first counts what only root may use; the ratio does not (`usable`)
+segments           ``commitLogMinOffset``, ``commitLogMaxOffset`` and ``mappedFileSizeCommitLog``,
+                   without a file that is allocated ahead and still empty
+disk               ``commitLogDirCapacity``, which has four digits at most, and ``commitLogDiskRatio``. The free
+                   bytes of the first include the part reserved for root; the ratio does not (`usable`)
 bytes per second   messages stored per second over 10 min × ``putMessageAverageSize``
-expiry             the oldest message + ``fileReservedTime``: its file is deleted not before that, at an hour of
-                   ``deleteWhen``. The oldest message alone is known, its file's last one may be younger
-limits             ``diskMaxUsedSpaceRatio``, ``diskSpaceCleanForciblyRatio``, ``diskSpaceWarningLevelRatio``; where a
-                   broker does not tell, Apache's defaults
+expiry             the oldest message + ``fileReservedTime``: its file is deleted later, at an hour of
+                   ``deleteWhen``. The last message of the file may be younger
+limits             ``diskMaxUsedSpaceRatio``, ``diskSpaceCleanForciblyRatio``, ``diskSpaceWarningLevelRatio``;
+                   if a broker does not report them, Apache's defaults
 =================  =================================================================================================
 
-`forecast` draws a line through how full a disk was over time; its slope has an error, which becomes the ``margin_ms``.
-What retention deleted meanwhile is part of the slope. Everything but `Stores` is pure. Source: store.md §9, §12.
+`forecast` fits a line to the used share of a disk over time. The error of its slope becomes ``margin_ms``. The slope
+includes the deletions by retention. Everything but `Stores` is pure. Source: store.md §9, §12.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ _HOUR_MS = 3_600_000
 _YEARS_MS = 10 * 365 * 24 * _HOUR_MS
 _POINTS_MIN = 6
 _STEP = 0.01
-"""Brokers tell the used share of a disk in whole percent, rounded up."""
+"""Brokers report the used share of a disk in whole percent, rounded up."""
 
 
 class Segment(Struct, rename="camel", kw_only=True):
-    """One file of the log: its name, and how many bytes of it are written and not deleted."""
+    """One file of the log: its name, and its number of written and not deleted bytes."""
 
     name: str
     bytes: int
 
 
 class Limit(Struct, rename="camel", kw_only=True):
-    """A share of the disk, 0 to 1, above which something happens."""
+    """A used share of the disk, 0 to 1, above which the broker acts."""
 
     setting: str
     ratio: float
@@ -70,7 +70,7 @@ class Forecast(Struct, rename="camel", kw_only=True):
     Attributes:
         per_hour: share of the disk that is filled in an hour.
         at_ms: the time at which the share is reached.
-        margin_ms: the possible error of that time, larger the worse the line fits.
+        margin_ms: the possible error of that time; it is larger if the line fits badly.
     """
 
     ratio: float
@@ -80,15 +80,15 @@ class Forecast(Struct, rename="camel", kw_only=True):
 
 
 class Store(Struct, rename="camel", kw_only=True):
-    """The store of one broker; None is what it does not tell.
+    """The store of one broker; None means that the broker does not report the value.
 
     Attributes:
         segments: the files of the log, the oldest first, at most `SEGMENTS_MAX` of ``segment_count``.
-        expires_ms: before this the oldest file is not deleted for its age.
+        expires_ms: the earliest time at which the oldest file expires.
         put_bytes: bytes stored per second, over ten minutes.
-        disk_bytes, free_bytes: what the broker may use of the disk, and what is free of that.
-        full: when the disk is at the limit above which messages are refused, at that rate, if nothing is deleted and
-            nothing else is stored on the disk.
+        disk_bytes, free_bytes: the size of the disk without the part reserved for root, and its free bytes.
+        full: the forecast for the limit above which the broker refuses messages, at the rate ``put_bytes``, if nothing
+            is deleted and nothing else is stored on the disk.
     """
 
     broker: str
@@ -112,7 +112,7 @@ class Store(Struct, rename="camel", kw_only=True):
 
 
 def segments(min_offset: int, max_offset: int, segment_bytes: int) -> list[Segment]:
-    """The files of a log that have something between two physical offsets."""
+    """Return the files of a log that have bytes between two physical offsets."""
     first = min_offset - min_offset % segment_bytes
     return [
         Segment(name=f"{start:020}", bytes=min(max_offset, start + segment_bytes) - max(min_offset, start))
@@ -154,18 +154,17 @@ def store_of(broker: str, address: str, figures: Mapping[str, str], config: Mapp
 
 
 def usable(total: int, free: int, ratio: float | None) -> tuple[int, int]:
-    """Return how large a disk is for a program that is not root's, and how much of that is free.
-    ``total`` and ``free`` count what only root may use, the used share does not. Without a share, or with one that does
-    not fit, return the same."""
+    """Return the size of a disk and its free bytes, without the part reserved for root. ``total`` and ``free`` include
+    that part, and ``ratio`` (the used share) does not. Without a fitting ratio, return ``total`` and ``free``."""
     used = total - free
     size = int(used / ratio) if ratio and 0 < ratio <= 1 else total
-    # The share is rounded up to percent: it cannot make a disk larger than it is.
+    # The ratio is rounded to whole percent: ignore a size that cannot be true.
     return (size, size - used) if used < size < total else (total, free)
 
 
 def by_rate(store: Store, ratio: float, now_ms: int) -> Forecast | None:
-    """Return when a disk reaches a share at the rate of now if nothing is deleted; None: it does not fill, it is there
-    already, or the broker does not tell."""
+    """Return the time at which a disk reaches a share at the current rate, if nothing is deleted. None: the disk does
+    not fill, has reached the share already, or the broker does not report the figures."""
     if not store.put_bytes or not store.disk_bytes or store.free_bytes is None:
         return None
     left = store.free_bytes - (1 - ratio) * store.disk_bytes
@@ -176,8 +175,8 @@ def by_rate(store: Store, ratio: float, now_ms: int) -> Forecast | None:
 
 
 def forecast(points: Sequence[tuple[int, float | None]], ratio: float, now_ms: int) -> Forecast | None:
-    """Return when a disk reaches a share, from how full it was at times (ms): the line of least squares through them.
-    None: too little is known, it does not fill, it is there already, or in more than ten years."""
+    """Return the time at which a disk reaches a share, by the line of least squares through past points (ms, used
+    share). None: too few points, or the disk does not fill, has reached the share, or needs over ten years."""
     known = [(at, value) for at, value in points if value is not None]
     if len(known) < _POINTS_MIN:
         return None
@@ -189,9 +188,9 @@ def forecast(points: Sequence[tuple[int, float | None]], ratio: float, now_ms: i
         return None
     slope = sum((at - mean_ms) * (value - mean) for at, value in known) / spread
     if all(abs(value / _STEP - round(value / _STEP)) < 1e-6 for __, value in known):
-        mean -= _STEP / 2  # rounded up to whole percent: half of one too much, on the average
+        mean -= _STEP / 2  # whole percent are rounded up: on average half a percent too much
     misfit = sum((value - mean - slope * (at - mean_ms)) ** 2 for at, value in known) / max(1, count - 2)
-    # Values that are rounded go in steps, which are no noise: neighbours share their error.
+    # Neighbouring values have the same rounding error, so the misfit alone would be too small.
     error = max(math.sqrt(misfit / spread), _STEP / 4 / (known[-1][0] - known[0][0]))
     left = ratio - mean - slope * (now_ms - mean_ms)
     if slope <= 2 * error or left <= 0 or left / slope > _YEARS_MS:
@@ -215,13 +214,13 @@ def _float(text: str | None) -> float | None:
 
 
 class Stores:
-    """Asks brokers about their stores."""
+    """Operations on the stores of brokers."""
 
     def __init__(self, calls: AdminCalls) -> None:
         self._calls = calls
 
     async def reserved_ms(self, topic: str) -> int | None:
-        """Return how long the masters of a topic keep its messages at least; None: one of them does not say."""
+        """Return the minimum retention time at the masters of a topic; None: a master does not report it."""
         masters = await self._calls.masters_of_topic(topic)
         code = RequestCode.GET_BROKER_CONFIG
         configs = await self._calls.fan_out(
@@ -231,7 +230,7 @@ class Stores:
         return min(map(int, hours)) * _HOUR_MS if hours and all(map(str.isdecimal, hours)) else None
 
     async def of(self, broker: str | None = None, cluster: str | None = None) -> list[Store]:
-        """The stores of masters, two requests each; one that does not answer has a ``trouble``."""
+        """Return the stores of masters, with two requests to each. A master that does not answer has a ``trouble``."""
         masters = await self._calls.targets(broker, cluster)
         return list(await asyncio.gather(*(self._of(name, address) for name, address in masters.items())))
 

@@ -1,4 +1,4 @@
-"""Topics: where they are, how they are set up, what is in them, and how busy they are (``topicList`` … ``statsAll``).
+"""Topics: their routes, configurations, offsets and load (``topicList`` … ``statsAll``).
 
 Source: behaviour.md §9.9, §2.8; remoting.md §4.2, §4.4.
 """
@@ -60,14 +60,14 @@ class QueueStatus(Struct, rename="camel"):
 
 
 class TopicStatus(Struct, rename="camel"):
-    """The queues of a topic, and messages per second put to it."""
+    """The queues of a topic, and the messages per second that are put to it."""
 
     queues: list[QueueStatus]
     put_tps: float
 
 
 class Assigned(Struct, rename="camel"):
-    """A queue and the client that would get it."""
+    """A queue and the client to which it would be allocated."""
 
     client: str
     broker_name: str
@@ -87,14 +87,14 @@ class TopicStats(Struct, rename="camel", kw_only=True):
 
 
 class Topics:
-    """Operations on topics; each raises what `AdminCalls` raises, UnknownName for a topic that is not there."""
+    """Operations on topics; each raises the errors of `AdminCalls`, and UnknownName for a topic that does not exist."""
 
     def __init__(self, calls: AdminCalls) -> None:
         self._calls = calls
         self._name_servers = NameServers(calls)
 
     async def names(self, cluster: str | None = None) -> list[str]:
-        """All topics, system topics included, sorted; of one cluster when it is named."""
+        """Return all topics, or those of one cluster, sorted and with system topics."""
         if cluster is None:
             return await self._calls.topic_names()
         await self._calls.masters(cluster)
@@ -102,7 +102,7 @@ class Topics:
         return sorted((await self._calls.any_name_server.fetch(TopicList, code, ClusterRequest(cluster))).topic_list)
 
     async def uses(self) -> list[TopicUse]:
-        """Every topic with its cluster and each of its groups (``topicList -c``)."""
+        """Return every topic with its cluster and each of its groups (``topicList -c``)."""
         names = [name for name in await self.names() if not name.startswith((RETRY_PREFIX, DLQ_PREFIX))]
         found = await self._calls.fan_out(names, self._uses_of)
         return [use for uses in found.values() for use in uses]
@@ -111,25 +111,25 @@ class Topics:
         try:
             clusters, groups = await self.clusters(topic), await self.groups(topic)
         except UnknownName:
-            return []  # a name of the list that no broker has, as those of clusters
+            return []  # no broker has this topic: it may be the name of a cluster
         return [TopicUse(cluster, topic, group) for cluster in clusters for group in groups or [""]]
 
     async def route(self, topic: str) -> TopicRoute:
-        """The brokers that have it, with its queues."""
+        """Return the brokers that have a topic, with its queues."""
         return await self._calls.route(topic)
 
     async def clusters(self, topic: str) -> list[str]:
-        """The clusters that have it."""
+        """Return the clusters that have a topic."""
         return sorted({broker.cluster for broker in (await self._calls.route(topic)).broker_datas})
 
     async def groups(self, topic: str) -> list[str]:
-        """The groups that consume it or have offsets in it."""
+        """Return the groups that consume a topic or have offsets in it."""
         code, masters = RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, await self._calls.masters_of_topic(topic)
         asked = (self._calls.fetch(GroupList, address, code, TopicRequest(topic)) for address in masters.values())
         return sorted({group for answer in await asyncio.gather(*asked) for group in answer.group_list})
 
     async def status(self, topic: str, cluster: str | None = None) -> TopicStatus:
-        """Offsets of its queues; of one cluster when it is named."""
+        """Return the offsets of a topic's queues, of one cluster or of all."""
         masters = await self._calls.masters_of_topic(topic)
         if cluster is not None:
             wanted = await self._calls.masters(cluster)
@@ -145,7 +145,7 @@ class Topics:
         return TopicStatus([QueueStatus(*queue) for queue in queues], sum(table.topic_put_tps for table in tables))
 
     async def config(self, topic: str, broker: str | None = None) -> dict[str, TopicConfig]:
-        """Return how it is set up, by broker name."""
+        """Return the configuration of a topic by broker name."""
         masters = await (self._calls.masters(broker=broker) if broker else self._calls.masters_of_topic(topic))
         return {name: await self._config_at(address, topic) for name, address in masters.items()}
 
@@ -189,13 +189,13 @@ class Topics:
         return done
 
     async def delete(self, topic: str, cluster: str | None = None) -> list[Done]:
-        """Delete it at all masters of a cluster, then at the name servers, with its order.
-        Raises UnknownName: it is nowhere."""
+        """Delete a topic at all masters of a cluster, then the topic and its order at the name servers.
+        Raises UnknownName: no broker has the topic."""
         masters = await self._calls.targets(None, cluster)
         if cluster is None:
             cluster = next(iter((await self._calls.cluster()).cluster_addr_table))
         await self._calls.route(topic)
-        # Brokers first: one that still has it would tell the name servers of it again with its next registration.
+        # Brokers first: a broker that still has the topic would register it again at the name servers.
         for address in masters.values():
             await self._calls.ask(address, RequestCode.DELETE_TOPIC_IN_BROKER, TopicRequest(topic))
         done = [Done(address, _("topic {topic} deleted", topic=topic)) for address in masters.values()]
@@ -210,7 +210,7 @@ class Topics:
     async def set_permission(
         self, topic: str, perm: int, *, broker: str | None = None, cluster: str | None = None
     ) -> list[Done]:
-        """Let it be written and read, or not; everything else stays as it is."""
+        """Set the permission of a topic and leave its other settings unchanged."""
         masters = await self._calls.masters_of_topic(topic)
         wanted = await self._calls.masters(cluster, broker) if broker or cluster else masters
         return [
@@ -220,11 +220,11 @@ class Topics:
         ]
 
     async def order(self, topic: str) -> str | None:
-        """The queues of an ordered topic as the name servers have them: ``broker-a:4;broker-b:4``."""
+        """Return the queues of an ordered topic from the name servers: ``broker-a:4;broker-b:4``."""
         return await self._name_servers.value(ORDER_TOPIC_CONFIG, topic)
 
     async def set_order(self, topic: str, text: str) -> list[Done]:
-        """Raises SettingsError: the text is not ``broker:count;broker:count``."""
+        """Set the queues of an ordered topic. Raises SettingsError: the text is not ``broker:count;broker:count``."""
         _parse_order(text)
         return await self._name_servers.put_value(ORDER_TOPIC_CONFIG, topic, text)
 
@@ -232,7 +232,7 @@ class Topics:
         return await self._name_servers.delete_value(ORDER_TOPIC_CONFIG, topic)
 
     async def allocate(self, topic: str, clients: Sequence[str]) -> list[Assigned]:
-        """Which client gets which queue by the average strategy."""
+        """Return the client of each queue, as the average strategy allocates them."""
         from rmqkit.client.consumer.allocate import averagely
         from rmqkit.client.runtime.routes import subscribe_queues
 
@@ -244,8 +244,8 @@ class Topics:
         ]
 
     async def stats(self, topic: str | None = None, *, active_only: bool = False) -> list[TopicStats]:
-        """Return how busy topics are, with a row for each of their groups (``statsAll``); retry topics and dead
-        letters are left out unless named. ``active_only``: only those with messages in or out."""
+        """Return the load of topics, one row for each of their groups (``statsAll``). Without ``topic``, retry and
+        dead-letter topics are left out. ``active_only``: only rows with messages in the last 24 hours."""
         names = [topic] if topic is not None else await self.names()
         wanted = [name for name in names if topic is not None or not name.startswith((RETRY_PREFIX, DLQ_PREFIX))]
         found = await self._calls.fan_out(wanted, self._stats_of)
@@ -269,14 +269,14 @@ class Topics:
         return rows
 
     async def _counted(self, addresses: Iterable[str], name: str, key: str) -> tuple[float, int]:
-        """Per second in the last minute, and in the last 24 hours, at all brokers together."""
+        """Return messages per second in the last minute, and messages in the last 24 hours, summed over the brokers."""
         tps, day = 0.0, 0
         for address in addresses:
             try:
                 header = StatsDataRequest(name, key)
                 found = await self._calls.fetch(BrokerStatsData, address, RequestCode.VIEW_BROKER_STATS_DATA, header)
             except PeerRefused:
-                continue  # nothing was counted there
+                continue  # the broker has counted no messages
             tps += found.stats_minute.tps
             day += found.stats_day.sum or found.stats_hour.sum or found.stats_minute.sum
         return tps, day
@@ -322,14 +322,14 @@ class Topics:
 
 
 def _creation(config: TopicConfig, attributes: str | None) -> CreateTopicRequest:
-    """The request that makes a topic so."""
+    """Return the request that creates a topic with a configuration."""
     facts = config.read_queue_nums, config.write_queue_nums, config.perm, config.topic_filter_type
     rest = config.topic_sys_flag, config.order, attributes
     return CreateTopicRequest(config.topic_name, AUTO_CREATE_TOPIC, *facts, *rest)
 
 
 def permission_of(text: str) -> int:
-    """Permission bits of ``6`` or ``rw``, ``4`` or ``r``, ``2`` or ``w``. Raises SettingsError: it is none of these."""
+    """Return the permission bits of ``6``/``rw``, ``4``/``r`` or ``2``/``w``. Raises SettingsError: another text."""
     known = {"2": 2, "w": 2, "4": 4, "r": 4, "6": 6, "rw": 6, "wr": 6}
     if text.lower() not in known:
         raise SettingsError(_("permission {text} must be 2 or w (write), 4 or r (read), 6 or rw (both)", text=text))

@@ -1,1 +1,1 @@
-"""Faults of a cluster and of its machines, and causes why a message was not consumed."""
+"""Diagnosis: faults of a cluster and of its machines, and the cause why a message was not consumed."""

@@ -1,6 +1,6 @@
-"""Why a group did not consume a message: a pure verdict over `Facts`.
+"""The cause why a group did not consume a message: a pure verdict over `Facts`.
 
-The rules are asked in this order; the first that has an answer names the cause.
+The rules are applied in this order. The first rule with a result names the cause.
 
 ===================  ============================================================================================
 rule                 causes
@@ -11,17 +11,17 @@ scheduled            delayed, recalled, retrying; clock skew
 half message         transaction pending, rolled back, given up; clock skew
 broadcasting         broadcasting, broadcast forbidden
 group is past it     consumed, filtered by tag or SQL92, subscriptions differ, skipped, popped
-closed               group unknown or disabled, read forbidden, topic not readable, queue not read, nobody online
+closed               group unknown or disabled, read forbidden, topic not readable, queue not read, no client online
 not wanted           subscriptions differ, not subscribed, filtered by tag or SQL92
 not shared out       queue has no owner
 waiting              retrying, waiting
 ===================  ============================================================================================
 
-A broker knows what a group was given and how far it says it is, not what handlers made of it. So sentences say "is
-past it", and "succeeded" only where a trace says so.
+A broker knows the messages that it delivered to a group and the offsets that the group committed, but not the results
+of handlers. So the sentences say "is past it"; they say "succeeded" only if a trace shows it.
 
-A message may be stored several times under its unique key: half, scheduled, in its topic, to be retried, dead. Each is
-a record of its own, in a topic of its own.
+A message may be stored several times under its unique key: half, scheduled, in its topic, to be retried, dead. Each
+copy is a separate record in a separate topic.
 Source: behaviour.md §3.4, §3.7, §4, §5, §6.1, §8, §9.1–9.3; remoting.md §7.4.
 """
 
@@ -55,14 +55,14 @@ from rmqkit.sentences import _, capital, joined, marked
 __all__ = ["Cause", "Explanation", "Fact", "Facts", "Lookup", "Place", "Transaction", "judge"]
 
 _SKEW_MS = 5_000
-"""Clocks that differ by less are alike: a send may take that long."""
+"""Smaller differences between clocks are ignored: a send may take that long."""
 _LATE_MS = 5_000
-"""A message is late that was not delivered so long after its time."""
+"""A message is late if it is not delivered this long after its due time."""
 _SHOWN = 5
 
 
 class Cause(enum.StrEnum):
-    """Why a message was not consumed, and what to do; CONSUMED is the healthy one."""
+    """The cause why a message was not consumed, and the remedy. CONSUMED means that nothing is wrong."""
 
     remedy: str
 
@@ -149,7 +149,7 @@ class Cause(enum.StrEnum):
 UNKNOWN = frozenset(
     {Cause.GROUP_UNKNOWN, Cause.NOT_STORED, Cause.WRONG_KIND_OF_ID, Cause.WRONG_TOPIC, Cause.NOT_IN_CLUSTER}
 )
-"""There is no such group, or no message of that name in the topic: often the name is wrong."""
+"""Causes with an unknown group or message: often the given name is wrong."""
 
 
 class Fact(Struct):
@@ -161,7 +161,7 @@ class Fact(Struct):
 
 
 class Explanation(Struct):
-    """The answer: a cause, a sentence for people, the facts it rests on, what to do."""
+    """The answer: a cause, a sentence for the user, the facts behind the cause, and a remedy."""
 
     cause: Cause
     sentence: str
@@ -180,7 +180,7 @@ def judge(facts: Facts) -> Explanation:
 
 
 def _of_commands(f: Facts) -> dict[str, str | int]:
-    """Return the values of the commands in remedies, as a shell takes them."""
+    """Return the values for the commands in remedies, quoted for a shell."""
     found: dict[str, str | int] = {"topic": shlex.quote(f.topic), "group": shlex.quote(f.group)}
     if f.message is not None:
         found["stored_ms"] = f.message.store_timestamp
@@ -191,7 +191,7 @@ def _of_commands(f: Facts) -> dict[str, str | int]:
     return found
 
 
-# -- nothing is in a queue
+# -- no message is in a queue
 
 
 def _nothing_stored(f: Facts) -> _Verdict | None:
@@ -323,7 +323,7 @@ def _scheduled(f: Facts) -> _Verdict | None:
     return Cause.DELAYED, _("{asked} is delayed: it will be delivered {when}", asked=f.asked, when=when)
 
 
-# -- it is in a queue
+# -- the message is in a queue
 
 
 def _broadcasting(f: Facts) -> _Verdict | None:
@@ -417,8 +417,7 @@ def _closed(f: Facts) -> _Verdict | None:
 
 
 def _not_wanted(f: Facts) -> _Verdict | None:
-    """Judge by the subscriptions. A retry is delivered to each client that has the retry topic, regardless of its
-    tag."""
+    """Judge by the subscriptions. A retry is delivered regardless of its tag."""
     message, own = f.message, f.subscriptions
     if f.connection is None or message is None or f.retry is not None:
         return None
@@ -429,7 +428,7 @@ def _not_wanted(f: Facts) -> _Verdict | None:
         return Cause.SUBSCRIPTIONS_DIFFER, _(
             "the clients of group {group} subscribe to {topic} differently: {each}", each=each, **f.named
         )
-    if told is None:  # it may have been subscribed when the group passed it
+    if told is None:  # the group may have had a subscription when it passed the message
         return (
             None
             if f.is_past
@@ -472,7 +471,7 @@ def _waiting(f: Facts) -> _Verdict:
 
 
 def _holder(f: Facts, place: Place) -> str:
-    """Describe the client that has the queue, and the obstacle there."""
+    """Describe the client that has the queue, and why it does not handle the message."""
     if not f.owners:
         return (
             _("{client} pops it", client=next(iter(f.waiting_acks)))
@@ -542,13 +541,13 @@ def _expression(subscribed: SubscriptionData | None) -> str:
 
 
 def _wants(subscribed: SubscriptionData | None, message: ReceivedMessage) -> bool:
-    """Return True if broker and client let a message through. An expression nobody can compile lets nothing through."""
+    """Return True if broker and client let a message pass. An expression that does not compile lets no message pass."""
     if subscribed is None:
         return False
     if is_tag_type(subscribed.expression_type):
         codes = codes_of(subscribed)
         return (codes is None or java_hash(message.tags or "") in codes) and matches_tags(subscribed, message.tags)
-    from rmqkit.filter.sql92 import ExpressionRejected, compile_expression  # few groups need it, and it takes time
+    from rmqkit.filter.sql92 import ExpressionRejected, compile_expression  # slow to import, and few groups need it
 
     try:
         expression = compile_expression(subscribed.sub_string)
@@ -561,7 +560,7 @@ def _wants(subscribed: SubscriptionData | None, message: ReceivedMessage) -> boo
 
 
 def _evidence(f: Facts) -> Iterator[Fact]:
-    """Every fact there is: the message, the queue, the group, its members."""
+    """Yield all facts: the message, the queue, the group, its members."""
     for one in filter(None, (f.message, f.lookup.elsewhere, *f.copies, *f.lookup.as_key[:_SHOWN])):
         retried = _(", failed {times}", times=_times(one)) if one.reconsume_times else ""
         at = _(
@@ -668,7 +667,7 @@ class Place(Struct):
     """The place in a queue where the group gets the message: the message's own place, or that of its latest retry.
 
     Attributes:
-        min_offset, max_offset: the queue's first offset that is stored, and one past its last.
+        min_offset, max_offset: the first stored offset of the queue, and its end.
         committed: the group's offset at the broker, None if it has none.
         perm: `Permission` bits of the topic there.
     """
@@ -692,11 +691,11 @@ class Transaction(Struct, kw_only=True):
     """The state of a half message.
 
     Attributes:
-        half: its latest copy; every check-back writes one.
+        half: its latest copy; every check-back writes a copy.
         is_given_up: True if a copy is in TRANS_CHECK_MAX_TIME_TOPIC.
-        is_ended: True if an op record names it, or the broker is past it.
+        is_ended: True if an op record names it, or the check-back of the broker is past it.
         checks_max: the broker's ``transactionCheckMax``.
-        producers: members of its producer group online, None if the broker did not return them.
+        producers: the members of its producer group that are online; None if the broker did not return them.
     """
 
     half: ReceivedMessage
@@ -707,20 +706,20 @@ class Transaction(Struct, kw_only=True):
 
     @property
     def checks(self) -> int:
-        """Return how often its producer was asked."""
+        """Return the number of check-backs sent to its producer."""
         text = self.half.properties.get(prop.TRANSACTION_CHECK_TIMES, "")
         return int(text) if text.isdecimal() else 0
 
 
 class Lookup(Struct, kw_only=True):
-    """Further facts about a name under which nothing is stored in the topic.
+    """Further facts about a name without a message in the topic.
 
     Attributes:
-        address, physical_offset: its parts, if it has the form of an offset message id.
-        is_known: True if a broker of the name servers has that address.
+        address, physical_offset: the parts of the name, if it is an offset message id.
+        is_known: True if the name servers know a broker with that address.
         log_min, log_max: the bounds of that broker's log.
-        as_key: messages of the topic that have it as a key.
-        elsewhere: a message of that id in another topic.
+        as_key: messages of the topic with the name as a key.
+        elsewhere: a message in another topic with the name as its id.
         topics_searched: the number of other topics that were searched.
         brokers: the brokers whose indexes were searched.
     """
@@ -740,19 +739,19 @@ class Facts(Struct, kw_only=True):
     """All facts about a message and its group.
 
     Attributes:
-        asked: how the message was named, such as ``message 7F00…``.
+        asked: the name of the message in the question, such as ``message 7F00…``.
         message: the message in the topic.
-        copies: others with its unique key.
-        due_ms: when the latest scheduled copy is to be delivered.
-        place: see `Place`; also of an offset at which there is no message.
-        config: the group at the broker; None when it has none.
+        copies: other messages with its unique key.
+        due_ms: the delivery time of the latest scheduled copy.
+        place: see `Place`; also set for an offset without a message.
+        config: the group's configuration at the broker; None if the broker does not have the group.
         is_read_forbidden: True if the group is forbidden to read the topic.
-        connection: the members online and their subscriptions as brokers have them; None if no member is online.
+        connection: the members online and their subscriptions at the brokers; None if no member is online.
         members: the running info of each member by client id; None if the member did not answer.
         is_fetched: True if the broker's counters show that the group got messages of the queue since the message was
             stored; None if the counters do not show it.
         traces: records of the group's clients in the trace topic about handling the message.
-        hides_bodies: True if the reader may not see bodies, which reasons of dead letters often quote.
+        hides_bodies: True if the reader may not see bodies. The reasons of dead letters often quote bodies.
     """
 
     topic: str
@@ -775,12 +774,12 @@ class Facts(Struct, kw_only=True):
 
     @property
     def retry(self) -> ReceivedMessage | None:
-        """Its latest copy that came to a retry topic of the group."""
+        """The latest copy of the message in a retry topic of the group."""
         return max((one for one in self.copies if one.topic.startswith(names.RETRY_PREFIX)), key=_age, default=None)
 
     @property
     def scheduled(self) -> ReceivedMessage | None:
-        """Its latest copy that waits for its time: that is not yet where it is to be delivered to."""
+        """The latest copy of the message that waits for its delivery time."""
         waiting = [one for one in self.copies if one.topic in (names.SCHEDULE_TOPIC, names.TIMER_TOPIC)]
         latest = max(waiting, key=_age, default=None)
         if latest is None or latest.properties.get(prop.REAL_TOPIC) == self.topic:
@@ -790,12 +789,12 @@ class Facts(Struct, kw_only=True):
 
     @property
     def dead_letter(self) -> ReceivedMessage | None:
-        """Its copy among the group's dead letters."""
+        """The copy of the message among the group's dead letters."""
         return next((one for one in self.copies if one.topic.startswith(names.DLQ_PREFIX)), None)
 
     @property
     def owners(self) -> dict[str, ProcessQueueInfo]:
-        """The members that have the queue, and what they hold of it."""
+        """The members that have the queue, with the state of the queue at each."""
         if self.place is None:
             return {}
         queue = MessageQueue(self.place.topic, self.place.broker, self.place.queue_id)
@@ -804,7 +803,7 @@ class Facts(Struct, kw_only=True):
 
     @property
     def waiting_acks(self) -> dict[str, int]:
-        """The members that pop the queue, and how many messages of it each did not acknowledge yet."""
+        """The members that pop the queue, with the number of messages that each has not acknowledged."""
         if self.place is None:
             return {}
         popped = [MessageQueue(self.place.topic, self.place.broker, queue) for queue in (-1, self.place.queue_id)]
@@ -816,8 +815,7 @@ class Facts(Struct, kw_only=True):
 
     @property
     def subscriptions(self) -> dict[str, SubscriptionData | None]:
-        """Return the subscription to the topic of each member that answered; None: the member does not subscribe to
-        it."""
+        """Return the subscription to the topic of each member that answered; None: the member has no subscription."""
         return {
             client: next((one for one in info.subscription_set if one.topic == self.topic), None)
             for client, info in self.members.items()
@@ -826,14 +824,14 @@ class Facts(Struct, kw_only=True):
 
     @property
     def consumed_offset(self) -> int | None:
-        """Return the group's offset: the broker's, or an owner's if that is higher, as owners commit every 5 s."""
+        """Return the group's offset: the broker's, or an owner's if it is higher (owners commit every 5 s)."""
         told = [held.commit_offset for held in self.owners.values() if held.commit_offset >= 0]
         committed = self.place.committed if self.place is not None else None
         return max(told if committed is None else (*told, committed), default=None)
 
     @property
     def named(self) -> dict[str, Any]:
-        """The values that most sentences have."""
+        """The values for the placeholders that most sentences have."""
         return {"asked": self.asked, "group": self.group, "topic": self.topic}
 
     @property
@@ -843,7 +841,7 @@ class Facts(Struct, kw_only=True):
 
     @property
     def retries_max(self) -> int:
-        """Return how many retries come before the dead letters: a client's own limit, or else the group's."""
+        """Return the number of retries before a dead letter: a client's own limit, or else the group's."""
         told = [info.properties.get("maxReconsumeTimes", "") for info in self.members.values() if info is not None]
         own = [int(text) for text in told if text.isdecimal()]
         return min(own) if own else self.config.retry_max_times if self.config is not None else 16

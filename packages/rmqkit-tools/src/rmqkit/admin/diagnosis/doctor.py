@@ -1,10 +1,10 @@
-"""The checks of ``rmq doctor``: is a machine fit for the broker of a configuration, and if not, how to change that.
+"""The checks of ``rmq doctor``: the fitness of a machine for a broker with a given configuration, and remedies.
 
 The checks read ``/proc`` and ``/sys`` of Linux, the store and the certificates, and send requests to the name servers.
-They change nothing. For a moment they listen on the broker's port, if that is free, to see if clients reach it. A value
-that cannot be read here is reported as unknown: neither good nor bad. A check is a function of a `Target`. `CHECKS` are
-for every machine, `OF_PRODUCTION` for machines that serve other machines, and `OF_EACH_SHARD` look at the ports and the
-store of one broker. On a development machine any broker of rmqkit may hold the ports.
+They change nothing. If the broker's port is free, they listen on it for a moment, to see if clients reach it. A value
+that cannot be read is reported as unknown. A check is a function of a `Target`. `CHECKS` are for every machine,
+`OF_PRODUCTION` for machines that serve other machines, and `OF_EACH_SHARD` check the ports and the store of one broker.
+On a development machine, any broker of rmqkit may use the ports.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _VM: dict[str, tuple[int, int | None, str]] = {
     "dirty_ratio": (0, 50, "so much unwritten data makes long pauses of the disk: sysctl -w vm.dirty_ratio=20"),
     "dirty_background_ratio": (0, 25, "writing begins late and takes long: sysctl -w vm.dirty_background_ratio=10"),
 }
-"""From, to, and why otherwise not."""
+"""Setting → lowest value, highest value, and the harm that other values do."""
 
 
 class State(enum.Enum):
@@ -78,7 +78,7 @@ class State(enum.Enum):
 
 
 class Finding(Struct):
-    """One line: what was looked at, what was found, and what to do about it."""
+    """The result of one check: its name, its state, the finding, and a remedy."""
 
     check: str
     state: State
@@ -88,7 +88,7 @@ class Finding(Struct):
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """The folders in which a machine describes itself; tests use their own."""
+    """The folders ``/proc`` and ``/sys`` of a machine; tests use other folders."""
 
     proc: Path = Path("/proc")
     sys: Path = Path("/sys")
@@ -103,7 +103,7 @@ class Host:
 
 @dataclass(slots=True)
 class Target:
-    """A broker as its configuration wants it, and what runs of it."""
+    """A broker's configuration, and the running process of the broker."""
 
     broker: BrokerSettings
     store: StoreSettings
@@ -117,7 +117,7 @@ class Target:
 
     @property
     def is_running(self) -> bool:
-        """Return True if a process has the store."""
+        """Return True if a process has locked the store."""
         try:
             StoreLock(self.root).check()
         except (StoreLocked, OSError):
@@ -126,7 +126,7 @@ class Target:
 
     @property
     def pid(self) -> int | None:
-        """The process that has the store, as far as it says so."""
+        """The process id of the broker that uses the store, if it is known."""
         text = self.machine.text(self.root / "abort") or ""
         return int(text) if self.is_running and text.isdecimal() else None
 
@@ -136,7 +136,7 @@ class Target:
 
     @property
     def mount(self) -> tuple[str, str] | None:
-        """Device (``8:1``) and type of the file system that holds the store, or will."""
+        """Device (``8:1``) and type of the file system for the store."""
         best: tuple[int, str, str] | None = None
         for line in (self.machine.text(self.machine.proc / "self/mountinfo") or "").splitlines():
             own, _, rest = line.partition(" - ")
@@ -148,7 +148,7 @@ class Target:
 
 
 def within(check: str, text: str | None, low: int, high: int | None, remedy: str, about: str = "") -> Finding:
-    """A number and whether it is from ``low`` to ``high``; unknown if it is none."""
+    """Check that a number is between ``low`` and ``high``; the result is unknown if the text is not a number."""
     if text is None or not text.isdecimal():
         return Finding(check, State.UNKNOWN, "it cannot be read here")
     is_good = int(text) >= low and (high is None or int(text) <= high)
@@ -163,7 +163,7 @@ def configuration(target: Target) -> Iterator[Finding]:
 
 
 def open_files(target: Target) -> Iterator[Finding]:
-    """``nofile``: of the running broker, else of this shell."""
+    """Check ``nofile`` of the running broker, or else of this shell."""
     pid = target.pid
     limits = target.machine.text(target.machine.proc / str(pid or "self") / "limits") or ""
     match = re.search(r"^Max open files +(\w+)", limits, re.MULTILINE)
@@ -206,10 +206,10 @@ def file_system(target: Target) -> Iterator[Finding]:
 
 
 def block_device(target: Target) -> Iterator[Finding]:
-    """Scheduler and read-ahead of the disk under the file system."""
+    """Check scheduler and read-ahead of the disk under the file system."""
     device = target.mount and target.machine.sys / "dev/block" / target.mount[0]
     if not device or not device.exists():
-        yield Finding("block device", State.UNKNOWN, "the file system shows no disk of its own here")
+        yield Finding("block device", State.UNKNOWN, "no block device is known for the file system")
         return
     device = device.resolve()
     queue = (device.parent if (device / "partition").exists() else device) / "queue"
@@ -226,7 +226,7 @@ def block_device(target: Target) -> Iterator[Finding]:
 
 
 def memory(target: Target) -> Iterator[Finding]:
-    """The ``vm`` settings that matter to mapped files."""
+    """Check the ``vm`` settings that matter for mapped files."""
     for name, (low, high, remedy) in _VM.items():
         text = target.machine.text(target.machine.proc / "sys/vm" / name)
         yield within(f"vm.{name}", text, low, high, remedy)
@@ -236,7 +236,7 @@ def clock(target: Target) -> Iterator[Finding]:
     """Check if the kernel reports that its clock is synchronised (``adjtimex``)."""
     status = _clock_status()
     if status is None:
-        yield Finding("clock", State.UNKNOWN, "the kernel does not tell whether the clock is kept right")
+        yield Finding("clock", State.UNKNOWN, "the kernel does not report if the clock is synchronised")
     elif status & _STA_UNSYNC:
         remedy = "delays, timers and time stamps follow it: run chrony or systemd-timesyncd"
         yield Finding("clock", State.WARN, "not synchronised", remedy)
@@ -245,13 +245,13 @@ def clock(target: Target) -> Iterator[Finding]:
 
 
 def _clock_status() -> int | None:
-    """The kernel's clock status word, or None where it cannot be asked."""
+    """Return the kernel's clock status word, or None if the system has no ``adjtimex``."""
     try:
-        timex = ctypes.create_string_buffer(512)  # modes 0: only read
+        timex = ctypes.create_string_buffer(512)  # modes 0: read only
         failed = ctypes.CDLL(None, use_errno=True).adjtimex(timex) < 0
     except (OSError, AttributeError):
         return None
-    # struct timex: modes, then offset, freq, maxerror, esterror as longs, then status
+    # struct timex: modes; offset, freq, maxerror, esterror as longs; status
     return None if failed else ctypes.c_int.from_buffer(timex, 5 * ctypes.sizeof(ctypes.c_long)).value
 
 
@@ -298,7 +298,7 @@ def advertised(target: Target) -> Iterator[Finding]:
         yield Finding("advertised address", State.FAIL, f"{where} is no address of anything", remedy)
         return
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):  # somebody listens there already
+        with contextlib.suppress(OSError):  # a process listens there already
             family = socket.AF_INET6 if ":" in settings.bind_address else socket.AF_INET
             own = (settings.bind_address, settings.listen_port)
             stack.enter_context(socket.create_server(own, family=family))
@@ -315,7 +315,7 @@ def advertised(target: Target) -> Iterator[Finding]:
 
 
 def name_servers(target: Target) -> Iterator[Finding]:
-    """Every name server, and the clocks of the brokers they know."""
+    """Check every name server, and the clocks of the brokers that they know."""
     if not target.broker.namesrv_addr and target.is_development:
         yield Finding("name servers", State.OK, "none, and none is needed by: rmq standalone")
         return
@@ -352,14 +352,14 @@ async def _ask(target: Target, addresses: list[str]) -> list[Finding]:
 
 
 async def clock_of(admin: Admin, broker: str) -> Finding:
-    """The difference of a broker's clock, by when it started and how long it runs: to the second."""
+    """Check a broker's clock, calculated from its start time and run time, to the second."""
     check = f"clock of {broker}"
     try:
         asked_ms = time.time() * 1000
         (table,) = (await admin.brokers.status(broker)).values()
         skew_ms = clock_skew_ms(table, (asked_ms + time.time() * 1000) / 2)
     except RmqError as error:
-        return Finding(check, State.UNKNOWN, f"it does not tell: {error}")
+        return Finding(check, State.UNKNOWN, f"it does not report its figures: {error}")
     if skew_ms is None:
         return Finding(check, State.UNKNOWN, "it does not report when it started")
     state = State.OK if abs(skew_ms) < _SKEW_WARN_MS else State.WARN if abs(skew_ms) < _SKEW_FAIL_MS else State.FAIL
@@ -387,13 +387,13 @@ def _certificate(path: Path) -> Finding:
         return Finding("certificate", State.FAIL, f"{path}: {error}", "give a PEM file that this user may read")
     left = until - datetime.now(UTC)
     state = State.FAIL if left <= timedelta(0) else State.WARN if left < _EXPIRES_SOON else State.OK
-    remedy = "" if state is State.OK else "replace it; the running broker takes the new one"
+    remedy = "" if state is State.OK else "replace it; the running broker loads the new file"
     return Finding("certificate", state, f"{path} is valid until {until:%Y-%m-%d %H:%M} UTC", remedy)
 
 
 def validity(pem: str) -> datetime:
-    """Until when all certificates of a PEM text are valid.
-    Raises ValueError: there is none, or one cannot be read."""
+    """Return the time until which all certificates of a PEM text are valid.
+    Raises ValueError: there is no certificate, or a certificate cannot be read."""
     blocks = re.findall("-----BEGIN CERTIFICATE-----(.+?)-----END CERTIFICATE-----", pem, re.DOTALL)
     if not blocks:
         raise ValueError("no certificate in it")
@@ -401,7 +401,7 @@ def validity(pem: str) -> datetime:
 
 
 def _not_after(block: str) -> datetime:
-    """X.509: in the sequence of a certificate the sequence to be signed; in it the first that begins with a time."""
+    """Return the end of a certificate's validity: in tbsCertificate, the first sequence that begins with a time."""
     try:
         (_, certificate), *_ = _der(base64.b64decode(block))
         (_, signed), *_ = _der(certificate)
@@ -417,7 +417,7 @@ def _not_after(block: str) -> datetime:
 
 
 def _der(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Tags and contents of DER values that follow each other."""
+    """Yield the tag and content of each value in a sequence of DER values."""
     at = 0
     while at < len(data):
         tag, length, at = data[at], data[at + 1], at + 2
@@ -429,7 +429,7 @@ def _der(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def leftovers(target: Target) -> Iterator[Finding]:
-    """Check the files that a process, of Java or ours, left in the store: ``lock`` while it runs, ``abort`` until it
+    """Check the files of a process, Java's or ours, in the store: ``lock`` exists while it runs, ``abort`` until it
     stops cleanly."""
     abort = target.root / "abort"
     if target.is_running:
@@ -437,13 +437,15 @@ def leftovers(target: Target) -> Iterator[Finding]:
         yield Finding("store", State.OK, f"{target.root} is in use by {by}: a broker runs on it")
     elif abort.exists():
         remedy = "nothing to do: the next start recovers it; do not delete the file"
-        yield Finding("store", State.WARN, f"{abort} is there and nobody runs: it was not stopped cleanly", remedy)
+        yield Finding(
+            "store", State.WARN, f"{abort} exists and no broker runs: the last one was not stopped cleanly", remedy
+        )
     else:
         yield Finding("store", State.OK, f"{target.root} {'was stopped cleanly' if target.root.exists() else 'is new'}")
 
 
 def sends(target: Target) -> Iterator[Finding]:
-    """Check if the compiled core reads plain sends: twice as many messages for each CPU second."""
+    """Check if the compiled core reads plain sends: it handles twice as many messages per CPU second."""
     fault = CORE.fault
     if not fault:
         yield Finding("sends", State.OK, "read by the compiled core")
@@ -454,7 +456,7 @@ def sends(target: Target) -> Iterator[Finding]:
 
 
 def grpc(target: Target) -> Iterator[Finding]:
-    """Check if the port for SDKs of 5.x can be opened."""
+    """Check if the port for 5.x SDKs can be opened."""
     port = target.broker.grpc_port
     if importlib.util.find_spec("hpack") is not None:
         yield Finding("grpc", State.OK, "installed" if port < 0 else f"installed, grpcServerPort={port}")
@@ -469,5 +471,5 @@ def grpc(target: Target) -> Iterator[Finding]:
 Check = Callable[[Target], Iterator[Finding]]
 CHECKS: tuple[Check, ...] = (configuration, disk, name_servers, certificates, sends, grpc)
 OF_PRODUCTION: tuple[Check, ...] = (open_files, file_system, block_device, memory, clock)
-"""Checks of a machine that serves others. A development machine is fine as it is."""
+"""Checks of a machine that serves other machines. A development machine does not need them."""
 OF_EACH_SHARD: tuple[Check, ...] = (leftovers, ports, advertised)

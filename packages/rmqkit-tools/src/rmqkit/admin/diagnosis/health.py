@@ -1,15 +1,15 @@
-"""The findings of a cluster: `findings` reads a `Snapshot` of what brokers reported, and sends no request.
+"""The findings of a cluster: `findings` reads a `Snapshot` of the reports of brokers, and sends no request.
 
 ===========================  =======================================================================================
 finding                      when
 ===========================  =======================================================================================
-name server does not answer  one of the configured addresses gave no answer
-broker does not answer       it is in the name servers' list, and gave no figures
-broker is gone               an earlier sample had it, and the name servers do not list it any more
+name server does not answer  a configured address gave no answer
+broker does not answer       the name servers list it, and it gave no figures
+broker is gone               an earlier sample had it, and the name servers no longer list it
 disk nearly full             `DISK_WARN` of the disk is used; from `DISK_BAD` on brokers delete early or refuse sends
 clock is wrong               it differs from this machine's clock by `CLOCK_WARN_MS`; bad from `CLOCK_BAD_MS` on
-broker takes no messages     a master says that it is not active
-master without a slave       slaves of its name are registered, and none is connected to it
+broker takes no messages     a master reports that it is not active
+master without a slave       slaves of its name are registered, and no slave is connected to it
 slave is behind              by more than `SLAVE_BYTES`
 half messages wait           the oldest one has waited for a decision longer than `HALF_AGE_MS`
 group falls back             messages of the first sample are not consumed at the second one, and its lag grew
@@ -17,16 +17,16 @@ group is behind              the same without growth, if the lag is `LAG_COUNT` 
 popped messages pile up      more are in flight than in the first sample, and the oldest was popped `POP_AGE_MS` ago
 dead letters                 they grew since the first sample, or the last one is younger than `DEAD_AGE_MS`; a note
                              for older ones
-versions mixed               brokers of one cluster run unlike versions
+versions mixed               brokers of one cluster run different versions
 client id twice              two hosts use one client id
 ===========================  =======================================================================================
 
-A finding about a lag needs two samples (``compared_ms``). One sample shows neither growth nor progress: a busy group
-that keeps up has a lag at any moment, as consumers commit their offsets every 5 s. Between two samples that are further
-apart, a group that keeps up has consumed everything that the first one saw.
+A finding about a lag needs two samples (``compared_ms``). One sample shows neither growth nor progress: even a group
+that keeps up has a lag at any moment, because consumers commit their offsets every 5 s. If the samples are further
+apart, a group that keeps up has consumed all messages of the first sample at the second one.
 
-Unknown is not zero: a figure that nobody reported is None, and no finding rests on it. The same rules serve
-``rmq cluster findings`` and the console's pages. Everything here is pure. Source: behaviour.md §1.5, §5, §9.10.
+A figure that no broker reported is None, not 0, and causes no finding. ``rmq cluster findings`` and the pages of the
+console use the same rules. Everything here is pure. Source: behaviour.md §1.5, §5, §9.10.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ LAG_COUNT = 10_000
 SLAVE_BYTES = 64 << 20
 CLOCK_WARN_MS, CLOCK_BAD_MS = 5_000, 60_000
 HALF_AGE_MS = 120_000
-"""Brokers ask producers for a decision every 30 or 60 s: two of these checks were not answered."""
+"""Brokers send a check-back every 30 or 60 s: at this age at least two were not answered."""
 POP_AGE_MS = 30_000
 DEAD_AGE_MS = 24 * 3_600_000
 _GROWTH = 0.5
-"""Messages per second. A lag that changes less is steady."""
+"""Messages per second. A lag that changes more slowly counts as steady."""
 
 
 class Severity(enum.StrEnum):
@@ -82,13 +82,13 @@ class Severity(enum.StrEnum):
 
 
 class Finding(Struct, rename="camel", kw_only=True):
-    """One thing that is wrong.
+    """One fault of a cluster.
 
     Attributes:
-        text: a sentence for people.
+        text: a sentence for the user.
         kind: ``broker``, ``group``, ``topic`` or ``client``.
-        name: which one.
-        remedy: what to do, or empty.
+        name: the name of the broker, group, topic or client.
+        remedy: the recommended action, or empty.
     """
 
     severity: Severity
@@ -102,14 +102,14 @@ class BrokerState(Struct, rename="camel", kw_only=True):
     """The last known state of a broker.
 
     Attributes:
-        row: its figures, as ``rmq cluster list`` has them.
+        row: its figures, as in ``rmq cluster list``.
         figures: all of its runtime information; empty if it never answered.
         ha: the state of replication, None if the broker does not report it.
-        trouble: why there are no fresh figures, or empty.
+        trouble: the reason why there are no fresh figures, or empty.
         since_ms: the time of its last answer.
-        half_since_ms: the born time of the oldest half message that its check-back is not past; 0 if there is no such
-            message, None if the broker has not reported it.
-        skew_ms: the time by which its clock is ahead of this machine's; None if it is not known.
+        half_since_ms: the born time of the oldest half message that its check-back has not passed; 0 if there is no
+            such message, None if the broker has not reported it.
+        skew_ms: the time by which its clock is ahead of this machine's; None if unknown.
     """
 
     row: BrokerRow
@@ -131,10 +131,10 @@ class TopicState(Struct, rename="camel", kw_only=True):
     Attributes:
         kind: ``normal``, ``retry``, ``dlq``, ``system``.
         message_type: the type of its messages, such as ``FIFO``.
-        stored: messages that are in its queues.
+        stored: the number of messages in its queues.
         end: the sum of the offsets at which its queues end.
-        in_tps: messages per second put to it, between the last two looks.
-        out_tps: messages per second that its groups consume together, by their committed offsets.
+        in_tps: messages per second put to it, between the last two samples.
+        out_tps: messages per second that all its groups together consume, by their committed offsets.
     """
 
     name: str
@@ -159,15 +159,15 @@ class GroupState(Struct, rename="camel", kw_only=True):
     """A consumer group over all brokers; None means that no broker has reported the figure.
 
     Attributes:
-        late: messages that were there at the first sample, and are not consumed at the second one.
-        trend: messages per second by which its lag grows; negative while it catches up.
-        consumed: messages per second by which its committed offsets rise.
-        members: clients online.
+        late: messages that were stored at the first sample, and are not consumed at the second one.
+        trend: the growth of its lag in messages per second; negative while it catches up.
+        consumed: the growth of its committed offsets in messages per second.
+        members: the number of its clients online.
         popped: messages that its clients have popped and not acknowledged.
-        popped_since_ms: when the oldest of these was popped.
+        popped_since_ms: the time at which the oldest of these was popped.
         popped_grew: the number of messages by which ``popped`` rose since the first sample.
         dead: dead letters that are stored.
-        dead_last_ms: when the last dead letter was stored.
+        dead_last_ms: the store time of the last dead letter.
         dead_grew: the number by which ``dead`` rose since it was first known.
     """
 
@@ -194,15 +194,15 @@ class GroupState(Struct, rename="camel", kw_only=True):
 
 
 class Snapshot(Struct, rename="camel", kw_only=True):
-    """A cluster as it was known at one moment.
+    """The known state of a cluster at one moment.
 
     Attributes:
-        at_ms: when the last round of questions ended.
-        compared_ms: how long before that the first sample was taken; None when there was only one.
-        name_servers: why each of the configured name servers does not answer, or empty.
-        gone: brokers that the name servers do not list any more.
-        lags: how far each group is behind on each topic.
-        troubles: what could not be asked, by what it is.
+        at_ms: the time at which the last answers were complete.
+        compared_ms: the time between the first sample and ``at_ms``; None if there is only one sample.
+        name_servers: the reason why a name server does not answer, or an empty text, for each configured name server.
+        gone: brokers that the name servers no longer list.
+        lags: the lag of each group on each topic.
+        troubles: the errors of failed requests, by the subject of the request.
     """
 
     at_ms: int = 0
@@ -218,7 +218,7 @@ class Snapshot(Struct, rename="camel", kw_only=True):
 
 
 def findings(snapshot: Snapshot) -> list[Finding]:
-    """Return what is wrong, the worst first."""
+    """Return the faults of a cluster, the worst first."""
     found = [
         *_name_servers(snapshot),
         *_brokers(snapshot),
@@ -232,8 +232,8 @@ def findings(snapshot: Snapshot) -> list[Finding]:
 
 
 def clock_skew_ms(figures: dict[str, str], here_ms: float) -> int | None:
-    """Return by how much a broker's clock is ahead of ours: it reports when it started, and for how long it runs, to
-    the second. None when it does not report that."""
+    """Return the time by which a broker's clock is ahead of ours. It is calculated from the broker's start time and run
+    time, which are in seconds. None: the broker does not report them."""
     parts = re.findall(r"(\d+) [dhms]", figures.get("runtime", ""))
     boot = figures.get("bootTimestamp", "")
     if len(parts) != 4 or not boot.isdecimal():
@@ -343,7 +343,7 @@ def _replication(snapshot: Snapshot) -> Iterator[Finding]:
 
 
 def group_findings(snapshot: Snapshot, name: str) -> list[Finding]:
-    """Return what is wrong with one group, the worst first."""
+    """Return the faults of one group, the worst first."""
     group = snapshot.groups.get(name)
     if group is None:
         return []
@@ -353,7 +353,7 @@ def group_findings(snapshot: Snapshot, name: str) -> list[Finding]:
 
 def _lag(snapshot: Snapshot, group: GroupState) -> Iterator[Finding]:
     lag, trend = group.lag or 0, group.trend or 0.0
-    # Every message of the first sample is consumed: the group keeps up, however large its lag is at the moment.
+    # Every message of the first sample is consumed: the group keeps up, even if its lag is large at the moment.
     if not group.late or not lag:
         return
     age_ms = snapshot.at_ms - group.behind_since_ms if group.behind_since_ms else 0
@@ -432,7 +432,7 @@ def _dead(snapshot: Snapshot, group: GroupState) -> Iterator[Finding]:
 
 
 def add_movement(group: GroupState, moved: Movement, span_ms: float) -> None:
-    """Put into a group how it moved between two samples."""
+    """Add the movement between two samples to the state of a group."""
     group.late = moved.late
     if span_ms > 0:
         group.trend, group.consumed = moved.grew * 1000 / span_ms, moved.consumed * 1000 / span_ms
@@ -466,14 +466,14 @@ def _clients(snapshot: Snapshot) -> Iterator[Finding]:
 
 
 def broker_label(row: BrokerRow) -> str:
-    """A broker as people name it."""
+    """Return the name of a broker for the user."""
     return (
         row.broker_name if row.broker_id == 0 else _("{broker} (slave {id})", broker=row.broker_name, id=row.broker_id)
     )
 
 
 def span_text(ms: float) -> str:
-    """A span of time in at most two units: ``12 min``, ``3 d 4 h``."""
+    """Return a span of time in at most two units: ``12 min``, ``3 d 4 h``."""
     seconds = max(0, int(ms / 1000))
     units = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
     parts = []
@@ -489,7 +489,7 @@ def span_text(ms: float) -> str:
 
 
 def topic_kind(name: str) -> str:
-    """Return the kind of a topic: an application's (``normal``), or its purpose."""
+    """Return the kind of a topic: ``normal`` for an application's topic, or its purpose."""
     if name.startswith(names.RETRY_PREFIX):
         return "retry"
     if name.startswith(names.DLQ_PREFIX):

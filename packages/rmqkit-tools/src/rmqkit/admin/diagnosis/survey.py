@@ -1,9 +1,9 @@
-"""Two looks at a whole cluster, for `rmqkit.admin.diagnosis.health`: every broker is asked twice, and nothing is kept.
+"""Two samples of a whole cluster for `rmqkit.admin.diagnosis.health`, without stored state.
 
 `look` makes a `Snapshot` of name servers, brokers, replication, half messages, groups with their lags, dead letters,
-popped messages and members, and clients. `survey` takes two and compares them: only that shows whether a group keeps
-up. The web console keeps such a snapshot and asks in turn (`rmqkit.console.watch.watcher`). A question without an
-answer is noted in ``troubles`` and does not hide the others.
+popped messages and members, and clients. `survey` takes two snapshots and compares them: only a comparison shows if a
+group keeps up. The web console updates one snapshot again and again (`rmqkit.console.watch.watcher`). The error of a
+failed request is noted in ``troubles``, and does not hide the other answers.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 APART_S = 10.0
-"""Seconds between the two looks. Consumers commit their offsets every 5 s: between the looks each has done so."""
+"""Seconds between the two samples. Consumers commit their offsets every 5 s, so each commits between the samples."""
 POP_BUDGET = Budget(ms=2_000.0, messages=20_000)
 
 _AT_ONCE = 4
@@ -54,7 +54,7 @@ T = TypeVar("T")
 
 
 class Look(Struct):
-    """One look: the snapshot, and how far every group is in every queue."""
+    """One sample: the snapshot, and the progress of every group in every queue."""
 
     snapshot: Snapshot
     progress: list[GroupProgress]
@@ -62,8 +62,9 @@ class Look(Struct):
 
 
 async def survey(admin: Admin, cluster: str | None = None, apart_s: float = APART_S) -> Snapshot:
-    """Look twice at a cluster, or at all of them. Raises UnknownName: there is no such cluster.
-    Raises NoNameServer: none answers."""
+    """Take two samples of a cluster, or of all clusters, and compare them. Raises UnknownName: there is no such
+    cluster.
+    Raises NoNameServer: no name server answers."""
     before = await look(admin, cluster)
     await _pause(apart_s)
     admin.calls.forget()
@@ -73,7 +74,7 @@ async def survey(admin: Admin, cluster: str | None = None, apart_s: float = APAR
 
 
 def compare(before: Look, now: Look) -> None:
-    """Put into the second snapshot what changed since the first one."""
+    """Add the changes since the first snapshot to the second one."""
     span_ms = now.taken_ms - before.taken_ms
     snapshot, old = now.snapshot, before.snapshot
     snapshot.compared_ms = span_ms
@@ -93,7 +94,7 @@ def compare(before: Look, now: Look) -> None:
 
 
 async def look(admin: Admin, cluster: str | None = None) -> Look:
-    """Look once. Raises UnknownName: there is no such cluster. Raises NoNameServer: none answers."""
+    """Take one sample. Raises UnknownName: there is no such cluster. Raises NoNameServer: no name server answers."""
     troubles: dict[str, str] = {}
     name_servers = await name_server_troubles(admin)
     states = await asyncio.gather(*(_state(admin, row, troubles) for row in await admin.clusters.listed(cluster)))
@@ -130,7 +131,7 @@ async def look(admin: Admin, cluster: str | None = None) -> Look:
 
 
 async def name_server_troubles(admin: Admin) -> dict[str, str]:
-    """Return why each name server does not answer, or an empty text."""
+    """Return the reason why each name server does not answer, or an empty text for a name server that answers."""
 
     async def one(address: str) -> str:
         try:
@@ -180,7 +181,7 @@ async def add_popped(admin: Admin, broker: str, groups: dict[str, GroupState], t
 
 
 async def oldest_half(admin: Admin, broker: str) -> int:
-    """Return when the half message was born at which the check-back of a broker is; 0: it is past all of them."""
+    """Return the born time of the half message that a broker's check-back reads next, or 0 if it has passed all."""
     queue, calls = MessageQueue(names.HALF_TOPIC, broker, 0), admin.calls
     at = await calls.committed_offset(await calls.address(broker), names.TRANSACTION_GROUP, queue, is_stored=True)
     try:
@@ -190,7 +191,7 @@ async def oldest_half(admin: Admin, broker: str) -> int:
 
 
 def well_text(snapshot: Snapshot) -> str:
-    """Return what the snapshot shows to be in order, for a cluster without findings."""
+    """Return a summary of the healthy parts, for a cluster without findings."""
     if snapshot.compared_ms is None:
         return "nothing is wrong at a first look; whether groups keep up needs a second one"
     known = [one for one in snapshot.groups.values() if one.late is not None]
@@ -198,12 +199,12 @@ def well_text(snapshot: Snapshot) -> str:
     if known:
         shown.append(f"the lag of {len(known)} group{'s' * (len(known) != 1)}")
     apart = span_text(snapshot.compared_ms)
-    rest = "; not everything could be asked" if snapshot.troubles else ""
+    rest = "; some requests failed" if snapshot.troubles else ""
     return f"nothing is wrong with {' and '.join(shown)}, by two looks {apart} apart{rest}"
 
 
 async def everybody(admin: Admin, cluster: str | None = None) -> list[FleetRow]:
-    """Every client that is connected, producers and members of groups. Raises as `AdminCalls`."""
+    """Return every connected client, producers and members of groups. Raises the errors of `AdminCalls`."""
     tables = await admin.groups.tables(None, cluster)
     groups = sorted({group for table in tables.values() for group in table if not names.is_system_group(group)})
     producers: list[ProducerRow] = await admin.clients.all_producers(None, cluster)
@@ -215,7 +216,7 @@ async def everybody(admin: Admin, cluster: str | None = None) -> list[FleetRow]:
 
 
 async def _state(admin: Admin, row: BrokerRow, troubles: dict[str, str]) -> BrokerState:
-    """A broker's figures and, of a master, its replication and half messages."""
+    """Return a broker's figures and, for a master, its replication and half messages."""
     state, clock = BrokerState(row=row), admin.calls.clock
     asked_ms = clock.now_ms()
     try:
@@ -256,7 +257,7 @@ async def _told(
 
 
 async def _members(admin: Admin, groups: Iterable[str], troubles: dict[str, str]) -> dict[str, ConsumerConnection]:
-    """The members of groups, a few asked at a time; a group that nobody is in has an empty answer."""
+    """Return the members of groups, with a few requests at a time. A group without members has an empty answer."""
     turns = asyncio.Semaphore(_AT_ONCE)
 
     async def one(group: str) -> tuple[str, ConsumerConnection] | None:

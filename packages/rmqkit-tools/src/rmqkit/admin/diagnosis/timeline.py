@@ -1,7 +1,7 @@
-"""One message's life, reconstructed from its stored copies without tracing; traces add the duration of handlers.
+"""The events of one message, reconstructed from its stored copies. Traces only add the duration of handlers.
 
 RocketMQ stores a message again at every step, each time under its unique key: half, scheduled, in its topic, to be
-retried, dead. Each copy has the time at which it was stored, so that they make a timeline.
+retried, dead. The store times of the copies make a timeline.
 
 ==============  =====================================================================
 source          content
@@ -9,7 +9,7 @@ source          content
 the message     when and where it was born (the producer's clock), when it was stored
 a copy          half message, delay or timer, retry n, dead letter
 a queue entry   when a scheduled copy is due
-the group       whether it is past the message, as of now
+the group       if it is past the message now
 a trace         when a handler began, how long it took, how it ended
 ==============  =====================================================================
 
@@ -40,15 +40,15 @@ _KINDS = {
 
 
 class Event(Struct, frozen=True, rename="camel"):
-    """One thing that happened to a message, or will.
+    """One past or future event of a message.
 
     Attributes:
         at_ms: its time, in ms since the epoch.
         what: the event in words.
         where: topic, broker, queue and offset, or empty.
-        who: its client or group, or empty.
-        source: the record that it is known from.
-        is_due: True if it has not happened yet.
+        who: the client or group of the event, or empty.
+        source: the record that shows the event.
+        is_due: True if the event is still to come.
     """
 
     at_ms: int
@@ -60,12 +60,12 @@ class Event(Struct, frozen=True, rename="camel"):
 
 
 def timeline(facts: Facts) -> list[Event]:
-    """Return the events of a message on its way to a group, in order; events to come are last."""
+    """Return the events of a message on its way to a group, in order. Future events are last."""
     return merged([_events(facts)])
 
 
 def merged(several: Iterable[Iterable[Event]]) -> list[Event]:
-    """The events of several timelines in order, each once."""
+    """Return the events of several timelines in order, without duplicates."""
     events = dict.fromkeys(event for events in several for event in events)
     return sorted(events, key=lambda event: (event.is_due, event.at_ms))
 
@@ -147,7 +147,7 @@ def _trace(trace: TraceRow) -> Event:
 
 
 def _standing(facts: Facts) -> Iterator[Event]:
-    """Yield the group's current place: brokers record no time at which it passed."""
+    """Yield the group's current place. Brokers do not record when a group passed a message."""
     place = facts.place
     if place is None or (facts.message is None and facts.retry is None) or not facts.group:
         return
@@ -179,7 +179,7 @@ def _standing(facts: Facts) -> Iterator[Event]:
 
 
 def place_text(message: ReceivedMessage) -> str:
-    """Return where a stored message is."""
+    """Return the place of a stored message as text."""
     return _(
         "{broker} queue {queue} offset {offset:,}",
         broker=message.broker_name,

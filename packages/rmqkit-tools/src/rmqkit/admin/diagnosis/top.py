@@ -1,6 +1,6 @@
-"""The load of a cluster: rates, lags and members, from two looks at it (``rmq top``).
+"""The load of a cluster: rates, lags and members, from two samples (``rmq top``).
 
-`Sampler.look` asks once and returns a `Snapshot`; `compare` makes a `Report` of two of them. It is a pure function.
+`Sampler.look` takes one sample and returns a `Snapshot`. `compare`, a pure function, makes a `Report` of two snapshots.
 
 ======================  ==============================  ==================================================
 figures                 request                         sent to
@@ -13,14 +13,14 @@ members                 GET_CONSUMER_CONNECTION_LIST    every master, for each g
 load and disk           GET_BROKER_RUNTIME_INFO         every broker, slaves too
 ======================  ==============================  ==================================================
 
-- Rates are differences of offsets: messages that were stored, and offsets that groups have committed. Clients commit
-  every few seconds, so rates over less than that jump.
-- A queue counts for a rate if its broker answered both times. A new queue counts from 0. A group counts in a queue from
-  its first offset there on, because the offset at which it began is not known.
-- An offset that went back (a reset, a topic that was deleted and made again) counts as 0.
-- A broker that does not answer has its row, with the reason. Its messages are missing from the other rows.
+- Rates are differences of offsets: the ends of queues, and the offsets that groups have committed. Clients commit every
+  few seconds, so rates over a shorter time jump.
+- A rate includes a queue if its broker answered both times. A new queue counts from 0. A group's first offset in a
+  queue does not count as consumption, because the offset at which the group began is not known.
+- An offset that moved backwards (a reset, or a topic that was deleted and created again) counts as 0.
+- A broker that does not answer has a row with the reason. Its messages are missing from the other rows.
 
-At most `_ASKED_AT_ONCE` requests are under way. Source: behaviour.md §5.4, §9.9; remoting.md §6.4.8.
+At most `_ASKED_AT_ONCE` requests run at a time. Source: behaviour.md §5.4, §9.9; remoting.md §6.4.8.
 """
 
 from __future__ import annotations
@@ -57,18 +57,18 @@ T = TypeVar("T")
 
 _ASKED_AT_ONCE = 16
 _GONE = (ResponseCode.TOPIC_NOT_EXIST, ResponseCode.SYSTEM_ERROR)
-"""What brokers answer for a topic that was deleted a moment ago."""
+"""The codes with which brokers answer for a topic that was just deleted."""
 
 
 class QueueEnds(Struct, frozen=True):
-    """The first offset of a queue that is stored, and one past the last."""
+    """The first stored offset of a queue, and its end."""
 
     first: int
     end: int
 
 
 class QueueOffset(Struct, frozen=True):
-    """A group's offset in a queue, 0 also if it has none, and the end of the queue at that time."""
+    """A group's offset in a queue (0 if it has no offset), and the end of the queue at that time."""
 
     offset: int
     end: int
@@ -78,13 +78,13 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     """A cluster at one moment.
 
     Attributes:
-        monotonic_ms, now_ms: when it was looked at, for spans and for people.
-        answered: names of the brokers that answered every question. What others have may be missing.
-        queues: of all topics.
-        groups: by group and queue.
-        ages_ms: by group and topic that are behind: how long ago the oldest message was stored that is not consumed.
-        members: clients online, by group.
-        servers: names of clusters and brokers, which have topics of their own.
+        monotonic_ms, now_ms: the time of the sample, for spans and for display.
+        answered: names of the brokers that answered every request. Data of other brokers may be missing.
+        queues: the queues of all topics.
+        groups: the offsets by group and queue.
+        ages_ms: the age of the oldest message that is not consumed, by group and topic with a lag.
+        members: the clients online, by group.
+        servers: names of clusters and brokers, which are also names of topics.
     """
 
     monotonic_ms: float
@@ -99,8 +99,8 @@ class Snapshot(Struct, frozen=True, kw_only=True):
 
 
 class TopicRow(Struct, rename="camel", kw_only=True):
-    """A topic: messages a second in, and out to all of its groups, messages stored, groups with offsets in it.
-    A rate is None when nothing can be compared."""
+    """A topic: messages per second put to it and consumed by all its groups, messages stored, groups with offsets in
+    it. A rate is None if there is nothing to compare."""
 
     topic: str
     in_per_second: float | None
@@ -110,8 +110,8 @@ class TopicRow(Struct, rename="camel", kw_only=True):
 
 
 class GroupRow(Struct, rename="camel", kw_only=True):
-    """A group on a topic: messages a second that it consumed, how many it has not (``lag``), for how many ms the oldest
-    of them is stored (None: it is not behind, or no broker said), and its clients online."""
+    """A group on a topic: messages consumed per second, its lag, the age of the oldest message of the lag in ms (None:
+    there is no lag, or no broker reported it), and its clients online."""
 
     group: str
     topic: str
@@ -132,10 +132,10 @@ class Report(Struct, rename="camel", kw_only=True):
 
 
 def compare(before: Snapshot, after: Snapshot, *, system: bool = False) -> Report:
-    """The rates between two snapshots, and the rest as it is in the later one. ``system``: with topics that no
-    application made. A group's retries are shown while there are any."""
+    """Return the rates between two snapshots, with the other values of the later one. ``system``: include topics that
+    no application created. A group's retry topic is included while it has messages."""
     span_ms = after.monotonic_ms - before.monotonic_ms
-    assert span_ms >= 0, "the earlier snapshot goes first"
+    assert span_ms >= 0, "the first snapshot is not later than the second"
     stored, consumed = _Counts(span_ms), _Counts(span_ms)
     row_of: dict[str, TopicRow] = {}
     for queue, ends in after.queues.items():
@@ -178,7 +178,7 @@ _Key = str | tuple[str, str]
 
 
 class _Counts:
-    """Messages between two snapshots."""
+    """The numbers of messages between two snapshots."""
 
     def __init__(self, span_ms: float) -> None:
         self._span_ms = span_ms
@@ -188,7 +188,7 @@ class _Counts:
         self._counts[key] = self._counts.get(key, 0) + max(0, count)
 
     def rate(self, key: _Key) -> float | None:
-        """Messages a second; None when no queue could be compared."""
+        """Return messages per second; None if no queue could be compared."""
         return self._counts[key] * 1000 / self._span_ms if key in self._counts and self._span_ms else None
 
 
@@ -199,7 +199,7 @@ def _is_shown(row: GroupRow, servers: Collection[str]) -> bool:
 
 
 class Sampler:
-    """Looks at a cluster, again and again. Loop only."""
+    """The source of samples of a cluster. Loop only."""
 
     def __init__(self, admin: Admin) -> None:
         self._calls = admin.calls
@@ -207,7 +207,7 @@ class Sampler:
         self._turns = asyncio.Semaphore(_ASKED_AT_ONCE)
 
     async def look(self) -> Snapshot:
-        """Ask once. Raises RmqError: no name server answers."""
+        """Take one sample. Raises RmqError: no name server answers."""
         self._calls.forget()
         info = await self._calls.cluster()
         masters = await self._calls.masters()
@@ -241,7 +241,7 @@ class Sampler:
         )
 
     async def _look_at(self, name: str, address: str, look: _Look) -> None:
-        """Topics and groups of a master."""
+        """Add the topics and groups of a master."""
         code = RequestCode.GET_BROKER_CONSUME_STATS
         try:
             topics, stats = await asyncio.gather(
@@ -249,7 +249,7 @@ class Sampler:
                 self._one(self._calls.fetch(ConsumeStatsList, address, code, AllConsumeStatsRequest(False))),
             )
             tables = await asyncio.gather(*(self._ends(address, topic) for topic in topics.topic_config_table))
-        except RmqError:  # its row says why
+        except RmqError:  # its row has the reason
             look.answered.discard(name)
             return
         for table in tables:
@@ -274,7 +274,7 @@ class Sampler:
             return TopicStatsTable()
 
     async def _age(self, address: str, key: tuple[str, str], look: _Look) -> None:
-        """Store how late a group is on a topic at a broker; an error leaves no age."""
+        """Add the age of a group's lag on a topic at a broker. After an error, the age is missing."""
         (group, topic), code = key, RequestCode.QUERY_CONSUME_TIME_SPAN
         try:
             spans = await self._one(self._calls.fetch(ConsumeTimeSpans, address, code, TimeSpanRequest(topic, group)))
@@ -285,7 +285,7 @@ class Sampler:
             look.ages_ms[key] = max(late_ms, look.ages_ms.get(key, 0))
 
     async def _members(self, name: str, address: str, group: str, look: _Look) -> None:
-        """The clients of a group at a broker: none where it is not online."""
+        """Add the clients of a group at a broker, if it is online."""
         if name not in look.answered:
             return
         code = RequestCode.GET_CONSUMER_CONNECTION_LIST
@@ -301,7 +301,7 @@ class Sampler:
 
 
 class _Look:
-    """The findings of a look so far."""
+    """The data of a sample that is being taken."""
 
     def __init__(self, monotonic_ms: float, masters: Iterable[str]) -> None:
         self.monotonic_ms = monotonic_ms

@@ -1,8 +1,8 @@
-"""A filter tried out: what each part of a tag or SQL92 expression is for properties, or the last messages of a topic.
+"""Test of a filter: the value of each part of a tag or SQL92 expression, for properties or the last messages.
 
-Beside rmqkit's own verdict stands the broker's: it is pulled with the expression where the messages lie, and gives
-those it would deliver. It compares only the hash of a tag. Many brokers do not filter by SQL92
-(``enablePropertyFilter``): what they say of that is the ``trouble``. Source: behaviour.md §6.
+Each result has rmqkit's own verdict and the broker's. The broker's verdict comes from a pull with the expression. A
+broker compares only the hash of a tag. Many brokers do not filter by SQL92 (``enablePropertyFilter``): their error is
+the ``trouble``. Source: behaviour.md §6.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Tested(Struct, rename="camel", kw_only=True):
 
     Attributes:
         place: ``broker:queue:offset`` of a message, empty for properties.
-        wanted: True if the message is delivered.
-        broker_says: True if the broker would deliver it; None: the broker was not asked, or does not answer that.
+        wanted: True if the filter accepts the message.
+        broker_says: True if the broker would deliver it; None if there is no verdict of the broker.
         part: the whole expression, with its parts.
     """
 
@@ -49,7 +49,7 @@ class Tested(Struct, rename="camel", kw_only=True):
 
 
 class FilterTest(Struct, rename="camel", kw_only=True):
-    """A filter and what it makes of messages, the newest first. ``trouble``: why brokers did not say theirs."""
+    """A filter and its results for messages, the newest first. ``trouble``: why the brokers' verdicts are missing."""
 
     expression: str
     type: str
@@ -58,12 +58,12 @@ class FilterTest(Struct, rename="camel", kw_only=True):
 
     @property
     def differ(self) -> int:
-        """Messages of which the broker says something else."""
+        """The number of messages for which the verdicts differ."""
         return sum(one.broker_says not in (None, one.wanted) for one in self.tested)
 
 
 def parse_properties(lines: str) -> dict[str, str]:
-    """Properties written as ``name=value`` lines. Raises SettingsError: a line has no name, or no ``=``."""
+    """Read properties from ``name=value`` lines. Raises SettingsError: a line has no name, or no ``=``."""
     found: dict[str, str] = {}
     for line in lines.splitlines():
         if not line.strip():
@@ -78,8 +78,7 @@ def parse_properties(lines: str) -> dict[str, str]:
 def apply_filter(expression: str, kind: str, properties: Mapping[str, str], place: str = "") -> Tested:
     """Return the result of a filter for a message with some properties. Pure.
 
-    Raises SettingsError: it does not compile, is of no kind that brokers know, or has more than `EXPRESSION_MAX`
-    characters.
+    Raises SettingsError: the expression does not compile, has an unknown kind, or is longer than `EXPRESSION_MAX`.
     """
     if len(expression) > EXPRESSION_MAX:
         raise SettingsError(
@@ -110,14 +109,14 @@ def apply_filter(expression: str, kind: str, properties: Mapping[str, str], plac
 
 
 class Filters:
-    """Tries filters on messages of a cluster; each method raises what `AdminCalls` raises."""
+    """Operations that test filters with messages of a cluster; each raises the errors of `AdminCalls`."""
 
     def __init__(self, calls: AdminCalls) -> None:
         self._calls = calls
 
     async def test(self, topic: str, expression: str, kind: str = SQL92, count: int = 50) -> FilterTest:
-        """A filter against the newest messages of a topic, at most `MESSAGES_MAX`.
-        Raises UnknownName: there is no such topic. Raises SettingsError: as `apply_filter`."""
+        """Test a filter with the newest messages of a topic, at most `MESSAGES_MAX`.
+        Raises UnknownName: there is no such topic. Raises SettingsError: see `apply_filter`."""
         apply_filter(expression, kind, {})
         found = await page(self._calls, topic, Span(), count=min(count, MESSAGES_MAX), budget=_BUDGET)
         told = FilterTest(expression=expression, type=kind, tested=[])
@@ -137,7 +136,7 @@ class Filters:
     async def _broker_wants(
         self, topic: str, expression: str, kind: str, messages: Iterable[ReceivedMessage]
     ) -> dict[tuple[str, int], set[int]]:
-        """Queue offsets that brokers give to a pull with the expression, of the queues that they read to the end."""
+        """Return the offsets that brokers deliver to a pull with the expression, for each queue read to the end."""
         ranges: dict[tuple[str, int], tuple[int, int]] = {}
         for one in messages:
             key, at = (one.broker_name or "", one.queue_id), one.queue_offset

@@ -1,11 +1,11 @@
-"""One page of a topic's messages, newest or oldest first, with a budget: a request never examines more than it may.
+"""One page of a topic's messages, newest or oldest first. A budget limits the number of examined messages.
 
-`page` merges the queues of a topic by store time. It stops when it has found enough messages, or when a limit of
-examined messages, bytes of bodies, or ms is reached. A `cursor` is a text with the next offset of each queue, from
-which the next request continues. Filters are applied here to the messages that were read: a broker's filter would read
-on past the budget without a report of how far.
+`page` merges the queues of a topic by store time. It stops when it has found enough messages, or at a limit of examined
+messages, bytes of bodies, or ms. A `cursor` is a text with the next offset of each queue; the next request continues
+there. Filters are applied here to the pulled messages: a filtering broker would read past the budget, and would not
+report how far.
 
-``rmqkit.admin.pulls.listed`` has no budget, for programs that want all messages. Both read for the group
+``rmqkit.admin.pulls.listed`` has no budget; it is for programs that need all messages. Both read for the group
 ``TOOLS_CONSUMER``: no client joins it and no offset is saved. Source: behaviour.md §4, §8.16.
 """
 
@@ -46,8 +46,7 @@ T = TypeVar("T")
 
 
 class Budget(Struct, frozen=True, kw_only=True):
-    """The limits of one request: messages examined, bytes of their bodies, ms. The first limit that is reached stops
-    it."""
+    """The limits of one request: messages examined, bytes of their bodies, ms. The first reached limit stops it."""
 
     messages: int = 20_000
     body_bytes: int = 64 << 20
@@ -61,14 +60,14 @@ class Page(Struct, rename="camel", kw_only=True):
     """Some messages of a topic.
 
     Attributes:
-        messages: in the order that was asked for.
-        examined: how many were looked at.
-        total: how many the span of offsets has in all.
-        reached_ms: store time of the last one that was looked at.
-        cursor: where to go on; empty when everything was looked at.
-        stopped: why it ended: ``end``, ``count``, ``messages``, ``bytes`` or ``time``.
-        troubles: queues that could not be read, each with the reason.
-        ends: where each queue ended when it was looked at, by ``broker:queue``.
+        messages: the messages in the requested order.
+        examined: the number of examined messages.
+        total: the number of offsets in the span.
+        reached_ms: the store time of the last examined message.
+        cursor: the place where the next page begins; empty if all messages were examined.
+        stopped: the reason for the end of the page: ``end``, ``count``, ``messages``, ``bytes`` or ``time``.
+        troubles: the queues that could not be read, each with the reason.
+        ends: the end of each queue when the page began, by ``broker:queue``.
     """
 
     messages: list[ReceivedMessage]
@@ -82,7 +81,7 @@ class Page(Struct, rename="camel", kw_only=True):
 
 
 class _Lane(Struct):
-    """The rest of a queue, offsets from ``low`` up to ``high``, and the messages of it that were pulled already."""
+    """The rest of a queue: offsets from ``low`` up to ``high``, and messages that are already pulled."""
 
     queue: MessageQueue
     address: str
@@ -101,9 +100,9 @@ async def page(
     cursor: str = "",
     budget: Budget = BUDGET,
 ) -> Page:
-    """The next messages of a topic that a span wants.
-    Raises UnknownName: there is no such topic. Raises ClientError: it has no such queue that may be read.
-    Raises SettingsError: an expression, or the cursor, cannot be understood."""
+    """Return the next messages of a topic that a span selects.
+    Raises UnknownName: there is no such topic. Raises ClientError: the topic has no such readable queue.
+    Raises SettingsError: an expression or the cursor is not valid."""
     is_wanted, found = span.test(), Page(messages=[])
     deadline_ms = calls.clock.monotonic_ms() + budget.ms
     lanes = await _lanes(calls, topic, span, found)
@@ -148,7 +147,7 @@ def _stop(found: Page, count: int, body_bytes: int, budget: Budget, *, is_late: 
 
 
 class _Reading:
-    """Pulls lanes in one direction."""
+    """A reader that pulls lanes in one direction."""
 
     def __init__(
         self, calls: AdminCalls, budget: Budget, deadline_ms: float, *, newest_first: bool, queues: int
@@ -156,24 +155,24 @@ class _Reading:
         self._calls = calls
         self._deadline_ms = deadline_ms
         self._newest_first = newest_first
-        # Of very many queues only a little each: the first pulls alone would use up the budget.
+        # With very many queues, pull only a few messages of each: the first pulls alone would exceed the budget.
         self._pull_count = max(1, min(_PULL_COUNT, budget.messages // max(1, 2 * queues)))
         self.is_late = False
 
     def rank(self, lane: _Lane) -> tuple[int, ...]:
-        """Sorts lanes by their next message."""
+        """Return a sort key of a lane by its next message."""
         at = age(lane.held[0])
         return tuple(-number for number in at) if self._newest_first else at
 
     def step(self, lane: _Lane, message: ReceivedMessage) -> None:
-        """A message was looked at: go on behind it, or before it."""
+        """Move the lane past an examined message."""
         if self._newest_first:
             lane.high = message.queue_offset
         else:
             lane.low = message.queue_offset + 1
 
     async def fill(self, lanes: list[_Lane]) -> list[str]:
-        """Pull the next messages of lanes; what went wrong, by queue."""
+        """Pull the next messages of lanes. Return a text for each queue that failed."""
         turns = asyncio.Semaphore(_AT_ONCE)
 
         async def one(lane: _Lane) -> str:
@@ -203,7 +202,7 @@ class _Reading:
             messages = (
                 [] if pulled.status is not PullStatus.FOUND else read_messages(pulled.body, lane.queue.broker_name)
             )
-            # A broker may give fewer than were asked for: newest first, the rest of the window is pulled, too.
+            # A broker may return fewer messages than requested. For newest first, pull the rest of the window, too.
             got = [one for one in messages if first <= one.queue_offset < end]
             while self._newest_first and got and got[-1].queue_offset + 1 < end:
                 header = pull_request(lane.queue, got[-1].queue_offset + 1, "*", self._calls.clock.now_ms())
@@ -218,7 +217,7 @@ class _Reading:
                     break
                 got += more
             lane.held.extend(reversed(got) if self._newest_first else got)
-            if not got:  # deleted meanwhile, or holes of a transaction's or a batch's
+            if not got:  # deleted since, or offsets without a message (transactions, batches)
                 if self._newest_first:
                     lane.high = first
                 else:
@@ -226,7 +225,7 @@ class _Reading:
 
 
 async def _lanes(calls: AdminCalls, topic: str, span: Span, found: Page) -> list[_Lane]:
-    """The queues that are wanted, each with its bounds: two requests for each only where a time is given."""
+    """Return the selected queues with their bounds. Only a span with a time needs two requests for each queue."""
     asked = await readers(calls, topic)
     wanted = [
         queue
@@ -283,13 +282,13 @@ async def _at_most(lanes: list[_Lane], asking: Callable[[_Lane], Awaitable[T]]) 
 
 
 def _cursor(lanes: list[_Lane], *, newest_first: bool) -> str:
-    """Return where each queue goes on. A queue that is done has nothing left, and says so, too."""
+    """Return the next offset of each queue as text, also for queues without further messages."""
     at = [(lane.queue.broker_name, lane.queue.queue_id, lane.high if newest_first else lane.low) for lane in lanes]
     return base64.urlsafe_b64encode(zlib.compress(msgspec.json.encode(at))).decode().rstrip("=")
 
 
 def _resume(lanes: list[_Lane], cursor: str, *, newest_first: bool) -> None:
-    """Go on where a cursor says. Raises SettingsError: it is none."""
+    """Move the lanes to the offsets in a cursor. Raises SettingsError: the text is not a cursor."""
     if not cursor:
         return
     try:
@@ -303,7 +302,7 @@ def _resume(lanes: list[_Lane], cursor: str, *, newest_first: bool) -> None:
     for lane in list(lanes):
         at = places.get((lane.queue.broker_name, lane.queue.queue_id))
         if at is None:
-            # Newest first, a queue that is younger than the cursor has only newer messages; else it begins late.
+            # A queue that is younger than the cursor has only newer messages: skip it if the newest come first.
             if newest_first:
                 lane.high = lane.low
         elif newest_first:

@@ -1,15 +1,16 @@
-"""A message of any topic, by an id or a key: what a global search box asks.
+"""The search for a message in any topic, by an id or a key (the console's search box).
 
 ==================  ================================================================================================
-the text is         asked
+the text is         searched
 ==================  ================================================================================================
-offset message id   the broker that it names (VIEW_MESSAGE_BY_ID), then the queue of the message that was found
-                    (QUERY_CONSUME_QUEUE), which a user may read only with a permission on its topic
+offset message id   the broker in the id (VIEW_MESSAGE_BY_ID), then the queue of the found message
+                    (QUERY_CONSUME_QUEUE), which needs a permission on its topic
 unique key, or key  the index of each topic (QUERY_MESSAGE): one request for each broker that has the topic
 ==================  ================================================================================================
 
-No queue is read. At most `TOPICS_MAX` topics are asked, `_AT_ONCE` at a time and for `_SECONDS`; `Found` says how many
-were not. Every request is signed by the caller, so a topic that the caller may not read yields nothing.
+No queue is read. At most `TOPICS_MAX` topics are searched, `_AT_ONCE` at a time and for `_SECONDS`; `Found` has the
+number of the other topics. Every request is signed with the caller's credentials, so the result has no message of a
+topic that the caller may not read.
 Source: behaviour.md §8.16.
 """
 
@@ -37,9 +38,9 @@ class Found(Struct, kw_only=True):
     """The messages that `lookup` found, the newest first.
 
     Attributes:
-        asked: topics whose index answered.
-        refused: topics that the caller may not read.
-        left: topics that were not asked, or did not answer in time.
+        asked: the number of searched topics.
+        refused: the number of topics that the caller may not read.
+        left: the number of topics that were not searched, or not in time.
         trouble: the first other error.
     """
 
@@ -71,14 +72,14 @@ async def lookup(messages: Messages, text: str, topics: Sequence[str]) -> Found:
 async def _by_offset_id(messages: Messages, text: str) -> ReceivedMessage | None:
     try:
         found = await messages.find(text, kind="offset")
-        # Apache's brokers answer VIEW_MESSAGE_BY_ID without a look at the policies of the message's topic.
+        # Apache's brokers answer VIEW_MESSAGE_BY_ID without checking the policies of the message's topic.
         return await messages.at(found.topic, found.broker_name or "", found.queue_id, found.queue_offset)
     except RmqError:
         return None
 
 
 async def _ask(messages: Messages, text: str, topics: Iterator[str], found: Found) -> None:
-    """Ask the indexes of topics one after the other, until enough messages are found."""
+    """Search the indexes of topics one after the other, until enough messages are found."""
     for topic in topics:
         if len(found.messages) >= _MESSAGES_MAX:
             return

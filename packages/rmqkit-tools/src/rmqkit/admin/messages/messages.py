@@ -1,11 +1,11 @@
-"""Messages: found by id, key or place; sent, sent again, given to a consumer.
+"""Messages: find them by id, key or place; send them, send them again, push them to a consumer.
 
-``queryMsgById``, ``queryMsgByKey``, ``queryMsgByUniqueKey``, ``queryMsgByOffset``, ``sendMessage``, ``queryCq``. What
-clients wrote to the trace topic of a message: `traces_of` (``queryMsgTraceById``). By time: `rmqkit.admin.pulls`.
+``queryMsgById``, ``queryMsgByKey``, ``queryMsgByUniqueKey``, ``queryMsgByOffset``, ``sendMessage``, ``queryCq``.
+`traces_of` returns the traces of a message (``queryMsgTraceById``). `rmqkit.admin.pulls` finds messages by time.
 
-An id of 32 or 56 hexadecimal digits may be an *offset message id*, which names a broker and a place in its log, or a
-*unique key*, which is looked up in a topic's index; any other text may be a unique key alone. `Messages.find` tries
-what it can be. Source: behaviour.md §8.16, §9.7, §9.9; remoting.md §4.3.6, §4.4, §7.4.
+An id of 32 or 56 hexadecimal digits may be an *offset message id*, which has a broker and a place in its log, or a
+*unique key*, which is in a topic's index. Any other text can only be a unique key. `Messages.find` tries all possible
+kinds. Source: behaviour.md §8.16, §9.7, §9.9; remoting.md §4.3.6, §4.4, §7.4.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Sent(Struct, rename="camel", kw_only=True):
 
 
 class Messages:
-    """Operations on messages; each raises what `AdminCalls` raises."""
+    """Operations on messages; each raises the errors of `AdminCalls`."""
 
     def __init__(self, calls: AdminCalls) -> None:
         self._calls = calls
@@ -80,9 +80,9 @@ class Messages:
     # -- looking up
 
     async def find(self, msg_id: str, topic: str = "", kind: str = "") -> ReceivedMessage:
-        """A message by its id. ``kind`` is ``offset`` or ``key`` where the id is to be taken so.
-        Raises UnknownName: there is none; its text says what the id was tried as.
-        Raises SettingsError: it is one message's offset message id and another one's unique key."""
+        """Return a message by its id. ``kind``: ``offset`` or ``key`` tries the id only as that kind.
+        Raises UnknownName: there is no such message; the text has the tried kinds.
+        Raises SettingsError: the id is one message's offset message id and another one's unique key."""
         found: dict[str, ReceivedMessage] = {}
         misses: list[str] = []
         if kind != "key":
@@ -122,9 +122,9 @@ class Messages:
         with_unique: bool = False,
         brokers: Mapping[str, str] | None = None,
     ) -> list[ReceivedMessage]:
-        """Messages with a key, or with a unique key, in the order they were stored; ``with_unique``: with either.
-        ``brokers``, name → address, are asked instead of those of the topic's route. One that does not answer is left
-        out; its error is raised when no other has the message. Raises UnknownName: there is no such topic."""
+        """Return messages with a key or a unique key in store order; ``with_unique``: with either. ``brokers`` (name →
+        address) replaces the brokers of the topic's route. The error of a broker that does not answer is raised only if
+        no other broker has the message. Raises UnknownName: there is no such topic."""
         asked = await readers(self._calls, topic) if brokers is None else brokers
         header = QueryMessageRequest(
             topic=topic,
@@ -141,7 +141,7 @@ class Messages:
 
         answers, failures = await tried(asked.values(), query)
         several = [one for name, at in asked.items() for one in read_messages(answers.get(at, b""), name)]
-        # Brokers compare hashes, and two keys of one message may have the same.
+        # Brokers compare only hashes, and two keys may have the same hash.
         wanted = [
             one
             for one in several
@@ -154,7 +154,7 @@ class Messages:
         return sorted(places.values(), key=attrgetter("store_timestamp", "physical_offset"))[:count_max]
 
     async def at(self, topic: str, broker: str, queue_id: int, offset: int) -> ReceivedMessage:
-        """The message at an offset of a queue, also where its topic may not be read.
+        """Return the message at an offset of a queue, also if the permission of the topic forbids reading.
         Raises UnknownName: the queue has no such offset."""
         address = await self._calls.address(broker)
         header = QueryConsumeQueueRequest(topic=topic, queue_id=queue_id, index=offset, count=1)
@@ -176,23 +176,25 @@ class Messages:
         )
 
     async def at_place(self, address: str, physical_offset: int) -> list[ReceivedMessage]:
-        """The message at a place in a broker's log, or those of a batch stored as one; none where none begins."""
+        """Return the message at a place in a broker's log, or all messages of a batch; an empty list if no message
+        begins there."""
         try:
             body = await self._calls.view_message(address, "", physical_offset)
             return read_messages(body)
         except PeerRefused as error:
             if error.code != ResponseCode.SYSTEM_ERROR:
                 raise
-        except BodyError:  # Apache's brokers answer with the bytes at that place, even if they are no record
+        except BodyError:  # Apache's brokers return the bytes at that place, even if they are not a record
             pass
         return []
 
     async def entries(
         self, topic: str, queue_id: int, index: int, count: int = 10, *, broker: str | None = None, group: str = ""
     ) -> QueryConsumeQueueBody:
-        """Entries of a queue's index from an offset on, and what a group's filter says to them; none of an empty queue.
-        Raises SettingsError: several brokers have the topic, and none is named.
-        Raises PeerRefused: there is no such queue. Raises UnknownName: it has no such offset."""
+        """Return entries of a consume queue from an offset, with the verdict of a group's filter; no entries of an
+        empty queue.
+        Raises SettingsError: several brokers have the topic, and ``broker`` is not given.
+        Raises PeerRefused: there is no such queue. Raises UnknownName: the queue has no such offset."""
         brokers = await self._calls.masters_of_topic(topic)
         if broker is None and len(brokers) > 1:
             raise SettingsError(
@@ -214,8 +216,8 @@ class Messages:
         return decode_as(answer.payload, QueryConsumeQueueBody)
 
     async def _place_if_empty(self, address: str, topic: str, queue_id: int) -> int | None:
-        """Return where the next message of an empty queue goes; None: it has messages, or its topic has no such queue.
-        A broker knows no queue before its first message."""
+        """Return the offset of the next message of an empty queue; None: the queue has messages, or does not exist. A
+        broker does not know a queue before its first message."""
         known = (await self._calls.route(topic)).queue_datas
         if not any(0 <= queue_id < max(one.read_queue_nums, one.write_queue_nums) for one in known):
             return None
@@ -223,10 +225,10 @@ class Messages:
         low, high = await calls.min_offset(address, queue), await calls.max_offset(address, queue)
         return low if low >= high else None
 
-    # -- acting on it
+    # -- changing
 
     async def push(self, message: ReceivedMessage, group: str, client_id: str) -> ConsumeMessageDirectlyResult:
-        """Have a client of a group handle a message now. Raises UnknownName: that client is not in the group."""
+        """Make a client of a group handle a message now. Raises UnknownName: the client is not in the group."""
         members = [one.client_id for one in (await Clients(self._calls).consumers(group)).connection_set]
         if client_id not in members:
             raise UnknownName("client", client_id or _("without an id"), _("group {group}", group=group), members)
@@ -239,7 +241,7 @@ class Messages:
 
     async def send(self, message: Message, *, broker: str | None = None, queue_id: int | None = None) -> Sent:
         """Send a message to any queue, or to a certain broker or queue.
-        Raises UnknownName: there is no such topic. Raises ClientError: it has no such queue to send to."""
+        Raises UnknownName: there is no such topic. Raises ClientError: the topic has no such writable queue."""
         from rmqkit.client.producer.encode import encode_message
         from rmqkit.client.runtime.routes import publish_queues
         from rmqkit.client.runtime.settings import ProducerSettings
@@ -285,34 +287,34 @@ class Messages:
         )
 
     async def resend(self, message: ReceivedMessage) -> Sent:
-        """Send a stored message again to its topic, with the unique key it has, so that consumers can tell."""
+        """Send a stored message to its topic again. Consumers can detect the duplicate by its unique key."""
         return await self.send(Message(topic=message.topic, msg_id=message.msg_id, **copied(message)))
 
     @property
     def now_ms(self) -> int:
-        """The time of the clock of the requests."""
+        """The current time in ms."""
         return self._calls.clock.now_ms()
 
     async def may_recall(self, broker: str) -> bool:
-        """Return True if a broker has the setting that allows recalls, which Apache's have since 5.4."""
+        """Return True if a broker allows recalls. Apache's brokers have the setting since 5.4."""
         code = RequestCode.GET_BROKER_CONFIG
         config = await self._calls.fetch_properties(await self._calls.address(broker), code)
         return config.get("recallMessageEnable") == "true"
 
     async def recall(self, topic: str, broker: str, handle: str) -> str:
         """Recall a timed message by its handle, and return its unique key.
-        Raises PeerRefused: the broker must have ``recallMessageEnable=true``, and the message must not be due."""
+        Raises PeerRefused: the broker does not have ``recallMessageEnable=true``, or the message is due."""
         header = RecallMessageRequest(producer_group=_PRODUCER_GROUP, topic=topic, recall_handle=handle, bname=broker)
         return await self._calls.recall(await self._calls.address(broker), header)
 
     async def resume(self, msg_id: str) -> ReceivedMessage:
-        """Have the producer of a half message asked again about its transaction, although the broker gave up.
+        """Make the broker check back a half message again, although it has given up.
 
         Accepts the offset message id, or the unique key. Raises UnknownName: there is no such half message.
         """
         brokers = await self._calls.masters()
         copies = [
-            message  # each check of a half message stores it again
+            message  # each check-back stores the half message again
             for topic in (HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC)
             for message in await self.by_key(topic, msg_id, is_unique=True, brokers=brokers)
         ]
@@ -324,7 +326,7 @@ class Messages:
     # -- inside
 
     async def _named_place(self, msg_id: str, misses: list[str]) -> ReceivedMessage | None:
-        """The message that an offset message id names; what is wrong goes to ``misses``."""
+        """Return the message with an offset message id, or add the reason for a failure to ``misses``."""
         try:
             ip, port, physical_offset = decode_offset_id(msg_id)
         except ValueError:
@@ -358,7 +360,7 @@ class Messages:
         return None
 
     async def _miss_as_key(self, topic: str, msg_id: str) -> str:
-        """Return the text for an id that is no unique key of a topic."""
+        """Return the error text for an id that is not a unique key in a topic."""
         count = len(await self.by_key(topic, msg_id))
         if count:
             return _(
@@ -370,7 +372,7 @@ class Messages:
         return _("topic {topic} has no message with that unique key or key", topic=topic)
 
     async def _home(self, message: ReceivedMessage) -> str:
-        """The master that has a message; who stored it may be another one, of before a slave took over."""
+        """Return the master that has a message. Before a fail-over, another broker may have stored it."""
         return (await self._calls.masters()).get(message.broker_name or "", message.store_host)
 
     def _next_key(self) -> str:
@@ -381,7 +383,7 @@ class Messages:
 
 
 class TraceRow(Struct, rename="camel", kw_only=True):
-    """One act on a message; the begin and the end of handling it are one ``Sub``."""
+    """One traced action on a message. The begin and the end of a handler's run are one row, ``Sub``."""
 
     kind: str
     group: str
@@ -393,8 +395,8 @@ class TraceRow(Struct, rename="camel", kw_only=True):
 
 
 async def traces_of(messages: Messages, msg_id: str, trace_topic: str = TRACE_TOPIC) -> list[TraceRow]:
-    """The traces of a message, found by its unique key, in order of time.
-    Raises UnknownName: nothing, or the topic does not exist, as no client traces."""
+    """Return the traces of a message by its unique key, in order of time.
+    Raises UnknownName: there is no trace, or no trace topic, because no client sends traces."""
     try:
         written = await messages.by_key(trace_topic, msg_id)
     except UnknownName as error:
@@ -419,7 +421,7 @@ async def traces_of(messages: Messages, msg_id: str, trace_topic: str = TRACE_TO
 
 
 def _readable(message: ReceivedMessage) -> list[Trace]:
-    """Return the traces in a message of the trace topic; none if it cannot be read."""
+    """Return the traces in a message of the trace topic; an empty list if the message cannot be decoded."""
     try:
         return decode_traces(message.body)
     except BodyError:

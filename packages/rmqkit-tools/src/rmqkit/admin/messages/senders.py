@@ -1,5 +1,5 @@
-"""The senders of a topic's last messages. RocketMQ keeps no list of who sends to a topic, and messages hold no name of
-their producer: the address in each message is looked up among the connections of the producers that are online.
+"""The senders of a topic's last messages. RocketMQ has no list of the producers of a topic, and messages do not name
+their producer. So the address in each message is looked up among the connections of the producers online.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ _SHOWN = 20
 
 
 class Sender(Struct, rename="camel", kw_only=True):
-    """A host from which messages came. ``clients`` and ``groups`` are those of its producers that still have the
-    connection by which a message came."""
+    """A host that sent messages. ``clients`` and ``groups`` belong to its producers whose connection is still open."""
 
     host: str
     messages: int = 0
@@ -32,14 +31,14 @@ class Sender(Struct, rename="camel", kw_only=True):
 
 
 class Senders(Struct, kw_only=True):
-    """The senders of the last messages, and the mean size of these messages in the log; None: there are none."""
+    """The senders of the last messages, and the mean size of these messages in the log (None: no messages)."""
 
     rows: list[Sender] = field(default_factory=list)
     mean_bytes: float | None = None
 
 
 async def last_senders(calls: AdminCalls, topic: str, clients: Sequence[FleetRow]) -> Senders:
-    """Return who sent the last `LOOKED_AT` messages, the most frequent host first."""
+    """Return the senders of the last `LOOKED_AT` messages, the most frequent host first."""
     budget = Budget(messages=LOOKED_AT, body_bytes=8 << 20, ms=1_000)
     try:
         found = await page(calls, topic, Span(), count=LOOKED_AT, budget=budget)

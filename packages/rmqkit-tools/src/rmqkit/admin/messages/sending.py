@@ -1,9 +1,8 @@
 """Many messages sent in chunks, each with its own result, for ``rmq send`` and ``rmq replay``.
 
-A chunk is sent as a whole before the next one is read, so that memory is the same for any number of messages. Messages
-that request a queue, or have a sharding key, are sent one request after the other in their order; all others at the
-same time. If one of the ordered messages cannot be sent, the messages after it are not tried: each would wait as long
-again.
+A chunk is sent as a whole before the next one is read, so that any number of messages needs the same memory. Messages
+with a queue or a sharding key are sent in order, one request after the other; all other messages at the same time. If a
+message of an ordered queue cannot be sent, the messages after it are not sent.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ __all__ = ["CHUNK_COUNT", "ChunkProducer", "OnWait", "Outcome", "Pace", "Silence
 
 CHUNK_COUNT = 256
 SILENT_SECONDS = 2.0
-"""How long a broker may be waited for without a word."""
+"""The time without an answer after which the user is notified."""
 
 _NAMES_MAX = 3
 _BATCH_BYTES_MAX = 128 << 10
@@ -38,11 +37,11 @@ _CHUNKS_PER_SECOND = 10
 
 Outcome = SendResult | RmqError
 OnWait = Callable[[str, int], None]
-"""Told who does not answer, as ``broker a or b``, and up to how many ms they are waited for."""
+"""A function that is called with the brokers that do not answer (``broker a or b``), and the maximum wait in ms."""
 
 
 class Pace:
-    """The maximum rate of messages: so many a second since the pace was made; 0: no limit."""
+    """A limit on the rate of messages, in messages per second since its creation; 0: no limit."""
 
     def __init__(self, per_second: float, clock: Clock = SYSTEM_CLOCK) -> None:
         self._per_second = per_second
@@ -52,7 +51,7 @@ class Pace:
         self.chunk_count = max(1, min(CHUNK_COUNT, int(per_second / _CHUNKS_PER_SECOND or CHUNK_COUNT)))
 
     async def passed(self, count: int) -> None:
-        """Wait until so many more messages were allowed to go."""
+        """Wait until ``count`` more messages are allowed by the rate."""
         self._count += count
         if self._per_second:
             due_ms = self._started_ms + self._count * 1000 / self._per_second
@@ -60,7 +59,7 @@ class Pace:
 
 
 class Stop:
-    """A wish to end the task that made this: at once where it waits, but not before the end of what it `held`."""
+    """A request to stop the task that created this object: at once, or at the end of a `held` section."""
 
     def __init__(self) -> None:
         self.is_asked = False
@@ -68,26 +67,26 @@ class Stop:
         self._task = asyncio.current_task()
 
     def ask(self) -> None:
-        """End with CancelledError; asked a second time, wherever it is."""
+        """Cancel the task. In a `held` section, only the second call cancels at once."""
         if self._task is not None and (self.is_asked or not self._is_held):
             self._task.cancel()
         self.is_asked = True
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Not in the middle of this."""
+        """Delay a stop until the end of this section."""
         self._is_held = True
         try:
             yield
         finally:
             self._is_held = False
-        # Asked meanwhile: it was kept from the task then, so the task has to be ended here.
+        # The stop was requested inside the section and did not cancel the task.
         if self.is_asked:
             raise asyncio.CancelledError
 
 
 class Silence:
-    """Calls a function when nothing was heard for `SILENT_SECONDS`, once each time; a context manager, on a loop."""
+    """A context manager that calls a function after `SILENT_SECONDS` without a call of `heard`, once per silence."""
 
     def __init__(self, tell: Callable[[], None]) -> None:
         self._tell = tell
@@ -97,7 +96,7 @@ class Silence:
         return self
 
     def heard(self) -> None:
-        """Start the timer again."""
+        """Restart the timer."""
         self._timer.cancel()
         self.__enter__()
 
@@ -125,7 +124,7 @@ async def send_chunk(
     batch_count: int = 1,
     on_wait: OnWait = lambda who, up_to_ms: None,
 ) -> list[Outcome]:
-    """Send messages, up to ``batch_count`` in one request; the result or the error of each, in their order."""
+    """Send messages, up to ``batch_count`` in one request. Return the result or the error of each, in order."""
     waiting: dict[str, int] = {}
 
     def tell() -> None:
@@ -142,7 +141,7 @@ async def _send_lanes(
     waiting: dict[str, int],
     silence: Silence,
 ) -> list[Outcome]:
-    """Send a chunk like `send_chunk`; ``waiting`` has the brokers of chosen queues that have not answered yet."""
+    """Send a chunk like `send_chunk`. ``waiting`` counts the queues of each broker that are not finished."""
     outcomes: dict[int, Outcome] = {}
     lanes: dict[MessageQueue | None, list[int]] = {}
     for number, message in enumerate(messages):
@@ -161,7 +160,7 @@ async def _send_lanes(
             sent = await _send(producer, some, queue)
             silence.heard()
             outcomes.update(zip(numbers, sent, strict=True))
-            # Nothing more to a queue after a failed send, or what follows would be stored in front of it.
+            # Send no more to a queue after a failed send: later messages would be stored before the failed one.
             if queue is not None and isinstance(sent[-1], (SendFailed, NoRoute)):
                 outcomes.update({number: sent[-1] for rest in requests for number in rest})
         if queue is not None and (left := waiting.pop(queue.broker_name) - 1):
@@ -176,7 +175,7 @@ async def _send_lanes(
 
 
 def _masters(producer: ChunkProducer) -> set[str]:
-    """The brokers that a message may go to, as far as they are known."""
+    """Return the known brokers that may receive a message."""
     return {one.name for one in producer.status().brokers if one.broker_id == MASTER_ID}
 
 
@@ -189,8 +188,8 @@ def _named(names: Collection[str]) -> str:
 
 
 def _requests(messages: Sequence[PlacedMessage], numbers: Sequence[int], batch_count: int) -> Iterator[list[int]]:
-    """Which messages go together: neighbours of one topic. Some go alone: delayed ones, those
-    with a priority, and such as may be compressed."""
+    """Yield the numbers of the messages for each request. Neighbours with the same topic share a request. Delayed
+    messages, messages with a priority and large messages (which may be compressed) are sent alone."""
     together: list[int] = []
     size, topic = 0, ""
     for number in numbers:
@@ -217,12 +216,12 @@ async def _send(
     except RmqError as error:
         if len(messages) == 1 or not is_illegal(error):
             return [error] * len(messages)
-    # One of them is illegal: nothing is stored, and the others can go.
+    # One message of the batch is illegal, and no message was stored: send each message alone.
     return [(await _send(producer, [one], queue))[0] for one in messages]
 
 
 def is_illegal(error: RmqError) -> bool:
-    """Return True if no broker would ever take the message."""
+    """Return True if every broker would refuse the message."""
     return isinstance(error, MessageIllegal) or (
         isinstance(error, PeerRefused) and error.code == ResponseCode.MESSAGE_ILLEGAL
     )

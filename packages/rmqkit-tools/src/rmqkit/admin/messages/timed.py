@@ -1,17 +1,17 @@
-"""Timed messages that wait in a broker's timer, one by one: which, until when; recalled, or delivered now.
+"""Timed messages that wait in a broker's timer: list them, recall one, or deliver one now.
 
-Brokers have no request that lists them. They are read from queue 0 of the timer topic, the newest first, since a
-message may wait there for days behind others that were delivered long ago (`rmqkit.admin.messages.waiting` reads, with
-a budget). A record of that topic is not a message that waits if
+Brokers have no request that lists timed messages. They are read from queue 0 of the timer topic, the newest first,
+because a message may wait for days while later messages are delivered (`rmqkit.admin.messages.waiting` reads, with a
+budget). A record of the topic is not a waiting message if
 
 =========================  =========================================================================================
-its time is over           TIMER_OUT_MS is not after now: it is delivered, or is due
+its time is over           TIMER_OUT_MS is not after now: it is delivered or due
 a later record recalls it  a *marker* with TIMER_DELETE_KEY, the same topic and the same time
 a later record repeats it  a long wait is stored in stages, each with one more in TIMER_ROLL_TIMES
 =========================  =========================================================================================
 
-*Recall* is RECALL_MESSAGE, as the producer would send it. *Deliver now* sends a copy with the same unique key to the
-message's queue, then recalls the original. If the recall fails, the message comes twice, and is never lost.
+*Recall* sends RECALL_MESSAGE, as the producer would. *Deliver now* sends a copy with the same unique key to the
+message's queue, then recalls the original. If the recall fails, the message is delivered twice, and never lost.
 Source: behaviour.md §3.4, §3.9; store.md §18.2.
 """
 
@@ -32,12 +32,12 @@ from rmqkit.sentences import _
 __all__ = ["Timed", "TimedList", "TimedMessages", "still_waiting"]
 
 _AHEAD_MS = 2_000
-"""Less than that is left: a recall may come too late."""
+"""With less time until delivery, a recall may be too late."""
 _ROLLS = "TIMER_ROLL_TIMES"
 
 
 class Timed(Struct, rename="camel", kw_only=True):
-    """A timed message. ``offset`` is that of its record in queue 0 of the timer topic of ``broker``."""
+    """A timed message. ``offset`` is the offset of its record in queue 0 of the timer topic at ``broker``."""
 
     broker: str
     offset: int
@@ -51,7 +51,7 @@ class Timed(Struct, rename="camel", kw_only=True):
 
 
 class TimedList(Struct, rename="camel", kw_only=True):
-    """Timed messages of the cluster, the next one that is due first."""
+    """Timed messages of the cluster, sorted by due time."""
 
     rows: list[Timed]
     matched: int
@@ -61,14 +61,14 @@ class TimedList(Struct, rename="camel", kw_only=True):
 
 
 class TimedMessages:
-    """Operations on timed messages; each raises what `AdminCalls` raises."""
+    """Operations on timed messages; each raises the errors of `AdminCalls`."""
 
     def __init__(self, messages: Messages) -> None:
         self._messages = messages
 
     async def at(self, broker: str, offset: int) -> tuple[Timed, ReceivedMessage]:
         """Return a timed message by its place, and its record.
-        Raises UnknownName: there is none. Raises SettingsError: it is due, or the broker recalls no messages."""
+        Raises UnknownName: there is no such message. Raises SettingsError: it is due, or recalls are not allowed."""
         record = await self._messages.at(TIMER_TOPIC, broker, 0, offset)
         found = _timed(broker, record)
         if found is None or prop.TIMER_DELETE_KEY in record.properties:
@@ -77,7 +77,7 @@ class TimedMessages:
         return found, record
 
     async def _check(self, message: Timed) -> None:
-        """Raise SettingsError if a message is due, or nearly, or its broker recalls no messages."""
+        """Raise SettingsError if a message is due or nearly due, or if its broker does not allow recalls."""
         if not await self._messages.may_recall(message.broker):
             raise SettingsError(
                 _("broker {broker} recalls no messages: set recallMessageEnable=true there", broker=message.broker)
@@ -86,7 +86,8 @@ class TimedMessages:
             raise SettingsError(_("message {id} is due now: its topic has it", id=message.msg_id))
 
     async def recall(self, message: Timed) -> str:
-        """Recall a message. Raises SettingsError: it is due, its names hold a blank, or its broker recalls none."""
+        """Recall a message. Raises SettingsError: the message is due, a name contains a blank, or the broker does not
+        allow recalls."""
         await self._check(message)
         try:
             handle = encode_recall_handle(RecallHandle(message.topic, message.broker, message.due_ms, message.msg_id))
@@ -95,7 +96,7 @@ class TimedMessages:
         return await self._messages.recall(message.topic, message.broker, handle)
 
     async def deliver(self, message: Timed, record: ReceivedMessage) -> Sent:
-        """Send a copy of a message to its queue, and recall the original. Raises what `recall` raises."""
+        """Send a copy of a message to its queue, and recall the original. Raises the errors of `recall`."""
         await self._check(message)
         queue = record.properties.get(prop.REAL_QUEUE_ID, "")
         copy = Message(topic=message.topic, msg_id=message.msg_id, **copied(record))
@@ -106,7 +107,7 @@ class TimedMessages:
 
 
 def still_waiting(broker: str, newest_first: Iterable[ReceivedMessage], now_ms: int) -> list[Timed]:
-    """Return the messages that wait, from records of a timer topic. Pure."""
+    """Return the waiting messages among the records of a timer topic. Pure."""
     recalled: set[tuple[str, str, int]] = set()
     later_stages: dict[tuple[str, str, int], int] = {}
     found: list[Timed] = []
@@ -128,7 +129,7 @@ def still_waiting(broker: str, newest_first: Iterable[ReceivedMessage], now_ms: 
 
 
 def _timed(broker: str, record: ReceivedMessage) -> Timed | None:
-    """Return a record of the timer topic as a timed message; None: it names no topic or no time."""
+    """Return a record of the timer topic as a timed message; None: the record has no topic or no time."""
     topic, due = (record.properties.get(name, "") for name in (prop.REAL_TOPIC, prop.TIMER_OUT_MS))
     if not topic or not due.isdecimal() or len(due) > 18:
         return None

@@ -7,14 +7,15 @@ delay levels    GET_TOPIC_STATS_INFO of the delay topic: stored; runtime figures
                 due time of the next message: its entry in the delay queue (QUERY_CONSUME_QUEUE)
 timed messages  GET_TIMER_METRICS: the number for each topic and, at rmqkit's brokers, for each due time; runtime
                 figures: the total and the delay of the timer; single messages: the timer topic, newest first
-half messages   the half topic from the offset of check-back, without those that later op messages name; given up:
+half messages   the half topic from the offset of check-back, without those named by later op messages; given up:
                 ``TRANS_CHECK_MAX_TIME_TOPIC``
-popped          check points of the revive topic from the offset of reviving, less the acks after them. Messages popped
-                in order have none. Apache's brokers keep a check point in memory for a while before they store it
+popped          check points of the revive topic from the offset of reviving, minus the acks after them. Messages
+                popped in order have no check points. Apache's brokers hold a check point in memory before they store it
 ==============  ====================================================================================================
 
-Topics are read with a `Budget`. If the budget ends before the topic does, ``is_whole`` is false and counts are of the
-examined messages. A figure that a broker does not report is None, never 0. Nothing is changed and no offset saved.
+Topics are read with a `Budget`. If the budget is too small for the topic, ``is_whole`` is False and the counts include
+only the examined messages. A figure that a broker does not report is None, not 0. No data is changed, and no offset is
+saved.
 Source: store.md §18, §19; behaviour.md §4.12, §9.1.
 """
 
@@ -62,7 +63,7 @@ class Level(Struct, rename="camel", kw_only=True):
     Attributes:
         delay_ms: the delay of its messages; None: the broker's settings do not contain it.
         waiting: the number of messages that are stored and not delivered yet.
-        next_due_ms: the due time of the first of them; None: nothing waits, or the broker does not report it.
+        next_due_ms: the due time of the first of them; None: no message waits, or the broker does not report the time.
     """
 
     level: int
@@ -76,10 +77,10 @@ class Delays(Struct, rename="camel", kw_only=True):
     """Delayed and timed messages of one broker.
 
     Attributes:
-        timed: timed messages that wait; None: the broker has no timer.
+        timed: the number of waiting timed messages; None: the broker has no timer.
         timed_by_topic: the number of timed messages of each topic.
-        due_within_s: the number of messages due within a number of seconds, and not within the next lower one; None:
-            the broker does not report it.
+        due_within_s: the number of messages due within each number of seconds, without those counted for the next lower
+            number; None: the broker does not report it.
         due_later: the number of messages due after the longest of these times, or due now.
         behind_ms: the delay of the timer.
         trouble: the reason why the figures are missing.
@@ -96,8 +97,8 @@ class Delays(Struct, rename="camel", kw_only=True):
 
 
 class Half(Struct, rename="camel", kw_only=True):
-    """A half message. ``state``: ``new``, ``asked`` (its producers were asked, and did not decide), ``ended`` (decided,
-    check-back has not passed it) or ``given up``. ``group`` is the producer's."""
+    """A half message. ``state``: ``new``, ``asked`` (checked back, without a decision), ``ended`` (decided, but
+    check-back has not passed it) or ``given up``. ``group`` is the producer group."""
 
     broker: str
     state: str
@@ -111,7 +112,7 @@ class Half(Struct, rename="camel", kw_only=True):
 
 
 class Transactions(Struct, rename="camel", kw_only=True):
-    """Half messages of the cluster: ``counts`` by state, and rows of those that are not ended, the oldest first."""
+    """Half messages of the cluster: ``counts`` by state, and rows for all states except ``ended``, the oldest first."""
 
     counts: dict[str, int]
     rows: list[Half]
@@ -123,8 +124,8 @@ class Transactions(Struct, rename="camel", kw_only=True):
 class CheckPoint(Struct, rename="camel", kw_only=True):
     """Messages of one queue that were popped together and are not all acknowledged.
 
-    ``offsets``: the messages that are not acknowledged. ``due_ms``: when they are redelivered. ``tries``: the number of
-    redeliveries that failed.
+    ``offsets``: the messages that are not acknowledged. ``due_ms``: the time of their redelivery. ``tries``: the number
+    of failed redeliveries.
     """
 
     broker: str
@@ -138,11 +139,11 @@ class CheckPoint(Struct, rename="camel", kw_only=True):
 
 
 class Pops(Struct, rename="camel", kw_only=True):
-    """Popped messages of the cluster: how many check points and messages are pending, and the next ones that are due.
+    """Popped messages of the cluster: the numbers of pending check points and messages, and the check points due next.
 
     Attributes:
-        by_group: messages that are invisible, by ``topic group``.
-        overdue: messages whose time is over and that are not redelivered yet.
+        by_group: the number of invisible messages, by ``topic group``.
+        overdue: the number of messages that are due and not redelivered yet.
     """
 
     check_points: int
@@ -170,8 +171,8 @@ class _Reading(Struct):
 
 
 class Waiting:
-    """Operations on what waits; each raises what `AdminCalls` raises, but for a broker that does not answer, which is
-    among the ``troubles``."""
+    """Operations on waiting messages; each raises the errors of `AdminCalls`. A broker that does not answer is listed
+    in ``troubles`` instead."""
 
     def __init__(self, calls: AdminCalls) -> None:
         self._calls = calls
@@ -180,7 +181,7 @@ class Waiting:
     # -- delays
 
     async def delays(self, broker: str | None = None) -> list[Delays]:
-        """Delayed and timed messages of each master."""
+        """Return the delayed and timed messages of each master."""
         masters = await self._calls.masters(broker=broker)
         return list(await asyncio.gather(*(self._delays(name, address) for name, address in masters.items())))
 
@@ -204,7 +205,7 @@ class Waiting:
         bounds = await calls.fetch(TopicStatsTable, address, RequestCode.GET_TOPIC_STATS_INFO, header)
         for queue, has in sorted(bounds.offset_table.items()):
             level = queue.queue_id + 1
-            # Figures leave out a level of which nothing was delivered yet.
+            # The figures do not contain a level without delivered messages.
             delivered = int(figures.get(f"{_LEVEL}{level}", str(has.min_offset)).partition(",")[0])
             found.levels.append(
                 Level(
@@ -222,7 +223,7 @@ class Waiting:
         return found
 
     async def _due(self, address: str, level: Level) -> int | None:
-        """Return when the next message of a level is due: the entries of delay queues hold that in place of a tag."""
+        """Return the due time of the next message of a level: the entries of delay queues have it in place of a tag."""
         header = QueryConsumeQueueRequest(
             topic=names.SCHEDULE_TOPIC, queue_id=level.level - 1, index=level.delivered, count=1
         )
@@ -246,7 +247,7 @@ class Waiting:
             found.due_later = max(0, (found.timed or 0) - sum(metrics.due_within_s.values()))
 
     async def timed(self, broker: str | None = None, topic: str = "", budget: Budget = BUDGET) -> TimedList:
-        """Timed messages one by one, of one topic if it is named, the next one that is due first."""
+        """Return the timed messages of one topic or of all, sorted by due time."""
         masters, reading, troubles = await self._calls.masters(broker=broker), self._reading(budget), dict[str, str]()
         found: list[Timed] = []
         for name, address in masters.items():
@@ -269,7 +270,7 @@ class Waiting:
     # -- transactions
 
     async def transactions(self, broker: str | None = None, budget: Budget = BUDGET) -> Transactions:
-        """Half messages in each state."""
+        """Return the half messages in each state."""
         masters = await self._calls.masters(broker=broker)
         reading, troubles = self._reading(budget), dict[str, str]()
         rows: list[Half] = []
@@ -306,7 +307,7 @@ class Waiting:
         queue = MessageQueue(names.TRANS_CHECK_MAX_TIME_TOPIC, name, 0)
         try:
             low, high = await self._calls.min_offset(address, queue), await self._calls.max_offset(address, queue)
-        except PeerRefused:  # the topic comes with the first one
+        except PeerRefused:  # the topic does not exist before its first message
             return [], 0
         newest = self._read(address, queue, max(low, high - ROWS_MAX), reading)
         return [_half(name, one, _("given up")) async for one in newest], high - low
@@ -314,7 +315,7 @@ class Waiting:
     # -- pops
 
     async def pops(self, broker: str | None = None, budget: Budget = BUDGET) -> Pops:
-        """Popped messages that are not acknowledged."""
+        """Return the popped messages that are not acknowledged."""
         masters, now_ms = await self._calls.masters(broker=broker), self._calls.clock.now_ms()
         reading, troubles = self._reading(budget), dict[str, str]()
         found: list[CheckPoint] = []
@@ -357,7 +358,7 @@ class Waiting:
         return _Reading(budget, self._calls.clock.monotonic_ms() + budget.ms)
 
     async def _read_back(self, address: str, queue: MessageQueue, reading: _Reading) -> AsyncIterator[ReceivedMessage]:
-        """The messages of a queue from its end, the newest first, as far as the budget goes."""
+        """Yield the messages of a queue, the newest first, within the budget."""
         low, high = await self._calls.min_offset(address, queue), await self._calls.max_offset(address, queue)
         while high > low:
             begin = max(low, high - _PULL_COUNT)
@@ -371,7 +372,7 @@ class Waiting:
     async def _read(
         self, address: str, queue: MessageQueue, begin: int, reading: _Reading, *, end: int | None = None
     ) -> AsyncIterator[ReceivedMessage]:
-        """The messages of a queue from an offset on, to its end or another one, as far as the budget goes."""
+        """Yield the messages of a queue from an offset to its end or to ``end``, within the budget."""
         calls, clock = self._calls, self._calls.clock
         at = max(begin, await calls.min_offset(address, queue))
         end = await calls.max_offset(address, queue) if end is None else end
@@ -393,8 +394,8 @@ class Waiting:
 
 
 def undecided(broker: str, halves: Iterable[ReceivedMessage], ops: Iterable[ReceivedMessage]) -> list[Half]:
-    """The state of half messages, from the op messages that name some of them. Each check stores a half message once
-    more: the last copy stands for it. Pure."""
+    """Return the state of half messages, from the op messages that name some of them. Each check-back stores another
+    copy of a half message: the last copy is used. Pure."""
     ended = {
         int(piece)
         for op in ops
@@ -431,8 +432,8 @@ def _half(broker: str, one: ReceivedMessage, state: str) -> Half:
 
 
 def pending_pops(broker: str, records: Iterable[ReceivedMessage]) -> list[CheckPoint]:
-    """The check points of a revive topic that have messages left, from its records in their order. Records that cannot
-    be read are left out. Pure."""
+    """Return the check points with messages left, from the ordered records of a revive topic. Unreadable records are
+    left out. Pure."""
     points: dict[tuple[str, str, int, int, int], PopCheckPoint] = {}
     left: dict[tuple[str, str, int, int, int], set[int]] = {}
     for record in records:

@@ -1,1 +1,1 @@
-"""Messages that are sent a second time, and dead letters, from which most of them come."""
+"""Replay of messages, and dead letters, from which most replayed messages come."""

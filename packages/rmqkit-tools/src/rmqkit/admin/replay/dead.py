@@ -1,21 +1,22 @@
-"""Dead letters: which groups have them, and of which kinds they are.
+"""Dead letters: the groups that have them, and their kinds.
 
-RocketMQ stores a dead letter as the message it was, in ``%DLQ%<group>``. rmqkit's consumers add the exception. These
-tell kinds apart:
+RocketMQ stores a dead letter with its original content in ``%DLQ%<group>``. rmqkit's consumers add the exception. Dead
+letters can be grouped by:
 
 ========  ============================================================================================================
-by        what a message is put under
+by        group of a message
 ========  ============================================================================================================
-kind      the topic it came from, its tag, and its reason; without one the shape of its body
-topic     the topic it came from
+kind      its original topic, its tag, and its reason; without a reason, the shape of its body
+topic     its original topic
 tag       its tag
-reason    the property ``rmqkit_reason``, which rmqkit's consumers write; its numbers are made one, ``#``
-host      the host it was first sent from
-shape     what its body looks like: keys of a JSON object, text, bytes
-a name    the value of that property, as ``property:country``
+reason    the property ``rmqkit_reason``, which rmqkit's consumers write, with ``#`` for each number
+host      the host that first sent it
+shape     the shape of its body: keys of a JSON object, text, bytes
+a name    the value of the property, such as ``property:country``
 ========  ============================================================================================================
 
-`kind_of` and `grouped` are pure. `Dead` asks brokers. `rmqkit.admin.replay.replay` sends dead letters again.
+`kind_of` and `grouped` are pure. `Dead` sends requests to brokers. `rmqkit.admin.replay.replay` sends dead letters
+again.
 Source: behaviour.md §6.4, §9.7.
 """
 
@@ -44,7 +45,7 @@ __all__ = ["BY", "DRY_RUN", "Dead", "DeadGroup", "Kind", "Kinds", "check_by", "g
 
 BY = ("kind", "topic", "tag", "reason", "host", "shape")
 DRY_RUN = Budget(ms=10_000.0)
-"""What a look at dead letters, or a dry run over them, may cost."""
+"""The budget of a listing of dead letters, or of a dry run."""
 
 _PROPERTY = "property:"
 _KEYS_MAX = 8
@@ -52,7 +53,7 @@ _NUMBERS = re.compile(r"\d+")
 
 
 class DeadGroup(Struct, rename="camel", kw_only=True):
-    """A group with dead letters: how many are stored, and when the last one was, in ms."""
+    """A group with dead letters: the number of stored dead letters, and the store time of the last one in ms."""
 
     group: str
     topic: str
@@ -64,9 +65,9 @@ class Kind(Struct, rename="camel", kw_only=True):
     """Dead letters of one kind.
 
     Attributes:
-        first_ms, last_ms: store time of the first and the last one.
-        targets: how many came from each topic; the empty name is of those that do not say it.
-        example: place of the last one, ``broker:queue:offset``.
+        first_ms, last_ms: the store times of the first and the last dead letter.
+        targets: the number of dead letters from each topic; the empty name is for an unknown topic.
+        example: the place of the last dead letter, ``broker:queue:offset``.
     """
 
     kind: str
@@ -81,8 +82,8 @@ class Kinds(Struct, rename="camel", kw_only=True):
     """The kinds of a group's dead letters, the most frequent first.
 
     Attributes:
-        examined: how many were looked at, of ``total``.
-        is_whole: whether that were all.
+        examined: the number of examined dead letters, of ``total``.
+        is_whole: True if all were examined.
         troubles: queues that could not be read, each with the reason.
     """
 
@@ -96,13 +97,13 @@ class Kinds(Struct, rename="camel", kw_only=True):
 
 
 def origin(message: ReceivedMessage) -> str | None:
-    """The topic a message was first sent to; None for a retry or dead letter that does not say it."""
+    """Return the topic to which a message was first sent; None if a retry or dead letter does not contain it."""
     names = (message.topic, *map(message.properties.get, (RETRY_TOPIC, DLQ_ORIGIN_TOPIC)))
     return next((name for name in names if name and not name.startswith((RETRY_PREFIX, DLQ_PREFIX))), None)
 
 
 def check_by(by: str) -> str:
-    """Return the name of a grouping if it is valid. Raises SettingsError: it is none of `BY`, nor a property."""
+    """Return the name of a grouping if it is valid. Raises SettingsError: it is not in `BY` and not a property."""
     if by not in BY and not (by.startswith(_PROPERTY) and len(by) > len(_PROPERTY)):
         raise SettingsError(_("by {by} must be {names}, or property:NAME", by=by, names=", ".join(BY)))
     return by
@@ -167,7 +168,7 @@ def _shape(body: bytes) -> str:
 
 
 def grouped(messages: Iterable[ReceivedMessage], by: str = "kind") -> list[Kind]:
-    """Messages by their kind, the most frequent first. Pure."""
+    """Group messages by their kind, the most frequent kind first. Pure."""
     found: dict[str, Kind] = {}
     targets: dict[str, Counter[str]] = {}
     for message in messages:
@@ -188,20 +189,21 @@ def grouped(messages: Iterable[ReceivedMessage], by: str = "kind") -> list[Kind]
 
 
 class Dead:
-    """Operations on dead letters; each raises what `AdminCalls` raises."""
+    """Operations on dead letters; each raises the errors of `AdminCalls`."""
 
     def __init__(self, calls: AdminCalls) -> None:
         self._calls = calls
 
     async def groups(self) -> list[DeadGroup]:
-        """Every group that has dead letters, the most of them first."""
+        """Return every group with dead letters, the largest number first."""
         topics = [name for name in await self._calls.topic_names() if name.startswith(DLQ_PREFIX)]
         found = await self._calls.fan_out(topics, self._of)
         return sorted((one for one in found.values() if one.count), key=lambda one: (-one.count, one.group))
 
     async def kinds(self, group: str, by: str = "kind", budget: Budget = DRY_RUN) -> Kinds:
-        """The kinds of a group's dead letters, of as many of the newest ones as a budget lets be examined.
-        Raises UnknownName: the group has none. Raises SettingsError: there is no such way to tell them apart."""
+        """Return the kinds of a group's dead letters. The newest dead letters are examined, as many as the budget
+        allows.
+        Raises UnknownName: the group has no dead letters. Raises SettingsError: there is no such grouping."""
         found = await page(self._calls, dlq_topic(group), Span(), count=budget.messages, budget=budget)
         return Kinds(
             group=group,

@@ -1,5 +1,5 @@
 """The dead letters of a group that were sent to a target: a file holds their offsets, so that a repeat skips them.
-`TaskFile` is what this file and the state of a replay have in common.
+`TaskFile` is the common base of this file and the state of a replay.
 
 One process at a time uses the file. Source: behaviour.md §4.8.
 """
@@ -34,7 +34,7 @@ class TaskFile(Struct, kw_only=True):
 
     Attributes:
         task: the messages to replay; the file is not used for another task.
-        replay_id: begins the unique keys of the copies.
+        replay_id: the prefix of the unique keys of the copies.
     """
 
     kind: ClassVar[str]
@@ -44,7 +44,7 @@ class TaskFile(Struct, kw_only=True):
     @classmethod
     def load(cls, path: Path, task: str) -> Self | None:
         """Read a file; without a file, return None.
-        Raises SettingsError: the file has something else, or belongs to another replay."""
+        Raises SettingsError: the file has other content, or belongs to another replay."""
         refuse_device(path)
         try:
             found = msgspec.json.decode(path.read_bytes(), type=cls)
@@ -65,7 +65,7 @@ class TaskFile(Struct, kw_only=True):
         return found
 
     def save(self, path: Path) -> None:
-        """Replace the file as a whole. No save waits for the disk: a power cut may bring an older file back."""
+        """Replace the whole file, without fsync: after a power failure, an older version may be back."""
         whole = path.with_name(path.name + ".tmp")
         with naming(path):
             whole.write_bytes(msgspec.json.format(msgspec.json.encode(self, enc_hook=plain)))
@@ -76,9 +76,9 @@ class Memory(TaskFile, kw_only=True):
     """The dead letters of a group that were sent to one target; all runs have the same ``replay_id``.
 
     Attributes:
-        places: half-open ranges of queue offsets that were sent, sorted, by lane (``broker:queue``).
-        marks: the highest of these offsets and what is stored there (`_mark`), by lane. They show whether the topic was
-            deleted and created again since then, or the whole store.
+        places: sorted half-open ranges of the sent queue offsets, by lane (``broker:queue``).
+        marks: the highest of these offsets and the identity of its message (`_mark`), by lane. They show if the topic
+            or the whole store was deleted and created again since then.
         is_done: False while a run is in progress, and after a run that was interrupted.
     """
 
@@ -100,7 +100,7 @@ class Memory(TaskFile, kw_only=True):
     @staticmethod
     @contextlib.contextmanager
     def held(path: Path) -> Iterator[None]:
-        """Keep other processes from using the file. Raises SettingsError: one does."""
+        """Lock the file against other processes. Raises SettingsError: another process has locked the file."""
         path.parent.mkdir(parents=True, exist_ok=True)
         with naming(path), open(path.with_name(path.name + ".lock"), "wb") as lock:
             try:
@@ -110,7 +110,7 @@ class Memory(TaskFile, kw_only=True):
             yield
 
     def has(self, lane: str, offset: int) -> bool:
-        """Return whether the dead letter at an offset was sent."""
+        """Return True if the dead letter at an offset was sent."""
         ranges = self.places.get(lane, [])
         at = bisect.bisect_right(ranges, offset, key=lambda one: one[0])
         return at > 0 and offset < ranges[at - 1][1]
@@ -133,12 +133,12 @@ class Memory(TaskFile, kw_only=True):
             self.marks[lane] = offset, _mark(message)
 
     async def forget_deleted(self, consumer: PullConsumer, topic: str) -> None:
-        """Forget the lanes whose queue was deleted and created again: their offsets name other messages now."""
+        """Remove the lanes whose queue was deleted and created again: their offsets belong to other messages now."""
         for lane, (offset, mark) in list(self.marks.items()):
             broker_name, __, queue_id = lane.rpartition(":")
             queue = MessageQueue(topic, broker_name, int(queue_id))
             if queue not in await consumer.queues(topic):
-                continue  # the broker is away: its queue has not changed
+                continue  # the broker is offline: its queue has not changed
             first, end = await asyncio.gather(consumer.min_offset(queue), consumer.max_offset(queue))
             is_other = end <= offset
             if first <= offset < end:
@@ -149,12 +149,12 @@ class Memory(TaskFile, kw_only=True):
 
 
 def _mark(message: ReceivedMessage) -> str:
-    # A new store at the same address may have its dead letters at the same bytes of its log.
+    # A new store at the same address may have dead letters with the same offset message ids.
     return f"{message.offset_msg_id} {message.store_timestamp}"
 
 
 def file_name(name_servers: str, group: str, target: str | None) -> str:
-    """Return a name for the memory of a group and target of a cluster."""
+    """Return the file name of the memory for a cluster, a group and a target."""
     cluster = ";".join(sorted(name_servers.replace(",", ";").split(";")))
     digest = hashlib.sha256("\n".join((cluster, group, target or "")).encode()).hexdigest()[:12]
     legible = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in group)
@@ -162,11 +162,11 @@ def file_name(name_servers: str, group: str, target: str | None) -> str:
 
 
 def new_id() -> str:
-    """Return the id of a replay that begins now."""
+    """Return a new replay id."""
     return f"replay-{random.getrandbits(40):010x}"
 
 
 def refuse_device(path: Path) -> None:
-    """Raise SettingsError: a path is a device or a pipe, from which a read may never return."""
+    """Raise SettingsError if a path is a device or a pipe: a read from it may block forever."""
     if path.exists() and not path.is_file():
         raise SettingsError(_("{path} is no regular file, and may never end: name another", path=path))

@@ -1,24 +1,23 @@
-"""Stored messages sent again, from a topic, the dead letters of a group, or a store's files: ``rmq replay``.
+"""Replay of stored messages from a topic, the dead letters of a group, or the files of a store (``rmq replay``).
 
 ===================  ================================================================================================
-of a message         what the replayed one has
+of a message         in the replayed message
 ===================  ================================================================================================
-body, tags, keys,    the same; so do properties of the application (`rmqkit.protocol.message.copied`)
+body, tags, keys,    unchanged, like the properties of the application (`rmqkit.protocol.message.copied`)
 flag, sharding key
-unique key           ``replay id/place``: where it is in the source
-topic                the target; of dead letters the retry topic of their group (`rmqkit.admin.replay.retries`);
-                     without either, the topic that the message was first sent to
-queue                any, or the one that its sharding key chooses
+unique key           ``replay id/place``, with the place of the message in the source
+topic                the target, or for dead letters the retry topic of their group (`rmqkit.admin.replay.retries`),
+                     or else the topic to which the message was first sent
+queue                any queue, or the queue of its sharding key
 ===================  ================================================================================================
 
-`opened` makes a `Replay` of a `Plan`: it joins source, state, memory, producer and audit. The command and the web
+`opened` creates a `Replay` from a `Plan`, with its source, state, memory, producer and audit. The command and the web
 console only fill in the plan, run the replay and show its progress.
 
-After each chunk the `State` holds where to continue. A run that was killed in the middle of a chunk may have sent a
-part of it. The next run therefore looks for its first unique keys in the target, until it finds nothing of a whole
-chunk, and sends only the messages that it does not find. Only messages that the target's brokers do not index can be
-there twice.
-`rmqkit.spark.jobs.replay` is for more messages than one process can send.
+After each chunk, the `State` has the next offsets. A run that was killed in the middle of a chunk may have sent a part
+of it. So the next run looks up its messages by unique key in the target, and sends only those that are missing there.
+It stops the look-up after a whole chunk of missing messages. Only messages that the target's brokers do not index can
+be stored twice. `rmqkit.spark.jobs.replay` is for more messages than one process can send.
 Source: behaviour.md §4, store.md §3.
 """
 
@@ -63,20 +62,20 @@ _BATCH_COUNT = 32
 _GROUP = "rmq-replay"
 
 Outcome = SendResult | ReceivedMessage | RmqError
-"""What became of a message: it was sent, a run before had sent it, or no broker takes it."""
+"""The outcome for a message: sent now, sent by an earlier run, or refused by every broker."""
 
 
 class Plan(Struct, kw_only=True):
     """The options of a replay.
 
     Attributes:
-        task: what is replayed; a state is not used for another task.
-        selection: the messages; its topic is the source, unless ``store`` is.
-        group: the group to which the dead letters belong; None: the messages are no dead letters.
-        target: the topic to send to; None: a retry topic of the group, or the topic of each message without a group.
+        task: a description of the replayed messages; a state is not used for another task.
+        selection: the selected messages; its topic is the source if there is no ``store``.
+        group: the group of the dead letters; None: the messages are not dead letters.
+        target: the topic to send to; None: a retry topic of the group, or (without a group) the topic of each message.
         store: a store directory to read instead of a topic.
-        memory: the file of the dead letters that were sent, with the task in it; earlier ones are skipped.
-        is_again: forget what the memory holds, unless a state shows that this replay has begun.
+        memory: the file with the dead letters that earlier runs have sent; they are skipped.
+        is_again: ignore the content of the memory, unless a state shows that this replay has begun.
         state, audit: files; None: there is no file.
         is_dry_run: open the replay only to look at it; no file is locked or written, no message is sent.
     """
@@ -108,11 +107,11 @@ async def opened(
     on_wait: OnWait = lambda who, up_to_ms: None,
     on_damage: Callable[[Finding], None] = lambda finding: None,
 ) -> AsyncIterator[Replay]:
-    """Open what a replay needs, and yield the replay, ready to run; ``group`` is the consumer group of its reads.
-    Raises SettingsError: a file belongs to another replay, or the group reads no retry topic."""
+    """Open source, files and clients, and yield the replay, ready to run; ``group`` is the consumer group of its reads.
+    Raises SettingsError: a file belongs to another replay, or the group does not read a retry topic."""
     async with AsyncExitStack() as stack:
         consumer = await stack.enter_async_context(PullConsumer(group, settings=reading, runtime=runtime))
-        # Brokers took the messages before: no body is too large.
+        # Brokers have accepted these messages before, so no body is too large.
         sending = structs.replace(sending, limits=structs.replace(sending.limits, message_bytes_max=sys.maxsize))
         producer = Producer(_GROUP, settings=sending, runtime=runtime)
         if not plan.is_dry_run:
@@ -162,16 +161,17 @@ class Replay:
     """One run of a replay.
 
     Attributes:
-        consumer: looks up what a run before this one may have sent.
-        target: the topic to send to; None: a retry topic of ``retries``, or without these each message's `origin`.
+        consumer: looks up messages that an earlier run may have sent.
+        target: the topic to send to; None: a retry topic of ``retries``, or (without retries) the `origin` of each
+            message.
         retries: the retry topics of the group to which the dead letters belong.
         memory: the dead letters that earlier runs have sent; they are skipped.
         state_path, memory_path: the files of state and memory; None: there is no file.
-        is_unsure: whether messages may be in the target already.
-        on_chunk: called after each chunk with the number of messages sent, and the reasons why others were refused.
+        is_unsure: True if messages may already be in the target.
+        on_chunk: called after each chunk with the number of sent messages, and the errors of refused messages.
         on_wait: called when a broker does not answer.
-        remembered: dead letters that were skipped, because the memory has them.
-        found: messages that were in the target already.
+        remembered: the number of dead letters that were skipped because the memory has them.
+        found: the number of messages that were already in the target.
     """
 
     source: TopicSource | StoreSource
@@ -194,15 +194,15 @@ class Replay:
     _certain_count: int = 0
 
     async def run(self, stop: Stop) -> None:
-        """Send what is left; ``stop`` ends it behind a chunk.
-        Raises RmqError: a message could not be sent for a reason that may pass; its chunk is not in the state."""
-        # Before the first send: the id in it makes the keys by which a second run finds what this one has sent.
+        """Send the remaining messages; ``stop`` takes effect at the end of a chunk.
+        Raises RmqError: a message could not be sent because of a temporary error; its chunk is not in the state."""
+        # Save before the first send: the next run needs the replay id to find the messages of this run.
         if self.memory is not None:
             self.memory.is_done = False
         self._save()
         chunk: list[Picked] = []
         async for picked in self.selected():
-            # Never within an inner batch: its messages share the place where the lane goes on behind them.
+            # Never split an inner batch: its messages have the same next offset.
             if len(chunk) >= self.pace.chunk_count and picked.next_offset != chunk[-1].next_offset:
                 await self._pass(chunk, stop)
                 chunk = []
@@ -215,7 +215,7 @@ class Replay:
         self._save()
 
     async def selected(self) -> AsyncIterator[Picked]:
-        """Yield the messages that are left to send; count those that the memory has."""
+        """Yield the remaining messages, and count the skipped ones that the memory has."""
         async for picked in self.source.read(self.state.lanes):
             if self.memory is not None and self.memory.has(picked.lane, picked.message.queue_offset):
                 self.remembered += 1
@@ -225,14 +225,14 @@ class Replay:
     async def _pass(self, chunk: list[Picked], stop: Stop) -> None:
         with stop.held():
             outcomes = await self._send(chunk)
-            # Before the state: a kill in between has the chunk looked at again, and lines that are there are not
-            # written twice. The other way round they would be missing for good.
+            # Write the audit before the state: after a kill in between, the chunk is repeated, and existing lines are
+            # not written again. In the other order, the lines would be missing for ever.
             if self.audit is not None:
                 lines = [self._line(picked, outcome) for picked, outcome in zip(chunk, outcomes, strict=True)]
                 self.audit.write(lines, may_have=self.is_unsure)
             failures = [one for one in outcomes if isinstance(one, RmqError)]
             found = sum(isinstance(one, ReceivedMessage) for one in outcomes)
-            # As many as a chunk may have that are not there: a run before this one did not get here.
+            # After a whole chunk of messages that are not in the target: the earlier run did not get here.
             self._certain_count = 0 if found else self._certain_count + len(chunk)
             self.is_unsure = self.is_unsure and self._certain_count < CHUNK_COUNT
             self.found += found
@@ -247,8 +247,7 @@ class Replay:
         await self.pace.passed(len(chunk))
 
     async def _send(self, chunk: list[Picked]) -> list[Outcome]:
-        """Send messages again; return the outcome of each. Raises RmqError: a message failed for a reason that may
-        pass."""
+        """Send messages again and return the outcomes. Raises RmqError: a message failed with a temporary error."""
         outcomes: list[Outcome | None] = [None] * len(chunk)
         messages: dict[int, PlacedMessage] = {}
         for number, picked in enumerate(chunk):
@@ -285,8 +284,8 @@ class Replay:
         return f"{self.state.replay_id}/{picked.place}"
 
     async def _find(self, message: PlacedMessage) -> ReceivedMessage | None:
-        """The message in its target, where a run before this one may have put it."""
-        assert message.msg_id is not None, "replayed messages say where they come from"
+        """Return the message from the target if an earlier run has sent it, or else None."""
+        assert message.msg_id is not None, "a replayed message has a unique key"
         try:
             return await self.consumer.view_message(message.topic, message.msg_id)
         except NoNameServer:

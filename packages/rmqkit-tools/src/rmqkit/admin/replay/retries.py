@@ -1,20 +1,20 @@
 """Retry topics of a group, and dead letters on their way there.
 
-A dead letter belongs to one group. The replay therefore sends it to a retry topic of the group, which no other group
-reads (`Retries`): ``%RETRY%<group>``, or for groups that only pop, ``%RETRY%<group>_<topic>`` (POP's second version has
-``+`` in place of ``_``). `GroupProducer` writes it as a broker writes a retry:
+A dead letter belongs to one group. So the replay sends it to a retry topic of the group, which no other group reads
+(`Retries`): ``%RETRY%<group>``, or for groups that only pop, ``%RETRY%<group>_<topic>`` (``+`` instead of ``_`` in
+POP's second version). `GroupProducer` writes it as a broker writes a retry:
 
 =======================  ==============================================================================================
 property, field          value
 =======================  ==============================================================================================
-``RETRY_TOPIC``          the topic of the first delivery; consumers give this topic to their handlers
+``RETRY_TOPIC``          the topic of the first delivery; handlers see this topic
 ``ORIGIN_MESSAGE_ID``    the id of the first delivery
-reconsumeTimes           0: the message has all its tries again
-``DELAY``                none: the message is delivered at once
+reconsumeTimes           0: all retries are available again
+``DELAY``                not set: the message is delivered at once
 =======================  ==============================================================================================
 
-Groups that broadcast read no retry topic. If a group consumes in order, brokers store each message that is sent to its
-retry topic as a dead letter again. `Retries.find` names both. Source: behaviour.md §3.3, §3.7, §4.8.
+Groups that broadcast do not read a retry topic. If a group consumes in order, brokers store each message for its retry
+topic as a dead letter again. `Retries.find` refuses both. Source: behaviour.md §3.3, §3.7, §4.8.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class Retries(Struct, kw_only=True):
     """The retry topics of a group.
 
     Attributes:
-        pops: the group only pops, and reads a retry topic for each of its topics.
-        is_online: whether a client of the group is connected.
-        known: names of retry topics that exist.
+        pops: True if the group only pops, and reads a retry topic for each of its topics.
+        is_online: True if a client of the group is connected.
+        known: the names of the existing retry topics.
     """
 
     group: str
@@ -65,13 +65,13 @@ class Retries(Struct, kw_only=True):
 
     @classmethod
     async def find(cls, admin: Admin, group: str) -> Retries:
-        """Find out how a group gets its retries.
-        Raises SettingsError: its clients would not handle what is sent to a retry topic."""
+        """Return the retry topics of a group.
+        Raises SettingsError: the clients of the group would not handle messages of a retry topic."""
         own = retry_topic(group)
         known = {name for name in await admin.calls.topic_names() if name.startswith(own)}
         try:
             connection = await admin.clients.consumers(group)
-        except PeerRefused:  # nobody is online: the group's offsets show how it read its retries
+        except PeerRefused:  # no client is online: the offsets of the group show which retry topics it read
             read = await _topics_read(admin, group)
             pops = own not in read and any(name.startswith(own) for name in read)
             return cls(group=group, pops=pops, is_online=False, known=known)
@@ -99,7 +99,7 @@ class Retries(Struct, kw_only=True):
 
 
 def _to_all_groups(group: str, connection: ConsumerConnection) -> str:
-    """Return what to do where a retry topic does not serve: a topic, which other groups may read, too."""
+    """Return the remedy for a group without a usable retry topic: send to a topic, which other groups may read, too."""
     topics = sorted(name for name in connection.subscription_table if not name.startswith(RETRY_PREFIX))
     if len(topics) != 1:
         return _("choose a topic with --to; all groups that read the topic get the messages")
@@ -111,18 +111,18 @@ def _to_all_groups(group: str, connection: ConsumerConnection) -> str:
 
 
 async def _topics_read(admin: Admin, group: str) -> set[str]:
-    """Return the topics that have an offset of a group at some broker."""
+    """Return the topics in which a group has offsets, at any broker."""
     header = GroupRequest(group)
     found: set[str] = set()
     for address in (await admin.calls.masters()).values():
-        with contextlib.suppress(PeerRefused):  # a broker that does not know the group
+        with contextlib.suppress(PeerRefused):  # the broker does not know the group
             answer = await admin.calls.fetch(TopicList, address, RequestCode.QUERY_TOPICS_BY_CONSUMER, header)
             found.update(answer.topic_list)
     return found
 
 
 class RetryMessage(PlacedMessage, kw_only=True):
-    """A dead letter as it goes to its group's retry topic; ``own`` has RocketMQ's properties of it."""
+    """A dead letter on its way to a retry topic; ``own`` has the properties that RocketMQ sets."""
 
     own: dict[str, str]
 
@@ -138,7 +138,7 @@ def retry_of(message: ReceivedMessage, origin: str, retries: Retries, msg_id: st
 
 
 class GroupProducer:
-    """Sends retries of dead letters; the interface is the part of `Producer` that `send_chunk` uses."""
+    """A producer of retries of dead letters, with the part of `Producer` that `send_chunk` uses."""
 
     def __init__(self, producer: Producer, runtime: ClientRuntime, admin: Admin, retries: Retries) -> None:
         self._producer, self._admin, self._retries = producer, admin, retries
@@ -147,21 +147,21 @@ class GroupProducer:
         self._sender = Sender(runtime, producer.group, producer.settings)
 
     async def send(self, message: PlacedMessage, *, queue: MessageQueue | None = None) -> SendResult:
-        """Send one retry. Raises what `Producer.send` raises."""
-        assert isinstance(message, RetryMessage), "dead letters go out as retries"
-        assert message.msg_id is not None, "a retry has the key of its place"
+        """Send one retry. Raises the errors of `Producer.send`."""
+        assert isinstance(message, RetryMessage), "every message is a retry"
+        assert message.msg_id is not None, "a retry has a unique key"
         await self._create(message.topic)
         encoded = encode_message(message, message.msg_id, self.settings, message.own)
         return await self._sender.send(encoded, timeout_ms=self.settings.send_timeout_ms, queue=queue)
 
     async def send_batch(self, messages: Sequence[PlacedMessage], *, queue: MessageQueue | None = None) -> SendResult:
-        """Raises MessageIllegal: brokers refuse batches for retry topics; `send_chunk` then sends one by one."""
+        """Raise MessageIllegal: brokers refuse batches for retry topics. `send_chunk` then sends single messages."""
         raise MessageIllegal(
             _("a batch cannot be sent to retry topic {topic}: send its messages one by one", topic=messages[0].topic)
         )
 
     async def _create(self, topic: str) -> None:
-        """Create a retry topic of which no message has come yet, as a broker does."""
+        """Create a retry topic before its first message, as a broker does."""
         async with self._creating:
             if topic not in self._retries.known:
                 await self._admin.topics.create(topic, read_queues=1, write_queues=1)
@@ -175,5 +175,5 @@ class GroupProducer:
 
 
 async def other_readers(admin: Admin, topic: str, group: str) -> list[str]:
-    """Return the other groups that read a topic, and therefore get what is sent to it."""
+    """Return the other groups that read a topic, and so receive the messages that are sent to it."""
     return [one for one in await admin.topics.groups(topic) if one != group]

@@ -1,4 +1,4 @@
-"""Which messages a replay sends, and a dry run that counts them.
+"""The selection of a replay's messages, and a dry run that counts them.
 
 Source: behaviour.md §4.
 """
@@ -28,10 +28,10 @@ _SAMPLES_MAX = 5
 
 
 class Selection(Struct, frozen=True):
-    """Which messages; without a topic all of a store but those of the system, of retries and dead letters. Times are
-    bounds of ``storeTimestamp`` in ms; ``tags`` is ``A || B``, ``sql`` an SQL92 text; one of ``keys`` is enough.
-    ``kinds`` are names of `rmqkit.admin.replay.dead.kind_of`, distinguished ``by``; ``kind_parts`` are texts that the
-    name of a kind contains. One of both is enough; without any, all kinds are selected."""
+    """A selection of messages. Without a topic: all messages of a store except system, retry and dead-letter topics.
+    Times are bounds of ``storeTimestamp`` in ms; ``tags`` is ``A || B``, ``sql`` an SQL92 text; a message needs one of
+    ``keys``. ``kinds`` are names of `rmqkit.admin.replay.dead.kind_of` under the grouping ``by``; ``kind_parts`` are
+    parts of such names. A message needs a match in one of the two. If both are empty, all kinds are selected."""
 
     topic: str | None = None
     begin_ms: int = 0
@@ -44,7 +44,7 @@ class Selection(Struct, frozen=True):
     kind_parts: tuple[str, ...] = ()
 
     def test(self) -> Callable[[ReceivedMessage], bool]:
-        """Return a test for selected messages. Raises SettingsError: an expression cannot be understood."""
+        """Return a test for selected messages. Raises SettingsError: an expression does not compile."""
         try:
             tags = subscription(self.topic or "*", self.tags)
             expression = compile_expression(self.sql) if self.sql else None
@@ -73,7 +73,7 @@ class Selection(Struct, frozen=True):
 
 
 class Sample(Struct, rename="camel"):
-    """A message of a dry run: where it is, ``broker:queue:offset``, and the topic it would go to."""
+    """A message of a dry run: its place (``broker:queue:offset``), and the topic to which it would be sent."""
 
     place: str
     to: str
@@ -81,18 +81,18 @@ class Sample(Struct, rename="camel"):
 
 
 class Preview(Struct, rename="camel", kw_only=True):
-    """A dry run: what a replay would send.
+    """The result of a dry run: the messages that a replay would send.
 
     Attributes:
-        count: messages that are selected, of those that were examined.
-        targets: how many go to each topic; the empty name is of those that do not say where they came from.
-        kinds: how many are of each kind.
-        doubles: messages whose unique key was there before: all of them are sent.
-        samples: the first ones.
-        examined: how many were looked at.
-        is_whole: whether everything was looked at.
-        remembered: how many are selected and were replayed before; they are not counted in ``count``.
-        troubles: queues that could not be read, each with the reason.
+        count: the number of selected messages among the examined ones.
+        targets: the number of messages to each topic; the empty name is for messages without a known origin.
+        kinds: the number of messages of each kind.
+        doubles: the number of messages with the unique key of an earlier message; they are sent, too.
+        samples: the first selected messages.
+        examined: the number of examined messages.
+        is_whole: True if all messages were examined.
+        remembered: the number of selected messages that were already replayed; ``count`` does not include them.
+        troubles: the queues that could not be read, each with the reason.
     """
 
     count: int = 0
@@ -106,7 +106,7 @@ class Preview(Struct, rename="camel", kw_only=True):
     troubles: list[str] = field(default_factory=list)
 
     def add(self, message: ReceivedMessage, to: str, by: str, seen: set[str]) -> None:
-        """Count a message that would go to a topic; ``seen`` are the unique keys of the messages before it."""
+        """Count a message that would be sent to topic ``to``; ``seen`` are the unique keys of earlier messages."""
         kind = kind_of(message, by)
         self.count += 1
         self.targets[to] = self.targets.get(to, 0) + 1
@@ -127,10 +127,9 @@ async def preview(
     retries: Retries | None = None,
     memory: Memory | None = None,
 ) -> Preview:
-    """Make a dry run over a topic, as far as a budget lets messages be examined, the oldest first; nothing is sent.
-    ``target``, ``retries``, ``memory``: as of `Replay`.
-    Raises what `rmqkit.admin.messages.listing.page` raises."""
-    assert selection.topic is not None, "a dry run of a store is its command's"
+    """Make a dry run over a topic, the oldest messages first, within a budget. No message is sent. ``target``,
+    ``retries``, ``memory``: see `Replay`. Raises the errors of `rmqkit.admin.messages.listing.page`."""
+    assert selection.topic is not None, "a dry run has a topic"
     is_selected, span = selection.test(), Span(begin_ms=selection.begin_ms, end_ms=selection.end_ms)
     found = await page(calls, selection.topic, span, newest_first=False, count=budget.messages, budget=budget)
     shown, seen = Preview(examined=found.examined, is_whole=not found.cursor, troubles=found.troubles), set[str]()
@@ -146,7 +145,7 @@ async def preview(
 
 
 def destination(message: ReceivedMessage, target: str | None, retries: Retries | None) -> str:
-    """Return the topic to which a message is sent, or "" if it does not say where it came from."""
+    """Return the topic to which a message is sent, or "" if its origin is unknown."""
     first = origin(message)
     if target is not None or first is None or retries is None:
         return target or first or ""

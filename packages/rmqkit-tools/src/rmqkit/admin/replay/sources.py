@@ -1,8 +1,8 @@
 """The sources of a replay: a topic at its brokers, or the log of a store.
 
-A source has *lanes*: the queues of a topic, or the one log. Each lane goes from an offset up to an end. A source yields
-the selected messages of its lanes in an order that is always the same. A replay requests the lanes when it begins.
-Messages that are stored later are not read, such as the messages that a replay puts into its own source.
+A source has *lanes*: the queues of a topic, or the one log. Each lane has a next offset and an end. A source yields the
+selected messages of its lanes always in the same order. A replay requests the lanes when it begins. Messages that are
+stored later are not read, for example those that a replay sends to its own source.
 
 Source: behaviour.md §4, store.md §3.
 """
@@ -32,20 +32,20 @@ from rmqkit.store.settings import StoreSettings
 
 LOG = "log"
 PATIENCE_MS = ProducerSettings().send_timeout_ms
-"""How long a replay waits for a broker that is away: as long as a producer waits for a send."""
+"""The time for which a replay waits for a broker: as long as a producer waits for a send."""
 
 _PAUSE_MS, _PAUSE_MS_MAX = 20.0, 2000.0
 _PULL_COUNT = 64
 _EXAMINED_COUNT = 1024
 _CLOCK_STEP_MS = 60_000
-"""Brokers' clocks may go back so far between two messages of a queue."""
+"""The maximum step back of a broker's clock between two messages of a queue."""
 
 Lanes = dict[str, tuple[int, int]]
-"""Next offset and end of each lane; the offset in the log is physical, and its end a store time in ms."""
+"""The next offset and the end of each lane. For the log, the offset is physical, and the end is a store time in ms."""
 
 
 class Picked(Struct):
-    """A selected message, its lane, and where the lane goes on behind it; all of an inner batch go on at one place."""
+    """A selected message, its lane, and the next offset of the lane (the same for all messages of an inner batch)."""
 
     message: ReceivedMessage
     lane: str
@@ -53,7 +53,8 @@ class Picked(Struct):
 
     @property
     def place(self) -> str:
-        """Lane and offset; of an inner batch's member with its number in the queue."""
+        """The lane and offset of the message; in a log also its queue offset, which distinguishes the messages of an
+        inner batch."""
         if self.lane == LOG:
             return f"{LOG}:{self.message.physical_offset}:{self.message.queue_offset}"
         return f"{self.lane}:{self.message.queue_offset}"
@@ -63,7 +64,7 @@ class TopicSource:
     """A topic at its brokers, queue by queue.
 
     Args:
-        on_wait: called for a broker that does not answer.
+        on_wait: a function that is called if a broker does not answer.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class TopicSource:
         self._is_selected = selection.test()
 
     async def lanes(self) -> Lanes:
-        """Raises NoRoute: there is no such topic."""
+        """Return the queues of the topic with their bounds. Raises NoRoute: there is no such topic."""
         queues = await self._consumer.queues(self._topic)
         return {queue_text(queue): await self._bounds(queue) for queue in queues}
 
@@ -91,7 +92,8 @@ class TopicSource:
         return low, high
 
     async def read(self, lanes: Lanes) -> AsyncIterator[Picked]:
-        """Raises RemotingError, PeerRefused: a broker does not give its messages, tried for `PATIENCE_MS`.
+        """Yield the selected messages. Raises RemotingError, PeerRefused: a pull failed, with retries for
+        `PATIENCE_MS`.
         Raises BodyError: the body of a message is damaged."""
         end_ms = (self._selection.end_ms or FOREVER_MS) + _CLOCK_STEP_MS
         for lane, (offset, end) in lanes.items():
@@ -114,13 +116,13 @@ class TopicSource:
                         end = min(end, message.queue_offset)
                     if offset <= message.queue_offset < end and self._is_selected(message):
                         yield Picked(message, lane, message.queue_offset + 1)
-                # An offset that does not rise would be pulled for ever.
+                # The same offset again would be an endless loop.
                 if pulled.next_begin_offset <= offset:
                     break
                 offset = pulled.next_begin_offset
 
     async def _pull(self, queue: MessageQueue, offset: int) -> PullResult:
-        """Pull, and retry for as long as a producer would try to send. Raise the cause of most failures."""
+        """Pull, with retries for `PATIENCE_MS`. Raise the cause of most failures."""
         loop, backoff, failures = asyncio.get_running_loop(), Backoff(_PAUSE_MS, _PAUSE_MS_MAX), Failures()
         deadline = loop.time() + PATIENCE_MS / 1000
         with Silence(lambda: self._on_wait(_("broker {broker}", broker=queue.broker_name), PATIENCE_MS)):
@@ -135,11 +137,11 @@ class TopicSource:
 
 
 class StoreSource:
-    """The log of a store. If its broker is running, only messages from before the replay began are read.
+    """The log of a store. If its broker is running, only messages that were stored before the replay began are read.
 
     Args:
-        on_damage: called for bytes that are no record, and for messages whose body changed on the disk. These messages
-            are left out.
+        on_damage: a function that is called for bytes that are not a record, and for messages with a damaged body.
+            These messages are left out.
     """
 
     def __init__(
@@ -154,7 +156,7 @@ class StoreSource:
         return {LOG: (0, SYSTEM_CLOCK.now_ms() if fsck.is_held(self._root, read_only=True) else FOREVER_MS)}
 
     async def read(self, lanes: Lanes) -> AsyncIterator[Picked]:
-        """Raises StoreError, OSError: there is no readable store."""
+        """Yield the selected messages of the log. Raises StoreError, OSError: there is no readable store."""
         is_selected = self._selection.test()
         ((offset, end_ms),) = lanes.values()
         messages = fsck.dump(

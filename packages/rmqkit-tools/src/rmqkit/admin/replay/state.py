@@ -1,4 +1,4 @@
-"""The files of a replay: its state, which says where the next run continues, and its audit, with a line per message."""
+"""The files of a replay: the state, with the next offsets, and the audit, with a line per message."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class State(TaskFile, kw_only=True):
     """The progress of a replay.
 
     Attributes:
-        lanes: next offset and end of each.
+        lanes: the next offset and the end of each lane.
     """
 
     kind = _("the state of a replay")
@@ -34,7 +34,7 @@ class State(TaskFile, kw_only=True):
 
     @property
     def left(self) -> int:
-        """Messages of a topic that are still to be examined."""
+        """The number of messages of a topic that are not examined yet."""
         return 0 if self.is_done else sum(end - offset for offset, end in self.lanes.values())
 
     @classmethod
@@ -44,8 +44,8 @@ class State(TaskFile, kw_only=True):
 
 
 class Audit:
-    """A file with a JSON line for each replayed message; what a killed run wrote of a line is taken off.
-    Raises SettingsError: the file is something else. Raises OSError: it cannot be written."""
+    """A file with a JSON line for each replayed message. An incomplete last line of a killed run is cut off.
+    Raises SettingsError: the file is not an audit. Raises OSError: the file cannot be written."""
 
     def __init__(self, path: Path) -> None:
         refuse_device(path)
@@ -62,7 +62,7 @@ class Audit:
         self._file.truncate(tail_at + len(self._latest))
 
     def write(self, lines: Sequence[dict[str, Any]], *, may_have: bool) -> None:
-        """Add lines, but those that it ``may_have``."""
+        """Append lines. ``may_have``: skip lines that the end of the file already has."""
         with naming(self._path):
             for line in lines:
                 if not (may_have and f'"{line["newMsgId"]}"'.encode() in self._latest):

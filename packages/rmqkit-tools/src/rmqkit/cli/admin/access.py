@@ -29,7 +29,7 @@ Resource = Annotated[str, typer.Option("-r", "--resource", help="Topic:Orders, G
 
 
 def _subject(text: str) -> str:
-    """A user's name, also where it is given as mqadmin has it, ``User:anna``."""
+    """Return a user's name, also from mqadmin's form ``User:anna``."""
     return text.removeprefix("User:")
 
 

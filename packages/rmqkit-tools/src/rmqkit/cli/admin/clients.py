@@ -1,4 +1,4 @@
-"""``rmq consumer``, ``rmq producer``: who is connected, and whether consumers are in order."""
+"""``rmq consumer``, ``rmq producer``: connected clients, and the check of consumers."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def _running_parts(info: ConsumerRunningInfo) -> list[Any]:
 
 
 def _plain(found: GroupStatus) -> dict[str, Any]:
-    """The status as JSON has it: queues, which are keys on the wire, are rows here."""
+    """Return the status for JSON. Queues are keys in the protocol, and rows here."""
     return {
         "group": found.group,
         "connection": found.connection,
@@ -158,7 +158,7 @@ def _plain_info(info: ConsumerRunningInfo) -> dict[str, Any]:
 def _verdict(found: GroupStatus) -> list[str]:
     same = "the same subscriptions" if found.verdict.same_subscription else "DIFFERENT SUBSCRIPTIONS"
     if not found.verdict.troubles:
-        # Of the clients alone: what they say of themselves does not show whether the group keeps up.
+        # This is only about the clients: their running infos do not show if the group keeps up.
         return [f"clients in order: {same}, and none is stuck; whether the group keeps up: rmq cluster findings"]
     return [f"NOT in order ({same}):", *(f"- {trouble}" for trouble in found.verdict.troubles)]
 

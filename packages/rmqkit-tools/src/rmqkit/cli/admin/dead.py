@@ -1,4 +1,4 @@
-"""``rmq dead``: which groups have dead letters, and of which kinds these are; ``rmq replay`` sends them again."""
+"""``rmq dead``: groups with dead letters, and the kinds of dead letters. ``rmq replay`` sends them again."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def kinds(
     except UnknownName as error:
         if error.name != dlq_topic(group):
             raise
-        # The topic of dead letters is created with the first one.
+        # The topic does not exist before the first dead letter.
         found = Kinds(group=group, by=by, kinds=[], examined=0, total=0, is_whole=True, troubles=[])
     rows = [
         {

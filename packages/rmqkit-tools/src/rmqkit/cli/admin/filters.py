@@ -1,4 +1,4 @@
-"""``rmq filter``: a tag or SQL92 expression tried out."""
+"""``rmq filter``: the test of a tag or SQL92 expression."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _lines(part: Part, depth: int = 0) -> list[str]:
 
 
 def _reasons(part: Part) -> list[str]:
-    """The smallest parts that are not true."""
+    """Return the smallest parts that are not true."""
     inner = [one for one in part.parts if not one.is_property]
     if inner and not part.text.startswith("(NOT "):
         return [line for one in inner if one.verdict is not True for line in _reasons(one)]

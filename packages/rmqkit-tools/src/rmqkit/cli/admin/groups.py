@@ -1,4 +1,4 @@
-"""``rmq group``, ``rmq offset``: consumer groups, how far they are, and moving them."""
+"""``rmq group``, ``rmq offset``: consumer groups, their progress, and their offsets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GROUP = Noun("group", "Consumer groups: list, create and configure them, and sho
 
 
 class Switch(StrEnum):
-    """A yes or no that is given as a word, as Java's tool takes it."""
+    """The words true and false as a value, as in Java's tool."""
 
     TRUE = "true"
     FALSE = "false"
@@ -220,7 +220,7 @@ def _policy(text: str) -> GroupRetryPolicy:
 
 
 def _attributes(text: str) -> dict[str, str]:
-    """``+name=value,-name`` as brokers take it."""
+    """Convert ``+name=value,-name`` to the attributes that brokers accept."""
     pairs = [part.strip().partition("=") for part in text.split(",") if part.strip()]
     wrong = [name for name, _, _ in pairs if name[:1] not in ("+", "-")]
     if wrong:

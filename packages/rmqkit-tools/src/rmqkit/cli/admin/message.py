@@ -1,4 +1,4 @@
-"""``rmq message``: messages found, listed, sent, traced; and ``rmq explain``: why a group did not consume one."""
+"""``rmq message`` finds, lists, sends and traces messages. ``rmq explain`` explains why a group did not consume one."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ Ignored = Annotated[str, typer.Option("-d", "--print-body", hidden=True)]
 
 
 class Shown(Struct, rename="camel", kw_only=True):
-    """A message as JSON has it; a body that is not UTF-8 is ``bodyBase64``."""
+    """A message for JSON; a body that is not UTF-8 is ``bodyBase64``."""
 
     msg_id: str
     offset_msg_id: str
@@ -333,7 +333,7 @@ async def entries(
 
 
 def shown(message: ReceivedMessage) -> Shown:
-    """A message as JSON has it."""
+    """Return a message for JSON."""
     fields = {name: getattr(message, name) for name in Shown.__struct_fields__ if not name.startswith("body")}
     try:
         return Shown(**fields, body=message.body.decode())
@@ -360,7 +360,7 @@ async def _listed(admin: Admin, topic: str, span: Span, limit: int | None) -> As
         count += 1
         if count == limit:
             break
-    if not count:  # no error, but a person should see a line
+    if not count:  # no error, but the user should see a line
         print(f"rmq: topic {topic} has no matching message", file=sys.stderr)
 
 
@@ -374,7 +374,7 @@ def _line(message: ReceivedMessage) -> str:
 
 
 def _facts(message: ReceivedMessage) -> dict[str, Any]:
-    """Return the fields of a message for people, without its body."""
+    """Return the fields of a message for display, without its body."""
     return {
         "topic": message.topic,
         "queue": f"{message.broker_name}:{message.queue_id}",
@@ -396,7 +396,7 @@ def _facts(message: ReceivedMessage) -> dict[str, Any]:
 
 
 def _body(message: ReceivedMessage) -> list[str]:
-    """The body, if it is text."""
+    """Return the body, if it is text."""
     try:
         return [f"body ({len(message.body):,} bytes):", message.body.decode()]
     except UnicodeDecodeError:
@@ -447,7 +447,7 @@ async def _explain(
 
 
 def page(found: Explanation, width: int) -> Iterator[str]:
-    """The lines of an explanation, none longer than ``width`` where words allow it."""
+    """Yield the lines of an explanation, wrapped at ``width``."""
     yield from wrapped(f"{found.cause}: {found.sentence}", width)
     yield ""
     rows = [(one.name, str(one.value), one.source) for one in found.evidence]

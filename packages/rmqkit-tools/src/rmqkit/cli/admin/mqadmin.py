@@ -1,7 +1,7 @@
 """``rmq admin``: the commands of Apache's mqadmin, under its names and with its short options.
 
-Scripts and habits stay: ``rmq admin topicStatus -t Orders`` does what ``rmq topic status Orders`` does. `JAVA` leads
-from mqadmin's name to noun and verb.
+So existing scripts continue to work: ``rmq admin topicStatus -t Orders`` is ``rmq topic status Orders``. `JAVA` maps
+mqadmin's names to noun and verb.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["JAVA", "app"]
 
 
 class _JavaNames(TyperGroup):
-    """Has each verb under mqadmin's name."""
+    """A group that has each verb under mqadmin's name."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(JAVA)
@@ -28,7 +28,7 @@ class _JavaNames(TyperGroup):
             return None
         noun, verb = JAVA[cmd_name].split()
         command = copy.copy(noun_group(noun).get_command(ctx, verb))
-        command.name = cmd_name  # the help lists it under this name
+        command.name = cmd_name  # the name in the help
         return command
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -113,11 +113,11 @@ JAVA = {
     "listAcl": "policy list",
     "getAcl": "policy list",
 }
-"""Command of mqadmin → noun and verb."""
+"""mqadmin's command → noun and verb."""
 
 JAVA_DEFAULTS: dict[str, dict[str, bool]] = {
     "topicList": {"system": True},
     "deleteTopic": {"yes": True},
     "deleteSubGroup": {"yes": True},
 }
-"""Defaults of mqadmin that differ: its lists are complete, and it does not ask before it deletes."""
+"""Defaults that differ in mqadmin: its lists are complete, and it deletes without confirmation."""

@@ -1,4 +1,4 @@
-"""``rmq cluster``, ``rmq broker``, ``rmq namesrv``: who is there, figures, settings, cleaning."""
+"""``rmq cluster``, ``rmq broker``, ``rmq namesrv``: lists, figures, settings, cleaning."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def settings(admin: Admin, broker: Broker = None, cluster: Cluster = None,
 
 
 def described_view(servers: Mapping[str, Mapping[str, str]], only: str) -> View:
-    """Settings by server, explained."""
+    """Return the view of settings by server, with their meaning."""
     from rmqkit.admin.cluster.settings import compared, described
 
     if only not in ("", "changed", "differs"):
@@ -204,7 +204,9 @@ def _by_address(tables: dict[str, dict[str, str]]) -> View:
 def _replication(address: str, status: HaRuntimeInfo) -> list[object]:
     if not status.master:
         told = status.ha_client_runtime_info
-        return [f"{address} is a slave of {told.master_addr or 'nobody yet'}; its log ends at {told.max_offset:,}"]
+        return [
+            f"{address} is a slave of {told.master_addr or 'an unknown master'}; its log ends at {told.max_offset:,}"
+        ]
     from msgspec import UNSET
 
     slaves = status.ha_connection_info
@@ -311,7 +313,7 @@ async def round_trip(
 
 
 async def round_trips(admin: Admin, topics: Sequence[str], amount: int, size: int, pause_s: float) -> View:
-    """Test messages to topics, to their queues in turn; rows and, for people, how they did in all."""
+    """Send test messages to the queues of topics in turn. Return rows and, for display, a summary."""
     import asyncio
 
     from rmqkit.client.runtime.routes import PublishQueues, publish_queues

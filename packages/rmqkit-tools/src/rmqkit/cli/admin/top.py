@@ -1,7 +1,7 @@
-"""``rmq top``: the load of a cluster, on a screen that is drawn again and again, or as JSON lines.
+"""``rmq top``: the load of a cluster, on a screen that is updated regularly, or as JSON lines.
 
-`screen` makes the text of one report for a given width and height. A name that is too long loses its middle, a number
-is never cut. Rows that do not fit are counted in a line of their own.
+`screen` returns the text of one report for a width and height. Long names lose their middle; numbers are never cut. An
+extra line has the number of rows that do not fit.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _pause = asyncio.sleep
 
 
 class Sort(enum.Enum):
-    """The column by which rows are sorted: the largest first, names from A on."""
+    """The column by which rows are sorted: the largest value first, names from A to Z."""
 
     LAG = "lag"
     AGE = "age"
@@ -92,7 +92,7 @@ def top(
 
 
 async def _reports(sampler: Sampler, interval_s: float, *, system: bool) -> AsyncIterator[Report | RmqError]:
-    """A report every interval, over the samples of the last `_WINDOW_MS`, at least two; or why there is none."""
+    """Yield a report (or an error) every interval, over the samples of the last `_WINDOW_MS`, at least two."""
     samples: deque[Snapshot] = deque(maxlen=_SAMPLES_MAX)
     while True:
         try:
@@ -108,8 +108,8 @@ async def _reports(sampler: Sampler, interval_s: float, *, system: bool) -> Asyn
 
 
 async def _draw(reports: AsyncIterator[Report | RmqError], where: str, sort: Sort) -> None:
-    """Redraw the screen with each report and each key, until ``q``. A name server that goes away is named in the last
-    line, until it is back. Raises RmqError: there is none from the start."""
+    """Redraw the screen with each report and each key, until ``q``. While no name server answers, the last line has the
+    error. Raises RmqError: no name server answers at the start."""
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
@@ -158,7 +158,7 @@ async def _draw(reports: AsyncIterator[Report | RmqError], where: str, sort: Sor
 
 @contextlib.contextmanager
 def _keys(press: Callable[[str], None]) -> Iterator[None]:
-    """Call a function with each key that is pressed; without a terminal to read from, or on Windows, never."""
+    """Call a function with each pressed key. Without a terminal, and on Windows, there are no keys."""
     try:
         import termios
         import tty
@@ -188,7 +188,7 @@ def _keys(press: Callable[[str], None]) -> Iterator[None]:
 
 
 def sorted_by(report: Report, sort: Sort) -> Report:
-    """The report with its rows in an order; rows that are equal in it stay sorted by name."""
+    """Return the report with sorted rows; equal rows stay sorted by name."""
     group_key: dict[Sort, Callable[[GroupRow], float]] = {
         Sort.LAG: lambda row: row.lag,
         Sort.AGE: lambda row: row.age_ms or 0,
@@ -213,7 +213,7 @@ def sorted_by(report: Report, sort: Sort) -> Report:
 def screen(
     report: Report, sort: Sort, *, where: str = LOCAL, columns: int = 80, lines: int | None = None, note: str = ""
 ) -> str:
-    """The text of a report, of at most so many lines that are not wider than ``columns``. ``note`` is its last line."""
+    """Return the text of a report with at most ``lines`` lines of ``columns`` characters; ``note`` is the last line."""
     report = sorted_by(report, sort)
     moment = datetime.fromtimestamp(report.time_ms / 1000)
     head = f"rmq top · {moment:%H:%M:%S} · rates of {report.span_ms / 1000:.1f} s · by {sort.value} · {where}"
@@ -229,7 +229,7 @@ def screen(
         if not rows:
             continue
         texts += ["", *_table(headings, names, rows, count, columns)]
-    if lines is not None:  # the note stays in the last line of the screen
+    if lines is not None:  # the note is in the last line of the screen
         texts = [*texts, *[""] * lines][: lines - bool(note)]
     return "\n".join([*texts, *([clip(note, columns)] if note else [])])
 
@@ -258,7 +258,7 @@ def _rate(per_second: float | None) -> str:
 
 
 def _span(ms: int) -> str:
-    """A time in its largest unit: 0.4 s, 12 s, 3 min, 5 h, 9 d."""
+    """Return a time in its largest unit: 0.4 s, 12 s, 3 min, 5 h, 9 d."""
     seconds = ms / 1000
     for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
         if seconds >= size:
@@ -267,8 +267,8 @@ def _span(ms: int) -> str:
 
 
 def _shares(counts: Sequence[int], room: int | None) -> list[int]:
-    """Return how many rows of each table are shown: all where there is room, else each an equal share, and what one
-    does not need goes to the next."""
+    """Return the number of shown rows of each table: all if there is room, or else equal shares; unused parts of a
+    share go to the next table."""
     if room is None or sum(counts) <= room:
         return list(counts)
     shares, left = [0] * len(counts), max(room, 0)
@@ -280,7 +280,7 @@ def _shares(counts: Sequence[int], room: int | None) -> list[int]:
 
 
 def _table(headings: Sequence[str], names: int, rows: Sequence[Sequence[str]], count: int, columns: int) -> list[str]:
-    """Lines of a table whose first ``names`` columns are names, that may be clipped, and the others numbers."""
+    """Return the lines of a table. The first ``names`` columns are names and may be clipped; the others are numbers."""
     shown = rows if count >= len(rows) else rows[: max(1, count - 1)]
     widths = [max(len(text) for text in column) for column in zip(headings, *shown, strict=True)]
     spare = columns - sum(widths[names:]) - len(_GAP) * (len(widths) - 1)

@@ -1,4 +1,4 @@
-"""``rmq topic``: where topics are, how they are set up, what is in them."""
+"""``rmq topic``: the routes, settings and contents of topics."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ async def round_trip(
 
 
 def _truth(text: str) -> bool:
-    """Java's boolean options have a value."""
+    """Return the value of a boolean option of Java's tool, which is a word."""
     if text.lower() not in ("true", "false"):
         raise typer.BadParameter(f"{text} must be true or false")
     return text.lower() == "true"

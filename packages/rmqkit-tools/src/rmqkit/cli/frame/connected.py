@@ -1,5 +1,4 @@
-"""The common part of ``rmq send``, ``rmq tail`` and ``rmq replay``: options, a connection, a clean end, and
-counting."""
+"""The common part of ``rmq send``, ``rmq tail`` and ``rmq replay``: options, a connection, a clean stop, counters."""
 
 from __future__ import annotations
 
@@ -27,19 +26,19 @@ C = TypeVar("C", bound="ClientSettings")
 
 
 def note(text: str) -> None:
-    """A line on stderr for a person."""
+    """Print a line on stderr for the user."""
     print(f"rmq: {text}", file=sys.stderr, flush=True)
 
 
 def note_wait(who: str, up_to_ms: int) -> None:
-    """Tell a person why nothing happens."""
+    """Print the reason for a wait on stderr."""
     note(f"waiting for {who}, up to {up_to_ms / 1000:g} s")
 
 
 def run(work: Callable[[Stop], Coroutine[Any, Any, None]]) -> bool:
     """Run a command's work; return False if Ctrl-C, SIGTERM, or the reader of its output stopped it.
 
-    Raises RmqError: a file cannot be read or written, or the work raises it.
+    Raises RmqError: a file cannot be read or written, or the work has raised it.
     """
     from rmqkit.admin.messages.sending import Stop
 
@@ -65,7 +64,8 @@ def run(work: Callable[[Stop], Coroutine[Any, Any, None]]) -> bool:
 
 
 def _on_signals(ask: Callable[[], object]) -> None:
-    """Have SIGINT and SIGTERM call a function on the running loop, also where loops cannot watch signals (Windows)."""
+    """Call a function on the running loop at SIGINT and SIGTERM, also on Windows, whose loops do not support
+    signals."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         try:
@@ -75,7 +75,7 @@ def _on_signals(ask: Callable[[], object]) -> None:
 
 
 def client_settings(kind: type[C], options: Mapping[str, Any], **more: Any) -> C:
-    """Settings of a client that connects as the common options say."""
+    """Return the settings of a client with the connection of the common options."""
     from rmqkit.remoting.authentication import Credentials
 
     user, secret, token = (options.get(name) or "" for name in ("access_key", "secret_key", "security_token"))
@@ -90,8 +90,8 @@ def client_settings(kind: type[C], options: Mapping[str, Any], **more: Any) -> C
 
 
 def sending_settings(options: Mapping[str, Any], *, message_bytes_max: int) -> ProducerSettings:
-    """Settings of a producer that rides out the restart of a broker, as producers of programs do; the common option
-    ``--timeout`` is for one try."""
+    """Return the settings of a producer that retries during the restart of a broker. The common option ``--timeout`` is
+    the limit for one try."""
     from rmqkit.client.runtime.settings import ProducerSettings, SendLimits
 
     timeout_ms = options["timeout_ms"]
@@ -109,8 +109,8 @@ def sending_settings(options: Mapping[str, Any], *, message_bytes_max: int) -> P
 async def runtime_for(
     topic: str | None, options: Mapping[str, Any], *, must_exist: bool = True
 ) -> AsyncIterator[ClientRuntime]:
-    """The connections of a command, after a look whether a name server is there and knows the topic.
-    Raises UnknownName: it does not, and must. Raises RmqError: no name server answers."""
+    """Yield the connections of a command, after a check that a name server answers and knows the topic.
+    Raises UnknownName: the topic must exist and does not. Raises RmqError: no name server answers."""
     from rmqkit.client.runtime.runtime import ClientRuntime
     from rmqkit.client.runtime.settings import ClientSettings
 
@@ -129,12 +129,12 @@ async def runtime_for(
 
 
 class Tally:
-    """Counts messages, on a bar on stderr when a person looks at it; a context manager.
+    """A counter of messages with a progress bar on a terminal's stderr; a context manager.
 
     Args:
-        verb: what is done, as ``sending``.
-        total: how many there will be, when that is known.
-        is_shown: whether there may be a bar.
+        verb: the action, such as ``sending``.
+        total: the expected number of messages, if it is known.
+        is_shown: True if a bar is allowed.
     """
 
     def __init__(self, verb: str, total: int | None, *, is_shown: bool) -> None:
@@ -162,7 +162,7 @@ class Tally:
             self._bar.stop()
 
     def add(self, sent: int, failures: list[RmqError]) -> None:
-        """So many more were sent, and could not be."""
+        """Count sent messages and failures."""
         self.sent += sent
         self.failed += len(failures)
         self.first_failure = self.first_failure or next(iter(failures), None)
@@ -178,11 +178,11 @@ class Tally:
 
     @property
     def rate(self) -> float:
-        """Messages a second."""
+        """Return messages per second."""
         return self.sent / self.seconds
 
     def line(self, where: str, *, has_cause: bool = True) -> str:
-        """Return a summary in one line; ``has_cause``: with the text of the first failure."""
+        """Return a summary in one line; ``has_cause``: include the text of the first failure."""
         cause = f", the first because: {self.first_failure}" if has_cause else ""
         failed = f"; {self.failed:,} failed{cause}" if self.failed else ""
         return f"sent {self.sent:,} to {where} in {self.seconds:.2f} s, {self.rate:,.0f}/s{failed}"

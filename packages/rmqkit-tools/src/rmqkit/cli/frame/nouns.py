@@ -1,22 +1,22 @@
-"""A noun with verbs (``rmq topic list``), and what all verbs share: common options, connection, tables and JSON.
+"""Nouns with verbs (``rmq topic list``), and the common part of all verbs: options, connection, tables and JSON.
 
-A verb is a coroutine function; it gets an `Admin` and its own options, and returns what it found out. The frame adds
-the common options, runs it, and prints the result:
+A verb is a coroutine function. It receives an `Admin` and its own options, and returns a result. This module adds the
+common options, runs the verb, and prints the result:
 
 ========================  ====================================  =========================================
-returned                  people see                            ``--json``
+returned                  printed as                            with ``--json``
 ========================  ====================================  =========================================
-text                      the line                              {"done": "text"}
-list of texts             a line each                           the list
-struct                    its fields, one a line                the object
+text                      one line                              {"done": "text"}
+list of texts             one line each                         the list
+struct                    one line per field                    the object
 list of structs or dicts  a table, a column per field           the list of objects
 list of `Done`            a line for each server                the list of objects
-dict                      key and value, one a line             the object
+dict                      one line per key and value            the object
 `View`                    its parts, each one of the above      its ``value``
-async iterator            each as it comes                      a line each
+async iterator            each item when it arrives             one line each
 ========================  ====================================  =========================================
 
-JSON spells fields as Java's tools do (camel case).
+JSON has the field names of Java's tools (camel case).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _COMPLETION_MS = 500.0
 
 @dataclass(slots=True)
 class View:
-    """A result with a form for programs and another for people; the command ends with ``exit_code``."""
+    """A result with one form for programs and one for display; the command exits with ``exit_code``."""
 
     value: Any
     parts: Sequence[Any]
@@ -54,7 +54,7 @@ class View:
 
 
 class Named:
-    """A parameter that may be given by position (``TopicA``) or by option (``-t TopicA``), as in Java's tool."""
+    """A parameter that is given by position (``TopicA``) or by option (``-t TopicA``), as in Java's tool."""
 
     def __init__(self, *names: str, help: str, complete: Callable[..., Any] | None = None) -> None:  # noqa: A002
         self.names = names
@@ -72,7 +72,7 @@ Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask for confirmat
 
 
 def confirm(what: str, *, yes: bool) -> None:
-    """Ask a person at a terminal whether to do something; a script, which has none, is not asked.
+    """Ask a user at a terminal for confirmation; scripts without a terminal are not asked.
     Raises RmqError: the answer is not yes."""
     if yes or not (sys.stdin.isatty() and sys.stderr.isatty()):
         return
@@ -82,7 +82,7 @@ def confirm(what: str, *, yes: bool) -> None:
 
 
 def _names_of(asking: Callable[[Admin, str], Awaitable[Sequence[str]]]) -> Callable[..., list[str]]:
-    """Return a completion with names from a name server; without names if it does not answer quickly."""
+    """Return a completion with names from a name server; it has no names if the server does not answer quickly."""
 
     def complete(ctx: typer.Context, incomplete: str) -> list[str]:
         import asyncio
@@ -138,7 +138,7 @@ def _profile_names(incomplete: str) -> list[str]:
 
     try:
         return [name for name in sorted(profiles.read().profiles) if name.startswith(incomplete)]
-    except RmqError:  # a shell that completes must not show it
+    except RmqError:  # a completion must not print errors
         return []
 
 
@@ -158,7 +158,7 @@ def _resolved(context: typer.Context, option: typer.CallbackParam, value: Any) -
 
 
 def _common(kind: Any, default: Any, names: str, text: str, **more: Any) -> tuple[Any, Any]:
-    """An option's annotation and default."""
+    """Return the annotation and default of an option."""
     more = {"rich_help_panel": "Connection and output", "callback": _resolved, **more}
     return Annotated[kind, typer.Option(*names.split(), help=text, show_default=False, **more)], default
 
@@ -188,7 +188,7 @@ _WATCH = {"watch_s": _common(float, None, "--watch", "Repeat the command every N
 
 
 def admin_of(options: Mapping[str, Any], *, is_quiet: bool = False) -> Admin:
-    """Return the connection that the common options describe. Raises SettingsError: they do not fit together."""
+    """Return a connection for the common options. Raises SettingsError: the options contradict each other."""
     from rmqkit.admin import Admin
     from rmqkit.remoting.authentication import Credentials
     from rmqkit.remoting.tls import ClientTls
@@ -204,8 +204,8 @@ def admin_of(options: Mapping[str, Any], *, is_quiet: bool = False) -> Admin:
 
 
 def tls_settings(options: Mapping[str, Any], *, is_quiet: bool = False) -> Tls | None:
-    """Return the TLS of the common options, None for plain connections; files imply TLS.
-    Without a CA, a person is warned once. With --json, standard error has nothing but an error's line."""
+    """Return the TLS settings of the common options, None for plain connections; files imply TLS. Without a CA, warn
+    the user once. With --json, standard error has only the line of an error."""
     from rmqkit.remoting.tls import Tls
 
     trusted, certificate = options.get("tls_ca") or "", options.get("tls_cert") or ""
@@ -223,15 +223,15 @@ def _warn_unverified() -> None:
 
 
 class Noun(TyperGroup):
-    """A noun, such as ``topic``, to which verbs are added. A verb's command is built when it is used: building all of
-    them would be most of the time that a command takes."""
+    """A noun with verbs, such as ``topic``. The command of a verb is built at its use: building all of them would take
+    most of the time of a command."""
 
     def __init__(self, name: str, help: str) -> None:  # noqa: A002
         super().__init__(name=name, help=help, no_args_is_help=True)
         self._build: dict[str, Callable[[], Any]] = {}
 
     def verb(self, name: str, *, watch: bool = False) -> Callable[[Any], Any]:
-        """Make a coroutine function a verb; its docstring is the help. ``watch``: it can be repeated."""
+        """Make a coroutine function a verb; its docstring is the help. ``watch``: add the option to repeat it."""
 
         def add(operation: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
             def build() -> Any:
@@ -254,14 +254,14 @@ class Noun(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args[0] not in self._build:
-            self.commands = {name: self.get_command(ctx, name) for name in self._build}  # names that may be suggested
+            self.commands = {name: self.get_command(ctx, name) for name in self._build}  # for suggestions
         return super().resolve_command(ctx, args)
 
 
 def command_of(operation: Callable[..., Awaitable[Any]], *, watch: bool) -> Callable[..., None]:
-    """The function typer calls: the operation's parameters but the first, and the common ones."""
+    """Return the function for typer: it has the operation's parameters except the first, and the common options."""
     own = list(inspect.signature(operation).parameters.values())[1:]
-    # Of its own parameters only: the class of the first one, and of the result, would have to be imported.
+    # Evaluate only these annotations: the classes of the first parameter and of the result are not imported.
     shown = type("shown", (), {"__annotations__": {one.name: one.annotation for one in own}})
     hints = get_type_hints(shown, vars(sys.modules[operation.__module__]), include_extras=True)
     common = {**COMMON, **(_WATCH if watch else {})}
@@ -298,7 +298,7 @@ def _mark(annotation: Any) -> Named | None:
 
 
 def _place(named: Mapping[str, Named], defaults: Mapping[str, Any], given: dict[str, Any]) -> None:
-    """Give each named parameter what its option says, and the others what stands there, in order."""
+    """Set each named parameter from its option, or else from the next positional argument."""
     placed = [given.pop(name) for name in named]
     rest = [text for text in placed if text is not None]
     for name, mark in named.items():
@@ -345,14 +345,14 @@ async def _pause(seconds: float) -> None:
 
 @functools.cache
 def silence() -> None:
-    """Drop what libraries log: the command itself reports an error, in one line."""
+    """Suppress the log lines of libraries: the command reports an error in one line."""
     import logging
 
     logging.getLogger("rmqkit").addHandler(logging.NullHandler())
 
 
 def drop_output() -> None:
-    """Whoever read stdout has seen enough: the rest, also what is buffered, goes nowhere."""
+    """Discard the rest of the output, after the reader of stdout has closed the pipe."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -361,7 +361,7 @@ async def _alone(result: Any) -> AsyncIterator[Any]:
 
 
 def show(result: Any, *, as_json: bool, clear: bool = False) -> None:
-    """Print what a verb returned; ``clear`` the terminal before."""
+    """Print the result of a verb; ``clear``: clear the terminal before."""
     if as_json:
         import msgspec
 
@@ -403,7 +403,7 @@ def _show(part: Any) -> None:
 
 
 def _print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print a table. Columns without anything in them are left out; numbers are aligned to the right."""
+    """Print a table. Empty columns are left out; numbers are right-aligned."""
     from rmqkit.cli.frame.printing import print_aligned
 
     fields = [name for name in rows[0] if any(row[name] not in ("", None) for row in rows)]

@@ -1,4 +1,4 @@
-"""The output of commands, as tables for people and as values in JSON, and the times that people type."""
+"""The output of commands as tables and JSON, and the times in options."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ _UNBROKEN = "\N{NO-BREAK SPACE}"
 
 
 def columns() -> int:
-    """Return the width of the terminal. A file or a pipe gets whole lines."""
+    """Return the width of the terminal. Files and pipes get whole lines."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else _UNLIMITED
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """Return the lines of a text. A command of ``rmq`` that fits into a line stays in one, so that it can be copied."""
+    """Return the lines of a text. An ``rmq`` command is not broken if it fits into one line, for copying."""
     kept = _COMMAND.sub(lambda found: found[0].replace(" ", _UNBROKEN) if len(found[0]) <= width else found[0], text)
     return [line.replace(_UNBROKEN, " ") for line in textwrap.wrap(kept, width)]
 
 
 def print_aligned(headings: list[str], rows: list[list[str]], numbers: Sequence[bool]) -> None:
-    """Print columns that fit the terminal, else a line for each cell. ``numbers`` are aligned to the right."""
+    """Print columns if they fit the terminal, or else a line for each cell. ``numbers`` are right-aligned."""
     lines: list[list[str]] = [headings, *rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     shown = [[[text] for text in line] for line in lines]
@@ -64,8 +64,8 @@ def print_aligned(headings: list[str], rows: list[list[str]], numbers: Sequence[
 def _fitted(
     lines: list[list[str]], widths: list[int], numbers: Sequence[bool], room: int
 ) -> tuple[list[list[list[str]]], list[int]]:
-    """Fit cells into some room, and return the lines of each cell. Sentences are wrapped; long names lose their middle.
-    Numbers, times, addresses and other cells that begin with a digit stay whole."""
+    """Fit cells into ``room`` columns, and return the lines of each cell. Sentences are wrapped, long names lose their
+    middle. Cells that begin with a digit (numbers, times, addresses) stay whole."""
     prose = [
         any(line[place].count(" ") > 1 and not line[place][0].isdigit() for line in lines[1:])
         for place in range(len(widths))
@@ -75,7 +75,7 @@ def _fitted(
         for place, is_number in enumerate(numbers)
         if not is_number and (prose[place] or not any(line[place][:1].isdigit() for line in lines[1:]))
     ]
-    # A heading is wrapped, so that a column of numbers is no wider than its longest word.
+    # Headings are wrapped, so a column of numbers needs only the width of the heading's longest word.
     least = [max(map(len, (*column[0].split(), *column[1:]))) for column in zip(*lines, strict=True)]
     taken = sum(width for place, width in enumerate(least) if place not in names)
     fitted = dict(zip(names, fitting([widths[n] for n in names], room - taken), strict=True))
@@ -104,7 +104,7 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[Any]], *, right
 
 
 def cell(name: str, value: Any) -> str:
-    """Return a value as text for people; ``name`` determines the meaning of a number."""
+    """Return a value as text for display; ``name`` determines the meaning of a number."""
     match value:
         case None:
             return ""
@@ -131,7 +131,7 @@ def cell(name: str, value: Any) -> str:
 
 
 def jsonable(value: Any) -> Any:
-    """A value of a row as JSON has it: times in UTC, bytes as text, or as base64 when they are not UTF-8."""
+    """Return a value for JSON: times in UTC, bytes as text, or as base64 if they are not UTF-8."""
     match value:
         case datetime():
             return value.astimezone(UTC).isoformat(timespec="milliseconds")
@@ -150,13 +150,13 @@ def jsonable(value: Any) -> Any:
 
 
 def camel(name: str) -> str:
-    """A field's name as Java spells it."""
+    """Return a field's name in Java's spelling."""
     first, *more = name.split("_")
     return first + "".join(map(str.title, more))
 
 
 def time_text(time_ms: int) -> str:
-    """ISO local time, or the number when it is no time a calendar has."""
+    """Return the ISO local time, or the number if it is outside of the calendar."""
     try:
         return datetime.fromtimestamp(time_ms / 1000).isoformat(" ", "milliseconds")
     except (ValueError, OverflowError, OSError):
@@ -164,7 +164,7 @@ def time_text(time_ms: int) -> str:
 
 
 def body_text(body: bytes) -> str:
-    """The beginning of a body in one line."""
+    """Return the beginning of a body in one line."""
     text = body[: 4 * _BODY_CHARS].decode("utf-8", "backslashreplace")
     printable = "".join(char if char.isprintable() else "·" for char in text)
     more = "…" if len(printable) > _BODY_CHARS or len(body) > 4 * _BODY_CHARS else ""
@@ -172,7 +172,7 @@ def body_text(body: bytes) -> str:
 
 
 def clip(text: str, cells: int) -> str:
-    """A text of at most so many characters: what is too long loses its middle."""
+    """Return a text of at most ``cells`` characters: a longer text loses its middle."""
     if len(text) <= cells:
         return text
     kept = max(0, cells - 1)
@@ -180,7 +180,7 @@ def clip(text: str, cells: int) -> str:
 
 
 def fitting(widths: Sequence[int], spare: int) -> list[int]:
-    """Widths of names, which share some room: what they want when there is enough, else the widest gives first."""
+    """Return widths of name columns that share ``spare`` columns; if necessary, the widest shrink first."""
     fitted = list(widths)
     while sum(fitted) > spare and max(fitted, default=0) > _NAME_CELLS_MIN:
         fitted[fitted.index(max(fitted))] -= 1
@@ -191,8 +191,8 @@ _JAVA_FORM = "%Y-%m-%d#%H:%M:%S:%f"
 
 
 def time_ms(text: str, clock: Clock = SYSTEM_CLOCK) -> int:
-    """Milliseconds since the epoch from a number of them, ``now``, an ISO time or ``yyyy-MM-dd#HH:mm:ss:SSS`` as
-    Java's tools have it; local unless it has a zone. Raises SettingsError: it is none of these."""
+    """Return ms since the epoch, from ms, ``now``, an ISO time or Java's ``yyyy-MM-dd#HH:mm:ss:SSS``. Times without a
+    zone are local. Raises SettingsError: another text."""
     if text.isdecimal():
         return int(text)
     if text in ("now", "currentTimeMillis"):

@@ -1,21 +1,21 @@
-"""Profiles: what a person calls their clusters, and how to reach them, in one file.
+"""Profiles: a user's names for clusters, with their addresses and users, in one file.
 
-``rmq profile`` writes the file. The option ``--profile`` of each command that asks name servers chooses one of it. The
-file is ``$XDG_CONFIG_HOME/rmqkit/profiles.json``, by default in ``~/.config``::
+``rmq profile`` writes the file. The option ``--profile`` of each command with name servers chooses a profile. The file
+is ``$XDG_CONFIG_HOME/rmqkit/profiles.json``, by default in ``~/.config``::
 
     {"current": "prod",
      "profiles": {"prod": {"nameServers": "ns-a:9876;ns-b:9876", "accessKey": "ada", "secretKeyEnv": "PROD_SECRET"}}}
 
-It is readable for its owner alone, as it may hold secret keys; one that others can read is refused while it does.
+The file may have secret keys, so only its owner can read it. A file with secret keys that others can read is refused.
 
-Each option of a command has the first of these values that there is (`resolved`):
+Each option of a command has the first existing value of (`resolved`):
 
-1. of the command line: the option itself, then the profile that ``--profile`` names there
-2. of the environment: the option's variable (``NAMESRV_ADDR``)
-3. of the profile that ``RMQ_PROFILE`` names, else of the current one (``rmq profile use``)
+1. the command line: the option itself, then the profile in ``--profile``
+2. the environment: the option's variable (``NAMESRV_ADDR``)
+3. the profile in ``RMQ_PROFILE``, or else the current profile (``rmq profile use``)
 4. the option's default
 
-Servers have settings files and read no profiles: a broker must not register somewhere because a person works there.
+Servers have settings files and do not read profiles: a broker must not register at the cluster of a user's profile.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Profile(Struct, rename="camel", omit_defaults=True, forbid_unknown_fields=
     """The address of a cluster, and the user for it. Fields have the names of the common options.
 
     Attributes:
-        secret_key_env: the environment variable that holds the secret key.
-        secret_key_file: the file that holds the secret key, as its first line.
+        secret_key_env: the environment variable with the secret key.
+        secret_key_file: the file with the secret key in its first line.
     """
 
     name_servers: str
@@ -79,7 +79,7 @@ class Profiles(Struct, omit_defaults=True, forbid_unknown_fields=True):
     profiles: dict[str, Profile] = {}
 
     def named(self, name: str) -> Profile:
-        """A profile. Raises SettingsError: there is none of that name."""
+        """Return a profile. Raises SettingsError: there is no such profile."""
         if name in self.profiles:
             return self.profiles[name]
         near = difflib.get_close_matches(name, self.profiles, n=1)
@@ -93,14 +93,14 @@ class Profiles(Struct, omit_defaults=True, forbid_unknown_fields=True):
 
 
 def file_path() -> Path:
-    """Return where the profiles of this user are."""
+    """Return the file with the profiles of this user."""
     folder = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     return Path(folder) / "rmqkit" / "profiles.json"
 
 
 def read() -> Profiles:
-    """The profiles of this user; none when there is no file yet.
-    Raises SettingsError: the file cannot be read, is not as it must be, or holds a secret key that others can read."""
+    """Return the profiles of this user; without a file, no profiles.
+    Raises SettingsError: the file cannot be read, is not valid, or has a secret key that others can read."""
     path = file_path()
     try:
         with path.open("rb") as file:
@@ -120,12 +120,11 @@ def read() -> Profiles:
 
 
 def write(profiles: Profiles) -> Path:
-    """Write the file, whole at any time and readable for its owner alone.
-    Raises SettingsError: it cannot be written."""
+    """Write the file atomically, readable only by its owner. Raises SettingsError: the file cannot be written."""
     path = file_path()
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        target = path.resolve()  # of a person who keeps the file elsewhere and has a link here
+        target = path.resolve()  # the file may be a link to another place
         fresh = target.with_name(f".{target.name}.tmp")
         fresh.unlink(missing_ok=True)
         with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
@@ -139,7 +138,7 @@ def write(profiles: Profiles) -> Path:
 
 
 def secret_of(name: str, profile: Profile) -> str:
-    """The secret key of a profile, wherever it is kept; empty when it has none.
+    """Return the secret key of a profile from any of its places; empty if it has no key.
     Raises SettingsError: its variable is not set, or its file cannot be read."""
     if variable := profile.secret_key_env:
         secret = os.environ.get(variable, "")
@@ -166,12 +165,12 @@ class _Chosen(Struct):
     name: str
     profile: Profile
     is_first: bool
-    """Whether it was named on the command line, and so goes before the environment."""
+    """True if the profile is from the command line, which has priority over the environment."""
 
 
 def choose(context: Any, value: str | None) -> str | None:
-    """Callback of the option ``--profile``, before those of all others: remember which one holds. An empty name is
-    none. Raises SettingsError: there is no such profile."""
+    """Store the chosen profile (the callback of ``--profile``, which runs before all others). An empty name means no
+    profile. Raises SettingsError: there is no such profile."""
     profiles = read() if value != "" else Profiles()
     if name := profiles.current if value is None else value:
         is_first = context.get_parameter_source("profile").name == "COMMANDLINE"
@@ -180,8 +179,8 @@ def choose(context: Any, value: str | None) -> str | None:
 
 
 def resolved(context: Any, option: Any, value: Any) -> Any:
-    """Callback of the common options: the option's value, of the command line, environment, profile or default.
-    Raises SettingsError: the profile's secret key cannot be had."""
+    """Return an option's value, from the command line, environment, profile or default (the callback of common
+    options). Raises SettingsError: the profile's secret key cannot be read."""
     chosen: _Chosen | None = context.meta.get(_CHOSEN)
     if chosen is None or option.name not in Profile.__struct_fields__:
         return value
@@ -193,6 +192,6 @@ def resolved(context: Any, option: Any, value: Any) -> Any:
 
 
 def described(profile: Profile) -> Mapping[str, Any]:
-    """A profile as people and programs may see it: the secret key is covered."""
+    """Return a profile for display, with a masked secret key."""
     shown = msgspec.to_builtins(profile)
     return {name: "***" if name == "secretKey" else value for name, value in shown.items()}

@@ -1,8 +1,8 @@
-"""``rmq consume TOPIC --group G``: messages as a member of a consumer group, one a line.
+"""``rmq consume TOPIC --group G``: consume messages as a member of a group, one per line.
 
-A message is consumed when its line is written, and only then: the group's offset never passes a message that was not
-printed. Messages that a killed member has not committed are printed again by the next member, as with every consumer
-(at least once). Redelivered messages of the group (retries) are printed, too.
+A message counts as consumed only when its line is written: the group's offset never passes a message that was not
+printed. If a member is killed, the next member prints its uncommitted messages again (at least once). Redelivered
+messages of the group (retries) are printed, too.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from rmqkit.protocol.schemas.clients import MessageQueue
 app = typer.Typer(name="consume", add_completion=False)
 
 _PATIENCE_SECONDS = 5.0
-"""Without a queue for so long a member is told what may be the cause."""
+"""The time without a queue after which the user gets a possible cause."""
 
 
 class Begin(enum.Enum):
-    """The offset of a group in a queue where it has none: at the first message, or after the last."""
+    """The start of a group in a queue without an offset: at the first message, or after the last."""
 
     BEGINNING = "beginning"
     END = "end"
@@ -107,7 +107,7 @@ def consume(
                             print(msgspec.json.encode(shown(message)).decode(), flush=True)
                         else:
                             print(line_text(line_format, message, columns_for(is_cut)), flush=True)
-                        stream.settle()  # printed: from here on a stop must not have it delivered again
+                        stream.settle()  # the message is printed, so a stop must not lead to its redelivery
                         left = None if left is None else left - 1
                         if left == 0:
                             return
@@ -123,7 +123,7 @@ class _Notes(logging.Handler):
 
 @contextlib.contextmanager
 def _warnings_told() -> Iterator[None]:
-    """Tell on stderr why nothing comes: a consumer tries again and logs a warning where a command would end."""
+    """Print the consumer's warnings on stderr: a consumer retries and logs, where other commands stop with an error."""
     notes, log = _Notes(logging.WARNING), logging.getLogger("rmqkit")
     log.addHandler(notes)
     try:

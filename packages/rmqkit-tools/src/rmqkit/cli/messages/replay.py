@@ -1,4 +1,4 @@
-"""``rmq replay``: stored messages sent again."""
+"""``rmq replay``: send stored messages again."""
 
 from __future__ import annotations
 
@@ -196,14 +196,14 @@ def replay(
 
 
 def _continued(state_path: Path | None, *, is_again: bool) -> str:
-    """Return how to continue, to be put after a line."""
+    """Return a hint on how to continue, for the end of a line."""
     if state_path is None:
         return ""
     return f"; run the same command{' without --again' if is_again else ''} to continue"
 
 
 def _print_end(job: Replay, tally: Tally, where: str, on: str, *, is_whole: bool, as_json: bool) -> None:
-    """Print what was sent; ``on`` says how to continue."""
+    """Print a summary; ``on`` is the hint on how to continue."""
     found = f"; {job.found:,} were there already" if job.found else ""
     before = f"; {job.state.sent:,} in all runs" if job.state.sent > tally.sent + job.found else ""
     earlier = f"; {job.remembered:,} were replayed before (--again repeats them)" if job.remembered else ""
@@ -217,13 +217,13 @@ def _print_end(job: Replay, tally: Tally, where: str, on: str, *, is_whole: bool
 
 
 def _memory_path(group: str, target: str | None, options: Mapping[str, Any]) -> Path:
-    """Return the file that remembers the replayed dead letters of a group, of this user."""
+    """Return the user's file with the replayed dead letters of a group."""
     folder = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(folder) / "rmqkit" / "replays" / f"{file_name(options['name_servers'], group, target)}.json"
 
 
 def _topic(topic: str | None, dlq: str | None, store: Path | None, target: str | None, *, is_again: bool) -> str | None:
-    """Whose messages; None for all that a store has. Raises BadParameter: that is not said, or not where they go."""
+    """Return the source topic; None for all messages of a store. Raises BadParameter: source or target is missing."""
     if is_again and (dlq is None or store is not None):
         raise typer.BadParameter("--again is for dead letters at brokers: give it with --dlq GROUP and without --store")
     if dlq is not None and topic is not None:
@@ -244,7 +244,7 @@ def _report(job: Replay, tally: Tally) -> dict[str, Any]:
 
 
 async def _with_kinds(admin: Admin, selection: Selection, group: str | None, kinds: Sequence[str]) -> Selection:
-    """Return a selection with the kinds that were given: by number, by the whole name, or by a part of it.
+    """Return a selection with the given kinds: by number, by the whole name, or by a part of it.
     Raises SettingsError: no kind has that number or part, or several kinds have the part."""
     if not kinds:
         return selection
@@ -273,24 +273,24 @@ async def _with_kinds(admin: Admin, selection: Selection, group: str | None, kin
         elif found is not None and found.is_whole:
             raise SettingsError(f"--kind {text} is a part of no kind: {_listing(group, selection.by)}")
         else:
-            parts.append(text)  # of messages that were not examined
+            parts.append(text)  # the kind may be among the messages that were not examined
     return msgspec.structs.replace(selection, kinds=tuple(whole), kind_parts=tuple(parts))
 
 
 def _listing(group: str | None, by: str) -> str:
-    """Return the command that numbers the kinds."""
+    """Return the command that lists the kinds with their numbers."""
     return f"rmq dead kinds {shlex.quote(group or 'GROUP')}{'' if by == 'kind' else f' --by {shlex.quote(by)}'}"
 
 
 async def _readers(admin: Admin, target: str | None, group: str | None, retries: Retries | None) -> list[str]:
-    """Return lines that say who receives the messages."""
+    """Return lines with the groups that receive the messages."""
     if retries is not None and not retries.is_online:
         return [f"no client of group {group} is online: the messages wait in its retry topic"]
     if target is None:
         return []
     try:
         others = await other_readers(admin, target, group or "")
-    except UnknownName:  # a topic that the first message creates
+    except UnknownName:  # the first message creates the topic
         others = []
     if not others or (group is None and len(others) < 2):
         return []
@@ -299,7 +299,7 @@ async def _readers(admin: Admin, target: str | None, group: str | None, retries:
 
 
 async def _show(job: Replay, *, as_json: bool) -> None:
-    """Print what would be sent: the first messages, and how many."""
+    """Print the result of a dry run: the first messages, and their number."""
     counts: Counter[tuple[str, str]] = Counter()
     rows: list[dict[str, str]] = []
     async for picked in job.selected():

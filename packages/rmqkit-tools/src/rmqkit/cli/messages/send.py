@@ -1,4 +1,4 @@
-"""``rmq send TOPIC``: messages from arguments, lines, files, or JSON lines.
+"""``rmq send TOPIC``: send messages from arguments, lines, files, or JSON lines.
 
 This module declares the command; `rmqkit.cli.messages.sending` does the work, and is imported when the command runs.
 """
@@ -169,7 +169,7 @@ def send(
 
 
 def _place(queue: str | None) -> tuple[str | None, int | None]:
-    """Broker and id of a queue as people write it."""
+    """Return broker and id of a queue from its text in the option."""
     if queue is None:
         return None, None
     broker_name, _, queue_id = queue.rpartition(":")

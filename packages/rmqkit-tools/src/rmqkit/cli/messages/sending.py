@@ -1,4 +1,4 @@
-"""The input of ``rmq send`` (arguments, lines, files, JSON lines) and how it is sent."""
+"""The input of ``rmq send`` (arguments, lines, files, JSON lines), and the sending."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _LINE_BYTES_MAX = 8 << 20
 _READS_HELD_MAX = 4
 
 Given = PlacedMessage | RmqError
-"""A message, or why there is none in its place."""
+"""A message, or the error of an input that is not a message."""
 
 
 class Line(PlacedMessage, forbid_unknown_fields=True, kw_only=True):
@@ -49,12 +49,12 @@ _OF_STORED = {camel(name) for name in ReceivedMessage.__struct_fields__}
 
 
 def from_line(text: bytes, template: PlacedMessage) -> PlacedMessage:
-    """The message of a JSON line; what it leaves out is the template's. Raises MessageIllegal: it is none."""
+    """Return the message of a JSON line; missing fields are the template's. Raises MessageIllegal: it is not valid."""
     try:
         given = msgspec.json.decode(text, type=dict[str, Any])
         body = msgspec.convert(given.pop("body", ""), str).encode()
         body = base64.b64decode(given.pop("bodyBase64")) if "bodyBase64" in given else body
-        if "offsetMsgId" in given:  # `rmq tail` printed it: as `rmq replay` would send it
+        if "offsetMsgId" in given:  # a line of `rmq tail`: send it like `rmq replay`
             properties = given.get("properties", {})
             given = {name: value for name, value in given.items() if value and name not in _OF_STORED}
             given |= {"properties": copied_properties(properties), "shardingKey": properties.get(SHARDING_KEY)}
@@ -78,7 +78,7 @@ async def send_all(
     report: Callable[[int, Sequence[Outcome]], None],
     batch_count: int,
 ) -> None:
-    """Send until there are no more. Raises RmqError: nothing of a chunk could be sent, though it is legal."""
+    """Send all messages. Raises RmqError: no legal message of a chunk could be sent."""
     number = 0
     async for some in given:
         for first in range(0, len(some), pace.chunk_count):
@@ -95,13 +95,13 @@ async def send_all(
             await pace.passed(len(chunk))
 
 
-# ---------------------------------------------------------------- what is given
+# ---------------------------------------------------------------- input
 
 
 async def messages_of(
     texts: AsyncIterator[list[bytes]], template: PlacedMessage, count: int | None, is_json: bool
 ) -> AsyncIterator[list[Given]]:
-    """The messages, or what is wrong with them; ``count`` at most."""
+    """Yield the messages or their errors, at most ``count``."""
     async for some in texts:
         some = some[:count]
         yield [_message(one, template) if is_json else replace(template, body=one) for one in some]
@@ -112,7 +112,7 @@ async def messages_of(
 async def texts_of(
     bodies: list[str], files: list[Path], *, json_lines: bool, is_repeated: bool
 ) -> AsyncIterator[list[bytes]]:
-    """Bodies or lines, some at a time."""
+    """Yield bodies or lines, several at a time."""
     if files and json_lines:
         for path in files:
             with await asyncio.to_thread(open, path, "rb") as file:
@@ -137,13 +137,13 @@ async def texts_of(
 
 
 async def _stdin_lines() -> AsyncIterator[list[bytes]]:
-    """Lines that are not empty, as they come; a thread reads them and waits while too many are held."""
+    """Yield non-empty lines as they arrive. A thread reads them, and waits while too many are buffered."""
     held: asyncio.Queue[bytes] = asyncio.Queue(_READS_HELD_MAX)
     loop, descriptor = asyncio.get_running_loop(), sys.stdin.fileno()
 
     def read() -> None:
         chunk = b"-"
-        with contextlib.suppress(CancelledError, RuntimeError):  # the loop has ended
+        with contextlib.suppress(CancelledError, RuntimeError):  # the loop is closed
             while chunk:
                 chunk = os.read(descriptor, _READ_BYTES)
                 asyncio.run_coroutine_threadsafe(held.put(chunk), loop).result()

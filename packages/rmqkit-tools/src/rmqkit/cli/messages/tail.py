@@ -1,7 +1,7 @@
-"""``rmq tail TOPIC``: messages as they are stored, one a line.
+"""``rmq tail TOPIC``: print messages when they are stored, one per line.
 
-On a terminal, without a ``--format``, as much of a body is shown as fits into the line. Files and pipes get it whole:
-who searches there is to find what is in it.
+On a terminal, without ``--format``, a body is cut to fit into the line. Files and pipes get whole bodies, so that they
+can be searched.
 """
 
 from __future__ import annotations
@@ -122,12 +122,12 @@ def _start(text: str) -> Start:
 
 
 def columns_for(is_cut: bool) -> int | None:
-    """Return how many columns a line has now, None when it is not cut."""
+    """Return the current number of columns of a line; None if lines are not cut."""
     return shutil.get_terminal_size().columns if is_cut else None
 
 
 def check_format(text: str) -> None:
-    """Raises BadParameter: a line's format has other fields than `FIELDS`."""
+    """Check the format of a line. Raises BadParameter: it has fields that are not in `FIELDS`."""
     try:
         names = {name for _, name, _, _ in string.Formatter().parse(text) if name is not None}
         unknown = names.difference(FIELDS)
@@ -138,7 +138,7 @@ def check_format(text: str) -> None:
 
 
 def line_text(text: str, message: ReceivedMessage, columns: int | None) -> str:
-    """A message as its line; ``columns`` has the body at its end fit into so many."""
+    """Return the line of a message; a body at its end is cut so that the line fits into ``columns``."""
     line = text.format(
         time=time_text(message.store_timestamp),
         queue=f"{message.broker_name}:{message.queue_id}",
@@ -159,8 +159,7 @@ def _body(body: bytes) -> str:
 
 
 def _beginning(body: bytes, columns: int, line: str) -> str:
-    """Return the part of a body that fits after the beginning of a line, and the size of the body if the part is not
-    all."""
+    """Return the part of a body that fits after the beginning of a line; if it is cut, also the size of the body."""
     from rich.cells import cell_len, set_cell_size
 
     cells_max = max(_BODY_CELLS_MIN, columns - cell_len(line))
@@ -171,5 +170,5 @@ def _beginning(body: bytes, columns: int, line: str) -> str:
 
 
 def _in_line(text: str) -> str:
-    """A text without what would end the line or move the cursor of a terminal."""
+    """Return a text without characters that end the line or control the terminal."""
     return text if text.isprintable() else "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)

@@ -1,4 +1,4 @@
-"""``rmq archive``: checking and repairing the archive of a broker's log, without a broker."""
+"""``rmq archive``: check and repair the archive of a broker's log, without a broker."""
 
 from __future__ import annotations
 

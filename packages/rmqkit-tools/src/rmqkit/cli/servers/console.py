@@ -126,7 +126,7 @@ def console(
 
 
 def _clusters(envs: list[str] | None, name_servers: str) -> str | dict[str, str]:
-    """Name servers by the name of their cluster. Raises SettingsError: a text is not NAME=HOST:PORT."""
+    """Return name servers by cluster name. Raises SettingsError: a text is not NAME=HOST:PORT."""
     if not envs:
         return name_servers or LOCAL
     found: dict[str, str] = {}

@@ -1,6 +1,6 @@
-"""``rmq doctor``: prints what `rmqkit.admin.diagnosis.doctor` finds; with ``--shards`` for each of them.
+"""``rmq doctor``: print the findings of `rmqkit.admin.diagnosis.doctor`; with ``--shards``, for each shard.
 
-Exit code 1 when a line says ``fail``.
+The exit code is 1 if a check fails.
 """
 
 from __future__ import annotations
@@ -85,8 +85,7 @@ def _target(everything: Configuration, notes: list[str], *, is_development: bool
 def _shards(
     everything: Configuration, given: Mapping[str, Given], count: int, *, is_development: bool
 ) -> Iterator[Finding]:
-    """Check the own settings of each shard; without shards (0) there is one broker, and its store must not hold any
-    shard."""
+    """Check the settings of each shard. Without shards (0), the store of the only broker must not contain shards."""
     texts, root = everything.texts(), store_root(everything.settings[1])
     shards = [shard_settings(texts, index) for index in range(count)]
     try:

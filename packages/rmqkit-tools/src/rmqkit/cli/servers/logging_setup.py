@@ -1,7 +1,7 @@
-"""The destination of a server's log: stderr or a file of limited size, as text or as one JSON object a line.
+"""The destination of a server's log: stderr or a file of limited size, as text or as one JSON object per line.
 
-One mechanism for ``rmq broker``, ``namesrv`` and ``standalone``, set by ordinary settings (``logLevel`` is hot: it may
-be changed by a request, or by SIGHUP, which also reopens the file).
+``rmq broker``, ``namesrv`` and ``standalone`` use the same settings (``logLevel`` is hot: a request or SIGHUP may
+change it; SIGHUP also reopens the file).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class LogFormat(enum.Enum):
 
 
 class LogLevels:
-    """From which level on is logged, and by which parts: ``INFO``, ``WARNING,rmqkit.store=DEBUG``.
+    """The lowest logged levels, in general and of some loggers: ``INFO``, ``WARNING,rmqkit.store=DEBUG``.
     Raises ValueError: a part is neither a level nor ``logger=level``."""
 
     __slots__ = ("_levels", "_text")
@@ -45,7 +45,7 @@ class LogLevels:
         return self._text
 
     def apply(self) -> None:
-        """Have these levels, and for all other parts the general one."""
+        """Set these levels; all other loggers get the general level."""
         for name in [*logging.Logger.manager.loggerDict]:
             if name.startswith("rmqkit"):
                 logging.getLogger(name).setLevel(logging.NOTSET)
@@ -83,8 +83,8 @@ class LoggingSettings(Struct, kw_only=True):
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line: ``time`` (UTC), ``level``, ``logger``, ``message``, after an error ``exception``, of a
-    shard ``broker``."""
+    """A formatter with one JSON object per line: ``time`` (UTC), ``level``, ``logger``, ``message``, ``exception``
+    after an error, and ``broker`` in a shard."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
@@ -103,7 +103,7 @@ class JsonLines(logging.Formatter):
 
 
 def set_up(settings: LoggingSettings) -> None:
-    """Send the log where the settings say. Raises SettingsError: the file cannot be opened."""
+    """Set up the log by the settings. Raises SettingsError: the file cannot be opened."""
     handler = _handler(settings)
     handler.setFormatter(
         JsonLines() if settings.log_format is LogFormat.JSON else logging.Formatter(_TEXT, defaults={"shard": ""})
@@ -117,7 +117,7 @@ def set_up(settings: LoggingSettings) -> None:
 
 
 def reopen() -> None:
-    """Let go of the log file; the next line opens it by its name, wherever it was moved to."""
+    """Close the log file. The next line opens a file with its name, even if the old file was moved."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler, logging.FileHandler):
             handler.close()
@@ -126,7 +126,7 @@ def reopen() -> None:
 def _handler(settings: LoggingSettings) -> logging.Handler:
     if not settings.log_file:
         return logging.StreamHandler(sys.stderr)
-    from logging.handlers import RotatingFileHandler  # brings half of the network along
+    from logging.handlers import RotatingFileHandler  # imports much of the network code, too
 
     path = Path(settings.log_file).expanduser()
     try:

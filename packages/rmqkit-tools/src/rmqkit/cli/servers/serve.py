@@ -1,5 +1,5 @@
-"""``rmq standalone``, ``rmq broker``, ``rmq namesrv``: settings in (`rmqkit.cli.servers.sources`), one line when ready,
-a reload on SIGHUP, a clean stop on SIGTERM."""
+"""``rmq standalone``, ``rmq broker``, ``rmq namesrv``: read the settings (`rmqkit.cli.servers.sources`), print one line
+when ready, reload on SIGHUP, stop cleanly on SIGTERM."""
 
 from __future__ import annotations
 
@@ -111,9 +111,9 @@ def standalone(
 
 
 class ConsoleProcess:
-    """``rmq console`` as a child: it renders without holding the broker's loop, says on a line of its own that it is
-    ready, and ends when the pipe to it does, also when this process is killed.
-    Raises ExtraMissing: the extra is not installed."""
+    """``rmq console`` as a child process, so that rendering does not block the broker's loop. It prints its own ready
+    line, and stops when its pipe closes, also if this process is killed.
+    Raises ExtraMissing: the extra ``console`` is not installed."""
 
     def __init__(self, port: int) -> None:
         if importlib.util.find_spec("starlette") is None:
@@ -122,12 +122,12 @@ class ConsoleProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, name_servers: str) -> None:
-        """Start it, for a cluster that is ready."""
+        """Start the console for a running cluster."""
         command = [sys.executable, "-m", "rmqkit", "console", "-n", name_servers, "--port", str(self._port)]
         self._process = subprocess.Popen([*command, "--ends-with-stdin"], stdin=subprocess.PIPE)
 
     def stop(self) -> None:
-        """End it, and wait for that."""
+        """Stop the console and wait for its exit."""
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
             self._process.wait()
@@ -242,12 +242,12 @@ def proxy(
 
 
 def _tls(server: ServerTlsSettings, client: ClientTlsSettings) -> dict[str, Any]:
-    """The TLS sides of listening ports and of connections to name servers."""
+    """Return the TLS of listening ports and of connections to name servers."""
     return {"tls": ServerTls(server), "client_tls": None if client.tls is None else ClientTls(client.tls)}
 
 
 def _unsharded(root: Path) -> Path:
-    """The same directory. Raises StoreMismatch: shards are in it, which one broker would not serve."""
+    """Return the directory. Raises StoreMismatch: it has shards, which a single broker would not serve."""
     from rmqkit.cli.servers.shards import check_layout
 
     check_layout(root, None)
@@ -258,8 +258,8 @@ _GRPC_PORT = 8081
 
 
 def _grpc_default(given: Mapping[str, Given]) -> dict[str, Given]:
-    """The port for SDKs of 5.x where nobody names one: none where a broker is to take free ports, where the extra is
-    not installed, and where the port is another's, as on a machine with two brokers."""
+    """Return the default port for 5.x SDKs, if no port is set. There is no default if the broker uses free ports, if
+    the extra is not installed, or if the port is in use, for example by a second broker."""
     texts = {key: one.text for key, one in given.items()}
     if "grpcServerPort" in texts or texts.get("listenPort") == "0" or texts.get("brokerRole") == "SLAVE":
         return {}
@@ -277,29 +277,29 @@ def _grpc_default(given: Mapping[str, Given]) -> dict[str, Given]:
 
 
 def _remoting_default(given: Mapping[str, Given]) -> dict[str, Given]:
-    """A free remoting port for a proxy whose other port is any free one, too, where nobody names one."""
+    """Return a free remoting port as default for a proxy whose gRPC port is any free port."""
     takes_any = "grpcServerPort" in given and given["grpcServerPort"].text == "0"
     return {"remotingListenPort": Given("0", "rmq")} if takes_any and "remotingListenPort" not in given else {}
 
 
 def _remoting(address: str) -> str:
-    """Return the part of the ready line with the port for remoting clients, if there is one."""
+    """Return the part of the ready line with the port for remoting clients, if it is open."""
     return f" remoting={address}" if address else ""
 
 
 def _grpc(address: str) -> str:
-    """Return the part of the ready line with the port for SDKs of 5.x, if there is one."""
+    """Return the part of the ready line with the port for 5.x SDKs, if it is open."""
     return f" grpc={address}" if address else ""
 
 
 def _metrics(*addresses: str) -> str:
-    """Return the part of the ready line with the ports that Prometheus reads, if there are any."""
+    """Return the part of the ready line with the ports for Prometheus, if any is open."""
     told = ",".join(filter(None, addresses))
     return f" metrics={told}" if told else ""
 
 
 def settle() -> None:
-    """Spare the collector what stands when a server has started: a look at everything would hold the event loop."""
+    """Exclude the objects of a started server from garbage collection: a full collection would block the event loop."""
     gc.collect()
     gc.freeze()
 
@@ -307,8 +307,8 @@ def settle() -> None:
 def _run(
     make: Callable[[], S], ready: Callable[[S], str], reload: Callable[[], None], *, ends_with_stdin: bool = False
 ) -> None:
-    """Start a server on a fresh event loop, say so, reload on SIGHUP, and stop it on SIGTERM or SIGINT, or when
-    standard input ends, which a parent holds."""
+    """Run a server on a new event loop: start it, print the ready line, reload on SIGHUP, and stop on SIGTERM, SIGINT,
+    or the end of standard input (with ``ends_with_stdin``: the parent has exited)."""
 
     async def serve() -> None:
         server = make()
@@ -327,7 +327,7 @@ def _run(
         await server.start()
         if not asked_to_stop.is_set():
             print(ready(server), flush=True)
-        settle()  # takes some 20 ms: behind the line that somebody waits for
+        settle()  # takes about 20 ms, so after the ready line, for which a caller may wait
         await asked_to_stop.wait()
         await server.stop()
 
@@ -336,7 +336,7 @@ def _run(
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    """uvloop where it exists."""
+    """Return the factory of uvloop's loops, if it is installed, or else asyncio's."""
     try:
         import uvloop
     except ImportError:

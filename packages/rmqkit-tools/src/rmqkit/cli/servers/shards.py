@@ -1,24 +1,24 @@
-"""``rmq broker --shards N``: N brokers ``name-0 … name-N-1``, each a process of its own, under one parent.
+"""``rmq broker --shards N``: N brokers ``name-0 … name-N-1``, each in its own process, with one parent.
 
-A broker has one event loop and so one core. A route spreads the queues of a topic over the brokers that have it, so
-clients balance over shards as they do over machines; no request or file knows of shards.
+A broker has one event loop and uses one core. A route spreads the queues of a topic over its brokers, so clients
+balance over shards as over machines. Protocol and files do not contain shards.
 
 =========================================================  ====================================================
-setting                                                    of shard ``i``
+setting                                                    value of shard ``i``
 =========================================================  ====================================================
 brokerName (default: host name)                            ``…-i``
-listenPort, haListenPort                                   + 10·i: VIP (-2), own and HA port (+1) never meet;
-                                                           0 stays 0: a free one at each start
+listenPort, haListenPort                                   + 10·i: VIP (-2), own and HA port (+1) never clash;
+                                                           0 stays 0: a free port at each start
 metricsPromExporterPort                                    + i; 0 stays 0
 storePathRootDir, storePathCommitLog, readOnlyCommitLog…   ``…/shard-i``
 =========================================================  ====================================================
 
-The number of shards of a store may grow, as new ones begin empty, and not shrink: messages never move.
+The number of shards of a store may grow (new shards begin empty), but not shrink, because messages never move.
 
-The parent has neither port nor store: each shard is started -> ready -> ended -> pause -> started. The pause doubles
-from 0.1 to 10 s, and is short again after a minute. What a shard logs goes, with its name, into the parent's log.
-When the parent dies, however it does, the shards see their standard input end and stop as after SIGTERM. A shard that
-is killed loses what any broker does: nothing acknowledged.
+The parent has neither a port nor a store. It restarts a shard that ends, after a pause. The pause doubles from 0.1 to
+10 s, and is short again after a minute of running. The log lines of a shard go into the parent's log, with the shard's
+name. If the parent exits for any reason, the standard input of the shards closes, and they stop as after SIGTERM. A
+killed shard loses no acknowledged message, like any broker.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _PAUSE_MS_MIN, _PAUSE_MS_MAX = 100.0, 10_000.0
 _STEADY_MS = 60_000.0
 _LINE_BYTES_MAX = 1 << 20
 _ASKED_TO_END = (0, -signal.SIGTERM)
-"""Exit codes of a process that was told to: the second while it was just starting."""
+"""Exit codes of a process that was stopped; the second one if it was still starting."""
 
 _log = logging.getLogger(__name__)
 
@@ -69,10 +69,10 @@ class _Said(msgspec.Struct):
 
 
 class Shard:
-    """One broker process, started again whenever it ends; loop only.
+    """One broker process, restarted whenever it ends; loop only.
 
     Attributes:
-        ready: its addresses for clients and for Prometheus (or empty), once it has been ready; RmqError: it ended.
+        ready: a future with its addresses for clients and for Prometheus (or empty), or an RmqError if it ended first.
         exit_code: the exit code of the last process that was stopped on purpose.
     """
 
@@ -88,7 +88,7 @@ class Shard:
         self.exit_code = 0
 
     async def live(self) -> float:
-        """One life of the process; returns how many ms to pause before the next. Cancelled, it stops it first."""
+        """Run the process once. Return the pause in ms before the next run. A cancellation stops the process first."""
         self._is_ready, self._last_words, born_ms = False, "", self._clock.monotonic_ms()
         process = self._process = await asyncio.create_subprocess_exec(
             *self._command, stdin=PIPE, stdout=PIPE, stderr=PIPE, limit=_LINE_BYTES_MAX, start_new_session=True
@@ -112,7 +112,7 @@ class Shard:
         return pause_ms
 
     def reload(self) -> None:
-        """Hand SIGHUP on, as soon as it is understood."""
+        """Forward SIGHUP, at the latest when the process is ready."""
         self._is_stale = not self._is_ready
         if self._is_ready and self._process is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -142,7 +142,7 @@ class Shard:
                 said = msgspec.json.decode(line, type=_Said)
             except msgspec.DecodeError:
                 text = line.decode(errors="replace").rstrip()
-                if text.startswith("rmq: "):  # why it ends: logged with the end
+                if text.startswith("rmq: "):  # the reason for the exit: it is logged with the exit
                     self._last_words = text.removeprefix("rmq")
                     continue
                 said = _Said(text)
@@ -157,11 +157,11 @@ class Shard:
 
 
 class Shards:
-    """All shards of one parent.
+    """The shards of one parent.
 
     Attributes:
-        addresses: where clients reach them; set by `start`.
-        metrics_addresses: where Prometheus does, empty for none.
+        addresses: the addresses for clients; set by `start`.
+        metrics_addresses: the addresses for Prometheus, or empty texts.
     """
 
     def __init__(self, commands: Mapping[str, Sequence[str]], root: Path) -> None:
@@ -173,8 +173,8 @@ class Shards:
 
     @classmethod
     def of(cls, count: int, *, config: Path | None, print_config: bool, as_json: bool, **options: Any) -> Self:
-        """The shards of a command line; the log begins here. With ``print_config`` they are printed, and that is all.
-        Raises SettingsError, StoreMismatch: there cannot be such shards."""
+        """Return the shards of a command line, and set up the log. With ``print_config``, only print them.
+        Raises SettingsError, StoreMismatch: the settings or the store do not allow these shards."""
         chosen = options_of(**options)
         sources = Sources(BROKER, config, chosen)
         everything = Configuration.load(BROKER, sources.read()[0])
@@ -189,13 +189,13 @@ class Shards:
         logging_setup.set_up(next(one for one in everything.settings if isinstance(one, LoggingSettings)))
         start = [sys.executable, "-P", "-m", "rmqkit", "broker", "--ends-with-stdin"]
         start += ["-c", str(config)] if config else []
-        # Said, or the first of them would take the port for gRPC, and tell clients of its own queues alone.
+        # Pass grpcServerPort, or the first shard would open the default gRPC port, and serve only its own queues there.
         every = {**chosen, "logFile": "", "logFormat": "json", "grpcServerPort": texts["grpcServerPort"]}
         commands = {own["brokerName"]: [*start, *_sets({**every, **own})] for own in shards}
         return cls(commands, root)
 
     async def start(self) -> None:
-        """Start all at once; done when all are ready. Raises RmqError: one of them ended; the others were stopped."""
+        """Start all shards and wait until all are ready. Raises RmqError: a shard ended; the others are stopped."""
         self._tasks = Tasks()
         self._shards = [Shard(name, command) for name, command in self._commands.items()]
         for name, shard in zip(self._commands, self._shards, strict=True):
@@ -208,11 +208,11 @@ class Shards:
         self.addresses, self.metrics_addresses = (list(part) for part in zip(*told, strict=True))
 
     async def stop(self) -> None:
-        """Stop all at once. Raises RmqError: some did not end as they should have."""
+        """Stop all shards. Raises RmqError: a shard did not stop cleanly."""
         await self._tasks.close()
         ends = {name: shard.exit_code for name, shard in zip(self._commands, self._shards, strict=True)}
         if bad := [f"{name} ended {_manner(code)}" for name, code in ends.items() if code not in _ASKED_TO_END]:
-            raise RmqError(f"{', '.join(bad)} when told to stop; its store is recovered at the next start")
+            raise RmqError(f"{', '.join(bad)} instead of stopping cleanly; its store is recovered at the next start")
 
     def reload(self) -> None:
         """Reopen the log, and pass SIGHUP to all shards."""
@@ -261,7 +261,7 @@ def shard_settings(texts: Mapping[str, str], index: int) -> dict[str, str]:
 
 
 def check_settings(shards: Sequence[Mapping[str, str]]) -> None:
-    """Refuse shards that, with all their settings, would share a port or a master, or need a port that there is not.
+    """Refuse shards that would share a port or a master, or would need a port above 65535.
     Raises SettingsError."""
     if address := shards[0]["haMasterAddress"]:
         raise SettingsError(f"haMasterAddress={address} is of one master: leave it out, name servers know each shard's")
@@ -291,7 +291,7 @@ def _ports(texts: Mapping[str, str]) -> Iterator[tuple[str, int]]:
 
 
 def check_layout(root: Path, count: int | None) -> None:
-    """Refuse a store directory of which some messages would not be served; ``count`` is None for an unsharded broker.
+    """Refuse a store directory if some of its messages would not be served; ``count`` is None for an unsharded broker.
     Raises StoreMismatch."""
     filled = {folder.name for folder in root.glob("*") if any(folder.glob("*"))}
     needed = max((int(name.removeprefix("shard-")) + 1 for name in filled if _FOLDER.fullmatch(name)), default=0)
@@ -307,7 +307,7 @@ def check_layout(root: Path, count: int | None) -> None:
 
 
 def print_shards(running: Running, shards: Sequence[Mapping[str, str]], *, as_json: bool) -> None:
-    """The settings that all share, as a file may have them, and what sets each apart."""
+    """Print the common settings in the form of a file, and the different settings of each shard."""
     if as_json:
         rows = [msgspec.to_builtins(row, enc_hook=plain) for row in running.configurations[0].described()]
         rows = [row | {"shards": [own[row["key"]] for own in shards if row["key"] in own]} for row in rows]

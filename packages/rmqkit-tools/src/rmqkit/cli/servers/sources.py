@@ -3,15 +3,15 @@
 =================================  ===========================================================================
 source, from high to low priority  form
 =================================  ===========================================================================
-the command line                   ``--port`` and its like, ``--set KEY=VALUE``
+the command line                   options such as ``--port``, ``--set KEY=VALUE``
 the environment                    ``RMQCONF_KEY``, for example ``RMQCONF_brokerIP1``
-the file                           ``-c``; without, the file that requests keep their changes in, if it exists
-the environment's NAMESRV_ADDR     name servers, as Java's brokers take them
+the file                           ``-c``; or else the file in which requests store their changes, if it exists
+the environment's NAMESRV_ADDR     name servers, as for Java's brokers
 =================================  ===========================================================================
 
-SIGHUP reads the file again: what may change at once does, the rest is named. UPDATE_BROKER_CONFIG and
-UPDATE_NAMESRV_CONFIG write to that file: the one of ``-c``, else ``config/broker.conf`` in the store, ``namesrv.conf``
-beside the name server's KV file.
+SIGHUP reads the file again: hot settings change at once, the other changed settings are logged. UPDATE_BROKER_CONFIG
+and UPDATE_NAMESRV_CONFIG write to this file: the file of ``-c``, or else ``config/broker.conf`` in the store, or
+``namesrv.conf`` beside the name server's KV file.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def options_of(
     log_format: str | None = None,
     **values: object,
 ) -> dict[str, str]:
-    """The settings of the command line; ``--set`` wins. Raises SettingsError: one is not KEY=VALUE."""
+    """Return the settings of the command line; ``--set`` wins. Raises SettingsError: a text is not KEY=VALUE."""
     values |= {"logLevel": "INFO" if verbose else None, "logFile": log_file, "logFormat": log_format}
     options = {key: str(value) for key, value in values.items() if value is not None}
     for pair in set_ or ():
@@ -127,12 +127,12 @@ class Sources:
         types: the known settings; other keys are logged and ignored, but refused on the command line.
         config: the file of ``-c``.
         options: the settings of the command line.
-        without_effect: keys that Apache's servers have and that are accepted here.
+        without_effect: keys of Apache's servers that are accepted without effect.
         unused: the same, with the reason.
-        renamed: other names of settings, which count if the setting is not given under its own name.
+        renamed: other names of settings, which are used if the setting is not given under its own name.
 
     Attributes:
-        file: the file that is read and in which requests store their changes.
+        file: the file that is read, and in which requests store their changes.
     """
 
     def __init__(
@@ -159,9 +159,9 @@ class Sources:
         self.file = config or self._kept_file()
 
     def read(self) -> tuple[dict[str, Given], list[str]]:
-        """Return the settings with their sources, and the notes about settings that are odd but no error.
+        """Return the settings with their sources, and notes about questionable settings.
 
-        Raises SettingsError: a value, a file or a key of the command line cannot be used.
+        Raises SettingsError: a value, a file or a key of the command line is not valid.
         """
         given = self._given()
         for key in PROMISES.keys() & given.keys():
@@ -199,7 +199,7 @@ class Sources:
         return self._environment | {key: Given(text, "command line") for key, text in self._options.items()}
 
     def _kept_file(self) -> Path:
-        """Return where changes are kept without ``-c``: beside what the server itself keeps."""
+        """Return the file for changes without ``-c``: it is beside the server's own files."""
         chosen = {key: given.text for key, given in self._overrides().items()}
         if "storePathRootDir" in self._keys:
             root = chosen.get("storePathRootDir", StoreSettings().store_path_root_dir)
@@ -211,7 +211,7 @@ class Sources:
 
 @dataclass(slots=True)
 class Running:
-    """The configurations of a process, with what each has forced on it, and where they come from."""
+    """The configurations of a process, with the forced values of each, and their sources."""
 
     sources: Sources
     configurations: list[Configuration]
@@ -232,11 +232,11 @@ class Running:
         defaults: Callable[[Mapping[str, Given]], Mapping[str, Given]] = lambda given: {},
         **options: Any,
     ) -> Running:
-        """Return settings objects from all sources, and set the log up. With ``print_config`` only print them.
+        """Return settings objects from all sources, and set up the log. With ``print_config`` only print them.
 
         ``defaults``: called with the given settings, returns values for settings that are not given.
-        ``without_effect``, ``unused``, ``renamed``: the same as of `Sources`.
-        Raises SettingsError: a part of the settings cannot be used.
+        ``without_effect``, ``unused``, ``renamed``: see `Sources`.
+        Raises SettingsError: a setting is not valid.
         """
         types = list(dict.fromkeys(one for part in parts for one in part))
         sources = Sources(types, config, options_of(**options), without_effect, unused, renamed)
@@ -256,7 +256,7 @@ class Running:
         return running
 
     def reload(self) -> None:
-        """Read everything again (SIGHUP): what may change does, and one line names it and the rest."""
+        """Read all sources again (SIGHUP), change the hot settings, and log one line with all changed settings."""
         logging_setup.reopen()
         try:
             given, notes = self.sources.read()
@@ -274,8 +274,8 @@ class Running:
             _log.warning("%s", note)
 
     def print(self, *, as_json: bool) -> None:
-        """Every setting, sorted: its origin, bounds and meaning, then a line that a file may have. Those without effect
-        are left out where nobody gave them."""
+        """Print every setting, sorted: its origin, bounds and meaning, then a line for a file. Settings without effect
+        are only printed if they are given."""
         described = [row for one in self.configurations for row in one.described()]
         unused = unused_keys(self.sources.unused)
         told = {row.key: row for row in described if row.key not in unused or row.source != "default"}
@@ -295,5 +295,5 @@ class Running:
 
 
 def store_root(settings: StoreSettings) -> Path:
-    """The directory that ``storePathRootDir`` names, absolute."""
+    """Return the absolute directory of ``storePathRootDir``."""
     return Path(settings.store_path_root_dir).expanduser().absolute()

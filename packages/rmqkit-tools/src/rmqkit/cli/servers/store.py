@@ -1,4 +1,4 @@
-"""``rmq store``: looking into and repairing a store directory without a broker; tables, ``--json`` for programs."""
+"""``rmq store``: inspect and repair a store directory without a broker; output as tables, or JSON with ``--json``."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ def query(
 
 
 def _read(found: pa.RecordBatchReader, messages: Any) -> Iterator[pa.RecordBatch]:
-    """The batches of a result. Raises StoreError: the store could not be read to its end."""
+    """Yield the batches of a result. Raises StoreError: the store could not be read to its end."""
     try:
         yield from found
     except Exception:
@@ -252,7 +252,7 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def plain(value: Any) -> Any:
-    """A value of SQL as people and JSON have it: DuckDB sums up whole numbers as decimals."""
+    """Return a value of SQL for display and JSON: DuckDB's sums of integers are decimals."""
     if isinstance(value, Decimal):
         return int(value) if value == value.to_integral_value() else float(value)
     return value.isoformat() if isinstance(value, date | time) and not isinstance(value, datetime) else value
@@ -263,17 +263,17 @@ def _csv_cell(value: Any) -> Any:
     return json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else value
 
 
-# ---------------------------------------------------------------- shared with the Spark jobs
+# ---------------------------------------------------------------- also used by the Spark jobs
 
 
 def print_report_json(report: fsck.Report) -> None:
-    """Print what was seen of a store, as JSON."""
+    """Print the report on a store as JSON."""
     gaps = [{"path": path, "position": start, "end": end} for (path, start), end in report.gaps.items()]
     print(json.dumps({"is_sound": report.is_sound, **msgspec.to_builtins(report), "gaps": gaps}))
 
 
 def print_report(root: Path | str, report: fsck.Report) -> None:
-    """Print what was seen of a store: findings, verdict, counts."""
+    """Print the report on a store: findings, verdict, counts."""
     for finding in report.findings:
         print(finding)
     if (more := sum(report.counts.values()) - len(report.findings)) > 0:
@@ -284,14 +284,13 @@ def print_report(root: Path | str, report: fsck.Report) -> None:
         print_table(["problem", "count"], report.counts.items())
 
 
-# ---------------------------------------------------------------- what is asked
+# ---------------------------------------------------------------- input
 
 
 def settings_of(config: Path | None, store: Path | None) -> StoreSettings | None:
-    """The settings in a broker.conf, for a store that lies where ``store`` says: of a copy, the directories of the log
-    are those of the copy, wherever the configuration has them. Without ``store`` they are as
-    the configuration has them. None without a configuration.
-    Raises SettingsError: one of the settings cannot be used, or the copy lacks a directory."""
+    """Return the settings in a broker.conf, for the store in ``store``. If ``store`` is a copy, the directories of the
+    log are those of the copy instead of those in the configuration. Return None without a configuration.
+    Raises SettingsError: a setting is not valid, or the copy lacks a directory."""
     if config is None:
         return None
     texts = configuration.read_properties(config)
@@ -309,7 +308,7 @@ def settings_of(config: Path | None, store: Path | None) -> StoreSettings | None
 
 
 def _in_copy(path: Path, root: Path, copy: Path, config: Path) -> Path:
-    """The directory of a copy that holds the log which lies in ``path`` of the store ``root``."""
+    """Return the directory in a copy for the log that is in ``path`` for the store ``root``."""
     if path.is_relative_to(root):
         return copy / path.relative_to(root)
     if (copy / "commitlog").is_dir():
@@ -323,7 +322,7 @@ def _in_copy(path: Path, root: Path, copy: Path, config: Path) -> Path:
 
 @contextmanager
 def one_line_errors(hint: str = "") -> Iterator[None]:
-    """Args: ``hint`` ends the text about a store that a broker holds."""
+    """Convert errors of a store to errors of one line. ``hint`` is the end of the text about a locked store."""
     try:
         yield
     except StoreLocked as error:
@@ -336,19 +335,19 @@ def one_line_errors(hint: str = "") -> Iterator[None]:
 
 @contextmanager
 def _said_otherwise(hint: str, ours: str) -> Iterator[None]:
-    """Have an error name an option of the command in place of an argument of Python."""
+    """Replace a Python argument in the text of an error by an option of the command."""
     try:
         yield
     except StoreError as error:
         raise StoreError(str(error).replace(hint, ours)) from None
 
 
-# ---------------------------------------------------------------- what is printed
+# ---------------------------------------------------------------- output
 
 
 @contextmanager
 def progress_bar(what: str) -> Iterator[Progress]:
-    """A bar on stderr, when a person looks at it."""
+    """Show a progress bar on stderr, if it is a terminal."""
     console = Console(stderr=True)
     with ProgressBar(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(what)
@@ -373,7 +372,7 @@ def _row(message: ReceivedMessage) -> list[str]:
 
 
 def _jsonable(message: ReceivedMessage) -> dict[str, Any]:
-    """Every field; the body as text, or as ``body_base64`` when it is not UTF-8."""
+    """Return every field; the body as text, or as ``body_base64`` if it is not UTF-8."""
     fields: dict[str, Any] = msgspec.to_builtins(message)
     del fields["broker_name"]
     try:

@@ -1,8 +1,8 @@
-"""The audit: a JSON line before each change (``intent``), one after it (``done``, ``failed``), and one for what was
-refused. No bodies and no secrets are in it.
+"""The audit: a JSON line before each change (``intent``), after it (``done``, ``failed``), and for each refused
+request. It has no bodies and no secrets.
 
-Lines go to a file that only its owner can read, kept as 5 files of at most 64 MB.
-The last 1,000 stay in memory for the page. Loop only.
+The lines go to 5 rotated files of at most 64 MB, readable only by the owner. The last 1,000 lines are in memory for the
+page. Loop only.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _TAIL_BYTES = 1 << 20
 
 
 class AuditLine(Struct, rename="camel", kw_only=True, omit_defaults=True):
-    """One line.
+    """One line of the audit.
 
     Attributes:
-        at: when, in ms since the epoch.
+        at: the time, in ms since the epoch.
         outcome: ``intent``, ``done``, ``failed`` or ``refused``.
-        action: what, such as ``send``.
-        target: to what, such as a topic's name.
-        detail: in words; of a failure or refusal, why.
+        action: the kind of change, such as ``send``.
+        target: the changed object, such as a topic's name.
+        detail: a description; for a failure or refusal, the reason.
     """
 
     at: int
@@ -49,7 +49,7 @@ class AuditLine(Struct, rename="camel", kw_only=True, omit_defaults=True):
 
 
 class _OwnFile(RotatingFileHandler):
-    """A file that only its owner can read, as are those it was before."""
+    """A rotated file that only its owner can read."""
 
     def _open(self) -> TextIOWrapper:
         close_to_others(Path(self.baseFilename))
@@ -63,7 +63,7 @@ OWNER_ONLY = 0o600
 
 
 def close_to_others(path: Path) -> None:
-    """Make a file, if there is none, and let nobody but its owner read it. Raises OSError: the disk refused."""
+    """Create a file if it is missing, and make it readable only by its owner. Raises OSError: the disk refused."""
     descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, OWNER_ONLY)
     try:
         os.fchmod(descriptor, OWNER_ONLY)
@@ -72,7 +72,7 @@ def close_to_others(path: Path) -> None:
 
 
 class Audit:
-    """Writes lines. Raises SettingsError: the file cannot be written."""
+    """The audit of a console. Raises SettingsError: the file cannot be written."""
 
     def __init__(self, path: Path | None, clock: Clock) -> None:
         self._clock = clock
@@ -93,7 +93,7 @@ class Audit:
     def write(
         self, user: str, address: str, env: str, action: str, target: str, outcome: str, detail: str = ""
     ) -> None:
-        """Write a line; it is in the file when this returns. Raises OSError: it is not, and nothing may be changed."""
+        """Write a line to the file. Raises OSError: the line is not written; the caller must not make the change."""
         line = AuditLine(
             at=self._clock.now_ms(), user=user, address=address, env=env, action=action, target=target,
             outcome=outcome, detail=detail,
@@ -110,7 +110,7 @@ class Audit:
         self._last.append(line)
 
     def lines(self, wanted: str = "") -> list[AuditLine]:
-        """The last lines, the newest first; those in which a text occurs."""
+        """Return the last lines that contain a text, the newest first."""
         text = wanted.lower()
         return [
             line
@@ -124,7 +124,7 @@ class Audit:
 
 
 def _tail(path: Path) -> list[AuditLine]:
-    """The last lines of a file; what cannot be read is passed over."""
+    """Return the last lines of a file, without unreadable lines."""
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
         texts = file.read().splitlines()[-SHOWN_MAX:]

@@ -1,9 +1,9 @@
-"""A change takes two steps: a form leads to a *review* of the exact requests, and its button sends them, once.
+"""The two steps of a change: a form leads to a *review* of the exact requests, and the review's button sends them once.
 
-The review has a token. If a user presses the button twice, or comes back to the page, the page shows the result of the
-first time. The console checks the reviewed state again before it sends anything: a change by another user meanwhile
-stops the change. A change that cannot be undone requires a typed name. Reviews are held in memory for 10 minutes, 1,000
-of them. Loop only.
+The review has a token. If a user presses the button twice, or returns to the page, the page shows the first result. The
+console checks the reviewed state again before it sends a request: if another user has changed it since, it refuses the
+change. A change that cannot be undone requires a typed name. 1,000 reviews are held in memory for 10 minutes. Loop
+only.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ class Review(Struct):
     """A change to confirm. ``Ask.review`` and ``forms.change`` fill in the fields that they know.
 
     Attributes:
-        user, env: the user who requested it, who alone may confirm it, and the cluster.
+        user, env: the user who requested the change and may confirm it, and the cluster.
         right: the right that the user needs to confirm it.
-        action, target: as the audit has them.
+        action, target: the values for the audit.
         rows: names and values to show.
         requests: the requests that will be sent, in words.
-        command: the same on the command line.
-        back: where its form is.
-        run: does it.
-        typed: the text to type to confirm it, such as the topic's name; empty: none.
-        moves: rows of a table, as of queues.
-        look: returns the present state, by name; `seen` is its result for the review.
+        command: the equivalent command line.
+        back: the address of its form.
+        run: makes the change.
+        typed: the text that the user must type, such as the topic's name; or empty.
+        moves: rows of a table, for example one for each queue.
+        look: returns the current state by name; `seen` is its result for the review.
         warning: the part that cannot be undone, or empty.
     """
 
@@ -87,7 +87,7 @@ class Reviews:
         self._known: OrderedDict[str, Review] = OrderedDict()
 
     def open(self, review: Review) -> str:
-        """Keep a review; its token."""
+        """Store a review and return its token."""
         now_ms = self._clock.monotonic_ms()
         while self._known and (
             len(self._known) >= REVIEWS_MAX or now_ms - next(iter(self._known.values())).made_ms > KEPT_MS
@@ -99,9 +99,9 @@ class Reviews:
         return token
 
     def find(self, token: str, user: str) -> Review | None:
-        """The review, if it is that user's and not too old."""
+        """Return the review if it belongs to the user and has not expired."""
         review = self._known.get(token)
-        # Of the same user alone: a token that somebody else has seen confirms nothing.
+        # Check the user: a token that another user has seen must not confirm the change.
         if review is None or review.user != user or self._clock.monotonic_ms() - review.made_ms > KEPT_MS:
             return None
         return review

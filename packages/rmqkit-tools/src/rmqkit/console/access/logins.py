@@ -3,17 +3,17 @@
 =============  ==============================================================================
 role           may
 =============  ==============================================================================
-viewer         look; requests that would change something do not leave the console
-operator       also send messages, and give them to consumers
+viewer         read; the console does not send requests that change something
+operator       also send messages, and push them to consumers
 admin          everything
 =============  ==============================================================================
 
-A *cluster's user* logs in with access key and secret of an ACL 2.0 user. Two signed requests verify them: the request
-with the secret has to pass, the request with a wrong secret has to fail. A cluster that lets both pass has no users.
-Every later request is signed as that user, and the broker decides. ``Super`` users are admins here, others operators.
+A *cluster's user* logs in with access key and secret of an ACL 2.0 user. Two signed requests verify them: a request
+with the secret must pass, a request with a wrong secret must fail. A cluster that accepts both has no users. Every
+later request is signed as that user, and the broker decides. ``Super`` users are admins here, others operators.
 
-A *file's user* has a line ``name:role:scrypt$n$r$p$salt$hash``, written by ``rmq console user``. Requests go out as the
-console's own user.
+A *file's user* has a line ``name:role:scrypt$n$r$p$salt$hash``, written by ``rmq console user``. Requests are signed as
+the console's own user.
 
 A session is 32 random bytes in a cookie; the secret stays in memory. It expires after 8 h without a request, and after
 24 h in any case.
@@ -56,7 +56,7 @@ class Role(enum.StrEnum):
 
     @property
     def may_change(self) -> bool:
-        """Return True if anything."""
+        """Return True if the role allows any change."""
         return self is not Role.VIEWER
 
 
@@ -73,7 +73,7 @@ class LoginRefused(Exception):
 
 
 LOCAL = User("local", Role.ADMIN)
-"""Whoever opens a console on loopback that has no users."""
+"""The user of a console on loopback without logins."""
 
 
 class _Session(Struct):
@@ -83,15 +83,16 @@ class _Session(Struct):
 
 
 class Sessions:
-    """The sessions of logged-in users by their cookie; the oldest are forgotten if there are too many. Loop only."""
+    """The sessions of logged-in users by cookie; if there are too many, the least recently used are dropped. Loop
+    only."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._known: OrderedDict[str, _Session] = OrderedDict()
 
     def begin(self, user: User) -> str:
-        """A new session; the text for its cookie."""
-        # A new text with each login: one that was planted in the browser before must not become a session.
+        """Begin a session and return the text for its cookie."""
+        # Use a new text for each login: a cookie that an attacker planted before must not become a session.
         text = secrets.token_urlsafe(32)
         now_ms = self._clock.monotonic_ms()
         self._known[text] = _Session(user, now_ms, now_ms)
@@ -100,7 +101,7 @@ class Sessions:
         return text
 
     def user(self, text: str) -> User | None:
-        """Whose session it is, if it has not ended."""
+        """Return the user of a session that has not expired."""
         session = self._known.get(text)
         if session is None:
             return None
@@ -117,27 +118,27 @@ class Sessions:
 
 
 class Tries:
-    """At most so many failed logins a minute from one address, and ten times as many in all. A try counts from its
-    begin, so that tries at the same time count, and a right one is taken out again."""
+    """A limit on failed logins: `TRIES_A_MINUTE` from one address, and ten times as many in total. A try counts when it
+    begins, so that parallel tries count. A successful try is removed again."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._tried: deque[tuple[float, str]] = deque()
 
     def may_try(self, address: str) -> bool:
-        """Return True if one more may be tried; it counts."""
+        """Count a try and return True, or return False at the limit."""
         now_ms = self._clock.monotonic_ms()
         while self._tried and now_ms - self._tried[0][0] > 60_000:
             self._tried.popleft()
         own = sum(one == address for _, one in self._tried)
-        # The bound in all is for who tries from many addresses, and bounds the memory of this, too.
+        # The total limit stops tries from many addresses, and also limits the memory for tries.
         if own >= TRIES_A_MINUTE or len(self._tried) >= 10 * TRIES_A_MINUTE:
             return False
         self._tried.append((now_ms, address))
         return True
 
     def succeeded(self, address: str) -> None:
-        """Take the newest try of an address out: it was right."""
+        """Remove the newest try of an address, because it succeeded."""
         for at in reversed(range(len(self._tried))):
             if self._tried[at][1] == address:
                 del self._tried[at]
@@ -145,7 +146,7 @@ class Tries:
 
 
 class FileUsers:
-    """Users of a file. Raises SettingsError: it cannot be read, or a line is none."""
+    """The users in a file. Raises SettingsError: the file cannot be read, or a line is not valid."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -166,15 +167,15 @@ class FileUsers:
             self._users[name] = Role(role), password
 
     def check(self, name: str, password: str) -> User | None:
-        """The user, if name and password are right. It takes some 50 ms of CPU either way."""
-        # A name that nobody has costs as much time: who measures it learns nothing.
+        """Return the user if name and password are right. Takes about 50 ms of CPU in any case."""
+        # An unknown name takes the same time, so that the time does not show which names exist.
         role, kept = self._users.get(name, (Role.VIEWER, f"scrypt${_N}${_R}${_P}$AAAA$"))
         is_right = _is_password(password, kept)
         return User(name, role) if is_right and name in self._users else None
 
 
 def password_line(name: str, role: Role, password: str) -> str:
-    """A line for a file of users."""
+    """Return a line for a file of users."""
     salt = os.urandom(16)
     return f"{name}:{role}:{_hashed(password, salt)}"
 

@@ -1,20 +1,20 @@
 """Login by OpenID Connect: the authorization code flow with PKCE, and claims as roles.
 
 =====================  ================================================================================================
-step                   what it proves
+step                   proof
 =====================  ================================================================================================
-``begin``              nothing yet. The browser gets a random cookie and goes to the provider; ``state``, ``nonce`` and
-                       the PKCE verifier are HMACs of the cookie with a key of this process, so nothing is stored
-``finish``: state      the browser that comes back is the one that began: nobody logs others in as himself
-code and verifier      the provider gave the code to this login, in answer to this console's client id and secret
+``begin``              none yet. The browser gets a random cookie and goes to the provider; ``state``, ``nonce`` and the
+                       PKCE verifier are HMACs of the cookie with a key of this process, so no state is stored
+``finish``: state      the returning browser is the one that began: an attacker cannot log in a victim as the attacker
+code and verifier      the provider issued the code for this login, to this console's client id and secret
 ID token               signed by a key of the provider (never ``none``, never a shared secret); ``iss``, ``aud``,
                        ``azp``, ``exp``, ``iat``, ``nonce`` and ``at_hash`` are right
-role                   one of the values of ``roleClaim`` is mapped to a role; whoever has none is refused
+role                   a value of ``roleClaim`` is mapped to a role; a user without a role is refused
 =====================  ================================================================================================
 
-A user of the provider has no credentials of the cluster: requests go out as the console's own user, and the console
-holds the user to the role. The name gets the prefix ``oidc:``, which no name in a file of users can have.
-The library is Authlib; it blocks, so it runs in threads. Loop only.
+A user of the provider has no credentials of the cluster: requests are signed as the console's own user, and the console
+enforces the role. The name gets the prefix ``oidc:``, which no name in a file of users can have. The library is
+Authlib; it runs in threads because it blocks. Loop only.
 Source: OpenID Connect Core 1.0 section 3.1, RFC 9207.
 """
 
@@ -61,12 +61,12 @@ class OidcSettings(Struct, rename="camel", kw_only=True, forbid_unknown_fields=T
     """The file of ``--oidc``, JSON.
 
     Attributes:
-        issuer: address of the provider, as its discovery document has it.
-        client_id, client_secret: of this console; without a secret it is a public client.
-        roles: for each role the values of ``role_claim`` that grant it; ``*`` for everybody who can log in.
+        issuer: the address of the provider, as in its discovery document.
+        client_id, client_secret: the console's; without a secret, the console is a public client.
+        roles: the values of ``role_claim`` that grant each role; ``*`` for every user who can log in.
         role_claim: a claim of the ID token, text or list; dots lead into objects: ``realm_access.roles``.
-        name_claim: what people are called here; ``sub`` where it is missing.
-        scope: what the provider is asked for.
+        name_claim: the claim with the user's name; ``sub`` if it is missing.
+        scope: the requested scopes.
         label: the provider's name on the login page.
     """
 
@@ -81,7 +81,7 @@ class OidcSettings(Struct, rename="camel", kw_only=True, forbid_unknown_fields=T
 
     @classmethod
     def load(cls, path: Path) -> OidcSettings:
-        """Raises SettingsError: the file cannot be read or used."""
+        """Load the file. Raises SettingsError: the file cannot be read or is not valid."""
         try:
             found = msgspec.json.decode(path.read_bytes(), type=cls)
         except (OSError, ValueError) as error:
@@ -105,7 +105,7 @@ class _Provider(Struct):
 
 
 def is_safe(url: str) -> bool:
-    """Return whether an address is https, or http on this machine."""
+    """Return True if an address is https, or http on this machine."""
     try:
         parts = urlsplit(url)
         host = parts.hostname or ""
@@ -115,7 +115,7 @@ def is_safe(url: str) -> bool:
 
 
 class Oidc:
-    """Logins by one provider. Its discovery document is asked for again every 5 minutes, its keys at each login."""
+    """Logins by one provider. The discovery document is fetched every 5 minutes, the keys at each login."""
 
     def __init__(self, settings: OidcSettings, clock: Clock) -> None:
         self.settings = settings
@@ -127,8 +127,8 @@ class Oidc:
         self._asked_again_ms = 0.0
 
     async def begin(self, redirect_uri: str, back: str) -> tuple[str, str]:
-        """Return the address of the provider's login, and the cookie of this one. ``back`` is the path to show after
-        it. Raises LoginRefused: the provider cannot be asked."""
+        """Return the address of the provider's login page, and a cookie. ``back`` is the path to show after the login.
+        Raises LoginRefused: the provider does not answer."""
         provider = await self._discovered()
         back = back if len(back) < 1_000 else ""  # browsers drop a cookie of more than 4 KB
         cookie = f"{secrets.token_urlsafe(32)}.{self._clock.now_ms()}.{quote(back, safe='')}"
@@ -140,9 +140,9 @@ class Oidc:
         return address, cookie
 
     async def finish(self, query: Mapping[str, str], cookie: str, redirect_uri: str) -> tuple[User, str]:
-        """Return the user whom the provider sent back, and the path to show. Raises LoginRefused: there is none."""
+        """Return the user that the provider sent back, and the path to show. Raises LoginRefused: the login failed."""
         label, settings = self.settings.label, self.settings
-        # First of all: until the state is right, somebody else may have made up the whole request.
+        # Check the state first: without a right state, an attacker may have forged the whole request.
         state = self._derived("state", cookie)
         if not cookie or not hmac.compare_digest(query.get("state", "").encode(), state.encode()):
             raise LoginRefused(_("this login was not begun in this browser, or the console restarted: begin again"))
@@ -159,7 +159,7 @@ class Oidc:
         return self._user(claims), unquote(back)
 
     async def leave_address(self, back: str) -> str:
-        """Return where a user ends the provider's session, too; empty: the provider has no such page."""
+        """Return the address that ends the provider's session; empty if the provider has no such page."""
         try:
             end = (await self._discovered()).end_session_endpoint
         except LoginRefused:
@@ -172,7 +172,7 @@ class Oidc:
         return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
     def _session(self, provider: _Provider | None, redirect_uri: str = "") -> Any:
-        """Authlib's session. It follows no redirect: none of the provider's addresses has one."""
+        """Return a session of Authlib that follows no redirects: the provider's addresses have none."""
         method = "client_secret_basic" if self.settings.client_secret else "none"
         if provider is not None and method not in (known := provider.token_endpoint_auth_methods_supported):
             method = "client_secret_post" if "client_secret_post" in known else method
@@ -184,10 +184,10 @@ class Oidc:
         session.max_redirects = 0
         return session
 
-    # -- what the provider is asked; in threads
+    # -- requests to the provider, in threads
 
     async def _asked(self, asking: Callable[[], T]) -> T:
-        """Raises LoginRefused: the provider does not answer, or not with what it should."""
+        """Run a request in a thread. Raises LoginRefused: the provider does not answer, or the answer is not valid."""
         label = self.settings.label
         try:
             return await in_thread(asking, ANSWER_S)
@@ -196,19 +196,19 @@ class Oidc:
         except JoseError as error:
             raise LoginRefused(_("the ID token of {label} is refused: {error}", label=label, error=error)) from None
         except (AuthlibBaseError, RequestException, ValueError, LookupError, TypeError) as error:
-            # An error of the network shows the address and more: its kind is enough.
+            # The text of a network error has the address and more, so show only its type.
             why = type(error).__name__ if isinstance(error, RequestException) else str(error)[:300]
             raise LoginRefused(_("{label} cannot be asked: {why}", label=label, why=why)) from None
 
     async def _discovered(self) -> _Provider:
-        # One at a time, and a failure counts for a while, too: whoever is not logged in can ask for this.
+        # One request at a time, and failures are cached: unauthenticated clients can trigger this request.
         async with self._asking:
             if self._clock.monotonic_ms() >= self._asked_again_ms:
                 try:
                     self._provider, self._trouble = await self._asked(self._discover), ""
                 except LoginRefused as refused:
                     self._provider, self._trouble = None, str(refused)
-                    _log.warning("console: nobody can log in by OpenID Connect: %s", refused)
+                    _log.warning("console: no user can log in by OpenID Connect: %s", refused)
                 self._asked_again_ms = self._clock.monotonic_ms() + (AGAIN_MS if self._trouble else FRESH_MS)
             if self._provider is None:
                 raise LoginRefused(self._trouble)
@@ -228,7 +228,7 @@ class Oidc:
         return found
 
     def _claims(self, provider: _Provider, code: str, cookie: str, redirect_uri: str) -> Mapping[str, Any]:
-        """The claims of a user. Raises JoseError: the ID token cannot be trusted."""
+        """Return the claims of a user. Raises JoseError: the ID token is not valid."""
         with self._session(provider, redirect_uri) as session:
             token = session.fetch_token(
                 provider.token_endpoint, code=code, code_verifier=self._derived("verifier", cookie)

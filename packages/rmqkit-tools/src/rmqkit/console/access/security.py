@@ -3,11 +3,11 @@
 ==================  ================================================================================================
 attack              defence
 ==================  ================================================================================================
-DNS rebinding       `host_fault`: the Host header has to be an expected name, also on loopback
-cross-site request  `origin_fault`: a request that changes something comes from a page of ours, by Sec-Fetch-Site or
-                    Origin; with a login's cookie one of them has to be there
+DNS rebinding       `host_fault`: the Host header must be an expected name, also on loopback
+cross-site request  `origin_fault`: a request that changes something must come from our own page, by Sec-Fetch-Site or
+                    Origin; a request with a login cookie must have one of these headers
 scripts, frames     `HEADERS`: a policy that allows nothing from elsewhere and nothing inline
-an open console     `listen_fault`: brokers trust their own machine: other addresses than loopback need users and TLS
+an open console     `listen_fault`: addresses other than loopback need users and TLS, as brokers trust their machine
 ==================  ================================================================================================
 
 Everything here is pure.
@@ -36,13 +36,13 @@ HEADERS = {
     "cache-control": "no-store",
     "cross-origin-opener-policy": "same-origin",
 }
-"""Of every answer; files of ours may be kept by browsers."""
+"""Headers of every answer; browsers may cache only our static files."""
 
 _LOOPBACK_NAMES = frozenset(("localhost", "127.0.0.1", "::1"))
 
 
 def is_loopback(host: str) -> bool:
-    """Return True if an address to listen on is this machine's alone."""
+    """Return True if an address to listen on is reachable only from this machine."""
     if host in _LOOPBACK_NAMES:
         return True
     try:
@@ -52,7 +52,7 @@ def is_loopback(host: str) -> bool:
 
 
 def listen_fault(host: str, *, has_users: bool, has_tls: bool, is_behind_proxy: bool, is_insecure: bool) -> str:
-    """Why the console may not listen on an address, or nothing."""
+    """Return the reason why the console may not listen on an address, or ""."""
     if is_loopback(host) or is_insecure or (has_users and (has_tls or is_behind_proxy)):
         return ""
     missing = [] if has_users else ["users (--users FILE, --oidc FILE, or --login for those of the cluster)"]
@@ -65,12 +65,12 @@ def listen_fault(host: str, *, has_users: bool, has_tls: bool, is_behind_proxy: 
 
 
 def name_of_host(header: str) -> str:
-    """The name in a Host header, without its port."""
+    """Return the name in a Host header, without its port."""
     return (urlsplit(f"//{header}").hostname or "").lower().rstrip(".")
 
 
 def host_fault(header: str, allowed: Collection[str]) -> str:
-    """Why a Host header is refused, or nothing; ``*`` allows every name."""
+    """Return the reason to refuse a Host header, or ""; ``*`` allows every name."""
     try:
         name = name_of_host(header)
     except ValueError:
@@ -89,7 +89,7 @@ def origin_fault(method: str, headers: Mapping[str, str], own: str, *, has_cooki
     ``own`` is this console's origin, ``http://host:port``."""
     if method in SAFE:
         return ""
-    # The first header counts if it is there: scripts cannot set it, and behind a proxy our own origin may be wrong.
+    # Prefer the first header: scripts cannot set it, and behind a proxy our own origin may be wrong.
     site, origin = headers.get("sec-fetch-site"), headers.get("origin")
     if site is not None:
         other = _("the request comes from another site (Sec-Fetch-Site: {site})", site=site)
@@ -101,5 +101,5 @@ def origin_fault(method: str, headers: Mapping[str, str], own: str, *, has_cooki
 
 def is_own_path(path: str) -> bool:
     """Return True if a text is a path of this site, and not an address of another one."""
-    # Browsers take \ for / and // for the beginning of another host, and leave out tabs and line breaks before that.
+    # Browsers read \ as /, and // as the beginning of another host. They drop tabs and line breaks first.
     return path.startswith("/") and not re.search(r"^//|\\|[\x00-\x1f\x7f]|%0[ad]", path, re.IGNORECASE)

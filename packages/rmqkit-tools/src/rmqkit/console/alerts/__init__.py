@@ -1,1 +1,1 @@
-"""Alerts of the console: rules over snapshots, and the channels that their notices go to."""
+"""Alerts of the console: rules over snapshots, and the channels for their notices."""

@@ -1,4 +1,4 @@
-"""The channels of alerts: a webhook of the user, or any service of apprise; and one delivery.
+"""The channels of alerts (a webhook, or any service of apprise), and the delivery of one notice.
 
 =====================  =================================================================================================
 address                notice
@@ -7,12 +7,11 @@ address                notice
 any other              the event's text through `apprise <https://appriseit.com>`_: ``mailto://``, ``slack://``, …
 =====================  =================================================================================================
 
-Both block, so a delivery runs in a thread, for at most `ANSWER_S`. While a thread that took longer is still running,
-no other notice is sent to its address. No redirect is followed: it would lead the console to an address that no admin
-has entered.
+Both block, so a delivery runs in a thread, for at most `ANSWER_S`. While a slower thread is still running, no other
+notice is sent to its address. Redirects are not followed: they lead to an address that no admin has entered.
 
-Addresses carry keys. People and logs see the scheme, and the host of a webhook. The log lines of apprise and urllib3
-about a delivery are caught (`_Capture`), and the text of a cause loses every word of the address.
+Addresses contain keys. Pages and logs show only the scheme, and the host of a webhook. The log lines of apprise and
+urllib3 about a delivery are captured (`_Capture`), and every word of the address is removed from the text of a cause.
 """
 
 from __future__ import annotations
@@ -45,15 +44,15 @@ NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _NETWORK_FAULT = re.compile(r"\[(?:Errno -?\d+|SSL: \w+)\] ([\w ,-]+)|(Read timed out)")
 _lines: ContextVar[list[tuple[int, str]] | None] = ContextVar("lines of the delivery of this thread", default=None)
 _stuck: dict[str, threading.Event] = {}
-"""Addresses whose last delivery took too long, and whether its thread has ended since. Loop only."""
+"""Addresses whose last delivery took too long, with an event that is set when its thread ends. Loop only."""
 
 
 class Channel(Struct, rename="camel", kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A destination of notices.
+    """A destination for notices.
 
     Attributes:
-        name: the name of the channel, to which rules refer.
-        url: ``http://`` or ``https://`` of a webhook, or an address of apprise.
+        name: the name by which rules refer to the channel.
+        url: the ``http://`` or ``https://`` address of a webhook, or an address of apprise.
         secret: signs the notices to a webhook.
     """
 
@@ -63,21 +62,21 @@ class Channel(Struct, rename="camel", kw_only=True, omit_defaults=True, forbid_u
 
     @property
     def kind(self) -> str:
-        """``webhook``, or the scheme of a service of apprise."""
+        """The type of the channel: ``webhook``, or the scheme of a service of apprise."""
         scheme = self.url.partition("://")[0].lower()
         return "webhook" if scheme in ("http", "https") else scheme
 
     @property
     def place(self) -> str:
-        """The address without what may be a key. In most addresses of apprise the host is one."""
+        """The address without possible keys. In most addresses of apprise, the host is a key."""
         if self.kind != "webhook":
             return f"{self.kind}://…"
         parts = urlsplit(self.url)
         return f"{parts.scheme}://{parts.hostname}" + (f":{parts.port}" if parts.port else "") + "/…"
 
     def check(self) -> None:
-        """Load apprise's services for other addresses than webhooks: a second of CPU, for a thread.
-        Raises ValueError: a field cannot be used. The text says which, and does not show the address."""
+        """Check the fields. Run this in a thread: for a service of apprise it takes a second of CPU.
+        Raises ValueError: a field is not valid. The text names the field, and does not show the address."""
         if not NAME.fullmatch(self.name):
             raise ValueError(_("name {name!r} must be 1 to 64 letters, digits, dots, - and _", name=self.name))
         if len(self.url) > 2_000 or not self.url.isascii() or re.search(r"[\x00-\x20\x7f]", self.url):
@@ -111,8 +110,8 @@ class Channel(Struct, rename="camel", kw_only=True, omit_defaults=True, forbid_u
 
 
 class Event(Struct, rename="camel", kw_only=True):
-    """One notice, as webhooks get it; ``state`` is ``firing``, ``resolved`` or ``test``. ``id`` is the alert's: the
-    same when it is resolved, and at each try. ``page`` is the path of the page that shows more."""
+    """One notice in the format for webhooks; ``state`` is ``firing``, ``resolved`` or ``test``. ``id`` belongs to the
+    alert: firing, resolved and all tries have the same id. ``page`` is the path of the page with details."""
 
     id: str
     state: str
@@ -130,7 +129,7 @@ class Event(Struct, rename="camel", kw_only=True):
 
 
 async def deliver(channel: Channel, event: Event) -> str:
-    """Send a notice once. Return why it was not delivered, or an empty text; neither address nor secret are in it."""
+    """Send a notice once. Return the reason for a failure (without address and secret), or an empty text."""
     if channel.url in _stuck:
         if not _stuck[channel.url].is_set():
             return _("the delivery before has not ended: its service does not answer")
@@ -153,7 +152,7 @@ async def deliver(channel: Channel, event: Event) -> str:
 
 
 def _post(channel: Channel, event: Event) -> str:
-    """Send a webhook its event on a connection of its own."""
+    """Send an event to a webhook on a new connection."""
     parts = urlsplit(channel.url)
     body = msgspec.json.encode(event, enc_hook=plain)
     headers = {"content-type": "application/json", "user-agent": "rmqkit-console", "connection": "close"}
@@ -182,8 +181,7 @@ def _post(channel: Channel, event: Event) -> str:
 
 
 class _Capture(logging.Filter):
-    """Catches the lines of one logger about deliveries of ours: they show addresses with their keys. Other lines pass
-    as before."""
+    """A filter that captures one logger's lines about our deliveries (with addresses and keys). Other lines pass."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -206,8 +204,8 @@ def _capture() -> list[_Capture]:
 
 
 def _service(url: str) -> NotifyBase:
-    """The service that an address names. Raises ValueError: apprise does not know it, or lacks a part of it."""
-    import apprise  # 0.3 s of CPU, and a second for the services
+    """Return the service for an address. Raises ValueError: apprise does not know it, or cannot use it."""
+    import apprise  # takes 0.3 s of CPU, and a second for the services
 
     asset = apprise.AppriseAsset(app_id="rmqkit", app_desc="rmqkit console", service_timeout=0)
     service = apprise.Apprise.instantiate(url, asset=asset)
@@ -223,7 +221,7 @@ def _notify(channel: Channel, event: Event) -> str:
 
     _capture()
     lines: list[tuple[int, str]] = []
-    _lines.set(lines)  # of this thread, which ends with the delivery
+    _lines.set(lines)  # only in this thread, which ends with the delivery
     kinds = {"firing": apprise.NotifyType.FAILURE, "resolved": apprise.NotifyType.SUCCESS}
     try:
         sending = apprise.Apprise()
@@ -238,7 +236,7 @@ def _notify(channel: Channel, event: Event) -> str:
 
 
 def _cause(channel: Channel, lines: list[tuple[int, str]]) -> str:
-    """The first warning of apprise, with the reason of a network fault, and without any word of the address."""
+    """Return the first warning of apprise, with the reason of a network error, without any word of the address."""
     text = next((line for level, line in lines if level >= logging.WARNING), "")
     fault = next((found for _level, line in reversed(lines) if (found := _NETWORK_FAULT.search(line))), None)
     address = channel.url.partition("://")[2]

@@ -1,10 +1,10 @@
-"""Rules that look at every snapshot, and the notices that they send.
+"""Rules that check every snapshot, and the notices that they send.
 
-A rule is: *figure* of what a *selector* matches (``billing-*``), *operator*, *value*, for *n samples* one after the
-other (a sample is a round of the watcher: 10 s while there are rules).
+A rule has a *figure*, a *selector* of names (``billing-*``), an *operator*, a *value*, and *n samples* in a row (the
+watcher takes a sample every 10 s while there are rules).
 
 =========  =====================================  ====================================================================
-state      a figure over the limit                one that is not
+state      figure over the limit                  figure not over the limit
 =========  =====================================  ====================================================================
 OK         pending; firing if n is 1              –
 pending    firing with the n-th in a row          OK
@@ -12,14 +12,14 @@ firing     –                                      resolved with the n-th in a 
 =========  =====================================  ====================================================================
 
 An unknown figure changes nothing; ``gone`` is the only figure that grows while a broker does not answer. An alert whose
-figure no broker has reported for an hour (a deleted group) is resolved with that reason. While a rule is silent no
-notice is sent; alerts that still fire after that time are sent then. An alert has one id from firing to resolved, over
-restarts and tries.
+figure no broker has reported for an hour (a deleted group) is resolved with that reason. A silent rule sends no notice;
+after that time it sends the alerts that still fire. An alert has the same id from firing to resolved, across restarts
+and tries.
 
 A *channel* gets its notices in order: 5 tries, with pauses of `remoting.client.Backoff` that add up to between 7 and 15
-minutes. Then the notice is given up, and the page shows that. Rules, alerts and waiting notices are in one file
-(`store.files.JsonFile`, readable by its owner alone). It is saved before a notice leaves: after a kill the notice is
-sent, or sent again with the same id.
+minutes. Then the notice is dropped, and the page shows it. Rules, alerts and waiting notices are in one file
+(`store.files.JsonFile`, readable only by its owner). The file is saved before a notice is sent: after a kill, the
+notice is sent, or sent again with the same id.
 
 Loop only.
 """
@@ -71,7 +71,7 @@ _log = logging.getLogger(__name__)
 
 
 class Rule(Struct, rename="camel", kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A rule for a figure; ``channel`` is empty if alerts show on the page alone."""
+    """A rule for a figure; ``channel`` is empty if alerts are only shown on the page."""
 
     name: str
     figure: str
@@ -83,7 +83,7 @@ class Rule(Struct, rename="camel", kw_only=True, omit_defaults=True, forbid_unkn
     silent_until_ms: int = 0
 
     def check(self, channels: Mapping[str, Channel]) -> None:
-        """Raises ValueError: a field cannot be used; its text says which."""
+        """Check the fields. Raises ValueError: a field is not valid; the text names it."""
         if not NAME.fullmatch(self.name):
             raise ValueError(_("name {name!r} must be 1 to 64 letters, digits, dots, - and _", name=self.name))
         if self.figure not in FIGURES:
@@ -118,7 +118,7 @@ class Rule(Struct, rename="camel", kw_only=True, omit_defaults=True, forbid_unkn
 
     @property
     def words(self) -> str:
-        """The rule as people read it."""
+        """The rule as text for the user."""
         return _(
             "{figure} of {selector} {operator} {show}",
             figure=self.figure,
@@ -129,12 +129,12 @@ class Rule(Struct, rename="camel", kw_only=True, omit_defaults=True, forbid_unkn
 
 
 class Alert(Struct, rename="camel", kw_only=True):
-    """A figure that is over its limit.
+    """An alert: a figure that is over the limit of a rule.
 
     Attributes:
         state: ``pending`` or ``firing``.
-        count: samples in a row that spoke for the next state.
-        is_told: a notice of its firing was sent, or waits to be.
+        count: the number of samples in a row that lead to the next state.
+        is_told: True if a notice of its firing was sent or waits to be sent.
     """
 
     rule: str
@@ -150,7 +150,7 @@ class Alert(Struct, rename="camel", kw_only=True):
 
 
 class Waiting(Struct, rename="camel", kw_only=True):
-    """A notice that was not delivered yet."""
+    """A notice that is not delivered yet."""
 
     channel: str
     event: Event
@@ -159,7 +159,7 @@ class Waiting(Struct, rename="camel", kw_only=True):
 
 
 class Happened(Struct, rename="camel", kw_only=True):
-    """A line of what happened."""
+    """One line of the list of events."""
 
     at_ms: int
     what: str
@@ -169,7 +169,7 @@ class Happened(Struct, rename="camel", kw_only=True):
 
 
 class _Kept(Struct, rename="camel", kw_only=True, omit_defaults=True):
-    """The file."""
+    """The content of the file."""
 
     channels: list[Channel] = field(default_factory=list)
     rules: list[Rule] = field(default_factory=list)
@@ -180,20 +180,20 @@ class _Kept(Struct, rename="camel", kw_only=True, omit_defaults=True):
 
 
 class _Given(Struct, forbid_unknown_fields=True):
-    """A file of rules that people write."""
+    """The content of a file of rules that a user has written."""
 
     channels: list[Channel] = field(default_factory=list)
     rules: list[Rule] = field(default_factory=list)
 
 
 class Alerts:
-    """The rules of one cluster, what fires, and what waits to be delivered.
+    """The rules of one cluster, its alerts, and its waiting notices.
 
     Attributes:
         rules, channels: by name.
-        alerts: pending and firing ones, by rule and target.
-        lost: why there are no rules of before, or empty.
-        trouble: why changes are not kept, or empty.
+        alerts: the pending and firing alerts, by rule and target.
+        lost: the reason why the stored rules could not be loaded, or empty.
+        trouble: the reason why changes could not be saved, or empty.
     """
 
     def __init__(self, cluster: str, path: Path | None, clock: Clock) -> None:
@@ -243,8 +243,8 @@ class Alerts:
         self._seen = kept.seen
 
     def take(self, path: Path) -> None:
-        """Take rules and channels out of a file, in place of those of the same names.
-        Raises SettingsError: it cannot be read, or one of them cannot be used."""
+        """Add the rules and channels of a file; they replace those with the same names.
+        Raises SettingsError: the file cannot be read, or a rule or channel is not valid."""
         try:
             found = msgspec.json.decode(path.read_bytes(), type=_Given)
             channels = self.channels | {one.name: one for one in found.channels}
@@ -263,7 +263,7 @@ class Alerts:
             self._wake.set()
 
     async def close(self) -> None:
-        """Stop sending, and save; what waits goes out after the next start."""
+        """Stop sending and save. Waiting notices are sent after the next start."""
         tasks = [one for one in (self._task, *self._senders.values()) if one is not None]
         for task in tasks:
             task.cancel()
@@ -272,10 +272,10 @@ class Alerts:
             await self.save()
 
     async def _run(self) -> None:
-        """Save what changed, and only then let it go."""
+        """Save changes, then send the waiting notices."""
         while True:
             await self._wake.wait()
-            # Before it is saved: what comes meanwhile wakes this again.
+            # Clear before saving: a change during the save sets the event again.
             self._wake.clear()
             await self.save()
             for name in {one.channel for one in self.waiting}:
@@ -283,7 +283,7 @@ class Alerts:
                     self._senders[name] = asyncio.create_task(self._send(name), name=f"console alerts to {name}")
 
     async def save(self) -> None:
-        """Have everything on the disk; where that fails, say so."""
+        """Save the file. After a failure, set ``trouble``."""
         if self._file is None:
             return
         kept = _Kept(
@@ -302,10 +302,10 @@ class Alerts:
                 self.trouble = str(error)
                 _log.warning("alerts are not kept: %s", error)
 
-    # -- changes by people
+    # -- changes by users
 
     async def put_rule(self, rule: Rule) -> None:
-        """Add or replace a rule. Raises ValueError: it cannot be used, or there are too many."""
+        """Add or replace a rule. Raises ValueError: the rule is not valid, or there are too many."""
         rule.check(self.channels)
         if rule.name not in self.rules and len(self.rules) >= RULES_MAX:
             raise ValueError(_("there are {most} rules: delete one first", most=RULES_MAX))
@@ -314,7 +314,7 @@ class Alerts:
         await self.save()
 
     async def delete_rule(self, name: str) -> None:
-        """Delete a rule; what it has firing is resolved."""
+        """Delete a rule and resolve its alerts."""
         rule = self.rules.pop(name)
         for alert in [one for one in self.alerts.values() if one.rule == name]:
             self._resolve(rule, alert, self._clock.now_ms(), _("the rule was deleted"))
@@ -322,7 +322,7 @@ class Alerts:
         self._wake.set()
 
     async def put_channel(self, channel: Channel) -> None:
-        """Add or replace a channel. Raises ValueError: it cannot be used, or there are too many."""
+        """Add or replace a channel. Raises ValueError: the channel is not valid, or there are too many."""
         await asyncio.to_thread(channel.check)
         if channel.name not in self.channels and len(self.channels) >= CHANNELS_MAX:
             raise ValueError(_("there are {most} channels: delete one first", most=CHANNELS_MAX))
@@ -337,17 +337,17 @@ class Alerts:
         await self.save()
 
     async def test(self, name: str) -> str:
-        """Send a notice that says it is a test, once: why it was not taken, or empty."""
+        """Send a test notice once. Return the reason for a failure, or an empty text."""
         now_ms = self._clock.now_ms()
         rule = Rule(name="test", figure="lag", value=0.0)
         event = self._event(rule, Alert(rule="test", target="test", value=0.0, since_ms=0, seen_ms=0), "test", now_ms)
         event.text = _("A test of channel {name} by the console of cluster {cluster}", name=name, cluster=self._cluster)
         return await deliver(self.channels[name], event)
 
-    # -- snapshots come
+    # -- snapshots
 
     def look(self, snapshot: Snapshot) -> None:
-        """Have every rule look at a snapshot."""
+        """Apply every rule to a snapshot."""
         at_ms = snapshot.at_ms
         values: dict[str, dict[str, float | None]] = {"gone": self._gone(snapshot), "growth": self._growth(snapshot)}
         if not self.rules:
@@ -360,7 +360,7 @@ class Alerts:
             self._settle(self.rules[alert.rule], alert, at_ms)
 
     def _gone(self, snapshot: Snapshot) -> dict[str, float | None]:
-        """Seconds since each broker answered; also of those that name servers no longer know."""
+        """Return the seconds since each broker answered, also for brokers that name servers no longer know."""
         for state in snapshot.brokers:
             label = state.row.broker_name if state.is_master else f"{state.row.broker_name}:{state.row.broker_id}"
             if not state.trouble:
@@ -371,7 +371,7 @@ class Alerts:
         return {label: (snapshot.at_ms - ms) / 1000 for label, ms in self._seen.items()}
 
     def _growth(self, snapshot: Snapshot) -> dict[str, float | None]:
-        """Dead letters within an hour, from a count a minute."""
+        """Return the growth of dead letters in the last hour, from one count per minute."""
         found: dict[str, float | None] = {}
         for group in snapshot.groups.values():
             if group.dead_grew is None:
@@ -402,7 +402,7 @@ class Alerts:
                 self._step(rule, alert, value, at_ms, is_over=True)
 
     def _settle(self, rule: Rule, alert: Alert, at_ms: int) -> None:
-        """Resolve an alert that its rule no longer matches, or without a figure for an hour. Else send a due notice."""
+        """Resolve an alert that the rule no longer matches, or without a figure for an hour. Else send a due notice."""
         if not self._pattern(rule).match(alert.target):
             self._resolve(rule, alert, at_ms, _("the rule no longer looks at it"))
         elif at_ms - alert.seen_ms > HOUR_MS:
@@ -417,7 +417,7 @@ class Alerts:
         return self._matches[rule.name]
 
     def _step(self, rule: Rule, alert: Alert, value: float, at_ms: int, *, is_over: bool) -> None:
-        """The table above."""
+        """Move an alert to its next state, by the table above."""
         alert.value, alert.seen_ms = value, at_ms
         match alert.state, is_over:
             case "pending", True:
@@ -466,7 +466,7 @@ class Alerts:
             text=text, page=f"/{page}",
         )  # fmt: skip
 
-    # -- notices go
+    # -- notices
 
     def _tell(self, rule: Rule, event: Event) -> None:
         if rule.channel:
@@ -483,7 +483,7 @@ class Alerts:
         self._wake.set()
 
     async def _send(self, name: str) -> None:
-        """Deliver what waits for a channel, in order."""
+        """Deliver the notices that wait for a channel, in order."""
         while (waiting := next((one for one in self.waiting if one.channel == name), None)) is not None:
             backoff = Backoff(FIRST_PAUSE_MS, PAUSE_MS_MAX)
             while True:

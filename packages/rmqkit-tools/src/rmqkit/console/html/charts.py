@@ -1,4 +1,4 @@
-"""Line charts as SVG, drawn here: readable without JavaScript, by screen readers, in print and in both colour schemes.
+"""Line charts as SVG: readable without JavaScript, by screen readers, in print and in both colour schemes.
 
 A chart has a title, a description, axes with units, and a table of the same figures. Colours and widths are classes of
 the style sheet: the content policy allows no styles in attributes. A gap in a line is a time at which the figure was
@@ -20,21 +20,21 @@ POINTS_MAX = 240
 _WIDTH, _HEIGHT = 640, 168
 _RIGHT, _TOP, _BOTTOM = 12, 16, 26
 _LETTER, _LEFT_MIN = 11.5, 40
-"""Of the longest text beside the axis, at the largest size that the style sheet gives it."""
+"""The width of a letter beside the axis at the style sheet's largest size, and the least space left of the axis."""
 _TABLE_ROWS_MAX = 12
 
 Point = tuple[int, float | None]
 
 
 class Line(Struct):
-    """One line: its name, and points of ms and value, None where it was unknown."""
+    """One line: its name, and points of ms and value (None: unknown)."""
 
     name: str
     points: Sequence[Point]
 
 
 def thinned(points: Sequence[Point], count_max: int = POINTS_MAX) -> list[Point]:
-    """At most so many points: the lowest and the highest of each stretch are kept, so that no peak is lost."""
+    """Return at most ``count_max`` points: the lowest and the highest of each section, so that no peak is lost."""
     if len(points) <= count_max:
         return list(points)
     stretch = math.ceil(2 * len(points) / count_max)
@@ -66,13 +66,13 @@ class _Area(Struct):
 
 
 class Mark(Struct):
-    """Something that happened, at a time of the axis."""
+    """An event at a time of the axis."""
 
     at: int
     text: str
 
 
-# Long: one drawing, from its axis to its table.
+# Long: it is one drawing, from its axis to its table.
 def line_chart(
     title: str,
     unit: str,
@@ -85,9 +85,9 @@ def line_chart(
     note: Markup | str = "",
     say: Callable[[str], str] = str,
 ) -> Markup:
-    """A figure with the chart and its table; without two known points, a sentence instead.
-    ``show`` writes a value with its unit, ``top_of`` says where the axis of the highest value ends, ``span`` is from
-    when to when it goes, ``note`` stands beside the title, ``say`` translates a sentence."""
+    """Return a figure with the chart and its table, or a sentence if there are not two known points. ``show`` returns a
+    value with its unit, ``top_of`` the end of the axis for the highest value. ``span`` has the first and the last time,
+    ``note`` is shown beside the title, ``say`` translates a sentence."""
     title, unit = say(title), say(unit)
     known = [point for line in lines for point in line.points if point[1] is not None]
     if len({at for at, __ in known}) < 2:
@@ -142,8 +142,8 @@ def line_chart(
 
 
 def sparkline(values: Sequence[float | None]) -> Markup:
-    """A line without axes for a row of a list, from the first known value on and from 0 to the highest one; empty
-    without two known values in a row. The cell has the last value as text, so screen readers pass the drawing over."""
+    """Return a line without axes for a row of a list, from the first known value, and from 0 to the highest value;
+    empty without two known values in a row. Screen readers skip it: the cell has the last value as text."""
     values = values[next((x for x, value in enumerate(values) if value is not None), 0) :]
     top = max((value for value in values if value is not None), default=0.0) or 1.0
     runs: list[list[str]] = [[]]
@@ -158,7 +158,7 @@ def sparkline(values: Sequence[float | None]) -> Markup:
 
 
 def _frame(area: _Area, heights: Sequence[tuple[float, str]]) -> Markup:
-    """Axes, with these heights and three times."""
+    """Return the axes, with the given heights and three times."""
     parts = []
     for value, text in heights:
         y = area.y(value)
@@ -254,6 +254,6 @@ def _value(point: Point) -> float:
 
 
 def _clock(at: int, span: int) -> str:
-    """A time, as exact as an axis so long needs it."""
+    """Return a time with the precision that an axis of this length needs."""
     form = "%H:%M:%S" if span <= 2 * 3_600_000 else "%H:%M" if span <= 86_400_000 else "%m-%d %H:%M"
     return f"{datetime.fromtimestamp(at / 1000, UTC):{form}}"

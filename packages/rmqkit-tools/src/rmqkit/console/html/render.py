@@ -1,8 +1,8 @@
 """HTML of pages, and the filters that write numbers, times and sizes in templates.
 
 Templates escape everything, and an unknown name in one is an error. They mark their texts with ``_``, as Python does; a
-sentence is translated when it is printed. A page's ``live`` block is rendered alone when it is refreshed. Numbers have
-a unit, times are UTC, and what is unknown is a dash that says so.
+sentence is translated when it is printed. A refresh renders only the ``live`` block of a page. Numbers have a unit,
+times are UTC, and an unknown value is a dash with a title.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ UNKNOWN = Markup(_UNKNOWN).format(_UNKNOWN_TITLE)
 
 
 class Link:
-    """Makes addresses below the place where the console is mounted."""
+    """A builder of addresses below the path where the console is mounted."""
 
     def __init__(self, root: str, env: str = "") -> None:
         self._root = root.rstrip("/")
         self._env = env
 
     def __call__(self, *parts: object, **query: object) -> str:
-        """An address of the current cluster: ``link("topics", name, sort="lag")``."""
+        """Return an address of the current cluster: ``link("topics", name, sort="lag")``."""
         return self._make(((self._env,) if self._env else ()) + parts, query)
 
     def out(self, *parts: object, **query: object) -> str:
-        """An address outside of any cluster."""
+        """Return an address outside of any cluster."""
         return self._make(parts, query)
 
     def to(self, env: str) -> str:
-        """The first page of a cluster."""
+        """Return the address of a cluster's first page."""
         return f"{self._root}/{quote(env, safe='')}/"
 
     def _make(self, parts: tuple[object, ...], query: Mapping[str, object]) -> str:
@@ -59,18 +59,18 @@ class Link:
 
 
 def html(template: str, values: Mapping[str, Any]) -> str:
-    """A whole page, in the language ``lang`` of the values."""
+    """Render a whole page, in the language ``lang`` of the values."""
     return _environment(values.get("lang", "en")).get_template(template).render(values)
 
 
 def block(template: str, values: Mapping[str, Any], name: str = "live") -> str:
-    """One block of a page."""
+    """Render one block of a page."""
     found = _environment(values.get("lang", "en")).get_template(template)
     return "".join(found.blocks[name](found.new_context(dict(values))))
 
 
 def as_json(value: Any) -> bytes:
-    """A page's values as JSON; whole numbers that browsers would round are text."""
+    """Return a page's values as JSON; integers that browsers would round are text."""
     found = msgspec.to_builtins(value, str_keys=True, enc_hook=_plain)
     return json.dumps(_safe(found), ensure_ascii=False).encode("utf-8", "replace")
 
@@ -134,12 +134,14 @@ def _environment(language: str) -> jinja2.Environment:
     }
     found.tests["unknown"] = lambda value: value is None
     found.globals |= {"_": _, "shell": shell}
-    found.globals["m"] = found.get_template("macros.html").module  # blocks rendered alone know no imports of the page
+    found.globals["m"] = found.get_template(
+        "macros.html"
+    ).module  # a block that is rendered alone does not have the imports of its page
     return found
 
 
 def _figure(text: str) -> float | None:
-    """The first number of a broker's figure; None: it is no number."""
+    """Return the first number of a broker's figure; None: it is not a number."""
     try:
         return float(text.split()[0])
     except (IndexError, ValueError):
@@ -147,14 +149,14 @@ def _figure(text: str) -> float | None:
 
 
 def number(value: float | None) -> str | Markup:
-    """A count with its thousands."""
+    """Return a count with separators between thousands."""
     if value is None:
         return UNKNOWN
     return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
 
 
 def rate(value: float | None) -> str | Markup:
-    """Something per second."""
+    """Return a rate per second."""
     if value is None:
         return UNKNOWN
     digits = 0 if value >= 100 or value == int(value) else 1
@@ -162,7 +164,7 @@ def rate(value: float | None) -> str | Markup:
 
 
 def size(value: float | None) -> str | Markup:
-    """Bytes in the largest unit that keeps them above one."""
+    """Return bytes in the largest unit in which the value is at least 1."""
     if value is None:
         return UNKNOWN
     for unit in ("B", "KiB", "MiB", "GiB"):
@@ -173,12 +175,12 @@ def size(value: float | None) -> str | Markup:
 
 
 def span(ms: float | None) -> str | Markup:
-    """A span of time."""
+    """Return a span of time as text."""
     return UNKNOWN if ms is None else span_text(ms) if ms >= 1000 or ms == 0 else f"{ms:.0f} ms"
 
 
 def time(ms: int | None, *, with_ms: bool = False) -> Markup:
-    """A time in UTC; browsers show their own zone beside it."""
+    """Return a time in UTC; browsers add the time in their own zone."""
     if not ms or ms < 0:
         return UNKNOWN
     try:
@@ -191,7 +193,7 @@ def time(ms: int | None, *, with_ms: bool = False) -> Markup:
 
 
 def shell(command: str, *words: object) -> str:
-    """A command line that a person can paste: ``command`` as it is, then words such as names, quoted for a shell."""
+    """Return a command line to paste: ``command`` unchanged, then the words quoted for a shell."""
     return " ".join((command, *(shlex.quote(str(word)) for word in words)))
 
 
@@ -199,12 +201,12 @@ _BREAKS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[_.;,:/@#=+])(?=[^_.;,:/@#=+])
 
 
 def breakable(text: object) -> Markup:
-    """A clean text that a narrow column breaks between its words, as in ``diskSpace|Ratio`` and ``10.0.0.1@|7``."""
+    """Return a clean text that may be broken between its words, as in ``diskSpace|Ratio`` and ``10.0.0.1@|7``."""
     return Markup("<wbr>").join(_BREAKS.split(clean(text)))
 
 
 def clean(text: object) -> str:
-    """A text without characters that would turn its direction or hide it."""
+    """Return a text without characters that change its direction or hide parts of it."""
     return "".join(
         one if one in "\n\t" or unicodedata.category(one) not in ("Cc", "Cf", "Cs") else f"\\u{ord(one):04x}"
         for one in str(text)

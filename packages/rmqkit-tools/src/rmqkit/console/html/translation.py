@@ -1,10 +1,10 @@
 """Texts of pages in other languages than English, from gettext catalogues.
 
-A `Sentence` is translated when a page is rendered: its template is looked up, and its values are filled in, each of
-which may be a sentence. Any other text is shown as it is, such as a name, a body or a remark of a broker. The filter
-``text`` of templates also looks up words that reach a page as values (`rmqkit.console.html.words`) and help texts.
+A `Sentence` is translated when a page is rendered: its template is looked up, and its values are filled in; a value may
+be a sentence, too. Other texts, such as names, bodies and remarks of brokers, are not translated. The filter ``text``
+of templates also translates words that reach a page as values (`rmqkit.console.html.words`), and help texts.
 
-If a template is missing in a catalogue, the whole sentence stays in English, with all sentences that it contains.
+If a template is missing in a catalogue, the whole sentence stays in English, with all sentences in it.
 
 ``locale/LANGUAGE/LC_MESSAGES`` has two catalogues of each language, as ``.po`` to edit and ``.mo`` to read:
 
@@ -13,7 +13,7 @@ console   all marked texts of `rmqkit.admin` and this package; a test requires e
 settings  descriptions of the settings of servers; a missing one is shown in English
 ========  ==============================================================================================
 
-The language is that of the ``rmq_lang`` cookie, which the switch of each page writes, or else of ``Accept-Language``.
+The language comes from the ``rmq_lang`` cookie, which the switch on each page sets, or else from ``Accept-Language``.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def chosen(cookie: str, accepted: str) -> str:
 
 
 class _Missing(gettext.NullTranslations):
-    """The end of a chain of catalogues: raises KeyError for a text that none of them has."""
+    """The end of a chain of catalogues. It raises KeyError for a text that is in no catalogue."""
 
     def gettext(self, message: str) -> NoReturn:
         raise KeyError(message)
@@ -62,7 +62,7 @@ def catalogue(language: str) -> gettext.NullTranslations:
 
 
 def said(text: str, language: str, *, is_term: bool = False) -> str:
-    """Return a sentence in a language, and another text as it is. With ``is_term`` every text is looked up."""
+    """Translate a sentence, and return any other text unchanged. With ``is_term``, translate every text."""
     if language == "en" or not text or not (is_term or isinstance(text, Sentence)):
         return text
     known = catalogue(language)
@@ -74,7 +74,7 @@ def said(text: str, language: str, *, is_term: bool = False) -> str:
 
 _WIDE = "[\u3000-\u9fff\uff00-\uffef]"
 _GAP = re.compile(f"(?<={_WIDE}) ?\0(?={_WIDE})|(?<={_WIDE})\0 (?={_WIDE})")
-"""A space between two Chinese characters, one of them of a translated value; ``\\0`` marks both ends of the value."""
+"""A space between two Chinese characters at the edge of a translated value; ``\\0`` marks both ends of a value."""
 
 
 def _translated(sentence: Sentence, known: gettext.NullTranslations) -> str:

@@ -1,4 +1,4 @@
-"""Words that reach a page as values, and that the filter ``text`` of templates translates.
+"""Words that reach a page as values. The filter ``text`` of templates translates them.
 
 A state, for example, is stored, sent and compared in English. It is translated where a page shows it.
 """

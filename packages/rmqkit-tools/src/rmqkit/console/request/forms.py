@@ -1,7 +1,7 @@
-"""Forms as data: a page of fields, whose values become a `Review`, whose button does it.
+"""Forms as data: a page of fields, whose values become a `Review`.
 
-A view says which fields there are, with the values they have now, and makes the review of what was filled in. What
-cannot be used is said above the form, and what was typed stays in it.
+A view defines the fields with their current values, and makes the review from the submitted values. If a value is not
+valid, the form is shown again with the submitted values and the error.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class Field(Struct, kw_only=True):
     """One field.
 
     Attributes:
-        kind: of its input: ``text``, ``number``, ``password``, ``url``, ``area``, ``choice``, ``many`` (check boxes)
-            or ``datetime-local``.
-        value: what it has; of check boxes, the chosen ones, one a line.
-        hint: what it means, in a sentence.
-        choices: what may be chosen; of text, what is offered.
-        labels: of choices, what people see in their place.
+        kind: the type of input: ``text``, ``number``, ``password``, ``url``, ``area``, ``choice``, ``many`` (check
+            boxes) or ``datetime-local``.
+        value: the current value; for check boxes, the chosen values, one per line.
+        hint: its meaning, in a sentence.
+        choices: the allowed values; for ``text``, suggestions.
+        labels: the texts that are shown for choices.
     """
 
     name: str
@@ -47,13 +47,13 @@ class Form(Struct, kw_only=True):
     """A page with a form.
 
     Attributes:
-        action, target: as the audit has them.
-        about: what it shows above the fields: name and value.
-        hint: a sentence above them.
-        warning: what cannot be taken back, or empty.
-        right: what a user needs to fill it in.
-        template, values: a page of its own around the form, and what that shows.
-        button: its text.
+        action, target: the values for the audit.
+        about: names and values above the fields.
+        hint: a sentence above the fields.
+        warning: the part that cannot be undone, or empty.
+        right: the right that a user needs for it.
+        template, values: a separate template around the form, and its values.
+        button: the text of the button.
     """
 
     title: str
@@ -73,7 +73,7 @@ class Form(Struct, kw_only=True):
 
 
 async def change(ask: Ask, form: Form, plan: Callable[[dict[str, str]], Awaitable[Review]]) -> Page:
-    """The form, or the review that ``plan`` makes of what was filled in. Raises Fault: this user may not."""
+    """Return the form, or the review that ``plan`` makes from its values. Raises Fault: the user lacks the right."""
     if ask.request.method != "POST":
         return _page(ask, form, "")
     ask.require_change(form.action, form.target, form.right)
@@ -116,11 +116,11 @@ def _plain(field: Field) -> dict[str, Any]:
     return {name: getattr(field, name) for name in field.__struct_fields__}
 
 
-# -- what fields of several forms have in common
+# -- fields of several forms
 
 
 def where(ask: Ask, brokers: Sequence[str] = (), hint: str = "") -> Field:
-    """Which brokers a change is for."""
+    """Return a field for the brokers of a change."""
     names = sorted(brokers) or masters(ask)
     return Field(
         name="where", label=_("Where"), kind="choice", value=EVERYWHERE, choices=(EVERYWHERE, *names), hint=hint
@@ -128,12 +128,12 @@ def where(ask: Ask, brokers: Sequence[str] = (), hint: str = "") -> Field:
 
 
 def masters(ask: Ask) -> list[str]:
-    """The names of the masters that the watcher knows."""
+    """Return the names of the masters that the watcher knows."""
     return sorted({one.row.broker_name for one in ask.snapshot.brokers if one.is_master})
 
 
 def chosen_brokers(ask: Ask, given: Mapping[str, str], brokers: Sequence[str] = ()) -> list[str]:
-    """The brokers that a form's ``where`` names. Raises ValueError: there is no such one."""
+    """Return the brokers in the field ``where``. Raises ValueError: there is no such broker."""
     names = sorted(brokers) or masters(ask)
     wanted = given.get("where") or EVERYWHERE
     if wanted != EVERYWHERE and wanted not in names:
@@ -144,7 +144,7 @@ def chosen_brokers(ask: Ask, given: Mapping[str, str], brokers: Sequence[str] = 
 
 
 def number(given: Mapping[str, str], name: str, label: str, low: int = 0) -> int:
-    """A whole number. Raises ValueError: it is none."""
+    """Return an integer from a form. Raises ValueError: the text is not an integer."""
     text = given.get(name, "")
     if not text.lstrip("-").isdecimal() or int(text) < low or len(text) > 18:
         raise ValueError(
@@ -159,12 +159,12 @@ def number(given: Mapping[str, str], name: str, label: str, low: int = 0) -> int
 
 
 def flag(name: str, label: str, value: bool, hint: str = "") -> Field:
-    """A choice of yes and no."""
+    """Return a field with the choices yes and no."""
     return Field(name=name, label=label, kind="choice", value=_FLAG[not value], choices=_FLAG, hint=hint)
 
 
 def pairs(text: str, what: str) -> dict[str, str]:
-    """Lines of ``name=value``. Raises ValueError: one is none."""
+    """Read lines of ``name=value``. Raises ValueError: a line has another form."""
     found = {}
     for line in filter(None, map(str.strip, text.splitlines())):
         name, sign, value = line.partition("=")

@@ -1,8 +1,8 @@
-"""`Ask`, the input of a view, and `Page`, its result; and the errors that are pages of their own.
+"""`Ask`, the input of a view, `Page`, its result, and `Fault`, an error page.
 
-A view is a coroutine function from `Ask` to `Page`. Its ``values`` are the page: as HTML through a template, as JSON
-unchanged. Lists come from the watcher's snapshot. Requests to a broker go through `Ask.admin`, which signs them as the
-user, and refuses changes by users who may only read.
+A view is a coroutine function from `Ask` to `Page`. The ``values`` of a page become HTML through a template, or JSON.
+Lists come from the watcher's snapshot. Requests to a broker go through `Ask.admin`, which signs them as the user, and
+refuses changes by users who may only read.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rmqkit.errors import RmqError
 from rmqkit.sentences import _, joined
 
 ROWS = 100
-"""Rows on a page of a list."""
+"""The number of rows on a page of a list."""
 FORM_BYTES_MAX = 6 << 20
 _PLACES = {
     "topics": _("Topics"), "groups": _("Groups"), "brokers": _("Brokers"), "alerts": _("Alerts"),
@@ -38,7 +38,7 @@ _PLACES = {
 
 
 class Fault(Exception):
-    """A request that gets an error page. ``status`` is HTTP's."""
+    """An error page as the answer to a request. ``status`` is the HTTP status."""
 
     def __init__(self, status: int, title: str, text: str, near: list[tuple[str, str]] | None = None) -> None:
         super().__init__(text)
@@ -53,13 +53,13 @@ class Page(Struct):
 
     Attributes:
         template: the file of ``templates``.
-        title: the page's heading.
-        values: names for the template, and the page as JSON.
-        more: names for the template alone.
-        live_s: seconds between refreshes; 0: it does not change by itself; None: as the table of addresses says.
-        command: the same on the command line.
-        status: of the answer.
-        crumbs: where the page is, text and address.
+        title: the heading.
+        values: the values for the template and for JSON.
+        more: the values only for the template.
+        live_s: the seconds between refreshes; 0: no refreshes; None: as in the table of addresses.
+        command: the equivalent command line.
+        status: the HTTP status of the answer.
+        crumbs: the texts and addresses of the pages above this one.
     """
 
     template: str
@@ -73,14 +73,14 @@ class Page(Struct):
 
 
 class Part(Struct, rename="camel"):
-    """A part of a page that may fail alone: its value, or what went wrong."""
+    """A part of a page that may fail separately: its value, or the error."""
 
     value: Any = None
     trouble: str = ""
 
 
 class Rows(Struct, rename="camel", kw_only=True):
-    """A page of a list: ``rows`` of all ``matched`` ones, of which there are ``total`` without the filter."""
+    """One page of a list: its ``rows``, the number that ``matched`` the filter, and the unfiltered ``total``."""
 
     rows: list[Any]
     number: int
@@ -90,7 +90,7 @@ class Rows(Struct, rename="camel", kw_only=True):
 
 
 class Ask:
-    """One request. ``form`` is what was posted, ``params`` the names in the path, ``query`` those behind the ``?``."""
+    """One request. ``form`` has the posted fields, ``params`` the names in the path, ``query`` the query parameters."""
 
     def __init__(self, console: Hub, request: Request, user: User, env: Env | None, params: Mapping[str, str]) -> None:
         self.console = console
@@ -104,13 +104,13 @@ class Ask:
         self._admin: Admin | None = None
 
     def crumbs(self, place: str, *names: str) -> list[tuple[str, str]]:
-        """Return where a page is: below a list, and below one of its things."""
+        """Return the crumbs of a page below a list, or below an object of the list."""
         return [(_PLACES[place], self.link(place)), *((name, self.link(place, name)) for name in names)]
 
     @property
     def env(self) -> Env:
-        """The cluster that the address names."""
-        assert self._env is not None, "a view outside of any cluster asks for none"
+        """The cluster in the address."""
+        assert self._env is not None, "the address has a cluster"
         return self._env
 
     @property
@@ -124,7 +124,7 @@ class Ask:
 
     @property
     def language(self) -> str:
-        """The language of the page's texts: chosen by the user, or requested by the browser."""
+        """The language of the page: chosen by the user, or requested by the browser."""
         return translation.chosen(
             self.request.cookies.get("rmq_lang", ""), self.request.headers.get("accept-language", "")
         )
@@ -135,14 +135,14 @@ class Ask:
 
     @property
     def admin(self) -> Admin:
-        """The user's connection to the cluster, until `close`. What it knows of routes is fetched again."""
+        """The user's connection to the cluster, until `close`, without cached routes."""
         if self._admin is None:
             self._admin = self.console.borrow(self.env, self.user, may_change=self.may_change)
         self._admin.calls.forget()
         return self._admin
 
     def close(self) -> None:
-        """Give the connection back, if there is one: the request is answered, or its stream has ended."""
+        """Give the connection back at the end of the request or its stream."""
         if self._admin is not None:
             self.console.give_back(self._admin)
             self._admin = None
@@ -153,20 +153,20 @@ class Ask:
 
     @property
     def hides_bodies(self) -> bool:
-        """Return True if bodies are not shown to this user."""
+        """Return True if this user may not see bodies."""
         return self.console.hides_all_bodies or (self.console.hide_bodies and not self.user.role.may_change)
 
     @property
     def address(self) -> str:
-        """Return where the request came from."""
+        """Return the address of the client."""
         return self.request.client.host if self.request.client else "?"
 
     def text(self, name: str, default: str = "") -> str:
-        """A word behind the ``?``."""
+        """Return a parameter of the query."""
         return self.query.get(name, default).strip()
 
     def number(self, name: str, default: int, low: int = 0, high: int = (1 << 62)) -> int:
-        """A number behind the ``?``, within bounds. Raises Fault: it is none."""
+        """Return an integer parameter of the query, within bounds. Raises Fault: the text is not an integer."""
         text = self.text(name)
         if not text:
             return default
@@ -176,7 +176,7 @@ class Ask:
         return min(max(int(text), low), high)
 
     async def read_form(self) -> None:
-        """Take what was posted. Raises Fault: it is too large, or no form."""
+        """Read the posted form. Raises Fault: the body is too large, or not a form."""
         kind = self.request.headers.get("content-type", "application/x-www-form-urlencoded").partition(";")[0]
         if kind.strip() not in ("application/x-www-form-urlencoded", ""):
             why = _("content type {kind} is not taken: post application/x-www-form-urlencoded", kind=kind)
@@ -196,12 +196,12 @@ class Ask:
         self.console.audit.write(self.user.name, self.address, env, action, target, outcome, detail)
 
     def may(self, right: Right) -> bool:
-        """Return whether the console lets this user make such changes."""
+        """Return True if the user has a right in this console."""
         is_admin = self.user.role is Role.ADMIN or (right is Right.ADMINISTER and self.user.credentials is not None)
         return self.may_change and (is_admin or right is Right.SEND)
 
     def require_change(self, action: str, target: str, right: Right = Right.ADMINISTER) -> None:
-        """Raises Fault: this user, or this console, only reads, or only sends; the audit has it."""
+        """Check the user's right, and write a refusal to the audit. Raises Fault: the user or the console lacks it."""
         if self.may(right):
             return
         why = _("{user} is a viewer", user=self.user.name)
@@ -219,7 +219,7 @@ class Ask:
         )
 
     def review(self, review: Review, token: str = "", trouble: str = "") -> Page:
-        """The page on which a change is looked at before it is confirmed."""
+        """Return the page on which the user confirms a change."""
         review.user, review.env = self.user.name, self.env.name
         values = {
             "action": review.action,
@@ -238,8 +238,8 @@ class Ask:
         )  # fmt: skip
 
     async def confirmed(self, token: str) -> Page:
-        """Do a reviewed change, once; a repeated confirmation shows the first result.
-        Raises Fault: the review is not there any more, or its subject has changed."""
+        """Make a reviewed change once. A repeated confirmation shows the first result.
+        Raises Fault: the review has expired, or its subject has changed."""
         review = self.console.reviews.find(token, self.user.name)
         if review is None:
             why = _("this review is too old, or was of somebody else: fill in the form again")
@@ -248,9 +248,9 @@ class Ask:
         if review.typed and self.form.get("typed", "").strip() != review.typed:
             return self.review(review, token, _("type {typed} to confirm it", typed=review.typed))
         if review.done is None:
-            # No await since it was looked for: who clicks twice finds this future, and nothing is done twice.
+            # No await between the check and this line: a second click finds the future and does not repeat the change.
             review.done = asyncio.get_running_loop().create_future()
-            # Before it is done: what a crash cuts off has left a line.
+            # Write the audit before the change, so that it has a line if the change crashes.
             self.audit(review.action, review.target, "intent", joined("; ", review.requests))
             try:
                 await self._check_unchanged(review)
@@ -260,28 +260,28 @@ class Ask:
                 self.audit(review.action, review.target, outcome, str(error) or type(error).__name__)
                 is_kept = isinstance(error, RmqError | Fault)
                 review.done.set_exception(error if is_kept else RmqError(str(error) or _("it was cut off")))
-                # Taken once here, or asyncio complains of an error that nobody waited for.
+                # Mark the error as retrieved, or asyncio logs it if no other task waits.
                 review.done.exception()
                 raise
             self.audit(review.action, review.target, "done", _outcome(result))
             review.done.set_result(result)
             if self.has_env:
                 self.env.watcher.refresh()
-        # Who goes away must not cancel what others wait for.
+        # The cancellation of one request must not cancel the change for the others.
         result = await asyncio.shield(review.done)
         values = {"action": review.action, "target": review.target, "result": _shown(result)}
         more = {"back": review.back, "sent": result if hasattr(result, "queue_offset") else None}
         return Page("done.html", _("Done: {action}", action=_(review.action)), values, more, command=review.command)
 
     async def _check_unchanged(self, review: Review) -> None:
-        """Raises Fault: somebody changed it since it was reviewed."""
+        """Raise Fault if the subject has changed since the review."""
         if review.look is not None and (lines := difference(review.seen, await review.look())):
             why = _("{target}: {lines}: look at it again", target=review.target, lines=joined("; ", lines))
             raise Fault(409, _("Changed since you looked"), why)
 
 
 def _shown(result: Any) -> Any:
-    """Return the result of a change, with names as in JSON."""
+    """Return the result of a change, with the names of JSON."""
     match result:
         case Struct():
             values = (getattr(result, name) for name in result.__struct_fields__)
@@ -304,7 +304,7 @@ View = Callable[[Ask], Awaitable[Page | Response]]
 
 
 async def part(asking: Awaitable[Any]) -> Part:
-    """A part's value, or why it is not there; the rest of the page stays."""
+    """Return the value or the error of a part of a page. An error does not affect the rest of the page."""
     try:
         return Part(await asking)
     except TimeoutError:
@@ -314,13 +314,13 @@ async def part(asking: Awaitable[Any]) -> Part:
 
 
 def own_page(page: OwnPage, content: str | Markup, values: dict[str, Any] | None = None) -> Page:
-    """A page in the console's frame. ``content`` is text, or HTML as ``Markup``, without styles or scripts in it;
+    """Return a page in the console's frame. ``content`` is text, or HTML as ``Markup`` without styles or scripts;
     ``values`` are the page as JSON."""
     return Page("own.html", page.title, {} if values is None else values, {"content": content}, live_s=page.live_s)
 
 
 def rows_of(ask: Ask, rows: list[Any], total: int) -> Rows:
-    """The rows of the page that the address names."""
+    """Return the rows of the requested page of a list."""
     pages = max(1, -(-len(rows) // ROWS))
     number = min(ask.number("page", 1, 1), pages)
     return Rows(

@@ -1,4 +1,4 @@
-"""The table of all addresses. The reference page is made from it, and a test asks each of them."""
+"""The table of all addresses. The reference page is generated from it, and a test requests each address."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ class Route(Struct, frozen=True):
     """One line of the table.
 
     Attributes:
-        path: with names in braces; ``{env}`` first where it is a cluster's.
+        path: the path, with names in braces; pages of a cluster begin with ``{env}``.
         view: ``module:function`` of `rmqkit.console.views`, or a method of the console.
-        about: what the page shows, for the reference.
-        posts: whether it takes forms.
-        live_s: seconds between its refreshes, 0 if it has none.
+        about: a description of the page, for the reference.
+        posts: True if it accepts forms.
+        live_s: the seconds between its refreshes; 0: no refreshes.
     """
 
     path: str
@@ -111,6 +111,6 @@ ROUTES: tuple[Route, ...] = (
     Route("/{env}/access/{u}/policy", "access:put_policy", "What a user may do with `resource`.", posts=True),
     Route("/{env}/access/{u}/policy/delete", "access:delete_policy", "Forget the policy on `resource`.", posts=True),
 )  # fmt: skip
-"""Outside of clusters first: no cluster may have such a name."""
+"""Addresses outside of clusters are first: no cluster may have one of these names."""
 
 OUTSIDE = frozenset(route.path.split("/")[1] for route in ROUTES) - {"", "{env}"}

@@ -46,7 +46,7 @@ ADMINS_MAX = 200
 
 
 class Cost(Struct):
-    """The load of the console on a server: requests and bytes in all, and a second's requests of the last minute."""
+    """The load of the console on a server: total requests and bytes, and requests per second in the last minute."""
 
     requests: int = 0
     sent_bytes: int = 0
@@ -61,13 +61,13 @@ class Cost(Struct):
             del self.recent[:1_000]
 
     def per_second(self, now_ms: float) -> float:
-        """Requests a second, over the last minute or since the first one."""
+        """Return the requests per second in the last minute, or since the first request."""
         self.recent[:] = [at for at in self.recent if now_ms - at < 60_000]
         return len(self.recent) / max(1.0, min(60.0, (now_ms - self.began_ms) / 1000))
 
 
 class Env:
-    """One cluster: its name servers, the watcher, and what it cost. ``name`` is the first word of its addresses."""
+    """One cluster: its name servers, its watcher, and its load. ``name`` is the first part of its addresses."""
 
     def __init__(self, name: str, name_servers: str, hub: Hub) -> None:
         self.name = name
@@ -90,19 +90,19 @@ class Env:
         await self.alerts.close()
 
     async def look(self, snapshot: Snapshot) -> None:
-        """A follower: have the rules look at a snapshot."""
+        """Apply the alert rules to a snapshot (a follower of the watcher)."""
         self.watcher.is_needed = self.alerts.is_needed
         self.alerts.look(snapshot)
 
     def count(self, address: str, command: Command) -> None:
-        """A guard: count a request."""
+        """Count a request (a guard of `Admin`)."""
         now_ms = self.clock.monotonic_ms()
         cost = self.costs.setdefault(address, Cost(began_ms=now_ms, recent=[]))
         cost.add(now_ms, len(command.payload) + 100)
 
 
 class Hub:
-    """The state of a console; `rmqkit.console.server.app.Console` says what each argument is. Loop only."""
+    """The state of a console; `rmqkit.console.server.app.Console` describes the arguments. Loop only."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class Hub:
         self.file_users = None if users is None else FileUsers(users)
         self.oidc: Oidc | None = None
         if oidc is not None:
-            from rmqkit.console.access import oidc as by_oidc  # Authlib costs 0.7 s of CPU
+            from rmqkit.console.access import oidc as by_oidc  # importing Authlib takes 0.7 s of CPU
 
             self.oidc = by_oidc.Oidc(by_oidc.OidcSettings.load(oidc), clock)
         self.hide_bodies, self.hides_all_bodies = hide_bodies, hide_all_bodies
@@ -162,7 +162,7 @@ class Hub:
         self._is_started = False
         self.hooks = Hooks(self, installed() if hooks is None else hooks)
         self.jobs = Jobs(jobs, credentials=credentials, tls=tls, told=self._note_job)
-        self.audit = Audit(audit, clock)  # last: what is wrong with the rest leaves no file open
+        self.audit = Audit(audit, clock)  # last, so that an earlier error leaves no file open
 
     # -- life
 
@@ -174,7 +174,7 @@ class Hub:
         await self.close()
 
     def start(self) -> None:
-        """Start the watchers and what follows them, if they have not started."""
+        """Start the watchers and their followers, if they are not running."""
         if not self._is_started:
             self._is_started = True
             for env in self.envs.values():
@@ -183,8 +183,8 @@ class Hub:
                 self.jobs.resume_own({env.name: env.name_servers for env in self.envs.values()})
 
     async def close(self) -> None:
-        """Stop the watchers and what jobs send, write what is kept, and close every connection."""
-        # First: jobs tell the audit what became of them, which is closed last.
+        """Stop watchers and jobs, save the state, and close every connection."""
+        # Jobs first: they write their results to the audit, which is closed last.
         await self.jobs.close()
         for env in self.envs.values():
             await env.close()
@@ -192,8 +192,7 @@ class Hub:
         self.audit.close()
 
     def state_file(self, name: str, name_servers: str, kind: str) -> Path | None:
-        """Return the file for a kind of state of a cluster.
-        A cluster without a name of its own is identified by its name servers."""
+        """Return the file for a kind of state. A cluster without a name is identified by its name servers."""
         if self._state is None:
             return None
         own = name if self._has_names else f"{name}-{re.sub(r'[^A-Za-z0-9.-]+', '_', name_servers)[:120]}"
@@ -205,7 +204,7 @@ class Hub:
         self.audit.write(job.user, "", job.env, _("replay dead letters"), job.group, outcome, detail)
 
     def new_admin(self, env: Env, user: User | None, *, may_change: bool) -> Admin:
-        """A connection to a cluster, counted, and guarded where it may only read."""
+        """Return a connection to a cluster that counts requests, and refuses changes if it may only read."""
 
         def guard(address: str, command: Command) -> None:
             if not may_change:
@@ -224,8 +223,8 @@ class Hub:
     def borrow(self, env: Env, user: User, *, may_change: bool) -> Admin:
         """Return the connection of a user. It stays open until `give_back`."""
         signing = user.credentials
-        # The guard is the connection's, so a viewer must never get an operator's; and with the secret in it, nobody who
-        # only knows the name gets what another has proven.
+        # The key has the right, because a viewer must never get an operator's connection. It has the secret, because a
+        # user who only knows another user's name must not get that user's connection.
         key = (
             env.name,
             "user:" + (signing.access_key if signing else ""),
@@ -239,8 +238,8 @@ class Hub:
         return admin
 
     def give_back(self, admin: Admin) -> None:
-        """Count down the requests that use a connection; the last one lets it be closed."""
-        # A connection is given back once for each time it was borrowed.
+        """Count down the requests that use a connection. An unused connection may be closed."""
+        # every `give_back` belongs to one `borrow`
         assert self._borrowed[admin] > 0
         self._borrowed[admin] -= 1
         if not self._borrowed[admin]:
@@ -248,8 +247,8 @@ class Hub:
         self._close_old()
 
     def _close_old(self) -> None:
-        """Close the connections that were used longest ago, beyond `ADMINS_MAX`, and that no request uses now."""
-        of_users = [key for key in self._admins if key[1]]  # not the watchers'
+        """Close the least recently used idle connections beyond `ADMINS_MAX`."""
+        of_users = [key for key in self._admins if key[1]]  # without the watchers' connections
         over = len(of_users) - ADMINS_MAX
         if over <= 0:
             return
@@ -261,17 +260,16 @@ class Hub:
 
     @property
     def cookie(self) -> str:
-        # With this prefix browsers refuse the cookie unless it is secure and of this host alone: no neighbour can plant
-        # one.
+        # With this prefix browsers refuse an insecure cookie or one of another host: no neighbour can plant it.
         return f"__Host-{COOKIE}" if self.is_secure else COOKIE
 
     def origin(self, request: Request) -> str:
-        """This console's origin, ``https://host:port``, as the browser knows it."""
+        """Return this console's origin from the browser's view, ``https://host:port``."""
         scheme = "https" if self.is_secure or request.scope.get("scheme") == "https" else "http"
         return f"{scheme}://{request.headers.get('host', '')}"
 
     def begin_session(self, response: Response, user: User) -> None:
-        """Put a new session's cookie into an answer."""
+        """Begin a session and set its cookie in an answer."""
         response.set_cookie(
             self.cookie, self.sessions.begin(user), httponly=True, samesite="strict", secure=self.is_secure, path="/"
         )
@@ -282,7 +280,7 @@ class Hub:
 
 
 def _named(env: str | Mapping[str, str]) -> dict[str, str]:
-    """Clusters by name. Raises SettingsError: a name cannot stand in an address, or there is none."""
+    """Return clusters by name. Raises SettingsError: a name is not valid in an address, or there is no cluster."""
     found = {"local": env} if isinstance(env, str) else dict(env)
     if not found:
         raise SettingsError("the console needs the name servers of a cluster: -n HOST:PORT")

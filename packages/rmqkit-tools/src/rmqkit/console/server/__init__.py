@@ -1,1 +1,1 @@
-"""The console as an ASGI app and as a server of its own."""
+"""The console as an ASGI app and as a separate server."""

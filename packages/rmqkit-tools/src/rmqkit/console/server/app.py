@@ -1,7 +1,7 @@
-"""The console as an ASGI app: the way of a request.
+"""The console as an ASGI app, and the steps of a request.
 
-A request passes, in this order: is the Host header a name of ours · does a change come from our own page · who asks ·
-which view (`rmqkit.console.request.routes`) · HTML or JSON · headers.
+The steps, in this order: check the Host header · check that a change comes from our own page · find the user · find the
+view (`rmqkit.console.request.routes`) · render HTML or JSON · add headers.
 """
 
 from __future__ import annotations
@@ -41,30 +41,30 @@ _log = logging.getLogger(__name__)
 
 
 class Console(Hub):
-    """The console as an ASGI app, with a lifespan of its own. Mounted below another app, it starts with the first
-    request, and ``async with console`` in that app's lifespan stops it.
+    """The console as an ASGI app with a lifespan. Mounted in another app, it starts with the first request; use ``async
+    with console`` in that app's lifespan to stop it.
 
     Args:
         env: name servers of one cluster, ``host:port;host:port``, or of several by name.
-        read_only: no user may change anything.
-        login: users have to log in as a user of the cluster (ACL 2.0).
-        users: a file of users (`rmqkit.console.access.logins`), who have to log in.
-        oidc: a file that names a provider of OpenID Connect, whose users log in (`rmqkit.console.access.oidc`).
-        authorize: returns the user of a request, in place of a login: the program's own user, or None for no user.
-        credentials: sign the console's own requests, and requests of users that are not the cluster's.
+        read_only: True if no user may make changes.
+        login: users must log in as a user of the cluster (ACL 2.0).
+        users: a file of users (`rmqkit.console.access.logins`), who must log in.
+        oidc: a file with a provider of OpenID Connect, whose users can log in (`rmqkit.console.access.oidc`).
+        authorize: a function in place of a login. It returns the user of a request, or None for no access.
+        credentials: sign the console's own requests, and requests of users without credentials.
         tls: encrypts connections to name servers and brokers.
         hide_bodies: viewers see no message bodies.
         hide_all_bodies: no user sees message bodies.
-        host_names: names in the Host header besides those of loopback; ``*`` for all, where another app checks it.
-        audit: file for the audit's lines; None: in memory alone.
-        state: folder for the history and the rules of alerts of each cluster; None: in memory alone.
-        rules: a file of rules and channels, taken by each cluster at the start.
-        jobs: folder of the replays; None: none can be begun. Replays that ran when a console stopped continue.
-        banner: a sentence that is on every page.
-        is_secure: browsers reach it by https, even if the connection here is http.
-        hooks: decoders of bodies and further pages (`rmqkit.console.hooks`); None: those of installed packages.
+        host_names: allowed names in the Host header besides loopback; ``*`` for all, if another app checks it.
+        audit: a file for the audit's lines; None: only in memory.
+        state: a folder for the history and the alert rules of each cluster; None: only in memory.
+        rules: a file of rules and channels, which each cluster loads at the start.
+        jobs: a folder for replays; None: no replays. The next console continues running replays.
+        banner: a sentence for every page.
+        is_secure: True if browsers use https, even if the connection here is http.
+        hooks: decoders of bodies and additional pages (`rmqkit.console.hooks`); None: those of installed packages.
 
-    Raises SettingsError: a name or an address cannot be used, or a file cannot be read.
+    Raises SettingsError: a name or an address is not valid, or a file cannot be read.
     """
 
     @functools.cached_property
@@ -77,7 +77,7 @@ class Console(Hub):
         return found
 
     def find_route(self, path: str) -> tuple[Route, View, dict[str, str]] | None:
-        """Which view an address has, and the names in it."""
+        """Return the route and the view of a path, and the names in it."""
         for pattern, route, view in self.routes:
             if (match := pattern.match(path)) is not None:
                 return route, view, match.groupdict()
@@ -111,12 +111,11 @@ class Console(Hub):
                 return
 
     async def answer(self, request: Request) -> Response:
-        """The whole way of a request."""
+        """Answer a request."""
         user = User("nobody", Role.VIEWER)
         ask = Ask(self, request, user, None, {})
         try:
-            # First of all: under a foreign name in Host even a redirect or a 404 could be read by a page that rebinds
-            # its name to us.
+            # Check the Host first: after DNS rebinding, a foreign page could read even a redirect or a 404.
             self._check(request)
             path = _path_below(request.scope)
             found = self.find_route(path)
@@ -140,8 +139,7 @@ class Console(Hub):
                 env.watcher.look()
                 await env.watcher.first(FIRST_SNAPSHOT_S)
             if request.method == "POST":
-                # Before the view and not beside it: nothing may be changed while a broker still says whether the user
-                # is one.
+                # Prove the user before the view, not at the same time: a refused user must not change anything.
                 await self._prove(ask)
                 page = await (ask.confirmed(token) if (token := ask.form.get("review")) else view(ask))
             else:
@@ -150,10 +148,10 @@ class Console(Hub):
         except Exception as error:  # noqa: BLE001 - the outer edge of a request: for any error the browser gets a page
             return self._failed(ask, error)
         finally:
-            ask.close()  # a stream borrows its connection again when it begins
+            ask.close()  # a stream borrows the connection again when it begins
 
     def _check(self, request: Request) -> None:
-        """Raises Fault: the request may not be answered, whoever asks."""
+        """Raise Fault if the Host or the origin of a request is not allowed, for any user."""
         headers = request.headers
         if why := security.host_fault(headers.get("host", ""), self.host_names):
             raise Fault(421, _("Not this console"), why)
@@ -172,8 +170,8 @@ class Console(Hub):
         return self.sessions.user(request.cookies.get(self.cookie, ""))
 
     async def _prove(self, ask: Ask) -> None:
-        """Ask a broker whether it still knows a user of the cluster: pages from the snapshot ask it nothing else.
-        Raises Fault: it does not, in its words; the session is over. A broker that is slow holds no page up."""
+        """Check at a broker that it still accepts a user of the cluster: pages from the snapshot send no other request.
+        A slow broker does not delay a page. Raises Fault: the broker refuses the user; the session is closed."""
         if ask.user.credentials is None or not ask.has_env:
             return
         address = next((one.row.addr for one in ask.snapshot.brokers if one.is_master and not one.trouble), "")
@@ -200,7 +198,7 @@ class Console(Hub):
         return RedirectResponse(ask.link.out("login", next=back), 303)
 
     async def events(self, ask: Ask) -> Response:
-        """The refreshes of the page that ``path`` names."""
+        """Stream the refreshes of the page at ``path``."""
         root = ask.request.scope.get("root_path", "")
         wanted = urlsplit(ask.text("path"))
         path = unquote(wanted.path)
@@ -232,7 +230,7 @@ class Console(Hub):
     # -- answers
 
     def values_of(self, ask: Ask, page: Page, *, live_s: float = 0.0) -> dict[str, Any]:
-        """All names that templates may use."""
+        """Return all values for templates."""
         theme = ask.request.cookies.get("rmq_theme", "")
         common = {
             "ask": ask,
@@ -276,7 +274,7 @@ class Console(Hub):
 
 
 def wants_json(request: Request) -> bool:
-    """Return True if the request is for JSON: by its Accept header, or ``format=json``."""
+    """Return True if the request is for JSON (Accept header or ``format=json``)."""
     if "format" in request.query_params:
         return request.query_params["format"] == "json"
     accept = request.headers.get("accept", "")
@@ -288,7 +286,7 @@ def _json(value: Any, status: int = 200) -> Response:
 
 
 def _fault(error: Exception) -> Fault:
-    """The page for an error."""
+    """Return the page for an error."""
     match error:
         case Fault():
             return error
@@ -310,14 +308,14 @@ def _fault(error: Exception) -> Fault:
 
 
 def _near(ask: Ask, error: UnknownName) -> list[tuple[str, str]]:
-    """The nearest names that there are, each with its page."""
+    """Return the most similar names, each with its page."""
     names = {"topic": list(ask.snapshot.topics), "group": list(ask.snapshot.groups)}.get(error.kind, [])
     place = f"{error.kind}s"
     return [(name, ask.link(place, name)) for name in difflib.get_close_matches(error.name, names, n=5)]
 
 
 def env_of(hub: Hub, names: dict[str, str]) -> Env | None:
-    """The cluster that an address names, taken out of its names. Raises Fault: there is none of that name."""
+    """Remove the cluster from the names in an address and return it. Raises Fault: there is no such cluster."""
     name = names.pop("env", None)
     if name is None:
         return None
@@ -335,13 +333,13 @@ def _view(name: str) -> View:
 
 
 def _path_below(scope: Scope) -> str:
-    """The path below where the console is mounted."""
+    """Return the path below the mount point of the console."""
     path, root = scope["path"], scope.get("root_path", "")
     return path[len(root) :] or "/" if root and path.startswith(root) else path
 
 
 def _here(request: Request) -> str:
-    """The page's own address with everything behind the ``?``."""
+    """Return the address of the page with its query."""
     raw = request.scope.get("raw_path") or quote(request.scope["path"]).encode()
     text = raw.decode("latin-1").partition("?")[0]
     return text + (f"?{request.url.query}" if request.url.query else "")

@@ -1,8 +1,8 @@
-"""Serves a `Console` by uvicorn: what ``rmq console`` runs.
+"""The server of ``rmq console``: it serves a `Console` with uvicorn.
 
-uvicorn has `CONCURRENCY_MAX` connections and answers 503 at the bound, also where these connections never sent a
-request. So a connection that lets the console wait is closed: after `WAIT_SECONDS` (`_Patient`), and at once, the
-longest waiting first, where there are `WAITING_MAX` of them.
+uvicorn accepts `CONCURRENCY_MAX` connections and answers 503 above this limit, even if these connections never send a
+request. So a connection without a whole request is closed after `WAIT_SECONDS` (`_patient`). If more than `WAITING_MAX`
+connections wait, the longest waiting one is closed at once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["BehindProxy", "serve", "state_folder"]
 CONCURRENCY_MAX = 200
 WAITING_MAX = 100
 WAIT_SECONDS = 10.0
-"""A browser sends its request at once; a form comes within this time, too."""
+"""A browser sends its request at once, and a form within this time."""
 
 GRACE_SECONDS = 3
 
@@ -41,7 +41,7 @@ class BehindProxy:
     """A filter for requests from a proxy's networks only. The proxy does TLS and sends the client's address."""
 
     def __init__(self, app: Console, networks: Sequence[str]) -> None:
-        """Raises SettingsError: one is no network."""
+        """Read the networks. Raises SettingsError: a text is not a network."""
         self._app = app
         try:
             self._networks = [ipaddress.ip_network(one.strip()) for one in networks]
@@ -66,12 +66,12 @@ class BehindProxy:
 
 
 def state_folder() -> Path:
-    """Return where audit and jobs go when nobody says: the user's state folder."""
+    """Return the default folder for audit and jobs: the user's state folder."""
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(state) / "rmqkit"
 
 
-# Long: the order of a start and of a stop in one place.
+# Long: it has the order of the start and of the stop in one place.
 async def serve(
     console: Console,
     host: str,
@@ -132,11 +132,11 @@ async def serve(
 
 
 def _patient(protocol: Any) -> Any:
-    """uvicorn's protocol, that does not wait long for a request: a class of its own for each server."""
+    """Return a subclass of uvicorn's protocol that limits the wait for a request; each server needs its own."""
     waiting: dict[Any, None] = {}
 
-    class Patient(protocol):  # type: ignore[misc] # which of uvicorn's it is depends on what is installed
-        """A connection; in ``waiting`` while the client owes the head or the body of a request."""
+    class Patient(protocol):  # type: ignore[misc] # the base class depends on the installed packages
+        """A connection; it is in ``waiting`` while the head or the body of a request is missing."""
 
         def connection_made(self, transport: asyncio.Transport) -> None:
             super().connection_made(transport)
@@ -163,7 +163,7 @@ def _patient(protocol: Any) -> Any:
             longest.transport.abort()
 
         def _sort(self) -> bool:
-            """True while the client has not sent a whole request."""
+            """Update ``waiting``. Return True while a part of the request is missing."""
             cycle = self.cycle
             owes = cycle is None or cycle.response_complete or cycle.more_body
             if owes:

@@ -1,1 +1,1 @@
-"""The pages: one module per noun, one function per page. `rmqkit.console.request.routes.ROUTES` names them."""
+"""The pages: one module per noun, one function per page. They are listed in `rmqkit.console.request.routes.ROUTES`."""

@@ -1,4 +1,4 @@
-"""Users and policies of ACL 2.0: who there is at which broker, what they may do, and both changed."""
+"""Users and policies of ACL 2.0 at each broker: the list, the test of a permission, and the changes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TYPES, _STATES, _DECISIONS = ("Normal", "Super"), ("enable", "disable"), ("Allo
 
 
 class UserState(Struct, rename="camel", kw_only=True):
-    """A user over all brokers; ``differs``: it is not alike at each of them, or not at each."""
+    """A user over all brokers; ``differs``: a broker has another state of the user, or does not have the user."""
 
     username: str
     user_type: str
@@ -42,7 +42,7 @@ class PolicyRow(Struct, rename="camel", kw_only=True):
 
 
 async def access(ask: Ask) -> Page:
-    """Users and policies; ``user``, ``resource``, ``action`` and ``ip`` ask what a user may do."""
+    """Show users and policies. ``user``, ``resource``, ``action`` and ``ip`` test the permission of a user."""
     found, acls = await part(ask.admin.access.users()), await part(ask.admin.access.policies())
     names = _brokers(found, acls)
     users: list[UserRow] = found.value or []
@@ -114,7 +114,7 @@ def _verdicts(asked: dict[str, str], users: list[UserRow], acls: dict[str, list[
 
 
 async def new_user(ask: Ask) -> Page:
-    """A user that there is not yet."""
+    """Create a user."""
     fields = [
         Field(name="name", label=_("Name (access key)"), hint=_("how the user is called when it logs in and signs")),
         Field(
@@ -152,7 +152,7 @@ async def new_user(ask: Ask) -> Page:
 
 
 async def edit_user(ask: Ask) -> Page:
-    """A user's secret key, type or status."""
+    """Change a user's secret key, type or status."""
     user, row = await _known(ask)
     fields = [
         Field(name="secret", label=_("New secret key"), kind="password", hint=_("empty: it stays as it is")),
@@ -186,7 +186,7 @@ async def edit_user(ask: Ask) -> Page:
 
 
 async def delete_user(ask: Ask) -> Page:
-    """A user."""
+    """Delete a user."""
     user, __ = await _known(ask)
 
     async def run(given: dict[str, str], broker: str) -> list[Any]:
@@ -259,7 +259,7 @@ async def delete_policy(ask: Ask) -> Page:
 
 
 async def _known(ask: Ask) -> tuple[str, UserRow]:
-    """The user that the address names. Raises UnknownName: no broker knows it."""
+    """Return the user in the address. Raises UnknownName: no broker knows the user."""
     user = ask.params["u"]
     rows = await ask.admin.access.users(user)
     for row in rows:
@@ -269,7 +269,7 @@ async def _known(ask: Ask) -> tuple[str, UserRow]:
 
 
 async def _told(ask: Ask, user: str) -> dict[str, str]:
-    """Return the brokers' state of a user, to compare."""
+    """Return the state of a user at the brokers, for a comparison."""
     rows = [row for row in await ask.admin.access.users(user) if row.username == user]
     found = {_("user at {broker}", broker=row.broker_name): f"{row.user_type}, {row.user_status}" for row in rows}
     for row in _policies(await ask.admin.access.policies(user)):
@@ -301,7 +301,7 @@ async def _change(
     typed: str = "",
     warning: str = "",
 ) -> Page:
-    """A form whose change goes to one broker after the other."""
+    """Return a form whose change is sent to one broker after the other."""
     back = ask.link("access")
     form = Form(
         title=title, action=action, target=user, fields=fields, back=back, warning=warning, command=command,

@@ -1,7 +1,7 @@
-"""Alerts: what fires, rules and channels, and the forms that change them, each with a review and lines in the audit.
+"""Alerts, rules and channels, and the forms that change them, each with a review and lines in the audit.
 
-They make the console send to addresses, and no broker knows them: only admins change them. A channel's address and its
-secret are written into a form and never shown again: an empty field keeps the present ones.
+Rules and channels make the console send to addresses, and no broker checks them: so only admins change them. The
+address and the secret of a channel are never shown again; an empty field leaves them unchanged.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SHOWN = 100
 
 
 def limit(rule: Rule, alert: Alert) -> str:
-    """An alert in words."""
+    """Return the value and the limit of an alert as text."""
     known = FIGURES[rule.figure]
     value, end = known.show(alert.value), known.show(rule.value)
     return _(
@@ -37,7 +37,7 @@ def limit(rule: Rule, alert: Alert) -> str:
 
 
 async def alerts(ask: Ask) -> Page:
-    """The alerts, the rules, the channels, and the notices that wait."""
+    """Show the alerts, the rules, the channels, and the waiting notices."""
     found = ask.env.alerts
     states = sorted(found.alerts.values(), key=lambda one: (one.state, -one.since_ms))
     values = {
@@ -63,7 +63,7 @@ def _count(ask: Ask, rule: str) -> int:
 
 
 def _shown(channel: Channel) -> dict[str, Any]:
-    """A channel without its keys."""
+    """Return a channel without its keys."""
     return {"name": channel.name, "kind": channel.kind, "place": channel.place, "hasSecret": bool(channel.secret)}
 
 
@@ -71,20 +71,20 @@ def _shown(channel: Channel) -> dict[str, Any]:
 
 
 async def new_rule(ask: Ask) -> Page:
-    """A form for a rule; ``name``, ``figure``, ``selector`` and ``value`` fill it in."""
+    """Show the form of a new rule, with the values of ``name``, ``figure``, ``selector`` and ``value``."""
     figure, selector = ask.text("figure", "lag"), ask.text("selector", "*")
     name = ask.text("name") or _free_name(f"{figure}-{selector}", ask.env.alerts.rules)
     return await _rule_form(ask, None, Rule(name=name, figure=figure, selector=selector, value=0.0), ask.text("value"))
 
 
 def _free_name(wanted: str, taken: Container[str]) -> str:
-    """Return a name for a rule that no rule has, made of its figure and its selector."""
+    """Return an unused name for a rule, made from its figure and selector."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", wanted).strip("-")[:60]
     return next(one for one in (name, *(f"{name}-{number}" for number in range(2, 1_000))) if one not in taken)
 
 
 async def rule(ask: Ask) -> Page:
-    """One rule, with what it sees, and what may be done to it."""
+    """Show one rule with its figures, and change it."""
     known = _named(ask.params["r"], _("rule"), ask.env.alerts.rules)
     match ask.form.get("do"):
         case "silence":
@@ -154,12 +154,12 @@ def _put(ask: Ask, wanted: Rule) -> Callable[[], Awaitable[None]]:
 
 
 async def new_channel(ask: Ask) -> Page:
-    """A form for a channel."""
+    """Show the form of a new channel."""
     return await _channel_form(ask, None)
 
 
 async def channel(ask: Ask) -> Page:
-    """One channel, and what may be done to it."""
+    """Show one channel, and change it."""
     known = _named(ask.params["c"], _("channel"), ask.env.alerts.channels)
     name = known.name
 
@@ -196,10 +196,10 @@ async def _channel_form(ask: Ask, known: Channel | None) -> Page:
     }
 
     async def plan(given: dict[str, str]) -> Review:
-        address.value = ""  # a page that says what is wrong must not show a key
+        address.value = ""  # the page with the error must not show a key
         url, key = given["url"], given["secret"]
         if known is not None:
-            # A key goes to the host that it was given for: another address needs it again.
+            # The secret is only for its host: an address with another host needs it again.
             is_same_host = not url or url.split("/")[:3] == known.url.split("/")[:3]
             url, key = url or known.url, key or (known.secret if is_same_host else "")
         wanted = Channel(
@@ -225,7 +225,7 @@ def _channel_rows(wanted: Channel) -> list[tuple[str, str]]:
 
 
 def _form(ask: Ask, kind: str, known: Rule | Channel | None, name: str) -> Form:
-    """The form of a rule or a channel, with the field of its name if it is new."""
+    """Return the form of a rule or a channel, with a field for its name if it is new."""
     is_rule = kind == "rule"
     title = _("New rule") if is_rule else _("New channel")
     if known is not None:
@@ -242,7 +242,7 @@ def _form(ask: Ask, kind: str, known: Rule | Channel | None, name: str) -> Form:
 def _review(
     ask: Ask, action: str, known: Rule | Channel, rows: list[tuple[str, str]], run: Callable[[], Awaitable[Any]]
 ) -> Page:
-    """The review of something that is done to a rule or a channel without a form."""
+    """Return the review of a change of a rule or a channel without a form."""
     ask.require_change(action, known.name, Right.CONSOLE)
     return ask.review(_reviewed(ask, action, known, known.name, rows, run))
 
@@ -251,7 +251,7 @@ def _reviewed(
     ask: Ask, action: str, known: Rule | Channel | None, name: str, rows: list[tuple[str, str]],
     run: Callable[[], Awaitable[Any]],
 ) -> Review:  # fmt: skip
-    """A review whose change is done only if the rule or channel is still as ``known``."""
+    """Return a review whose change is made only if the rule or channel still equals ``known``."""
     is_rule = "rule" in action
     present: Mapping[str, Rule | Channel] = ask.env.alerts.rules if is_rule else ask.env.alerts.channels
 
@@ -274,7 +274,7 @@ def _reviewed(
 
 
 def _named(name: str, what: str, known: Mapping[str, T]) -> T:
-    """The rule or the channel of a name. Raises Fault: there is none."""
+    """Return the rule or the channel with a name. Raises Fault: there is no such rule or channel."""
     if name in known:
         return known[name]
     names = ", ".join(known) or _("none")

@@ -1,5 +1,4 @@
-"""Brokers: the list, one with all its figures, its store and when its disk is full, settings explained and compared,
-replication; and name servers."""
+"""Brokers: the list, the figures, store and settings of one broker, and replication; and name servers."""
 
 from __future__ import annotations
 
@@ -20,11 +19,11 @@ from rmqkit.sentences import _
 _HOUR_MS = 3_600_000
 _WINDOWS_MS = (_HOUR_MS, 24 * _HOUR_MS, 7 * 24 * _HOUR_MS)
 _GROWTH_MIN = 0.02
-"""Brokers report whole percent: a time in which the disk filled less is too short to draw a line through."""
+"""Brokers report whole percent: with less growth of the used share, a forecast would be wrong."""
 
 
 async def brokers(ask: Ask) -> Page:
-    """The list, from the snapshot alone."""
+    """Show the list, only from the snapshot."""
     states = ask.snapshot.brokers
     values = {
         "brokers": [one.row for one in states],
@@ -50,8 +49,8 @@ def _replication(state: BrokerState) -> str:
 
 
 def state_of(ask: Ask) -> BrokerState:
-    """The broker that the address names: by its name, its master; ``name:id`` for a slave.
-    Raises UnknownName: there is none."""
+    """Return the broker in the address: a name means its master, ``name:id`` a slave.
+    Raises UnknownName: there is no such broker."""
     name, __, number = ask.params["b"].rpartition(":")
     name, number = (name, number) if number.isdecimal() and name else (ask.params["b"], "0")
     for state in ask.snapshot.brokers:
@@ -62,7 +61,7 @@ def state_of(ask: Ask) -> BrokerState:
 
 
 async def broker(ask: Ask) -> Page:
-    """One broker: all its last known runtime figures."""
+    """Show the last known runtime figures of one broker."""
     state = state_of(ask)
     name = state.row.broker_name
     groups, others = grouped(state.figures)
@@ -97,7 +96,7 @@ async def broker(ask: Ask) -> Page:
 
 
 async def settings(ask: Ask) -> Page:
-    """Settings of one broker, explained, and beside those of the other brokers."""
+    """Show the settings of one broker with their meaning, and compare them with the other brokers."""
     state = state_of(ask)
     others = [one.row.addr for one in ask.snapshot.brokers]
     told = dict(zip(others, await asyncio.gather(*(part(_config(ask, address)) for address in others)), strict=True))
@@ -120,7 +119,7 @@ async def _config(ask: Ask, address: str) -> dict[str, str]:
 
 
 async def name_servers(ask: Ask) -> Page:
-    """Settings of the first name server, explained, and beside those of the others."""
+    """Show the settings of the first name server with their meaning, and compare them with the others."""
     calls, addresses = ask.admin.calls, list(ask.admin.calls.name_servers)
     asked = (part(calls.fetch_properties(one, RequestCode.GET_NAMESRV_CONFIG)) for one in addresses)
     told = dict(zip(addresses, await asyncio.gather(*asked), strict=True))
@@ -129,7 +128,7 @@ async def name_servers(ask: Ask) -> Page:
 
 
 def _page(ask: Ask, told: dict[str, Part], address: str, labels: dict[str, str], title: str, command: str) -> Page:
-    """Settings of one server beside those of its like."""
+    """Return the page of one server's settings, compared with the other servers."""
     wanted, only = ask.text("q").lower(), ask.text("only", "all")
     texts = {one: found.value for one, found in told.items() if found.value is not None}
     rows: list[SettingRow] = described(texts.get(address, {}))
@@ -158,7 +157,7 @@ def _named(found: Compared, labels: dict[str, str]) -> dict[str, str | None]:
 
 
 async def ha(ask: Ask) -> Page:
-    """Replication: each master with its slaves."""
+    """Show each master with its slaves."""
     rows = []
     slaves = {(one.row.broker_name, one.row.broker_id): one for one in ask.snapshot.brokers if not one.is_master}
     for state in ask.snapshot.brokers:
@@ -172,7 +171,7 @@ async def ha(ask: Ask) -> Page:
 
 
 async def store(ask: Ask) -> Page:
-    """The store of one broker: two requests, and the history of its disk."""
+    """Show the store of one broker, with two requests, and the history of its disk."""
     state = state_of(ask)
     key = ask.params["b"]
     (found,) = await ask.admin.stores.of(state.row.addr)
@@ -186,7 +185,7 @@ async def store(ask: Ask) -> Page:
 
 
 async def _forecast(ask: Ask, key: str, ratio: float) -> Forecast | None:
-    """The earliest of the forecasts by how the disk filled in an hour, a day and a week."""
+    """Return the earliest of the forecasts from the last hour, day and week."""
     now_ms = ask.console.clock.now_ms()
     found: list[Forecast] = []
     for window_ms in _WINDOWS_MS:

@@ -1,4 +1,4 @@
-"""Topics and groups made, edited and deleted; offsets moved; settings of brokers and name servers changed."""
+"""Changes of topics, groups, offsets, and settings of brokers and name servers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SECRET_WORDS = ("secret", "password", "credential", "initauthenticationuser")
 
 
 def _told(configs: Mapping[str, Struct]) -> dict[str, str]:
-    """Settings of brokers as names and texts, to compare."""
+    """Return the settings at brokers as names and texts, for a comparison."""
     return {
         _("{name} at {broker}", name=row.name, broker=broker): text
         for row in config_rows(configs)
@@ -50,7 +50,7 @@ def _differences(former: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[t
 
 
 async def new_topic(ask: Ask) -> Page:
-    """A topic that there is not yet."""
+    """Create a topic."""
     form = Form(
         title=_("New topic"),
         action=_("create topic"),
@@ -74,7 +74,7 @@ async def new_topic(ask: Ask) -> Page:
 
 
 async def edit_topic(ask: Ask) -> Page:
-    """A topic that there is."""
+    """Edit a topic."""
     name = ask.params["t"]
     configs = await ask.admin.topics.config(name)
     differs = ", ".join(row.name for row in config_rows(configs) if row.differs)
@@ -126,7 +126,7 @@ def _topic_fields(config: TopicConfig) -> list[Field]:
     ]  # fmt: skip
 
 
-# Long: one review: the form's values, what changes, what is sent.
+# Long: it makes one review: the form's values, the changes, the requests.
 async def _topic_review(
     ask: Ask, name: str, given: dict[str, str], configs: Mapping[str, TopicConfig], form: Form
 ) -> Review:
@@ -191,7 +191,7 @@ async def _topic_review(
 
 
 async def delete_topic(ask: Ask) -> Page:
-    """A topic with everything in it."""
+    """Delete a topic with all its messages."""
     name, admin = ask.params["t"], ask.admin
     configs = await admin.topics.config(name)
     status = await part(admin.topics.status(name))
@@ -220,7 +220,7 @@ async def _deleted(
     ask: Ask, place: str, name: str, action: str, about: list[tuple[str, str]], command: str, requests: list[str],
     run: Callable[[], Awaitable[list[Any]]], configs: Callable[[str], Awaitable[Mapping[str, Struct]]], warning: str,
 ) -> Page:  # fmt: skip
-    """A topic or a group with everything that goes with it; its name has to be typed."""
+    """Return the form that deletes a topic or a group with its data. The user must type its name."""
     form = Form(
         title=_("Delete {name}", name=name), action=action, target=name, fields=[], about=about, warning=warning,
         back=ask.link(place, name), command=command, crumbs=ask.crumbs(place, name),
@@ -253,12 +253,12 @@ _GROUP_FIELDS: dict[str, tuple[str, str]] = {
 
 
 async def new_group(ask: Ask) -> Page:
-    """A group that there is not yet."""
+    """Create a group."""
     return await _group(ask, "", {}, _("New group"), ask.link("groups"))
 
 
 async def edit_group(ask: Ask) -> Page:
-    """A group that there is."""
+    """Edit a group."""
     name = ask.params["g"]
     configs = await ask.admin.groups.configs(name)
     return await _group(ask, name, configs, _("Edit {name}", name=name), ask.link("groups", name))
@@ -340,7 +340,7 @@ async def _group(ask: Ask, known: str, configs: Mapping[str, SubscriptionGroupCo
 
 
 def _group_changes(given: Mapping[str, str], shown: SubscriptionGroupConfig) -> dict[str, Any]:
-    """The fields that are not as shown. Raises ValueError: one cannot be used."""
+    """Return the changed fields. Raises ValueError: a field is not valid."""
     wanted: dict[str, Any] = {}
     for name, (label, __) in _GROUP_FIELDS.items():
         former = getattr(shown, name)
@@ -360,7 +360,7 @@ def _group_changes(given: Mapping[str, str], shown: SubscriptionGroupConfig) -> 
 
 
 async def delete_group(ask: Ask) -> Page:
-    """A group with its offsets, retries and dead letters."""
+    """Delete a group with its offsets, retries and dead letters."""
     name, admin = ask.params["g"], ask.admin
     configs = await admin.groups.configs(name)
     state = ask.snapshot.groups.get(name)
@@ -402,7 +402,7 @@ _MOVES = {
 
 # Long: one form and its review.
 async def offsets(ask: Ask) -> Page:
-    """A group's offsets on a topic moved, with a preview queue by queue."""
+    """Move a group's offsets on a topic, with a preview for each queue."""
     name, admin = ask.params["g"], ask.admin
     topics = sorted({lag.topic for lag in ask.snapshot.lags if lag.group == name})
     form = Form(
@@ -442,7 +442,7 @@ async def offsets(ask: Ask) -> Page:
             raise ValueError(_("nothing is moved: the group is there in every queue"))
 
         def compared(found: Sequence[QueueMove]) -> dict[str, str]:
-            # Members go on while one reads: what has to stay is where it goes, and that it then skips nothing unseen.
+            # Members consume during the review: compare only the targets, and if any message is skipped.
             places = {} if given["to"] in ("end", "clone") else {
                 f"{one.broker_name}:{one.queue_id}": str(one.then) for one in found
             }  # fmt: skip
@@ -477,8 +477,7 @@ async def offsets(ask: Ask) -> Page:
 
 
 def _move(given: Mapping[str, str]) -> tuple[dict[str, Any], str]:
-    """Return the arguments for `Offsets.reset`, and the same in words. Raises ValueError: a field is missing or
-    wrong."""
+    """Return the arguments for `Offsets.reset`, and a description. Raises ValueError: a field is missing or wrong."""
     match given["to"]:
         case "end":
             return {"timestamp_ms": END_MS}, _("to the end of each queue")
@@ -507,7 +506,7 @@ def _move(given: Mapping[str, str]) -> tuple[dict[str, Any], str]:
 
 
 def time_of(text: str, label: str) -> int | None:
-    """A time in ms since the epoch, UTC unless it says otherwise; None for no text. Raises ValueError: it is none."""
+    """Return a time (by default UTC) in ms since the epoch; None for no text. Raises ValueError: it is not a time."""
     if not text:
         return None
     try:
@@ -521,7 +520,7 @@ def time_of(text: str, label: str) -> int | None:
 
 
 async def broker_settings(ask: Ask) -> Page:
-    """Some settings of a broker changed, after a look at what they are."""
+    """Change settings of a broker, with their current values in the review."""
     state = state_of(ask)
     address, name = state.row.addr, ask.params["b"]
     back = ask.link("brokers", name, "settings")
@@ -538,7 +537,7 @@ async def broker_settings(ask: Ask) -> Page:
 
 
 async def name_server_settings(ask: Ask) -> Page:
-    """Some settings of all name servers changed."""
+    """Change settings of all name servers."""
     first = ask.admin.calls.name_servers[0]
 
     async def told() -> dict[str, str]:
@@ -588,7 +587,7 @@ async def _settings(
             raise ValueError(_("nothing is changed: the settings have these values"))
 
         def compared(now: Mapping[str, str]) -> dict[str, str]:
-            # Of a secret only whether it is another one: a page and the audit may show the difference.
+            # Compare only the hash of a secret, because a page and the audit may show the difference.
             return {name: str(hash(now.get(name))) if name in secret else now.get(name, "") for name in wanted}
 
         async def look() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Everybody who is connected: producers and consumers by client id, and one member of a group in its own words."""
+"""Connected clients: producers and consumers by client id, and the running info of one member of a group."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rmqkit.sentences import _
 
 
 async def clients(ask: Ask) -> Page:
-    """The list, from the snapshot alone."""
+    """Show the list, only from the snapshot."""
     wanted = ask.text("q").lower()
     everything = ask.snapshot.clients
     found = [
@@ -37,7 +37,7 @@ async def clients(ask: Ask) -> Page:
 
 
 async def client(ask: Ask) -> Page:
-    """One member of a group: what it says of itself; its stacks only when they are asked for."""
+    """Show the running info of one member of a group; its stacks only on request."""
     name, client_id = ask.params["g"], ask.params["c"]
     with_stacks = ask.text("stacks") == "1"
     found: Part = await part(ask.admin.clients.running(name, client_id, stacks=with_stacks))

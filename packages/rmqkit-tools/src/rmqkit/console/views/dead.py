@@ -1,4 +1,4 @@
-"""Dead letters: groups that have them, their kinds, and replays of them, which run as jobs."""
+"""Dead letters: the groups that have them, their kinds, and replays, which run as jobs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rmqkit.sentences import _, joined
 _KINDS_MAX = 100
 _RATE_MAX = 10_000
 _WITHOUT_BODIES = ("topic", "tag", "host")
-"""What tells nothing of bodies: all that is shown to those from whom they are hidden."""
+"""Groupings that show nothing of bodies: only these are shown to users who may not see bodies."""
 
 _BY_LABELS = {
     "kind": _("topic, tag, and reason or shape"),
@@ -35,7 +35,7 @@ _BY_LABELS = {
 
 
 async def dead(ask: Ask) -> Page:
-    """Groups with dead letters, from the snapshot alone."""
+    """Show the groups with dead letters, only from the snapshot."""
     groups = [one for one in ask.snapshot.groups.values() if one.dead]
     unknown = sum(one.dead is None for one in ask.snapshot.groups.values())
     running = {job.group: job.id for job in ask.console.jobs.all() if job.status is Status.RUNNING}
@@ -48,7 +48,7 @@ async def dead(ask: Ask) -> Page:
 
 
 async def group_dead(ask: Ask) -> Page:
-    """A group's dead letters by kind, and the form of a replay."""
+    """Show a group's dead letters by kind, and the form of a replay."""
     name = ask.params["g"]
     by = (ask.text("property") and f"property:{ask.text('property')}") or ask.text("by", "kind")
     if ask.hides_bodies and by not in _WITHOUT_BODIES:
@@ -99,7 +99,7 @@ async def group_dead(ask: Ask) -> Page:
 
 
 def _posted(ask: Ask) -> list[str]:
-    """The kinds that were chosen: of a form that comes back nothing is read again."""
+    """Return the chosen kinds, from the posted form: the dead letters are not read again."""
     return [key.removeprefix("kinds.") for key in ask.form if key.startswith("kinds.")]
 
 
@@ -107,11 +107,13 @@ async def _kinds(ask: Ask, name: str, by: str) -> Kinds:
     try:
         return await ask.admin.dead.kinds(name, by)
     except UnknownName:
-        await ask.admin.groups.configs(name)  # says which groups there are; without dead letters there is no topic
+        await ask.admin.groups.configs(
+            name
+        )  # its error lists the existing groups; a group without dead letters has no topic
         return Kinds(group=name, by=by, kinds=[], examined=0, total=0, is_whole=True, troubles=[])
 
 
-# Long: one review: the form's values, what is replayed, what is sent.
+# Long: it makes one review: the form's values, the messages, the requests.
 async def _review(ask: Ask, form: Form, name: str, by: str, given: dict[str, str]) -> Review:
     admin = ask.admin
     kinds = given["kinds"].split("\n") if given["kinds"] else []
@@ -145,7 +147,7 @@ async def _review(ask: Ask, form: Form, name: str, by: str, given: dict[str, str
         raise ValueError(why)
     others: list[str] = []
     if job.target:
-        await admin.calls.route(job.target)  # a send to a topic without a route might create it
+        await admin.calls.route(job.target)  # a send to a topic without a route may create the topic
         others = await other_readers(admin, job.target, name)
     job.expected = found.count
     warnings = (
@@ -235,13 +237,13 @@ def _shown(ask: Ask, job: Job) -> dict[str, Any]:
 
 
 async def jobs(ask: Ask) -> Page:
-    """Every replay, the newest first."""
+    """Show every replay, the newest first."""
     found = [_shown(ask, job) for job in ask.console.jobs.all() if job.env == ask.env.name]
     return Page("jobs.html", _("Replays"), {"jobs": found})
 
 
 async def job(ask: Ask) -> Page | Response:
-    """One replay: how far it is; paused and resumed; the lines of its messages."""
+    """Show the progress of one replay, pause and resume it, and download the lines of its messages."""
     name, jobs = ask.params["id"], ask.console.jobs
     found = jobs.find(name)
     if found is None or found.env != ask.env.name:
@@ -261,7 +263,7 @@ async def job(ask: Ask) -> Page | Response:
 
 
 async def _acted(ask: Ask, found: Job) -> Page:
-    """Pause at once, which loses nothing; resume after a review."""
+    """Pause a replay at once (no message is lost), or resume it after a review."""
     jobs, action = ask.console.jobs, ask.form.get("action", "")
     ask.require_change(_("pause replay") if action == "pause" else _("resume replay"), found.group, Right.SEND)
     back = ask.link("jobs", found.id)

@@ -1,4 +1,4 @@
-"""Why a group did not consume a message: a form, and the answer with evidence, remedy and timeline."""
+"""The cause why a group did not consume a message: a form, and the answer with evidence, remedy and timeline."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rmqkit.sentences import _
 
 
 async def explain_page(ask: Ask) -> Page:
-    """The form, and the answer where a message is named."""
+    """Show the form, and the answer if a message is given."""
     group, topic = ask.params["g"], ask.text("topic")
     state = ask.snapshot.groups.get(group)
     named = _named(ask)
@@ -43,7 +43,7 @@ async def explain_page(ask: Ask) -> Page:
 
 
 def _named(ask: Ask) -> str | Key | At | None:
-    """The message that the address names. Raises Fault: it names several."""
+    """Return the message in the address. Raises Fault: the address names several messages."""
     message, key = ask.text("id"), ask.text("key")
     given = [bool(message), bool(key), bool(ask.text("offset") or ask.text("queue"))]
     if sum(given) > 1:

@@ -1,4 +1,4 @@
-"""Consumer groups: the list, and one of them with lag, queues, members and verdict."""
+"""Consumer groups: the list, and one group with lag, queues, members and verdict."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SORTS: dict[str, Callable[[GroupState], Any]] = {
 
 
 async def groups(ask: Ask) -> Page:
-    """The list, the worst first, from the snapshot alone."""
+    """Show the list, the worst first, only from the snapshot."""
     wanted, sort = ask.text("q").lower(), ask.text("sort", "lag")
     sort = sort if sort in SORTS else "lag"
     everything = list(ask.snapshot.groups.values())
@@ -50,13 +50,13 @@ async def groups(ask: Ask) -> Page:
 
 
 async def group(ask: Ask) -> Page:
-    """One group."""
+    """Show one group."""
     name = ask.params["g"]
     ask.env.watcher.look(groups=[name])
     admin = ask.admin
     state = ask.snapshot.groups.get(name)
     if state is None:
-        await admin.groups.configs(name)  # says which names there are
+        await admin.groups.configs(name)  # its error lists the existing groups
     progress, status = await asyncio.gather(part(admin.groups.progress(name)), part(_status(ask, name)))
     queues = progress.value.queues if isinstance(progress.value, GroupProgress) else []
     number, found = ask.number("page", 1, 1), status.value
@@ -106,7 +106,7 @@ async def group(ask: Ask) -> Page:
 
 
 async def _status(ask: Ask, name: str) -> GroupStatus | None:
-    """Members and verdict; None: nobody is online."""
+    """Return members and verdict; None: no client is online."""
     try:
         return await ask.admin.clients.status(name)
     except PeerRefused as error:

@@ -1,4 +1,4 @@
-"""Charts of figures over time, for the pages of groups, topics and brokers; one series alone; and what is kept."""
+"""Charts of figures over time for the pages of groups, topics and brokers, one series alone, and the stored history."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rmqkit.sentences import _
 LINES_MAX, MARKS_MAX, SAMPLES_MIN = 6, 9, 20
 _HOUR_MS = 3_600_000
 RANGES = {"1h": 1, "6h": 6, "24h": 24, "7d": 7 * 24, "30d": 30 * 24, "90d": 90 * 24}
-"""Hours of each range that an address may name."""
+"""The ranges that an address may have, in hours."""
 _NOT_ACTIONS = frozenset({"login", "refused"})
 
 Wanted = tuple[str, Sequence[str]]
@@ -27,8 +27,8 @@ Wanted = tuple[str, Sequence[str]]
 
 
 def span_of(ask: Ask) -> tuple[int, int]:
-    """From when to when charts go: ``range``, and ``until``, which is now unless the address says.
-    Raises Fault: one of them is none."""
+    """Return the first and the last time of charts, from ``range`` and ``until`` (by default now).
+    Raises Fault: one of them is not valid."""
     hours = RANGES.get(ask.text("range", "1h"))
     if hours is None:
         reason = _("range={text} must be one of {ranges}", text=ask.text("range"), ranges=", ".join(RANGES))
@@ -40,7 +40,7 @@ def span_of(ask: Ask) -> tuple[int, int]:
 
 
 async def charts(ask: Ask, wanted: Iterable[Wanted], marks: Sequence[Mark] = ()) -> list[Markup]:
-    """A chart per figure."""
+    """Return a chart for each figure."""
     return await asyncio.gather(*(_chart(ask, figure, names, marks) for figure, names in wanted))
 
 
@@ -50,7 +50,7 @@ async def _chart(ask: Ask, figure: str, names: Sequence[str], marks: Sequence[Ma
     found = await asyncio.gather(*(history.read(figure, name, begin, end) for name in shown))
     lines = [Line(name, points) for name, (__, points) in zip(shown, found, strict=True)]
     if not ask.text("range") and not ask.text("until"):
-        # A console that began lately: its axis begins with its figures, so that there is something to see.
+        # If the console is new, begin the axis at the first figure, or the chart would be almost empty.
         firsts = [line.points[0][0] for line in lines if line.points]
         begin = max(begin, min(firsts, default=begin))
     query = {"range": ask.text("range"), "until": ask.text("until")}
@@ -74,19 +74,19 @@ async def _chart(ask: Ask, figure: str, names: Sequence[str], marks: Sequence[Ma
 
 
 def sparks(ask: Ask, figure: str, names: Iterable[str]) -> dict[str, Markup]:
-    """The last hour of a figure as a small line for each of these names."""
+    """Return the last hour of a figure as a small line for each name."""
     return {name: sparkline(ask.env.history.last_hour(figure, name)) for name in names}
 
 
 async def shares(ask: Ask, figure: str, name: str) -> list[float] | None:
-    """The figure that was not exceeded in 50 %, 95 % and 99 % of the samples of the charts' time; None: too few."""
+    """Return the 50th, 95th and 99th percentile of a figure in the time of the charts; None: too few samples."""
     __, points = await ask.env.history.read(figure, name, *span_of(ask))
     values = sorted(value for __, value in points if value is not None)
     return [values[int(len(values) * share)] for share in (0.5, 0.95, 0.99)] if len(values) >= SAMPLES_MIN else None
 
 
 def tabs(ask: Ask, *parts: str) -> Markup:
-    """Links to the other ranges of a page, and to the time before and after."""
+    """Return links to the other ranges of a page, and to the time before and after."""
     begin, end = span_of(ask)
     chosen, until = ask.text("range", "1h"), ask.text("until")
     links = [
@@ -107,8 +107,7 @@ def tabs(ask: Ask, *parts: str) -> Markup:
 
 
 async def marks_of(ask: Ask, *, group: str = "", brokers: Sequence[str] = ()) -> list[Mark]:
-    """Return the last `MARKS_MAX` events in the time of the charts: restarts of brokers, members that came and went,
-    changes in the audit."""
+    """Return the last `MARKS_MAX` events in the charts' time: restarts of brokers, changed members, audited changes."""
     begin, end = span_of(ask)
     marks: dict[tuple[int, str], Mark] = {}
     for name in brokers:
@@ -134,7 +133,7 @@ async def marks_of(ask: Ask, *, group: str = "", brokers: Sequence[str] = ()) ->
 
 
 async def series(ask: Ask) -> Page:
-    """One series: its chart, and as JSON its points."""
+    """Show the chart of one series, or its points as JSON."""
     figure, name = ask.params["figure"], ask.params["name"]
     known = FIGURES.get(figure)
     if known is None or not known.is_kept:
@@ -175,14 +174,14 @@ def _brokers(ask: Ask, of: str, name: str) -> list[str]:
 
 
 def _title(figure: str) -> str:
-    """The title of a figure; with the kind of thing that has it where two figures share the title."""
+    """Return the title of a figure, with its kind of object if another figure has the same title."""
     known = FIGURES[figure]
     is_shared = sum(one.title == known.title for one in FIGURES.values()) > 1
     return _("{title} ({of})", title=known.title, of=_(known.of)) if is_shared else known.title
 
 
 async def kept(ask: Ask) -> Page:
-    """The stored history: its series, its file, and its oldest time."""
+    """Show the stored history: its series, its file, and its oldest time."""
     found = await ask.env.history.kept()
     names = {key: len(ask.env.history.names(key)) for key, one in FIGURES.items() if one.is_kept}
     wanted, figure = ask.text("q").lower(), ask.text("figure", "lag")

@@ -1,4 +1,4 @@
-"""One message: body, properties, place, its life as a timeline, and what became of it in each group."""
+"""One message: its body, properties, place and timeline, and the verdict for each group."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ class Verdict(Struct, rename="camel", kw_only=True):
 
 
 async def by_id(ask: Ask) -> Page | Response:
-    """A message by its unique key or offset message id."""
+    """Show a message by its unique key or offset message id."""
     return await _shown(ask, await ask.admin.messages.find(ask.params["id"], ask.params["t"]))
 
 
 async def by_place(ask: Ask) -> Page | Response:
-    """A message by broker, queue and offset."""
+    """Show a message by broker, queue and offset."""
     queue, offset = ask.params["queue"], ask.params["offset"]
     if not (queue.isdecimal() and offset.isdecimal()) or len(queue) > 9 or len(offset) > 18:
         reason = _("queue {queue}, offset {offset}: both are numbers from 0 on", queue=queue, offset=offset)
@@ -117,12 +117,12 @@ async def _shown(ask: Ask, message: ReceivedMessage) -> Page | Response:
 
 
 def _members(ask: Ask, group: str) -> list[str]:
-    """The members of a group, as far as the snapshot knows them: who a message can be given to."""
+    """Return the members of a group in the snapshot, to which a message can be pushed."""
     return [one.client_id for one in ask.snapshot.clients if group in one.consumes][:50]
 
 
 def _properties(ask: Ask, message: ReceivedMessage) -> dict[str, dict[str, str]]:
-    """Return the properties of a message, and the reason of a dead letter; its text often quotes the body."""
+    """Return the properties of a message. The reason of a dead letter is separate, because it often quotes the body."""
     hidden = dict.fromkeys(OF_DEAD_LETTERS[:2], _("hidden from you here")) if ask.hides_bodies else {}
     shown = message.properties | {name: hidden[name] for name in message.properties.keys() & hidden.keys()}
     why = {name.removeprefix("rmqkit_"): shown.get(name, "") for name in OF_DEAD_LETTERS}
@@ -151,7 +151,7 @@ async def _verdicts(ask: Ask, message: ReceivedMessage, groups: list[str]) -> tu
 
 
 async def _body(ask: Ask, message: ReceivedMessage) -> Body:
-    """A message's body, as a hook decodes it or as it is."""
+    """Return a message's body, decoded by a hook or unchanged."""
     (text,) = [None] if ask.hides_bodies else await ask.console.hooks.decode([message])
     if text is None:
         return body_of(message.body, hidden=ask.hides_bodies)
@@ -160,7 +160,7 @@ async def _body(ask: Ask, message: ReceivedMessage) -> Body:
 
 
 def body_of(body: bytes, *, hidden: bool = False) -> Body:
-    """A body as text where it is text, laid out where it is JSON or MessagePack, else as bytes in hexadecimal."""
+    """Return a body as text, as formatted JSON (of JSON or MessagePack), or else as bytes in hexadecimal."""
     if hidden:
         return Body(form="hidden", text="", bytes=len(body))
     head = body[:BODY_SHOWN]
@@ -183,7 +183,7 @@ def body_of(body: bytes, *, hidden: bool = False) -> Body:
 
 
 def _unpacked(body: bytes) -> str:
-    """A map or a list of MessagePack, laid out as JSON; empty for other bytes, which may decode by chance."""
+    """Return a MessagePack map or list as formatted JSON; empty for other values: any bytes may decode by chance."""
     try:
         found = msgspec.msgpack.decode(body)
         return (
@@ -194,7 +194,7 @@ def _unpacked(body: bytes) -> str:
 
 
 def _hex(body: bytes) -> str:
-    """Offsets, bytes, and the characters that can be printed."""
+    """Return lines with offset, bytes, and printable characters."""
     lines = []
     for at in range(0, len(body), 16):
         part_of = body[at : at + 16]
@@ -212,7 +212,7 @@ def _download(ask: Ask, message: ReceivedMessage) -> Response:
 
 
 async def _acted(ask: Ask, message: ReceivedMessage) -> Page:
-    """Send it again, copy it to another topic, or give it to a client: a review first."""
+    """Send a message again, copy it to another topic, or push it to a client, after a review."""
     action = ask.form.get("action", "")
     if action not in _REVIEWS:
         raise Fault(400, _("What?"), _("action {action!r} must be resend, copy or push", action=action))
@@ -250,7 +250,7 @@ async def _resend(ask: Ask, message: ReceivedMessage) -> dict[str, Any]:
 async def _copy(ask: Ask, message: ReceivedMessage) -> dict[str, Any]:
     target = ask.form.get("to", "").strip()
     ask.require_change(_("copy"), target, Right.SEND)
-    await ask.admin.calls.route(target)  # a send to a topic without a route might create it
+    await ask.admin.calls.route(target)  # a send to a topic without a route may create the topic
     copy = Message(
         topic=target,
         body=message.body,

@@ -1,4 +1,4 @@
-"""Messages of a topic: searched with a budget, followed as they come, and sent for a test."""
+"""Messages of a topic: a search with a budget, a tail of new messages, and sending a test message."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Row(Struct, rename="camel", kw_only=True):
 
 
 async def message_rows(ask: Ask, messages: Sequence[ReceivedMessage]) -> list[Row]:
-    """Messages as rows; of their bodies the beginnings, as hooks decode them."""
+    """Return messages as rows, with the beginning of each body as decoded by hooks."""
     texts = await ask.console.hooks.decode([] if ask.hides_bodies else messages)
     return [_row(ask, one, text) for one, text in zip_longest(messages, texts)]
 
@@ -74,7 +74,7 @@ def _row(ask: Ask, message: ReceivedMessage, decoded: str | None) -> Row:
 
 
 def beginning(body: bytes, chars: int = _BODY_SHOWN) -> str:
-    """The beginning of a body as one line of text."""
+    """Return the beginning of a body as one line of text."""
     try:
         text = body[: 4 * chars].decode("utf-8", "strict" if len(body) <= 4 * chars else "ignore")
     except UnicodeDecodeError:
@@ -84,7 +84,7 @@ def beginning(body: bytes, chars: int = _BODY_SHOWN) -> str:
 
 
 async def search(ask: Ask) -> Page | Response:
-    """Messages, newest or oldest first."""
+    """Show messages, newest or oldest first."""
     topic, wanted = ask.params["t"], ask.text("id")
     if wanted:
         return RedirectResponse(ask.link("topics", topic, "m", wanted), 303)
@@ -136,7 +136,7 @@ async def search(ask: Ask) -> Page | Response:
 
 
 def time_of(ask: Ask, name: str) -> int | None:
-    """A time behind the ``?``: ms, or ISO, UTC unless it says otherwise. Raises Fault: it is none."""
+    """Return a time in the query: ms, or ISO (by default in UTC). Raises Fault: the text is not a time."""
     text = ask.text(name)
     if not text:
         return None
@@ -151,7 +151,7 @@ def time_of(ask: Ask, name: str) -> int | None:
 
 
 def _saved(ask: Ask, topic: str, messages: list[ReceivedMessage], form: str) -> Response:
-    """The messages as a file."""
+    """Return the messages as a file."""
     name = re.sub(r"[^A-Za-z0-9_.-]+", "_", topic)
     lines = _csv(ask, messages) if form == "csv" else _json_lines(ask, messages)
     headers = {"content-disposition": f'attachment; filename="{name}.{form}"'}
@@ -178,15 +178,15 @@ def _csv(ask: Ask, messages: list[ReceivedMessage]) -> Iterator[str]:
 
 
 def _cell(value: object) -> object:
-    """A cell that no spreadsheet takes for a formula."""
+    """Return a cell that no spreadsheet reads as a formula."""
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
 
 
-# -- as they come
+# -- tail
 
 
 async def tail(ask: Ask) -> Page:
-    """The last messages; with JavaScript those that come."""
+    """Show the last messages; with JavaScript also new messages."""
     topic = ask.params["t"]
     _wanted(ask)
     span = Span(tags=ask.text("tags") or "*", sql=ask.text("sql"))
@@ -202,7 +202,7 @@ async def tail(ask: Ask) -> Page:
 
 
 def _wanted(ask: Ask) -> Wanted:
-    """Which messages. Raises Fault: tags and SQL92 are given, or the tags are none."""
+    """Return the filter of a tail. Raises Fault: both tags and SQL92 are given, or the tags are not valid."""
     tags, sql = ask.text("tags"), ask.text("sql")
     if tags and sql:
         raise Fault(400, _("Tags or SQL92"), _("give tags or SQL92: write TAGS into the SQL92 text"))
@@ -217,7 +217,7 @@ def _wanted(ask: Ask) -> Wanted:
 
 
 async def tail_events(ask: Ask) -> Response:
-    """The rows that come."""
+    """Stream the new rows."""
     topic = ask.params["t"]
     await ask.admin.calls.route(topic)
 
@@ -232,9 +232,9 @@ async def tail_events(ask: Ask) -> Response:
 
 
 async def send(ask: Ask) -> Page:
-    """A form, its review, and what became of the message."""
+    """Show the form of a message, its review, and its result."""
     topic = ask.params["t"]
-    await ask.admin.calls.route(topic)  # a send to a topic without a route might create it
+    await ask.admin.calls.route(topic)  # a send to a topic without a route may create the topic
     key = (ask.user.name, ask.env.name, topic)
     kept = ask.form or ask.console.last_sent.get(key, {})
     shown = {name: kept.get(name, "") for name in ("body", "tags", "keys", "properties", "queue", "delay", "at")}
@@ -264,7 +264,7 @@ async def send(ask: Ask) -> Page:
 
 
 def _message(topic: str, form: dict[str, str]) -> tuple[Message, int | None]:
-    """The message of a form, and its queue. Raises ValueError: a field cannot be used; its text says which."""
+    """Return the message in a form, and its queue. Raises ValueError: a field is not valid; the text names it."""
     body = _body(form)
     if not body:
         raise ValueError(_("the body is empty: a message has at least one byte"))
@@ -308,7 +308,7 @@ def _delay_text(message: Message) -> str:
 def _remember(
     kept: dict[tuple[str, str, str], dict[str, str]], key: tuple[str, str, str], form: dict[str, str]
 ) -> None:
-    """Keep a form, for the next time this user opens it."""
+    """Store the values of a form for the next time the user opens it."""
     kept.pop(key, None)
     kept[key] = {name: text[:65_536] for name, text in form.items()}
     while len(kept) > _LAST_SENT_MAX:

@@ -1,4 +1,4 @@
-"""Pages outside of any cluster: the first one, login, audit, about; and files, refreshes, the colour scheme."""
+"""Pages outside of any cluster: the first page, login, audit, about; and static files and the colour scheme."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _THEME_SECONDS = 365 * 86_400
 
 
 async def home(ask: Ask) -> Page | Response:
-    """The only cluster, or the list of them."""
+    """Redirect to the only cluster, or show the list of clusters."""
     envs = list(ask.console.envs.values())
     if len(envs) == 1 and "format" not in ask.query:
         return RedirectResponse(ask.link.to(envs[0].name), 307)
@@ -65,7 +65,7 @@ async def login(ask: Ask) -> Page | Response:
 
 
 async def oidc(ask: Ask) -> Page | Response:
-    """Log in by OpenID Connect: go to the provider, which sends the browser back here."""
+    """Log in by OpenID Connect: redirect to the provider, which sends the browser back here."""
     console, provider = ask.console, ask.console.oidc
     if provider is None:
         raise Fault(404, _("No such page"), _("this console has no OpenID Connect: start it with --oidc FILE"))
@@ -75,16 +75,16 @@ async def oidc(ask: Ask) -> Page | Response:
         if "state" not in ask.query:
             address, text = await provider.begin(here, _back(ask))
             going = RedirectResponse(address, 303)
-            # Not strict, as that of the session: the browser comes back from another site.
+            # Unlike the session's cookie, this one is not strict: the browser returns from another site.
             going.set_cookie(cookie, text, max_age=600, **kept)
             return going
         _try(ask)
         user, back = await provider.finish(ask.query, ask.request.cookies.get(cookie, ""), here)
     except LoginRefused as refused:
-        if "state" in ask.query:  # no bound on tries holds for the way there, and the audit has one
+        if "state" in ask.query:  # the step to the provider has no limit on tries, and could flood the audit
             console.audit.write("?", ask.address, "", "login", "", "refused", str(refused))
         return await _login_page(ask, str(refused), 401)
-    # A page and no redirect: browsers send a strict cookie only where the navigation began at this site.
+    # A page instead of a redirect: browsers send a strict cookie only if the navigation began on this site.
     place = ask.link.out().rstrip("/") + back if back else ask.link.out()
     page = '<!doctype html><title>{0}</title><meta http-equiv="refresh" content="0; url={1}"><a href="{1}">{0}</a>'
     text = Markup(page).format(ask.say(_("You are logged in")), quote(place, safe=":/%#?=&"))
@@ -95,12 +95,12 @@ async def oidc(ask: Ask) -> Page | Response:
 
 
 def _back(ask: Ask) -> str:
-    """The page to show after a login, if it is one of this console."""
+    """Return the page to show after a login, if it belongs to this console."""
     return ask.text("next") if is_own_path(ask.text("next")) else ""
 
 
 async def _login_page(ask: Ask, trouble: str, status: int) -> Page:
-    # After a refusal, too: the provider would log the same account in again.
+    # Also after a refusal: the provider would log in the same account again.
     is_left = bool(ask.text("left") or ask.text("state"))
     provider, here = ask.console.oidc, ask.console.origin(ask.request) + ask.link.out("login")
     values = {
@@ -115,7 +115,7 @@ async def _login_page(ask: Ask, trouble: str, status: int) -> Page:
 
 
 def _try(ask: Ask) -> None:
-    """Raises Fault: there were too many tries. Counted before anything is looked at, which is what costs time."""
+    """Count a try, before any slow check of the login. Raises Fault: there were too many tries."""
     if not ask.console.tries.may_try(ask.address):
         why = _("{tries} tries a minute: wait a minute, then try again", tries=logins.TRIES_A_MINUTE)
         raise Fault(429, _("Too many tries"), why)
@@ -143,11 +143,11 @@ async def _user_of(ask: Ask, name: str, secret: str) -> tuple[User | None, str]:
 
 
 async def cluster_user(ask: Ask, name_servers: str, name: str, secret: str) -> tuple[User | None, str]:
-    """A user of the cluster, proven by a request that passes with the secret and fails with a wrong one."""
+    """Return a user of the cluster: a request must pass with the secret, and fail with a wrong secret."""
     right = Credentials(access_key=name, secret_key=secret)
     wrong = Credentials(access_key=name, secret_key=f"{secret}, not")
     try:
-        # The wrong secret first: where that passes the right one proves nothing.
+        # The wrong secret first: if it passes, the right one proves nothing.
         if await _is_let_in(ask, name_servers, wrong):
             return None, _("the cluster lets everybody in: it has no users to log in as; use --users FILE")
         if not await _is_let_in(ask, name_servers, right):
@@ -165,7 +165,7 @@ async def _is_let_in(ask: Ask, name_servers: str, signing: Credentials) -> bool:
         except PeerRefused as error:
             if error.code != ResponseCode.NO_PERMISSION:
                 raise
-            # Who is known and may not see figures is known as well; the remark of both kinds of brokers says so.
+            # A user without permission for the figures is still a known user. Apache's and our brokers use this remark.
             return "has no permission" in str(error)
     return True
 
@@ -184,7 +184,7 @@ async def _masters(ask: Ask) -> dict[str, str]:
 
 
 async def _role(ask: Ask, name_servers: str, signing: Credentials) -> Role:
-    """``Super`` users are admins; who may not ask for users is an operator."""
+    """Return the role: ``Super`` users are admins, users who may not list users are operators."""
     async with Admin(name_servers, credentials=signing, timeout_ms=3_000, clock=ask.console.clock) as admin:
         address = next(iter((await _masters(ask)).values()))
         try:
@@ -197,7 +197,7 @@ async def _role(ask: Ask, name_servers: str, signing: Credentials) -> Role:
 
 
 async def theme(ask: Ask) -> Response:
-    """Light, dark, or as the system has it; or the language."""
+    """Set the colour scheme (light, dark, or the system's), or the language."""
     chosen, language = ask.form.get("theme", ""), ask.form.get("lang", "")
     back = ask.form.get("back", "")
     response = RedirectResponse(back if is_own_path(back) else ask.link.out(), 303)
@@ -211,7 +211,7 @@ async def theme(ask: Ask) -> Response:
 
 
 async def audit(ask: Ask) -> Page:
-    """The audit: changes and their users."""
+    """Show the audit: changes and their users."""
     wanted = ask.text("q")
     lines = ask.console.audit.lines(wanted)
     total = len(ask.console.audit.lines())
@@ -221,7 +221,7 @@ async def audit(ask: Ask) -> Page:
 
 
 async def about(ask: Ask) -> Page:
-    """Versions, costs, health; for probes, too: 503 until every cluster could be asked."""
+    """Show versions, load and health. For probes: the status is 503 until every cluster has answered."""
     console = ask.console
     now_ms = console.clock.monotonic_ms()
     costs = [
@@ -241,7 +241,7 @@ async def about(ask: Ask) -> Page:
         }
         for env in console.envs.values()
     ]
-    # Until a first round is done nobody knows.
+    # Before the first snapshot, the health is unknown.
     is_well = all(env.watcher.snapshot.at_ms and not env.watcher.trouble for env in console.envs.values())
     values = {
         "version": console.version,
@@ -260,10 +260,10 @@ async def about(ask: Ask) -> Page:
 
 
 async def static(ask: Ask) -> Response:
-    """A file of ours."""
+    """Return a static file."""
     file = _STATIC / ask.params["file"]
     kind = _KINDS.get(file.suffix)
-    # The name comes out of the address: it must not lead out of the folder.
+    # The name comes from the address and must not lead out of the folder.
     if kind is None or file.parent != _STATIC or not file.is_file():
         raise Fault(404, _("No such file"), _("there is no file {params}", params=ask.params["file"]))
     headers = {"cache-control": "public, max-age=3600"} if ask.text("v") else {"cache-control": "no-cache"}

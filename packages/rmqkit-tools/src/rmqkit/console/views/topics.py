@@ -1,4 +1,4 @@
-"""Topics: the list, and one of them with its queues, groups, senders and settings."""
+"""Topics: the list, and one topic with its queues, groups, senders and settings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SORTS: dict[str, Callable[[TopicState], Any]] = {
 
 
 async def topics(ask: Ask) -> Page:
-    """The list, from the snapshot alone."""
+    """Show the list, only from the snapshot."""
     wanted, kind, sort = ask.text("q").lower(), ask.text("kind", "normal"), ask.text("sort", "name")
     kind, sort = kind if kind in (*_KINDS, "unused") else "normal", sort if sort in SORTS else "name"
     everything = list(ask.snapshot.topics.values())
@@ -57,7 +57,7 @@ def _is_kind(topic: TopicState, kind: str) -> bool:
 
 
 async def topic(ask: Ask) -> Page:
-    """One topic."""
+    """Show one topic."""
     name = ask.params["t"]
     admin = ask.admin
     await admin.calls.route(name)

@@ -25,24 +25,23 @@ def _page(ask: Ask, name: str, title: str, values: dict[str, object]) -> Page:
 
 
 async def delays(ask: Ask) -> Page:
-    """Delay levels, and timed messages by topic and by when they are due: per master 4 requests, and one per level
-    that has messages."""
+    """Show delay levels, and timed messages by topic and due time: 4 requests per master, one per non-empty level."""
     found = await ask.admin.waiting.delays()
     return _page(ask, "delays", _("Delayed messages"), {"brokers": found})
 
 
 async def transactions(ask: Ask) -> Page:
-    """Half messages by state, as far as one budget of a search goes."""
+    """Show half messages by state, within one search budget."""
     return _page(ask, "transactions", _("Open transactions"), {"found": await ask.admin.waiting.transactions()})
 
 
 async def pop(ask: Ask) -> Page:
-    """Pending check points of POP, as far as one budget of a search goes."""
+    """Show pending check points of POP, within one search budget."""
     return _page(ask, "pop", _("Popped messages"), {"found": await ask.admin.waiting.pops()})
 
 
 async def timed(ask: Ask) -> Page:
-    """Timed messages one by one, as far as one budget of a search goes; and a form to cancel or deliver one."""
+    """Show each timed message, within one search budget, with a form to cancel or deliver it."""
     if ask.request.method == "POST":
         return await _timed_changed(ask)
     topic = ask.text("topic")
@@ -53,7 +52,7 @@ async def timed(ask: Ask) -> Page:
 
 
 async def _timed_changed(ask: Ask) -> Page:
-    """Cancel a timed message, or deliver it now: a review first."""
+    """Cancel a timed message, or deliver it now, after a review."""
     broker, offset, way = (ask.form.get(name, "") for name in ("broker", "offset", "do"))
     if way not in ("cancel", "deliver") or not offset.isdecimal() or len(offset) > 18:
         raise Fault(400, _("What?"), _("choose a message, and cancel or deliver"))

@@ -1,5 +1,4 @@
-"""The figures that have a history and that alert rules look at: their names and units, and how to read them out of a
-`Snapshot`.
+"""The figures for history and alert rules: their names and units, and the reading of each from a `Snapshot`.
 
 ===========  =======================  =====================================================================
 figure       of                       is
@@ -7,24 +6,25 @@ figure       of                       is
 ``lag``      a group                  messages behind, as ``rmq group progress`` sums them up
 ``age``      a group                  seconds since its oldest unread message was stored
 ``dead``     a group                  dead letters that are stored
-``growth``   a group                  dead letters that came within an hour; alone for rules
+``growth``   a group                  dead letters that were added within an hour; only for rules
 ``members``  a group                  clients online
-``offline``  a group                  1 while none of its clients is online, else 0; alone for rules
+``offline``  a group                  1 while none of its clients is online, else 0; only for rules
 ``put``      a topic                  messages stored per second
 ``in``       a broker                 messages stored per second
-``out``      a broker                 messages given to consumers per second
+``out``      a broker                 messages delivered to consumers per second
 ``disk``     a broker                 share of the log's disk that is used, 0 to 1
 ``slave``    a broker ``@`` a host    bytes of the master's log that the slave there has not acknowledged
 ``unsynced`` a broker                 slaves that are registered or connected, and not in sync
 ``timer``    a broker                 seconds by which timed messages are late
-``half``     a broker                 seconds since the oldest half message was born that its check-back is not past
-``gone``     a broker                 seconds since it answered last; alone for rules
-``boot``     a broker                 when it started, ms; a change of it is a restart
+``half``     a broker                 age in seconds of the oldest half message that its check-back has not passed
+``gone``     a broker                 seconds since its last answer; only for rules
+``boot``     a broker                 the time of its start, ms; a change is a restart
 ===========  =======================  =====================================================================
 
-None means that no broker has reported the figure: it is stored as unknown. A figure of several brokers is unknown while
-one of them does not answer, as its last figure is old. A slave has the port of one connection, so its host is its name.
-If there are several slaves on one host, the slave with the most missing bytes counts. Everything here is pure.
+None means that no broker has reported the figure: it is stored as unknown. A figure over several brokers is unknown
+while one of them does not answer, because its last figure is old. The port of a slave changes with each connection, so
+a slave is named by its host. If a host has several slaves, the one with the most missing bytes is used. Everything here
+is pure.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ _VALUE_MAX = 1 << 61
 _SPANS_S = (10, 20, 30, 60, 120, 240, 600, 1200, 1800, 3600, 7200, 4 * 3600, 6 * 3600, 12 * 3600, DAY_S)
 
 Told = tuple[str, str, float | None]
-"""A figure, the name of what it is of, and its value."""
+"""The name of a figure, the name of its object, and its value."""
 
 
 class Figure(Struct, frozen=True, kw_only=True):
     """The definition of a figure.
 
     Attributes:
-        of: ``group``, ``topic`` or ``broker``.
+        of: the kind of object: ``group``, ``topic`` or ``broker``.
         unit: the unit of its axis.
         show: returns a value with its unit as text.
         top: returns the end of an axis that has room for a value.
-        scale: a value is stored as a whole number of this fraction: 1 / scale.
-        is_kept: True if it has a history; figures without a history are for rules alone.
-        hint: how the value of a rule is written.
+        scale: the factor by which a value is multiplied before it is stored as an integer.
+        is_kept: True if it has a history; figures without a history are only for rules.
+        hint: the format of the value in a rule.
     """
 
     title: str
@@ -73,7 +73,7 @@ class Figure(Struct, frozen=True, kw_only=True):
 
 
 def nice(highest: float) -> float:
-    """1, 2 or 4 times a power of ten that is not below: its half has few digits, too."""
+    """Return the next higher number that is 1, 2 or 4 times a power of ten: half of it has few digits, too."""
     if highest <= 0:
         return 1.0
     size = 10.0 ** math.floor(math.log10(highest))
@@ -133,14 +133,14 @@ FIGURES: dict[str, Figure] = {
     "half": Figure(of="broker", title=_("Oldest half message"), **_SECONDS),
     "gone": Figure(of="broker", title=_("Broker does not answer"), is_kept=False, **_SECONDS),
 }  # fmt: skip
-"""Figures that people look at, by their name in addresses and rules."""
+"""All figures, by their name in addresses and rules."""
 BOOT = "boot"
 
 
 def told(snapshot: Snapshot) -> Iterator[Told]:
-    """All figures of a snapshot, brokers first, then the groups that are furthest behind."""
+    """Yield all figures of a snapshot, brokers first, then the groups with the largest lag."""
     for figure, name, value in _told(snapshot):
-        # What a broker says may be no number, or one that nothing has room for.
+        # A broker may report a value that is not a number, or is too large.
         yield figure, name, value if value is not None and -_VALUE_MAX < value < _VALUE_MAX else None
 
 

@@ -1,7 +1,7 @@
-"""Figures over time in one SQLite file per cluster: no database server, nothing to set up.
+"""The history of figures in one SQLite file per cluster, without a database server or set-up.
 
 =======  ==============================================  ========  ==========  ===============================
-step     of                                              block     kept for    a slot holds
+step     series                                          block     retention   a slot has
 =======  ==============================================  ========  ==========  ===============================
 10 s     brokers, and the 200 groups furthest behind     1 h       6 h         the last figure in it
 1 min    all series                                      1 h       7 d         the last figure in it
@@ -10,22 +10,22 @@ step     of                                              block     kept for    a
 
 The current block is in memory, an ``array`` of 64-bit slots per series. A slot is a figure, unknown (-1: the console
 requested the figure, but no broker reported it), or missing (-2: the console did not request it). Every 5 minutes, and
-when the console stops, blocks are written in one transaction. A kill loses the figures that are not written yet: at
-most 5 minutes, which then are a hole. After a start the current block is read back and continued.
+when the console stops, blocks are written in one transaction. A kill loses the figures that are not written yet, at
+most 5 minutes. After a start, the current block is loaded and continued.
 
-A row of the file is the block of 64 series, a *chunk*: the slots of one series after those of another, eight bytes each
-in the byte order of the machine, as an .xz stream with LZMA's delta filter. A figure that stays costs 2 bytes for a
-block, and one that changes by hundreds 1.6 bytes for each slot. A row for each slot would cost 20 bytes. In larger
-chunks a slot costs less, and reading one series more.
+A row of the file is the block of 64 series, a *chunk*: the slots of each series one after the other, eight bytes each
+in the byte order of the machine, as an .xz stream with LZMA's delta filter. A constant figure needs 2 bytes per block,
+a figure that changes by hundreds 1.6 bytes per slot. A row per slot would need 20 bytes. In larger chunks, a slot needs
+less space, and reading one series takes longer.
 
-The size of the file is at most `FILE_BYTES_MAX`: enough for 12,000 series that change all the time, for 90 days of
-quarters of an hour and 2 days of minutes (``make measure-history``). The oldest blocks of minutes are deleted first,
-until one day of minutes is left, then the oldest blocks of all. 12,000 series need 23 MB of memory; the minutes of the
-hour before stay in memory for `History.last_hour`.
+The size of the file is at most `FILE_BYTES_MAX`: enough for 12,000 changing series, with 90 days of quarter hours and 2
+days of minutes (``make measure-history``). The oldest blocks of minutes are deleted first, until one day of minutes is
+left, then the oldest blocks of all. 12,000 series need 23 MB of memory; the previous hour of minutes stays in memory
+for `History.last_hour`.
 
 A damaged file is renamed and replaced by a new file; ``trouble`` has the reason, which pages show. A second console
-cannot open the file: its pages show that, and its history is in memory alone. All calls of SQLite run in one thread;
-the rest is loop only.
+cannot open the file: its pages show this, and its history is only in memory. All calls of SQLite run in one thread; the
+rest is loop only.
 """
 
 from __future__ import annotations
@@ -58,23 +58,23 @@ DAY_MS = 24 * HOUR_MS
 WRITE_S, LOCK_S = 300.0, 1.0
 FILE_BYTES_MAX = 256 << 20
 ROOM_BYTES = 32 << 20
-"""Left free for the next write, and its log beside the file."""
+"""Free space for the next write and its log."""
 SERIES_MAX = 20_000
 SYNCHRONOUS = "NORMAL"
-"""SQLite's: a power cut may take the last write, and leaves the file whole."""
+"""SQLite's setting: a power failure may lose the last write, but does not damage the file."""
 FINE_GROUPS = 200
 GAP_MS = 150_000
-"""Points this far apart are joined: a console that nobody looks at asks once a minute."""
+"""Points up to this distance are joined by a line: an unused console takes a sample only once a minute."""
 UNKNOWN, MISSING = -1, -2
 _VALUE_MAX = 1 << 61
 _CHUNK = 64
 _FILTERS = [{"id": lzma.FILTER_DELTA, "dist": 8}, {"id": lzma.FILTER_LZMA2, "preset": 0}]
 _MEMORY_MAX = 4 << 20
-"""For a damaged chunk that asks for more."""
+"""The memory limit for unpacking: a damaged chunk may need any amount."""
 _VERSION = 3
 _FINISHED_MAX = 4
 STEP = 512
-"""Figures of a snapshot that are kept in one turn of the event loop."""
+"""The number of figures that are stored in one iteration of the event loop."""
 
 Key = tuple[str, str]
 Block = dict[Key, "array[int]"]
@@ -83,7 +83,7 @@ _log = logging.getLogger(__name__)
 
 
 class Level(Struct, frozen=True):
-    """One resolution. All in ms."""
+    """One resolution, with all values in ms."""
 
     step: int
     block: int
@@ -103,12 +103,12 @@ _FINE, _MINUTES, _LONG = range(len(LEVELS))
 
 
 def packed(chunk: array[int]) -> bytes:
-    """Return a chunk as it is stored."""
+    """Return a chunk in its stored form."""
     return lzma.compress(chunk.tobytes(), lzma.FORMAT_XZ, lzma.CHECK_CRC32, filters=_FILTERS)
 
 
 def unpacked(stored: bytes, slots: int) -> array[int]:
-    """Return a chunk of blocks with so many slots. Raises ValueError: it is damaged."""
+    """Return a stored chunk of blocks with ``slots`` slots. Raises ValueError: the chunk is damaged."""
     size = 8 * slots * _CHUNK
     try:
         plain = lzma.LZMADecompressor(lzma.FORMAT_XZ, _MEMORY_MAX).decompress(stored, size + 1)
@@ -120,11 +120,11 @@ def unpacked(stored: bytes, slots: int) -> array[int]:
 
 
 class _Damaged(Exception):
-    """The file is no history, or SQLite finds that it is broken."""
+    """An error: the file is not a history, or SQLite reports that it is damaged."""
 
 
 class _Level:
-    """The part of one resolution that is in memory: the current block, and blocks that are not written yet."""
+    """The part of one resolution in memory: the current block, and blocks that are not written yet."""
 
     def __init__(self, level: Level) -> None:
         self.level = level
@@ -135,12 +135,14 @@ class _Level:
         self.before: tuple[int, Block] = (0, {})
 
     def put(self, at_ms: int, key: Key, value: int, *, is_highest: bool) -> bool:
-        """Fill a slot. False: there are too many series."""
+        """Fill a slot. Return False if there are too many series."""
         level = self.level
         start = at_ms - at_ms % level.block
         if start != self.start:
             if self.start - level.block <= start < self.start:
-                return True  # the wall clock went back over the beginning of a block: these slots are written
+                return (
+                    True  # the wall clock moved back before the beginning of the block: these slots are already written
+                )
             self.end(start)
         slots = self.current.get(key)
         if slots is None:
@@ -152,7 +154,7 @@ class _Level:
         return True
 
     def end(self, start: int) -> None:
-        """Begin another block."""
+        """Finish the current block and begin another."""
         if self.current:
             self.finished.append((self.start, self.current))
             if self.level.block == HOUR_MS:
@@ -164,7 +166,7 @@ class _Level:
 
 
 class Kept(Struct, rename="camel", kw_only=True):
-    """The extent of the history, for people: the file and its bytes, or empty and 0 for memory alone."""
+    """The extent of the history: the file and its bytes (empty and 0: only in memory)."""
 
     file: str
     file_bytes: int
@@ -178,7 +180,7 @@ class History:
     """The history of one cluster.
 
     Args:
-        path: its file; None: in memory alone, which is the block under way.
+        path: its file; None: only the current blocks, in memory.
     """
 
     def __init__(self, path: Path | None, clock: Clock) -> None:
@@ -204,7 +206,7 @@ class History:
             self._task = asyncio.create_task(self._run(), name="console history")
 
     async def close(self) -> None:
-        """Write what is not written, and let the file go."""
+        """Write the remaining blocks and close the file."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -221,7 +223,7 @@ class History:
             await self.write(self._clock.now_ms())
 
     async def open(self) -> None:
-        """Open the file and go on with its blocks under way. A trouble leaves the history in memory."""
+        """Open the file and load its current blocks. After an error, the history is only in memory."""
         if self.path is not None:
             self._thread = ThreadPoolExecutor(1, "console history")
             try:
@@ -238,18 +240,17 @@ class History:
         self._opened.set()
 
     def _go_on(self, level: _Level, start: int, block: Block) -> None:
-        """Take a block out of the file; what came meanwhile is newer."""
+        """Merge a block of the file into memory. The slots in memory are newer."""
         if level.start not in (0, start):
             return
         level.start = start
         for key, slots in block.items():
             _fill(level.current.setdefault(key, array("q", [MISSING]) * level.level.slots), slots)
 
-    # -- figures come
+    # -- writing
 
     async def follow(self, snapshot: Snapshot) -> None:
-        """Keep the figures of a snapshot; of many in steps, between which the event loop goes on. A series begins with
-        its first known figure."""
+        """Store a snapshot's figures in steps that yield to the loop. A series begins with its first known figure."""
         groups, is_full = 0, False
         for number, (figure, name, value) in enumerate(figures.told(snapshot), 1):
             if number % STEP == 0:
@@ -267,7 +268,7 @@ class History:
             self.trouble = _("there are more than {most:,} series: what is above has no history", most=SERIES_MAX)
 
     def put(self, at_ms: int, figure: str, name: str, value: int, *, is_fine: bool = False) -> bool:
-        """Keep one scaled figure. False: there are too many series."""
+        """Store one scaled figure. Return False if there are too many series."""
         key = figure, name
         self._names.add(key)
         fine, minutes, long = self.levels
@@ -275,19 +276,19 @@ class History:
             fine.put(at_ms, key, value, is_highest=False)
         return minutes.put(at_ms, key, value, is_highest=False) and long.put(at_ms, key, value, is_highest=True)
 
-    # -- figures go
+    # -- reading
 
     def names(self, figure: str, begin: str = "") -> list[str]:
-        """Return the names that have a history of a figure and begin with a text."""
+        """Return the names with a history of a figure that begin with a text."""
         return sorted(name for known, name in self._names if known == figure and name.startswith(begin))
 
     async def read(self, figure: str, name: str, begin_ms: int, end_ms: int) -> tuple[int, list[Point]]:
-        """The step in ms, and the points of a series between two times: None where it was unknown, and once in each
-        stretch in which nobody asked."""
+        """Return the step in ms and the points of a series between two times. A value is None if it was unknown; each
+        gap in the samples has one None."""
         await self._opened.wait()
         key, now_ms = (figure, name), self._clock.now_ms()
         found: dict[int, tuple[int, int]] = {}
-        for one in reversed(self.levels):  # what is finer takes the place of what it is a part of
+        for one in reversed(self.levels):  # finer slots replace the coarse slot that contains them
             step = one.level.step
             if one.level is LEVELS[_LONG] or now_ms - begin_ms <= one.level.kept:
                 finer = await self._slots(one, key, begin_ms, end_ms)
@@ -306,7 +307,7 @@ class History:
         return min((step for step, __ in found.values()), default=LEVELS[_LONG].step), points
 
     def last_hour(self, figure: str, name: str) -> list[float | None]:
-        """The figures of the last 60 minutes as far as they are in memory, one for each minute; None: unknown."""
+        """Return the figures of the last 60 minutes from memory, one per minute; None: unknown."""
         level, key = self.levels[_MINUTES], (figure, name)
         before = level.before[1].get(key) if level.before[0] == level.start - HOUR_MS else None
         slots = [*(before or level.blank), *level.current.get(key, level.blank)]
@@ -352,10 +353,10 @@ class History:
     # -- the file
 
     async def write(self, now_ms: int) -> None:
-        """Write all blocks that are in memory. What the disk refuses is tried again the next time; of blocks that have
-        ended, the last four of each resolution are kept for that."""
+        """Write all blocks in memory. A failed write is retried the next time, with the last four finished blocks of
+        each resolution."""
         for one in self.levels:
-            if one.start <= now_ms - one.level.block:  # nobody fills it any more
+            if one.start <= now_ms - one.level.block:  # the block is complete
                 one.end(now_ms - now_ms % one.level.block)
         if self._file is not None:
             taken = [
@@ -364,7 +365,7 @@ class History:
                 for start, block in one.blocks()
                 if block and start > now_ms - one.level.kept - one.level.block
             ]
-            # Counted before the await: blocks that end while the thread writes are not written yet.
+            # Count before the await: blocks that finish during the write are not written yet.
             done = [len(one.finished) for one in self.levels]
             try:
                 await self._in_thread(self._store, taken, now_ms)
@@ -383,8 +384,7 @@ class History:
         self._names &= set().union(*(one.current for one in self.levels)) | set(self._ids)
 
     async def _failed(self, error: sqlite3.Error) -> None:
-        """Handle a failed read or write: replace a damaged file by a new one; any other failure may be over the next
-        time."""
+        """Handle a failed read or write: replace a damaged file. After other errors, the next call retries."""
         if not _is_damage(error):
             self.trouble = _(
                 "history file {path}: {error}; what it has is not shown, and it is tried again",
@@ -408,11 +408,11 @@ class History:
             _log.warning("%s", self.trouble)
 
     async def _in_thread(self, function: Callable[..., T], *args: object) -> T:
-        assert self._thread is not None, "only a history with a file asks it"
+        assert self._thread is not None, "a history with a file has a thread"
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
 
     def _open(self, now_ms: int) -> list[tuple[_Level, int, Block]]:
-        """Connect, check, and read the blocks under way."""
+        """Connect, check the file, and read the current blocks."""
         try:
             self._connect()
             assert self._file is not None
@@ -429,9 +429,9 @@ class History:
     def _connect(self) -> None:
         assert self.path is not None
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        close_to_others(self.path)  # SQLite gives its other files the same mode
+        close_to_others(self.path)  # SQLite creates its other files with the same mode
         self._file = file = sqlite3.connect(self.path, timeout=LOCK_S)
-        file.execute("PRAGMA locking_mode = EXCLUSIVE")  # one console writes; nobody else has to see its log
+        file.execute("PRAGMA locking_mode = EXCLUSIVE")  # only one console uses the file
         file.execute("PRAGMA journal_mode = WAL")
         file.execute(f"PRAGMA synchronous = {SYNCHRONOUS}")
         version = file.execute("PRAGMA user_version").fetchone()[0]
@@ -480,7 +480,7 @@ class History:
         return dict(self._file.execute(where, (level.step, start)))
 
     def _begin_anew(self, why: str) -> None:
-        """Give a damaged file another name, for who wants to look at it, and begin one."""
+        """Rename a damaged file, for later analysis, and create a new one."""
         assert self.path is not None
         self._close()
         aside = self.path.with_name(f"{self.path.name}.damaged-{self._clock.now_ms()}")
@@ -552,7 +552,7 @@ class History:
             self._read_series()
 
     def _store_block(self, level: Level, start: int, block: list[tuple[Key, array[int]]]) -> None:
-        """Put series into what is stored of a block; of others there it stays as it is."""
+        """Store series of a block, and leave the other stored series of the block unchanged."""
         assert self._file is not None
         is_first, stored = (level.step, start) not in self._filled, self._chunks(level, start)
         self._filled.add((level.step, start))
@@ -562,18 +562,18 @@ class History:
             chunk, place = divmod(number, _CHUNK)
             if chunk not in chunks:
                 chunks[chunk] = array("q", [MISSING]) * (level.slots * _CHUNK)
-                with contextlib.suppress(ValueError, KeyError):  # damaged: what is written now takes its place
+                with contextlib.suppress(ValueError, KeyError):  # the chunk is missing or damaged: replace it
                     chunks[chunk] = unpacked(stored[chunk], level.slots)
             columns = chunks[chunk]
             own = slice(place * level.slots, (place + 1) * level.slots)
             if is_first:
-                _fill(slots, columns[own])  # after the clock stepped it may have been written before
+                _fill(slots, columns[own])  # the block may already be in the file, after a step of the clock
             columns[own] = slots
         rows = [(level.step, start, chunk, packed(columns)) for chunk, columns in chunks.items()]
         self._file.executemany("INSERT OR REPLACE INTO block VALUES (?, ?, ?, ?)", rows)
 
     def _number(self, key: Key, start: int) -> int:
-        """The number of a series. It stays as long as a block may have it: that of another would tell of both."""
+        """Return the number of a series. It is not reused while a block may contain it: that would mix two series."""
         assert self._file is not None
         if (number := self._ids.get(key)) is None:
             where = "INSERT INTO series (figure, name, last) VALUES (?, ?, ?)"
@@ -595,15 +595,15 @@ class History:
         return int((pages - free) * size)
 
     def _oldest(self) -> list[tuple[int, int]]:
-        """Start and step of the oldest block of each resolution, the finest first."""
+        """Return start and step of the oldest block of each resolution, the finest first."""
         assert self._file is not None
         where = "SELECT min(start), step FROM block WHERE step = ?"
         found = [self._file.execute(where, (level.step,)).fetchone() for level in LEVELS]
         return [one for one in found if one[0] is not None]
 
     def _drop_oldest(self, now_ms: int) -> bool:
-        """Delete a block of all series: the oldest of the finest resolution with one that is older than a day, or the
-        oldest of all. False: there is nothing to delete."""
+        """Delete a block of all series: the oldest of the finest resolution with a block older than a day, or else the
+        oldest of all. Return False if there is no block."""
         assert self._file is not None
         if not (oldest := self._oldest()):
             return False
@@ -618,7 +618,7 @@ class History:
 
 
 def _fill(slots: array[int], older: array[int]) -> None:
-    """Put older figures where there are none."""
+    """Fill missing slots with older figures."""
     for slot, value in enumerate(slots):
         if value == MISSING:
             slots[slot] = older[slot]

@@ -1,25 +1,25 @@
-"""One task per cluster keeps a `Snapshot`: list pages read it and ask no broker.
+"""The watcher: one task per cluster updates a `Snapshot`. List pages read it and send no request.
 
 =========================  ===========================  =============================================================
-what                       asked                        how often while somebody looks
+data                       requested from               interval while the console is used
 =========================  ===========================  =============================================================
-who is there               a name server                each round: 10 s; 60 s when nobody looked for a minute
+brokers                    a name server                each round: 10 s; 60 s after a minute without use
 figures, replication       every broker                 each round
-lags of all groups         every master                 each round, and at most 1 % of the time that it takes
+lags of all groups         every master                 each round, but for at most 1 % of the time
 name servers               each of them                 each round
-popped messages            every master                 30 s, as far as a budget goes
+popped messages            every master                 30 s, within a budget
 topics and groups          every master                 30 s
 producers, half messages   every master                 30 s
-topics without groups      the masters of that topic    in turn, 20 a round, those on somebody's screen first
-members of groups          every master                 in turn, 50 a round, those on somebody's screen first
+topics without groups      the masters of that topic    in turn, 20 per round, those on open pages first
+members of groups          every master                 in turn, 50 per round, those on open pages first
 =========================  ===========================  =============================================================
 
-Rules of alerts look all the time. Consumer statistics also tell where consumed topics end, so their put rates cost
-nothing. Apache's brokers read their store for each queue to answer them: the pause of a hundred times what an answer
-took keeps that small.
+Alert rules count as use. Consumer statistics also have the ends of consumed topics, so put rates need no further
+request. Apache's brokers read their store for each queue of these statistics: so the pause after an answer is a hundred
+times its duration.
 
-Budget: 2 requests at a time and 20 a second for each broker, 3 s for each. What did not answer is *unknown since*,
-never zero. A snapshot is replaced as a whole. Loop only.
+Budget: 2 requests at a time and 20 per second for each broker, with a timeout of 3 s. Figures without an answer are
+*unknown since*, not zero. A snapshot is replaced as a whole. Loop only.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ TOPICS_A_ROUND, GROUPS_A_ROUND = 20, 50
 AT_ONCE, PER_SECOND = 2, 20
 TREND_MS = 60_000
 GONE_MS = 3_600_000
-"""For so long a broker is shown that the name servers do not list any more."""
+"""The time for which a broker is shown after the name servers no longer list it."""
 STEP = 1_000
-"""Topics or groups of a snapshot that are made in one turn of the event loop."""
+"""The number of topics or groups that are built in one iteration of the event loop."""
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class _Tables(Struct):
 
 
 class _Pace:
-    """Requests to one broker: so many at a time, and so many a second."""
+    """Limits of requests to one broker, at a time and per second."""
 
     def __init__(self) -> None:
         self._turns = asyncio.Semaphore(AT_ONCE)
@@ -97,7 +97,7 @@ class _Pace:
         async with self._turns:
             now = asyncio.get_running_loop().time()
             self._free_at = max(self._free_at, now) + 1 / PER_SECOND
-            # The first second's worth may go at once: a round is a burst of a few.
+            # Do not delay the requests of the first second: a round is a burst of a few requests.
             if (wait_s := self._free_at - now - 1.0) > 0:
                 await asyncio.sleep(wait_s)
             async with asyncio.timeout(ANSWER_MS / 1000):
@@ -105,13 +105,13 @@ class _Pace:
 
 
 class Watcher:
-    """Keeps the snapshot of one cluster.
+    """The task that updates the snapshot of one cluster.
 
     Attributes:
-        snapshot: what is known; replaced by each round.
-        followers: are called with each snapshot.
-        is_needed: rules look at it, so that it asks often though nobody looks.
-        trouble: why the last round failed as a whole, or empty.
+        snapshot: the latest snapshot; replaced by each round.
+        followers: functions that are called with each snapshot.
+        is_needed: True if rules use the snapshots, so that rounds are frequent without open pages.
+        trouble: the error of the last round, or empty.
     """
 
     def __init__(self, admin: Admin) -> None:
@@ -148,7 +148,7 @@ class Watcher:
     # -- for pages
 
     def start(self) -> None:
-        """Begin, if it has not begun."""
+        """Start the task, if it is not running."""
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="console watcher")
 
@@ -158,7 +158,7 @@ class Watcher:
             await asyncio.gather(self._task, return_exceptions=True)
 
     def look(self, *, topics: Iterable[str] = (), groups: Iterable[str] = ()) -> None:
-        """Somebody looks: ask often, and of these first."""
+        """Note that a page is used: make rounds frequent, and request these topics and groups first."""
         if self._clock.monotonic_ms() - self._looked_ms > LOOKED_MS:
             self._wake.set()
         self._looked_ms = self._clock.monotonic_ms()
@@ -166,13 +166,13 @@ class Watcher:
         self._wanted_groups = list(groups) or self._wanted_groups
 
     def refresh(self) -> None:
-        """Something was changed: ask for topics and groups now."""
+        """Request topics and groups now, after a change."""
         for tables in self._tables.values():
             tables.tables_at = -1e18
         self._wake.set()
 
     async def first(self, seconds: float) -> None:
-        """Wait until there is a snapshot, or so long."""
+        """Wait for the first snapshot, at most some seconds."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._known.wait()
@@ -181,7 +181,7 @@ class Watcher:
 
     async def _run(self) -> None:
         while True:
-            # Before the round: what is asked for while it runs begins the next one at once.
+            # Clear before the round: a refresh during the round begins the next round at once.
             self._wake.clear()
             try:
                 await self._round_or_trouble()
@@ -205,9 +205,9 @@ class Watcher:
             await self._publish()
 
     async def round(self) -> None:
-        """Ask everything that is due, and replace the snapshot. Raises RmqError: no name server answers."""
+        """Send all due requests, and replace the snapshot. Raises RmqError: no name server answers."""
         calls = self.admin.calls
-        # Routes and clusters are kept by the calls otherwise, and new brokers would never be seen.
+        # Drop cached routes and clusters, or new brokers would never be found.
         calls.forget()
         rows = await self.admin.clusters.listed()
         addresses = {row.addr for row in rows}
@@ -225,7 +225,7 @@ class Watcher:
         self._tables = {address: self._tables.get(address, _Tables()) for address in masters.values()}
         self._paces = {address: self._paces.get(address) or _Pace() for address in addresses}
         await asyncio.gather(*(self._figures(address) for address in addresses))
-        # Who did not give its figures is not asked for more: a broker that hangs costs a round one deadline.
+        # Send no more requests to a broker without figures: a hanging broker delays a round by only one timeout.
         alive = {name: address for name, address in masters.items() if not self._brokers[address].trouble}
         await asyncio.gather(
             *(self._replication(address) for address in alive.values()),
@@ -236,7 +236,7 @@ class Watcher:
         await self._publish()
 
     async def _ask(self, address: str, asking: Callable[[], Awaitable[T]], note: Callable[[str], object]) -> T | None:
-        """An answer within the budget; None, and a note, when there is none."""
+        """Return an answer within the budget; after an error, note it and return None."""
         try:
             return await self._paces[address].run(asking)
         except TimeoutError:
@@ -265,7 +265,7 @@ class Watcher:
             try:
                 return await calls.fetch(HaRuntimeInfo, address, code)
             except PeerRefused as error:
-                # Asked once: a 4.9 broker logs each request that it does not know.
+                # Do not repeat it: a 4.9 broker logs each unknown request.
                 if error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:  # before 5.0
                     self._no_ha.add(address)
                 raise
@@ -317,7 +317,7 @@ class Watcher:
         )
 
     async def _pops(self, alive: dict[str, str]) -> None:
-        """Ask for the messages that are popped and not acknowledged."""
+        """Request the messages that are popped and not acknowledged."""
         now_ms = self._clock.monotonic_ms()
         if now_ms - self._popped_at < TABLES_MS:
             return
@@ -395,7 +395,7 @@ class Watcher:
     # -- the snapshot
 
     async def _publish(self) -> None:
-        """Make the next snapshot; with many topics in steps, between which the event loop goes on."""
+        """Build the next snapshot, in steps that yield to the event loop."""
         now_ms, then_ms = self._clock.now_ms(), self._clock.monotonic_ms()
         found = lags(row for tables in self._tables.values() for row in tables.progress)
         await asyncio.sleep(0)
@@ -517,7 +517,7 @@ class Watcher:
 
 
 def _add_progress(tables: _Tables, rows: list[GroupProgress], now_ms: float) -> None:
-    """Replace what a master reported of groups, and add up how they moved in the last `TREND_MS`."""
+    """Replace a master's report on groups, and sum up their movement in the last `TREND_MS`."""
     if tables.progress_at >= 0:
         tables.steps.append((now_ms - tables.progress_at, movements(tables.progress, rows)))
     tables.progress, tables.progress_at = rows, now_ms
@@ -529,12 +529,12 @@ def _add_progress(tables: _Tables, rows: list[GroupProgress], now_ms: float) -> 
             moved = tables.moved.setdefault(group, Movement())
             moved.consumed += one.consumed
             moved.grew += one.grew
-            # Of the last step alone: a minute is too long to find a group that stopped just now.
+            # Only from the last step: a minute would be too long to notice a group that has just stopped.
             moved.late = one.late
 
 
 async def _steps(things: Collection[T]) -> AsyncIterator[T]:
-    """These things; after each few hundred the event loop goes on."""
+    """Yield the items, and yield to the event loop after each few hundred."""
     for number, one in enumerate(things, 1):
         yield one
         if number % STEP == 0:
@@ -556,7 +556,7 @@ def _next_state(known: BrokerState | None, row: BrokerRow) -> BrokerState:
 
 
 def _turn(waiting: deque[str], known: set[str], first: list[str], count: int) -> list[str]:
-    """Whose turn it is: the wanted ones, then the others round and round."""
+    """Return the next names: the wanted ones first, then the others in turn."""
     if not waiting or len(waiting) > 2 * len(known) + 1:
         waiting.clear()
         waiting.extend(sorted(known))
@@ -588,7 +588,7 @@ def _joined(answers: list[ConsumerConnection]) -> ConsumerConnection | None:
 
 
 def _kind(topic: str, own: set[str]) -> str:
-    """Return the kind of a topic; each broker has some topics with its cluster's or its own name."""
+    """Return the kind of a topic. Topics with the name of a cluster or broker are system topics."""
     return "system" if topic in own or topic.removesuffix("_REPLY_TOPIC") in own else topic_kind(topic)
 
 
