@@ -4,7 +4,7 @@
 request                                    read
 =========================================  ===========================================================================
 everything                                 the log, split by bytes
-store times                                the files of the log that may have such messages
+store times                                the files of the log that may have messages of these times
 topics, queues by `OffsetsFrom`            the records that the queues point at
 topics and keys                            the records that the index points at, then compared
 =========================================  ===========================================================================
@@ -73,7 +73,7 @@ def plan_parts(
 
 
 def read_part(part: Part, plan: ReadPlan) -> Iterator[pa.RecordBatch]:
-    """Read the messages of a part. Raises StoreError: a file has vanished, or is damaged and the plan says to fail."""
+    """Read the messages of a part. Raises StoreError: a file was deleted, or is damaged and the plan requires to fail."""
     if isinstance(part, Split):
         return read_split(part, plan)
     return read_queue(part, plan) if isinstance(part, QueueSplit) else read_records_at(part, plan)

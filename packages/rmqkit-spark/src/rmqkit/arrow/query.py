@@ -34,7 +34,7 @@ def query(messages: StoreDataset, sql: str, *, unsafe: bool = False) -> pa.Recor
         unsafe: let the statement do all of this.
 
     Raises SettingsError: DuckDB does not understand the statement. Raises ExtraMissing: it is not installed.
-    Raises StoreError: a file of the store is damaged or gone. Raises RmqError: DuckDB fails for another reason."""
+    Raises StoreError: a file of the store is damaged or missing. Raises RmqError: DuckDB fails for another reason."""
     with extras.needed("query", "SQL over a store"):
         import duckdb
     # Otherwise a word in a statement could make DuckDB download an extension.

@@ -1,7 +1,7 @@
 """The daemon of Python workers (``spark.python.daemon.module``): PySpark's own, with less output.
 
 ``show()`` and ``limit()`` end tasks that have sent enough rows: Spark closes the connection while the worker still
-writes. This is no fault, but PySpark's daemon prints a traceback for each. This daemon omits these tracebacks and
+writes. This is not an error, but PySpark's daemon prints a traceback for each. This daemon omits these tracebacks and
 prints all other output.
 
 At the end of a session Spark also closes the connections of idle workers, and each reports a harmless EOFError.

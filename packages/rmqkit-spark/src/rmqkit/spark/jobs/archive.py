@@ -1,4 +1,4 @@
-"""The archive of a commit log: its sealed files as a table of Parquet files, which the broker's retention keeps intact.
+"""The archive of a commit log: its sealed files as a table of Parquet files that outlives the broker's retention.
 
 ::
 
