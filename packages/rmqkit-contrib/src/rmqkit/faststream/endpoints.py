@@ -189,7 +189,7 @@ class RocketSubscriber(SubscriberUsecase[Any]):
         delivery = Delivery()
         token = delivery_here.set(delivery)
         try:
-            await self.consume(received)  # logs an exception of the handler, but does not raise it
+            await self.consume(received)  # logs exceptions of handlers instead of raising them
         finally:
             delivery_here.reset(token)
         delivery.finish()

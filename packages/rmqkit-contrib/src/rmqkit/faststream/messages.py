@@ -99,7 +99,7 @@ class _Acknowledged(StreamMessage[Any]):
 
 class RocketMessage(_Acknowledged):
     """A received message, for handlers with a parameter ``message: RocketMessage``.
-    ``raw_message`` is the `ReceivedMessage`, or for a response the `Reply`; ``headers`` are the program's properties."""
+    ``raw_message`` is the `ReceivedMessage` (of a response the `Reply`); ``headers`` are the program's properties."""
 
     raw_message: ReceivedMessage | Reply
 

@@ -64,13 +64,13 @@ class Claims:
             return self._refuse(
                 connection,
                 command,
-                f"{connection.peer} may not speak for brokers: registrationAllowedAddresses={allowed}; "
-                "add its address to that setting of the name server",
+                f"{connection.peer} must not register brokers: registrationAllowedAddresses={allowed}; "
+                "add its address to this setting of the name server",
             )
         remark = None if self._authentication is None else self._authentication.refusal(connection, command)
         if remark is None:
             return None
-        hint = "brokers sign as innerClientAuthenticationCredentials says, the same here and there"
+        hint = "set the same innerClientAuthenticationCredentials at name servers and brokers"
         return self._refuse(connection, command, f"{remark} ({hint})")
 
     def registration(self, connection: Connection, command: Command, wanted: BrokerRegistration) -> Command | None:
@@ -84,13 +84,13 @@ class Claims:
                 connection,
                 command,
                 f"{wanted.broker_name} with id {wanted.broker_id} is {bearer} and alive ({_where(live)}): "
-                f"{wanted.address} may have its place when it is gone, or with allowBrokerTakeover=true",
+                f"{wanted.address} can replace it after it has stopped, or with allowBrokerTakeover=true",
             )
         if wanted.broker_id < 0 and self._alive(members.get(MASTER_ID), connection) is not None:
             return self._refuse(
                 connection,
                 command,
-                f"{wanted.broker_name} is {members[MASTER_ID]} and alive: {wanted.broker_id} is no id of another",
+                f"{wanted.broker_name} is {members[MASTER_ID]} and alive: {wanted.broker_id} is not the id of a slave",
             )
         return self.speaks_for(connection, command, [wanted.address])
 
@@ -102,8 +102,8 @@ class Claims:
                 return self._refuse(
                     connection,
                     command,
-                    f"the broker at {address} is alive ({_where(live)}): it speaks for itself; "
-                    "wait until it is gone, or set allowBrokerTakeover=true",
+                    f"the broker at {address} is alive ({_where(live)}): another machine cannot replace it; "
+                    "wait until it has stopped, or set allowBrokerTakeover=true",
                 )
         return None
 

@@ -126,7 +126,7 @@ class Standalone:
 
 
 def _with_inner(authentication: AuthenticationSettings | None) -> AuthenticationSettings | None:
-    """Return the users with an inner user for requests between the two servers, by default one of this process only."""
+    """Return the settings with an inner user for requests between the two servers, by default a new random user."""
     if authentication is None or not authentication.enabled or authentication.inner_credentials:
         return authentication
     credentials = {"accessKey": f"standalone-{secrets.token_hex(8)}", "secretKey": secrets.token_hex(16)}

@@ -83,7 +83,7 @@ class IndexPart(Struct, frozen=True):
 
 
 def find_queue_files(root: str, topics: Sequence[str] = ()) -> list[QueueFile]:
-    """List the queue files of some topics (if empty: of all) in the order of topic, queue and offset.
+    """List the queue files of some topics (empty means all topics), in the order of topic, queue and offset.
     Raises StoreError: the store has no directory of queues."""
     folders = [(join(resolve(root), tree), is_batch) for tree, is_batch in _TREES]
     there = [(folder, is_batch) for folder, is_batch in folders if exists(folder)]

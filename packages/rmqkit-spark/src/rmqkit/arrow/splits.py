@@ -44,7 +44,7 @@ _MAGICS = (0, MAGIC_V1, MAGIC_V2, BLANK_MAGIC)  # 0: the record is being written
 
 
 class Split(Struct, frozen=True):
-    """A part of a commit log file, ``base_offset`` being the physical offset of its first byte.
+    """A part of a commit log file; ``base_offset`` is the physical offset of the file's first byte.
     ``low`` and ``high`` are positions in the file where a record begins or the file's records end."""
 
     path: str

@@ -72,7 +72,7 @@ class _NotYet(RmqError):
     """A queue is in no route, or ends before an offset that it had before: its broker may be restarting."""
 
     def __init__(self, found: dict[MessageQueue, Bounds] | None = None, pulled: Pulled | None = None) -> None:
-        super().__init__("a queue is not back as far as it was")
+        super().__init__("a queue does not have its former messages again")
         self.found = found or {}
         self.pulled = pulled
 
@@ -239,7 +239,7 @@ class BrokerPool:
             if not records:
                 return None
             first = records.take(slice(0, 1))
-            # A compacted topic may return a later message; a record of an inner batch has the offset of its first.
+            # A compacted topic may return a later message. An inner batch has the offset of its first message.
             is_batch = bool(first.field("sys_flag")[0] & INNER_BATCH)
             if first.field("queue_offset")[0] != offset and not is_batch:
                 return None

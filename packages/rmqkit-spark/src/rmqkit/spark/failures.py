@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from rmqkit import extras
 from rmqkit.errors import RmqError, SettingsError
 
-CHECKPOINT_REMEDY = "put a whole copy of it back, or begin anew with another checkpointLocation and startingOffsets"
+CHECKPOINT_REMEDY = "restore a complete copy of it, or start with another checkpointLocation and startingOffsets"
 
 # The last line of a traceback, unless an error that was raised while this one was handled follows.
 _RAISED = re.compile(

@@ -140,7 +140,7 @@ def _check_reached(shown: str) -> None:
     """Check that a server listens; PySpark itself would retry for minutes. Raises SettingsError: no server listens."""
     place = re.fullmatch(r"sc://(\[[^]]+\]|[^:/]+)(?::(\d+))?", shown)
     if place is None:
-        raise SettingsError(f"{shown} is no address of Spark Connect: write sc://host:15002")
+        raise SettingsError(f"{shown} is not an address of Spark Connect: write sc://host:15002")
     host, port = place[1].strip("[]"), int(place[2] or _CONNECT_PORT)
     try:
         socket.create_connection((host, port), _REACH_TIMEOUT_S).close()

@@ -298,7 +298,7 @@ class RemotingPort:
                 if client.heartbeat is not None and command.code != RequestCode.HEART_BEAT:
                     await client.remoting.call(address, copy(client.heartbeat), _ANSWER_MS)
             if not connection.is_writable:
-                return reply(command, ResponseCode.SYSTEM_BUSY, f"broker {broker} takes nothing more for now")
+                return reply(command, ResponseCode.SYSTEM_BUSY, f"broker {broker} accepts no more requests now")
             if command.is_one_way:
                 await client.remoting.send_one_way(address, copy(command), _ANSWER_MS)
                 return None

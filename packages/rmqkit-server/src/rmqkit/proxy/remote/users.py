@@ -154,7 +154,7 @@ class Users:
         try:
             return await kept.find(name)
         except RmqError as error:
-            _log.warning("cannot ask a broker for user %s: %s", name, error)
+            _log.warning("cannot get user %s from a broker: %s", name, error)
             refused = refusal_of(error)
             raise Refused(refused.code, f"the proxy cannot ask for user {name}: {refused.text}") from None
 

@@ -387,7 +387,7 @@ class Clients:
             if client.group is not None:
                 await peer.unregister(client.id, None, client.group)
         except RemotingError as error:
-            _log.warning("could not tell a broker that client %s leaves: %s", client.id, error)
+            _log.warning("cannot unregister client %s at a broker: %s", client.id, error)
         client.producers, client.group = set(), None
         self._on_gone(client.id)
 

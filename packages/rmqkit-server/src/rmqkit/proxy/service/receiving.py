@@ -127,7 +127,7 @@ class Receiving:
                 # Run both at the same time: a broker that does not answer must not delay the other one.
                 await asyncio.gather(self._returning.finish(), self.renewals.release_all())
         except TimeoutError:
-            _log.info("a broker did not take all messages back; it delivers them when their invisible time is over")
+            _log.info("not all messages were returned to a broker; it redelivers them after their invisible time")
         finally:
             await self._returning.close()
 

@@ -135,7 +135,7 @@ class _GrpcCall(Http2Stream):
                 self.reset()
                 raise CallEnded("the client has not taken the answer before the deadline") from None
         if self.is_over:
-            raise CallEnded("the client has ended the call, or its connection is gone")
+            raise CallEnded("the client has ended the call, or its connection has closed")
 
     # -- called by the HTTP/2 connection
 
@@ -178,7 +178,7 @@ class _GrpcCall(Http2Stream):
 
     def ended(self) -> None:
         method, came = self._method, self._came
-        assert method is not None, "a call without a method has ended"
+        assert method is not None, "an open call has a method"
         if method.streams_requests:
             self._tell()
         elif self._kept or came is None or len(came) != 1:
@@ -197,7 +197,7 @@ class _GrpcCall(Http2Stream):
             self._task.cancel()
 
     def overrun(self) -> None:
-        self._finish(_RESOURCE_EXHAUSTED, "requests of this connection that are not whole take too much memory")
+        self._finish(_RESOURCE_EXHAUSTED, "the incomplete requests of this connection take too much memory")
 
     # -- inside
 

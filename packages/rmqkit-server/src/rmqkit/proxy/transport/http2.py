@@ -276,7 +276,7 @@ class Http2Connection(Link):
         at, size = 0, len(data)
         if not self._is_greeted:
             if data[: len(PREFACE)] != PREFACE[:size]:
-                raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"it begins with {data[:24]!r}, which is no HTTP/2")
+                raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"it begins with {data[:24]!r}, which is not HTTP/2")
             if size < len(PREFACE):
                 return 0, False
             self._is_greeted, at = True, len(PREFACE)
@@ -303,7 +303,7 @@ class Http2Connection(Link):
     def _handle(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         # A frame between the pieces of a header block would be read while the tables of both sides differ.
         if self._block is not None and (kind != CONTINUATION or stream_id != self._block_of):
-            raise Http2Error(ErrorCode.PROTOCOL_ERROR, "a header block is not whole when another frame comes")
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, "another frame arrived within a header block")
         if not self._has_settings and kind != SETTINGS:
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"the first frame is of type {kind}, not SETTINGS")
         if kind < len(self._HANDLERS):

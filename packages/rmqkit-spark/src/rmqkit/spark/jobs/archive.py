@@ -19,7 +19,7 @@ delete     on request: log files that are archived completely, and whose Parquet
 =========  =========================================================================================================
 
 Spark infers the types of partition folders: if all topics look like numbers, pass a schema (or disable
-``spark.sql.sources.partitionColumnTypeInference.enabled``), or topic 007 becomes 7. The files contain the right topic.
+``spark.sql.sources.partitionColumnTypeInference.enabled``), or topic 007 becomes 7. The column in the files is text.
 
 While a broker runs, only the broker deletes: the log files of a live store are listed, but not deleted. The same
 applies to a store after an unclean shutdown, because its queues may have to be rebuilt from the log.

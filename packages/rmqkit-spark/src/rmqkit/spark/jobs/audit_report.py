@@ -168,7 +168,7 @@ def _traffic_finding(audit: Audit) -> str:
 def _latency_finding(audit: Audit) -> str:
     topics = [one for one in own_topics(audit) if one.latency_ms_p99 is not None]
     if not topics:
-        return "No message tells how long it took from its producer to the store."
+        return "No message shows how long it took from its producer to the store."
     slowest = max(topics, key=lambda one: one.latency_ms_p99 or 0)
     skewed = sum(one.skewed for one in topics)
     clocks = f" The clocks differ: {skewed:,} messages were stored before they were born." if skewed else ""

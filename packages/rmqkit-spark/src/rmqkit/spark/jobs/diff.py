@@ -11,8 +11,8 @@ stage  one task per                          compares
 =====  ====================================  =========================================================================
 
 Stage 1 finds everything equal if the right store is a copy, or an up-to-date slave. If the logs differ, messages are
-compared by a digest of their records, wherever these are in the logs: of all bytes except the physical offset or, with
-``content_only``, of body, topic and properties. If a queue offset has several records, the last one is compared.
+compared by a digest of their records, which does not depend on the physical offset. With ``content_only`` the digest
+includes only body, topic and properties. If a queue offset has several records, the last one is compared.
 Differences are ranges of queue offsets, so that a lost day is one row. If a block has very many ranges, the rest of the
 block is one range with fewer messages than it spans. Source: store.md §3, §4, §9.
 """

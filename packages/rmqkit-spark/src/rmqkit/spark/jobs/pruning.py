@@ -134,7 +134,7 @@ def planned_reads(
                 tests = {name: reads[0].conditions if len(reads) == 1 else () for name, reads in first.items()}
                 return {name: Read(columns[name], tests[name]) for name in shapes}
             columns = {name: columns[name] | _columns(again[name]) for name in shapes}
-        unknown = "the columns of the plan change with what is read"
+        unknown = "the columns of the plan depend on the columns that are read"
     except _NotUnderstood as error:
         unknown = str(error)
     _log.info("every column and message is read: %s", unknown)

@@ -283,7 +283,7 @@ def _columns_of(options: StoreOptions, entity: Entity, runs: Collection[Run]) ->
 
 def _selected(spark: SparkSession, text: str, frames: Mapping[str, DataFrame]) -> DataFrame:
     """Run a statement over data frames. PySpark gives each frame a unique name, and passes the frames with the
-    statement. So other threads of the session see no view, and Spark Connect can resolve the frames at every action."""
+    statement. Other threads of the session see no view, and Spark Connect can resolve the frames at every action."""
     if not frames:
         return spark.sql(text)
     tables = ", ".join(f"{name} as (select * from {{{name}}})" for name in frames)

@@ -389,7 +389,7 @@ def _append(queue: ConsumeQueueBase, entries: _Entries, gap_max: int) -> None:
             physical_offset, size, tags_code = ENTRY.unpack(entry)
             queue.append_batch(number, count, physical_offset, size, tags_code, stored_ms)
         return
-    assert isinstance(queue, ConsumeQueue), "there are two kinds of queues"
+    assert isinstance(queue, ConsumeQueue), "the queue is a batch queue or a consume queue"
     packed = rows["entry"].tobytes() if entries.has_rows else entries.data
     stored = rows["stored_ms"].tolist()  # only an extension stores it
 

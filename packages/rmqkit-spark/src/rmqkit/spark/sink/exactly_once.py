@@ -343,5 +343,5 @@ def _check_new(batch: Batch, halves: Sequence[Half], now: Progress) -> None:
 def _raise_gone(batch: Batch, gone: Sequence[str]) -> NoReturn:
     raise ClientError(
         f"rocketmq: {len(gone)} half messages of batch {batch.prefix[:-1]} are gone from their broker, the first that"
-        f" of row {gone[0]}: start the query again, it stages these rows once more"
+        f" of row {gone[0]}: start the query again to stage these rows again"
     )

@@ -222,7 +222,7 @@ def unpack_halves(packed: bytes) -> list[Half]:
             halves.append(Half(row, *places[place], queue_offset, log_offset))
         return halves
     except (zlib.error, msgspec.MsgspecError, ValueError, IndexError) as error:
-        raise BodyError(f"{len(packed)} bytes of a ledger's part are no half messages: {error}") from None
+        raise BodyError(f"{len(packed)} bytes of a ledger's part are not half messages: {error}") from None
 
 
 _PIECE = msgspec.msgpack.Decoder(

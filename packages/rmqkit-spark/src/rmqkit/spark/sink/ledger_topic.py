@@ -74,7 +74,7 @@ class LedgerTopic:
             if self._find_home(0 if batch.batch_id == 0 else self._patience_ms) is None:
                 if batch.batch_id > 0 and self._fails_when_lost:
                     raise ClientError(
-                        f"rocketmq: topic {self.topic}, which says what was decided about the batches before"
+                        f"rocketmq: topic {self.topic}, which has the decisions about the batches before"
                         f" {batch.prefix[:-1]}, is in no route: start its broker; if this query has never been"
                         " transactional before, failOnLedgerLoss=false begins a new one"
                     )
@@ -89,8 +89,8 @@ class LedgerTopic:
             if not now.is_known and batch.batch_id > 0 and self._low > 0 and self._fails_when_lost:
                 raise ClientError(
                     f"rocketmq: topic {self.topic} has no entry of sink {batch.sink_id} any more: if the checkpoint"
-                    f" has commits/{batch.batch_id - 1} and batch {batch.batch_id} was never begun,"
-                    " failOnLedgerLoss=false goes on; else compare the target with the source first"
+                    f" has commits/{batch.batch_id - 1} and batch {batch.batch_id} was never started,"
+                    " failOnLedgerLoss=false continues; else compare the target with the source first"
                 )
             return now
 

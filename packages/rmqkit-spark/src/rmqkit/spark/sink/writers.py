@@ -191,7 +191,7 @@ def _producer(options: SinkOptions) -> SinkProducer:
 
 
 def _unknown(message: ReceivedMessage) -> TransactionState:
-    """Answer UNKNOWN: a sink without transactions has no half messages; those of its group are of other processes."""
+    """Answer UNKNOWN, because a check-back to a sink without transactions is about another process's half message."""
     return TransactionState.UNKNOWN
 
 

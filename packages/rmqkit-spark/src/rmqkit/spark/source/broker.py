@@ -492,7 +492,7 @@ def place_of(told: Mapping[str, Any]) -> Place:
     place = Place(from_json(told), {}, {})
     for queue, noted in _flat(told.get(_MARKS, {})):
         if not (isinstance(noted, list) and len(noted) == 3 and all(type(one) is int for one in noted)):
-            raise ValueError(f"{noted!r} is no mark")
+            raise ValueError(f"{noted!r} is not a mark")
         log_offset, stored_ms, count = noted
         if log_offset >= 0:
             place.marks[queue] = Mark(log_offset, stored_ms)
