@@ -184,7 +184,7 @@ class RocketConfig(BrokerConfig):
 class RocketRegistrator(Registrator[ReceivedMessage, RocketConfig]):
     """The factory of subscribers and publishers, for brokers and routers."""
 
-    # This function is long because it declares FastStream's options and the options of this package.
+    # Long: the function declares the options of FastStream and of this package.
     def subscriber(  # type: ignore[override]
         self,
         topic: str,
@@ -303,7 +303,7 @@ class RocketBroker(RocketRegistrator, BrokerUsecase[ReceivedMessage, Producer, R
             certificates in the settings.
     """
 
-    # This function is long because it declares FastStream's options and the options of this package.
+    # Long: the function declares the options of FastStream and of this package.
     def __init__(
         self,
         name_servers: str | Sequence[str] | None = None,

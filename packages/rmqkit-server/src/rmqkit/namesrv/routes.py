@@ -21,11 +21,11 @@ be read, and written again when a master registers.
 
 A registration costs O(sent topics); wiping permissions and leaving cost O(known topics).
 
-Pure functions adapt a route for a client. `with_acting_masters` shows the lowest id of a group without a master under
-id 0, while its queues are not writable, so that clients read from this broker and it provides the master's special
-services. Brokers query `SYNC_BROKER_MEMBER_PREFIX` topics for the real ids. `in_zone` leaves out groups of other zones,
-unless they have no master, so that clients of all zones can read from the slaves of a dead master. Acting masters are
-applied first; their groups are groups with a master.
+Pure functions adapt a route for a client. `with_acting_masters` shows the lowest id of a group without a master as id
+0, while the group's queues are not writable. Clients then read from this broker, and it does the master's special work.
+Brokers query `SYNC_BROKER_MEMBER_PREFIX` topics for the real ids. `in_zone` leaves out groups of other zones, unless
+they have no master, so that clients of all zones can read from the slaves of a dead master. Acting masters are applied
+first; their groups are groups with a master.
 Source: behaviour.md §1.2–§1.7; remoting.md §10.2.
 """
 

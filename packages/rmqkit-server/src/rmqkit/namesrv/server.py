@@ -104,7 +104,7 @@ class NameServer:
         return "" if self._metrics is None else self._metrics.address
 
     async def start(self) -> None:
-        """Listen.
+        """Read the KV file, and listen.
         Raises StoreMismatch, StoreUnavailable: the KV file cannot be read.
         Raises ListenFailed: the port is in use."""
         self._kv.load()

@@ -83,7 +83,7 @@ class Peer(Protocol):
         """Return the answer, with any response code. Raises RemotingError: no answer in time."""
 
     async def wait(self, broker: str, command: Command, timeout_ms: float, unclaimed: Unclaimed) -> Command:
-        """`ask` with a request that the broker holds. ``unclaimed`` gets an answer that comes after a cancellation."""
+        """Return the answer to a request that the broker holds. ``unclaimed`` gets an answer after a cancellation."""
 
     async def register(self, data: HeartbeatData, language: str, version: int) -> None:
         """Register the client's groups at brokers. Raises RemotingError."""

@@ -55,7 +55,7 @@ Moment = datetime | int | str
 """A time: a datetime (without a zone: local), ms since the epoch, or ISO text."""
 
 
-# This function is long because it declares and describes its options.
+# Long: the function declares and describes its options.
 def dataset(
     store: str | PathLike[str],
     *,

@@ -2,9 +2,9 @@
 
 **Reading less.** Spark does not pass the columns and conditions of a query to a source written in Python, so a plain
 ``spark.read.format("rocketmq-store")`` decodes and transfers all rows and columns. Spark does pass them to its own
-Parquet reader. Therefore `read` first plans the query over an empty Parquet table with the same columns, and passes the
-columns and conditions of this plan to the store, as the options ``columns``, ``topic``, ``queueId``,
-``startingTimestamp`` and ``endingTimestamp`` (`rmqkit.spark.jobs.pruning`). Threads may share a session.
+Parquet reader. Therefore `read` first plans the query over an empty Parquet table with the same columns
+(`rmqkit.spark.jobs.pruning`). It passes the columns and conditions of this plan to the store as options: ``columns``,
+``topic``, ``queueId``, ``startingTimestamp`` and ``endingTimestamp``. Threads may share a session.
 
 **Bodies.** A body is bytes; `from_body_json`, `from_body_avro` and `from_body_protobuf` decode it::
 
@@ -30,8 +30,8 @@ def read(
     work: Callable[[DataFrame], DataFrame],
     options: Mapping[str, str] | None = None,
 ) -> DataFrame:
-    """Read from a store or an archive only the columns that ``work`` uses and, if it uses the messages only once, the
-    topics, queues and times that its conditions allow.
+    """Read only the columns that ``work`` uses from a store or an archive. If it uses the messages only once, read only
+    the topics, queues and times that its conditions allow.
 
     ::
 

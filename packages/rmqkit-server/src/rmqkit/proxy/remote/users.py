@@ -2,8 +2,8 @@
 (``AuthenticationPipeline`` and ``AuthorizationPipeline`` with the ``Proxy…MetadataProvider`` classes).
 
 A proxy stores no users. It requests a user from a master of its cluster with AUTH_GET_USER, and the user's policies
-with AUTH_GET_ACL, and caches both for 20 s, after which a change takes effect. While no master answers, cached answers
-are used for up to 300 s. Users must be the same at all brokers, as made by ``mqadmin createUser -c``.
+with AUTH_GET_ACL. Both are cached for 20 s, so a change takes effect within 20 s. While no master answers, cached
+answers are used for up to 300 s. Users must be the same at all brokers, as made by ``mqadmin createUser -c``.
 
 For brokers the proxy is the user of all its requests, so only the proxy checks the permissions of clients. This user is
 the brokers' own, ``innerClientAuthenticationCredentials``, which needs no policy. Source: grpc.md §2.2, §2.3, §11.

@@ -272,7 +272,7 @@ class Receiving:
         write: Write,
         write_framed: WriteFramed,
     ) -> None:
-        """`_deliver` for messages that the compiled core encoded."""
+        """Write the messages that the compiled core has encoded, as `_deliver`."""
         # Number of messages that the client has received; the rest is redelivered if the client disconnects.
         sent = 0
         try:

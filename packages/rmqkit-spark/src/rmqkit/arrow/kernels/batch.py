@@ -182,7 +182,7 @@ class MessageBatch:
 
 @functools.cache
 def _keep_freed_memory() -> None:
-    """Have glibc retain the freed memory of a batch for the next batch. When a block is freed, glibc raises the size
+    """Let glibc retain the freed memory of a batch for the next batch. When a block is freed, glibc raises the size
     from which blocks are returned to the system, up to 32 MiB. Otherwise the arrays of 8,192 rows cost 600 page faults
     for each batch."""
     np.empty((32 << 20) - 8192, "u1")

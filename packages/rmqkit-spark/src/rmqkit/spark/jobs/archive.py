@@ -102,7 +102,7 @@ class Archived(Struct):
     segments: list[SegmentCounts] = field(default_factory=list)
 
 
-# This function is long because it declares and describes its options.
+# Long: the function declares and describes its options.
 def archive(
     spark: SparkSession,
     path: str,
@@ -375,8 +375,8 @@ class ArchivePlan(Struct, frozen=True):
 
 
 class SplitFiles(Struct):
-    """The files that a task wrote for its split. ``records`` is the number of records that matched the conditions,
-    ``rows`` the number of their messages, and ``lost`` the number of damaged places and records without a message."""
+    """The files that a task wrote for its split. ``records`` counts the records that matched the conditions, ``rows``
+    their messages, and ``lost`` the damaged places and records without a message."""
 
     files: list[ArchivedFile]
     counts: SegmentCounts

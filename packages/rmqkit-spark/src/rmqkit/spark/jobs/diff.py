@@ -83,8 +83,8 @@ class ConfigDifference(Struct):
 
 
 class Diff(Struct):
-    """The differences between two stores. The logs are equal, byte by byte, from ``equal_begin`` up to ``equal_end``,
-    which is the end of the shorter log if there is no difference. ``differences`` has a row per range of messages:
+    """The differences between two stores. The logs are equal, byte by byte, from ``equal_begin`` up to ``equal_end``:
+    the first difference or the end of the shorter log. ``differences`` has a row per range of messages:
     ``only left``, ``only right`` or ``changed``, with the log offsets of its first message. ``segments`` are the parts
     of the files that were walked."""
 

@@ -11,8 +11,8 @@ SQL                      the columns that the statement uses; ``messages``, if i
                          queues and store times that its WHERE allows (`_narrowed`)
 =======================  =======================================================================================
 
-Of an archive (`rmqkit.spark.jobs.archive`, in any format) only the files are read that may have matching rows, by the
-topics and times in its manifests. Bounds of times are inclusive.
+The topics and times in the manifests of an archive (`rmqkit.spark.jobs.archive`, in any format) select the files to
+read. Bounds of times are inclusive.
 """
 
 from __future__ import annotations
@@ -153,8 +153,8 @@ def _narrowest(
                 chosen |= _narrowed(reads[name].conditions, given)
             frame = loaded(spark, path, chosen)
         new_table(name, frame.selectExpr(*(_shaped(column, needed) for column in columns)))
-    # Without the alias, where() on the result could use table columns that a select has dropped, and evaluating a
-    # column that was not read raises an error.
+    # Without the alias, where() on the result could use columns that a select has dropped. Evaluating them raises an
+    # error, because they were not read.
     return work().alias("messages")
 
 

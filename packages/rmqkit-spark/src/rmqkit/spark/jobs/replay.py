@@ -96,7 +96,7 @@ class _Chunk(Struct):
     messages: dict[str, int]
 
 
-# This function is long because it declares and describes its options.
+# Long: the function declares and describes its options.
 def replay(
     spark: SparkSession,
     path: str,

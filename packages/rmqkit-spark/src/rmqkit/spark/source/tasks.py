@@ -22,7 +22,7 @@ _GROUPS = "secretgroups"
 
 
 def task_options(work: Callable[[Any], Iterable[tuple[Any, ...]]], groups: Sequence[Sequence[Any]]) -> dict[str, str]:
-    """Return the options of a read of the rows that ``work`` yields for items; a task gets one group of items."""
+    """Return the options to read the rows that ``work`` yields for items; each task gets one group of items."""
     dumps: Callable[[Any], bytes] = cloudpickle.dumps
     # Pickle each group separately: the planner handles only bytes, and a task unpickles only its own group.
     pickled = [dumps(list(group)) for group in groups]
