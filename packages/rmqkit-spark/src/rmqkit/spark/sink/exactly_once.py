@@ -160,7 +160,7 @@ class ExactlyOnce:
         """Write the parts and the decision, and return the new state of the batch."""
         lows = now.lows
         if not now.is_decided:
-            # Read before the decision: afterwards another process may make rows visible before these ends.
+            # Read the ends before the decision: after it another process may make rows visible below later ends.
             bounds = self.producer.pool.bounds(self._queues(halves))
             lows = tuple(Low(*_place(queue), bound.high) for queue, bound in sorted(bounds.items()))
         # Write the parts first: a decision whose part is missing after a crash could never be finished.
