@@ -10,16 +10,16 @@
     @broker.publisher("Bills")
     async def bill(order: Order) -> Bill: ...
 
-Run it with ``faststream run``, test it with `TestRocketBroker`. Everything else is FastStream's: what bodies become,
-dependencies, middlewares, routers, the AsyncAPI page. Needs the extra ``faststream``. The base classes of brokers are
-internal to FastStream, so this is made for its releases 0.7.
+Run it with ``faststream run``, test it with `TestRocketBroker`. FastStream itself does everything else: decoding of
+bodies, dependencies, middlewares, routers, the AsyncAPI page. Needs the extra ``faststream``. The base classes of
+brokers are internal to FastStream, so this package requires FastStream 0.7.
 
 ==============  ====================================================================================================
-`broker`        `RocketBroker`, `RocketRouter`, and what they share: the producer, one consumer for each group
-`endpoints`     what ``subscriber`` and ``publisher`` make: subscribers, publishers, their part of the AsyncAPI page
-`messages`      the message a handler may ask for, what is published, and how a handler's outcome reaches RocketMQ
-`annotations`   what handlers may ask for: `RocketMessage`, the broker, its producer
-`testing`       `TestRocketBroker`: calls handlers without a broker
+`broker`        `RocketBroker`, `RocketRouter`, and their common parts: the producer, one consumer for each group
+`endpoints`     the subscribers and publishers, and their part of the AsyncAPI page
+`messages`      messages for handlers, published messages, and the outcome of handlers for RocketMQ
+`annotations`   types of handler parameters: `RocketMessage`, the broker, its producer
+`testing`       `TestRocketBroker`, which calls handlers without a broker
 ==============  ====================================================================================================
 """
 

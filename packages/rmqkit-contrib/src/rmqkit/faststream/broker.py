@@ -65,7 +65,7 @@ _ASKED_FOR = "faststream-ping"
 
 
 class _LogColumns(DefaultLoggerStorage):
-    """Topic and group as columns of FastStream's log, as wide as the widest."""
+    """Topic and group as columns of FastStream's log, as wide as their longest value."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class _LogColumns(DefaultLoggerStorage):
 
 
 class _GroupConsumers:
-    """One consumer for each group: members of a group have equal subscriptions, so its subscribers share one."""
+    """One consumer for each group: its subscribers share it, because members must have equal subscriptions."""
 
     def __init__(
         self, name_servers: str | Sequence[str] | None, settings: PushConsumerSettings | None, hooks: Sequence[Hook]
@@ -103,7 +103,7 @@ class _GroupConsumers:
         self._is_open = False
 
     def of(self, group: str, options: GroupOptions) -> PushConsumer:
-        """Get the consumer of a group. Raises SetupError: another subscriber of the group has other options."""
+        """Return the consumer of a group. Raises SetupError: another subscriber of the group has other options."""
         if group not in self._by_group:
             make = PopConsumer if options.pop else PushConsumer
             settings = options.settings or self._settings
@@ -119,7 +119,7 @@ class _GroupConsumers:
         return consumer
 
     async def start(self) -> None:
-        """Start the consumers, now and as they come."""
+        """Start the current consumers; later ones are started by `start_new`."""
         self._is_open = True
         await self.start_new()
 
@@ -136,7 +136,7 @@ class _GroupConsumers:
 
 
 class RocketProducer:
-    """Publishes for one broker: commands that have gone through the middlewares become messages."""
+    """The publisher of one broker, which sends commands as messages after the middlewares."""
 
     def __init__(self, parser: Any, decoder: Any) -> None:
         self._parser = ParserComposition(parser, parse_message)
@@ -182,9 +182,9 @@ class RocketConfig(BrokerConfig):
 
 
 class RocketRegistrator(Registrator[ReceivedMessage, RocketConfig]):
-    """Makes subscribers and publishers, of a broker or of a router."""
+    """The factory of subscribers and publishers, for brokers and routers."""
 
-    # Long: it declares FastStream's options and ours.
+    # Long: the function declares the options of FastStream and of this package.
     def subscriber(  # type: ignore[override]
         self,
         topic: str,
@@ -208,20 +208,20 @@ class RocketRegistrator(Registrator[ReceivedMessage, RocketConfig]):
         persistent: bool = True,
     ) -> RocketSubscriber:
         """Subscribe handlers to a topic. All subscribers of a group share one consumer, because the members of a group
-        must have equal subscriptions. So they need equal ``ordered``, ``pop`` and ``settings``.
+        must have equal subscriptions. Therefore they need equal ``ordered``, ``pop`` and ``settings``.
 
         Args:
             topic: the topic; the prefixes of routers are added in front.
             expression: ``*`` for all messages, ``A || B`` for tags, or with ``expression_type="SQL92"`` a SQL92
                 expression.
-            group: the consumer group; None means that of the broker.
+            group: the consumer group; None means the group of the broker.
             expression_type: ``TAG`` or ``SQL92``.
-            batch_max: give handlers a list of at most this many messages.
+            batch_max: pass lists of at most this number of messages to handlers.
             ordered: handle the messages of a queue one after the other.
             pop: use POP (`PopConsumer`).
-            settings: the settings of the group; None means those of the broker.
-            ack_policy: what happens to a message if its handler raises. ``NACK_ON_ERROR``, the default: it is delivered
-                again. ``REJECT_ON_ERROR``: it goes to the dead letters. ``ACK``: it is acknowledged.
+            settings: the settings of the group; None means the settings of the broker.
+            ack_policy: the treatment of a message if its handler raises. ``NACK_ON_ERROR``, the default: redeliver it.
+                ``REJECT_ON_ERROR``: send it to the dead letters. ``ACK``: acknowledge it.
             no_reply: do not send the return values of handlers as replies.
             dependencies, parser, decoder, codec, title, description, include_in_schema, persistent: as in FastStream's
                 own brokers.
@@ -288,7 +288,7 @@ class RocketRegistrator(Registrator[ReceivedMessage, RocketConfig]):
 
 
 class RocketBroker(RocketRegistrator, BrokerUsecase[ReceivedMessage, Producer, RocketConfig]):
-    """Connects a FastStream application to RocketMQ.
+    """The connection of a FastStream application to RocketMQ.
 
     Args:
         name_servers: ``host:port;host:port``; None means the environment variable ``NAMESRV_ADDR``.
@@ -303,7 +303,7 @@ class RocketBroker(RocketRegistrator, BrokerUsecase[ReceivedMessage, Producer, R
             certificates in the settings.
     """
 
-    # Long: it declares FastStream's options and ours.
+    # Long: the function declares the options of FastStream and of this package.
     def __init__(
         self,
         name_servers: str | Sequence[str] | None = None,
@@ -372,12 +372,12 @@ class RocketBroker(RocketRegistrator, BrokerUsecase[ReceivedMessage, Producer, R
 
     @property
     def producer(self) -> Producer:
-        """The client that publishes. Raises IncorrectState: the broker is not connected."""
+        """The client for publishing. Raises IncorrectState: the broker is not connected."""
         own: RocketProducer = self.config.producer  # type: ignore[assignment]
         return own.producer
 
     async def start(self) -> None:
-        """Connect, and begin to consume."""
+        """Connect, and start to consume."""
         await self.connect()
         await super().start()
         await self.config.consumers.start()
@@ -388,7 +388,7 @@ class RocketBroker(RocketRegistrator, BrokerUsecase[ReceivedMessage, Producer, R
         exc_val: BaseException | None = None,
         exc_tb: TracebackType | None = None,
     ) -> None:
-        """Stop consuming, wait for handlers, then disconnect: what handlers publish last is sent."""
+        """Stop consuming, wait for handlers, then disconnect, so that the last messages of handlers are sent."""
         await self.config.consumers.close()
         await super().stop(exc_type, exc_val, exc_tb)
         if self._connection is not None:
@@ -406,17 +406,17 @@ class RocketBroker(RocketRegistrator, BrokerUsecase[ReceivedMessage, Producer, R
         correlation_id: str | None = None,
         **options: Unpack[MessageOptions],
     ) -> SendResult:
-        """Publish a message; ``@broker.publisher`` and ``broker.publisher(...)`` are on the AsyncAPI page, this is not.
-        Raises as `Producer.send`.
+        """Publish a message. Unlike ``@broker.publisher`` and ``broker.publisher(...)``, this call is not on the
+        AsyncAPI page. Raises as `Producer.send`.
 
         Args:
-            message: what FastStream can encode.
-            topic: where to.
+            message: a value that FastStream can encode.
+            topic: the topic.
             headers: properties of the message.
-            reply_to: the topic that answers go to.
-            correlation_id: None makes a new one.
+            reply_to: the topic for answers.
+            correlation_id: None means a new id.
             options: ``tags``, ``keys``, ``sharding_key``, ``priority``, ``delay_level``, ``delay``,
-                ``deliver_at``, as `Message` has them. Messages of one sharding key go to one queue.
+                ``deliver_at``, as in `Message`. Messages with the same sharding key are sent to one queue.
         """
         cmd = RocketPublishCommand(
             message,
@@ -460,10 +460,10 @@ class RocketBroker(RocketRegistrator, BrokerUsecase[ReceivedMessage, Producer, R
         timeout: float = 3.0,
         **options: Unpack[MessageOptions],
     ) -> RocketMessage:
-        """Publish a message and wait for what its handler returns. Raises as `Producer.request`.
+        """Publish a message and wait for the return value of its handler. Raises as `Producer.request`.
 
         Args:
-            timeout: seconds for both together.
+            timeout: seconds for sending and waiting together.
         """
         cmd = RocketPublishCommand(
             message,
@@ -478,7 +478,7 @@ class RocketBroker(RocketRegistrator, BrokerUsecase[ReceivedMessage, Producer, R
         return reply
 
     async def ping(self, timeout: float | None) -> bool:
-        """Return True if a name server answers within so many seconds; None waits as long as a send."""
+        """Return True if a name server answers within ``timeout`` seconds; None means the timeout of a send."""
         if self._connection is None:
             return False
         try:
@@ -497,13 +497,13 @@ class RocketBroker(RocketRegistrator, BrokerUsecase[ReceivedMessage, Producer, R
 
 
 class RocketRouter(RocketRegistrator, BrokerRouter[ReceivedMessage, RocketConfig]):
-    """Subscribers and publishers that a broker includes: ``broker.include_router(router)``.
+    """Subscribers and publishers for a broker to include: ``broker.include_router(router)``.
 
     Args:
-        prefix: comes before the topics.
-        handlers: functions with what `subscriber` takes, as FastStream's other routers have them.
-        group: of subscribers that name none.
-        dependencies, middlewares, routers, parser, decoder, include_in_schema, ack_policy: as FastStream's others.
+        prefix: added before the topics.
+        handlers: functions with arguments for `subscriber`, as in FastStream's own routers.
+        group: the consumer group of subscribers without ``group``.
+        dependencies, middlewares, routers, parser, decoder, include_in_schema, ack_policy: as in FastStream.
     """
 
     def __init__(

@@ -56,7 +56,7 @@ class GroupOptions:
 
 
 class Consumers(Protocol):
-    """Gives the consumer of a group."""
+    """The consumers of a broker, by group."""
 
     def of(self, group: str, options: GroupOptions) -> PushConsumer: ...
     async def start_new(self) -> None: ...
@@ -103,7 +103,7 @@ class SubscriberSpecs(SubscriberSpecification[Any, SubscriberSpecConfig]):
 
 
 class RocketSubscriber(SubscriberUsecase[Any]):
-    """Handlers of one topic; `RocketBroker.subscriber` makes it. It is called with messages, or lists of them."""
+    """The handlers of one topic, made by `RocketBroker.subscriber`; they receive messages or lists of them."""
 
     def __init__(self, config: SubscriberConfig, specification: SubscriberSpecs, calls: CallsCollection[Any]) -> None:
         is_batch = config.batch_max is not None
@@ -115,7 +115,7 @@ class RocketSubscriber(SubscriberUsecase[Any]):
 
     @property
     def topic(self) -> str:
-        """With the prefixes of its routers."""
+        """The topic, with the prefixes of its routers."""
         return f"{self._outer_config.prefix}{self._config.topic}"
 
     @property
@@ -124,11 +124,11 @@ class RocketSubscriber(SubscriberUsecase[Any]):
 
     @property
     def is_batch(self) -> bool:
-        """Return True if handlers get lists."""
+        """Return True if handlers receive lists."""
         return self._config.batch_max is not None
 
     async def start(self) -> None:
-        """Subscribe at the group's consumer; it begins when the broker has started all subscribers."""
+        """Subscribe at the group's consumer, which starts when the broker has started all subscribers."""
         await super().start()
         if self.calls and self._consumer is None:
             config, consumers = self._config, self._consumers
@@ -141,7 +141,7 @@ class RocketSubscriber(SubscriberUsecase[Any]):
         self._post_start()
 
     async def stop(self) -> None:
-        """Give the topic up and wait for handlers at work."""
+        """Unsubscribe the topic, and wait for running handlers."""
         if self._consumer is not None:
             if not self._consumer.is_closed:
                 self._consumer.unsubscribe(self.topic)
@@ -157,11 +157,11 @@ class RocketSubscriber(SubscriberUsecase[Any]):
             raise
 
     async def get_one(self, *, timeout: float = 5) -> StreamMessage[Any] | None:
-        """Raises FeatureNotSupportedException: always; `rmqkit.PullConsumer` asks for single messages."""
+        """Raise FeatureNotSupportedException; use `rmqkit.PullConsumer` to receive single messages."""
         raise FeatureNotSupportedException("RocketBroker has no get_one: use rmqkit.PullConsumer, or a handler")
 
     def __aiter__(self) -> AsyncIterator[StreamMessage[Any]]:
-        """Raises FeatureNotSupportedException: as `get_one`."""
+        """Raise FeatureNotSupportedException, as `get_one`."""
         raise FeatureNotSupportedException("RocketBroker cannot be iterated: use rmqkit.PushConsumer.messages")
 
     def get_log_context(self, message: StreamMessage[Any] | None) -> dict[str, str]:
@@ -176,7 +176,7 @@ class RocketSubscriber(SubscriberUsecase[Any]):
         return (ReplyPublisher(message, producer=self._outer_config.producer),)
 
     def _named_handler(self) -> Callable[[Any], Awaitable[None]]:
-        """Return `_handle` under the name of the program's function, for dead letters and logs."""
+        """Return `_handle` with the name of the program's function, for dead letters and logs."""
 
         async def handle(received: ReceivedMessage | list[ReceivedMessage]) -> None:
             await self._handle(received)
@@ -185,11 +185,11 @@ class RocketSubscriber(SubscriberUsecase[Any]):
         return handle
 
     async def _handle(self, received: ReceivedMessage | list[ReceivedMessage]) -> None:
-        """Handle what the client pulled. Raises ConsumeLater: it is not consumed."""
+        """Handle the messages that the client received. Raises ConsumeLater: they are not consumed."""
         delivery = Delivery()
         token = delivery_here.set(delivery)
         try:
-            await self.consume(received)  # logs what a handler raises, and keeps it
+            await self.consume(received)  # logs exceptions of handlers instead of raising them
         finally:
             delivery_here.reset(token)
         delivery.finish()
@@ -227,7 +227,7 @@ class PublisherSpecs(PublisherSpecification[Any, PublisherSpecConfig]):
 
 
 class RocketPublisher(PublisherUsecase):
-    """Publishes to one topic; `RocketBroker.publisher` makes it. As a decorator it publishes what a handler returns."""
+    """The publisher of one topic, made by `RocketBroker.publisher`; a decorator that publishes return values."""
 
     def __init__(self, config: PublisherConfig, specification: PublisherSpecs) -> None:
         super().__init__(config, specification)  # type: ignore[arg-type]
@@ -235,7 +235,7 @@ class RocketPublisher(PublisherUsecase):
 
     @property
     def topic(self) -> str:
-        """With the prefixes of its routers."""
+        """The topic, with the prefixes of its routers."""
         return f"{self._outer_config.prefix}{self._config.topic}"
 
     async def publish(
@@ -248,8 +248,7 @@ class RocketPublisher(PublisherUsecase):
         correlation_id: str | None = None,
         **options: Unpack[MessageOptions],
     ) -> SendResult:
-        """Publish a message as `RocketBroker.publish`, with the publisher's topic, headers and options unless others
-        are given."""
+        """Publish a message as `RocketBroker.publish`. The defaults are the publisher's topic, headers and options."""
         cmd = self._command(message, topic, PublishType.PUBLISH, headers, correlation_id, options)
         cmd.reply_to = reply_to or self._config.reply_to
         producer = self._outer_config.producer
@@ -266,14 +265,14 @@ class RocketPublisher(PublisherUsecase):
         timeout: float = 3.0,
         **options: Unpack[MessageOptions],
     ) -> RocketMessage:
-        """Ask as `RocketBroker.request`."""
+        """Publish a message and wait for the answer, as `RocketBroker.request`."""
         cmd = self._command(message, topic, PublishType.REQUEST, headers, correlation_id, options)
         cmd.timeout = timeout
         reply: RocketMessage = await self._basic_request(cmd, producer=self._outer_config.producer)
         return reply
 
     async def _publish(self, cmd: PublishCommand, *, _extra_middlewares: Iterable[Any]) -> None:
-        """Publish what a handler returned."""
+        """Publish the return value of a handler."""
         own = RocketPublishCommand.from_cmd(cmd)
         own.destination = self.topic
         own.add_headers(self._config.headers, override=False)
@@ -302,7 +301,7 @@ class RocketPublisher(PublisherUsecase):
 
 
 class ReplyPublisher(FakePublisher):
-    """Sends what a handler returned to whoever asked: to the client that waits, or to the topic in ``reply_to``."""
+    """The sender of a handler's return value to the requester: the waiting client, or the topic in ``reply_to``."""
 
     def __init__(self, message: StreamMessage[Any], *, producer: Any) -> None:
         super().__init__(producer=producer)

@@ -32,7 +32,7 @@ from rmqkit.protocol.properties import own_properties
 from rmqkit.times import Duration, Moment
 
 CONTENT_TYPE, CORRELATION_ID, REPLY_TO = "content-type", "correlation_id", "reply_to"
-"""Headers that FastStream's other brokers have under the same names."""
+"""Names of headers, as in FastStream's own brokers."""
 
 _REQUESTER = "the requester"
 _NULL = b"null"
@@ -40,7 +40,7 @@ _JSON = "application/json"
 
 
 class Delivery:
-    """The outcome of the messages that a subscriber received. The first call of `settle` counts."""
+    """The outcome of the messages that a subscriber received. Only the first call of `settle` has an effect."""
 
     def __init__(self) -> None:
         self.status: AckStatus | None = None
@@ -58,7 +58,7 @@ class Delivery:
 
     def finish(self) -> None:
         """Return if the messages are consumed.
-        Raises ConsumeLater: they are delivered again, or go to the dead letters."""
+        Raises ConsumeLater: the messages are redelivered, or sent to the dead letters."""
         if self.status is AckStatus.REJECTED:
             raise Reject(self._reason) from self.error
         if self.status is not AckStatus.ACKED:
@@ -66,7 +66,7 @@ class Delivery:
 
 
 delivery_here: contextvars.ContextVar[Delivery | None] = contextvars.ContextVar("delivery_here", default=None)
-"""The delivery under way: parsers are called with the message alone."""
+"""The current delivery, in a context variable because parsers are called only with the message."""
 
 
 class _Acknowledged(StreamMessage[Any]):
@@ -77,18 +77,18 @@ class _Acknowledged(StreamMessage[Any]):
         self._delivery = delivery_here.get()
 
     async def ack(self) -> None:
-        """Consume the message."""
+        """Acknowledge the message as consumed."""
         self._settle(AckStatus.ACKED)
         await super().ack()
 
     async def nack(self, *, delay_level: int = 0, delay: Duration | None = None) -> None:
-        """Have the message delivered again: after a delay level of the broker (0 lets it choose), or after ``delay``
-        seconds or a `timedelta`."""
+        """Request the redelivery of the message: after a delay level (0 lets the broker choose), or after ``delay``, a
+        number of seconds or a `timedelta`."""
         self._settle(AckStatus.NACKED, delay_level=delay_level, delay=delay)
         await super().nack()
 
     async def reject(self, reason: str | None = None) -> None:
-        """Send the message to the dead letters; None has what the handler raised as the reason."""
+        """Send the message to the dead letters. With None the reason is the exception of the handler."""
         self._settle(AckStatus.REJECTED, reason=reason)
         await super().reject()
 
@@ -98,8 +98,8 @@ class _Acknowledged(StreamMessage[Any]):
 
 
 class RocketMessage(_Acknowledged):
-    """A received message, as a handler gets it that asks for one: ``message: RocketMessage``.
-    ``raw_message`` is the `ReceivedMessage`, of a response the `Reply`; ``headers`` are the program's properties."""
+    """A received message, for handlers with a parameter ``message: RocketMessage``.
+    ``raw_message`` is the `ReceivedMessage` (of a response the `Reply`); ``headers`` are the program's properties."""
 
     raw_message: ReceivedMessage | Reply
 
@@ -111,7 +111,7 @@ class RocketBatchMessage(_Acknowledged):
 
 
 async def parse_message(message: ReceivedMessage | Reply) -> RocketMessage:
-    """Make FastStream's message of a client's."""
+    """Convert a client's message to FastStream's message."""
     headers = own_properties(message.properties)
     is_request = bool(message.properties.get(names.REPLY_TO_CLIENT)) and isinstance(message, ReceivedMessage)
     return RocketMessage(
@@ -130,7 +130,7 @@ async def decode_one(message: StreamMessage[Any]) -> Any:
 
 
 async def parse_batch(messages: list[ReceivedMessage]) -> RocketBatchMessage:
-    """Make one message of a batch."""
+    """Convert a batch of messages to one message."""
     headers = [own_properties(message.properties) for message in messages]
     return RocketBatchMessage(
         raw_message=messages,
@@ -140,7 +140,7 @@ async def parse_batch(messages: list[ReceivedMessage]) -> RocketBatchMessage:
     )
 
 
-# FastStream knows by the name that a subscriber decodes batches.
+# FastStream recognizes a subscriber of batches by the name of this function.
 async def decode_batch(message: StreamMessage[list[ReceivedMessage]]) -> list[Any]:
     return [decode_message(await parse_message(one)) for one in message.raw_message]
 
@@ -158,13 +158,13 @@ class MessageOptions(TypedDict, total=False):
 
 
 class RocketResponse(Response):
-    """A return value with which a handler chooses options of the published message::
+    """A return value of a handler with options for the published message::
 
         return RocketResponse(bill, tags="new")
 
     Args:
-        options: as `Message` has them: ``tags``, ``keys``, ``sharding_key``, ``priority``, ``delay_level``,
-            ``delay``, ``deliver_at``.
+        options: ``tags``, ``keys``, ``sharding_key``, ``priority``, ``delay_level``, ``delay``, ``deliver_at``, as in
+            `Message`.
     """
 
     def __init__(
@@ -189,7 +189,7 @@ class RocketResponse(Response):
 
 
 class RocketPublishCommand(BatchPublishCommand):
-    """One publication on its way through the middlewares."""
+    """One publication, as passed through the middlewares."""
 
     def __init__(
         self,
@@ -216,7 +216,7 @@ class RocketPublishCommand(BatchPublishCommand):
         self.timeout = timeout
         self.options: MessageOptions = options or {}
         self.request: ReceivedMessage | None = None
-        """What is replied to."""
+        """The request to reply to."""
 
     @classmethod
     def from_cmd(cls, cmd: PublishCommand, *, batch: bool = False) -> RocketPublishCommand:
@@ -234,7 +234,7 @@ class RocketPublishCommand(BatchPublishCommand):
         )
 
     def message(self, encoded: tuple[bytes, str | None]) -> Message:
-        """The message of an encoded body. None becomes JSON's ``null``: in RocketMQ a body has at least a byte."""
+        """Make the message of an encoded body. None becomes JSON's ``null``, because RocketMQ refuses empty bodies."""
         body, content_type = encoded if self.body is not None or encoded[0] else (_NULL, _JSON)
         headers: Mapping[str, Any] = {
             CONTENT_TYPE: content_type,
@@ -242,6 +242,6 @@ class RocketPublishCommand(BatchPublishCommand):
             REPLY_TO: self.reply_to,
             **self.headers,
         }
-        # A property without a value would not be read again.
+        # Readers drop a property without a value.
         properties = {name: str(value) for name, value in headers.items() if value not in (None, "")}
         return Message(topic=self.destination, body=body, properties=properties, **self.options)

@@ -1,4 +1,4 @@
-"""`TestRocketBroker`: handlers are called in the test's own task, without a broker and without sockets."""
+"""`TestRocketBroker`, which calls handlers in the test's own task, without a broker and without sockets."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _REQUEST_SECONDS = 3.0
 
 
 class TestRocketBroker(TestBroker[RocketBroker, EnterType], broker=RocketBroker):
-    """A test broker, which runs the handlers of a broker in a test::
+    """A test broker that runs the handlers of a broker in a test::
 
         async with TestRocketBroker(broker) as br:
             await br.publish({"id": 17}, "Orders")
@@ -60,7 +60,7 @@ class TestRocketBroker(TestBroker[RocketBroker, EnterType], broker=RocketBroker)
 
 
 class _InMemory(RocketProducer):
-    """Calls the handlers of a topic instead of sending."""
+    """A producer that calls the handlers of a topic instead of sending."""
 
     def __init__(self, broker: RocketBroker, brokers: tuple[RocketBroker, ...]) -> None:
         super().__init__(broker._parser, broker._decoder)
@@ -96,14 +96,14 @@ class _InMemory(RocketProducer):
         raise SubscriberNotFound
 
     def _of(self, topic: str) -> list[RocketSubscriber]:
-        """One subscriber of each group, as brokers deliver."""
+        """Return one subscriber of each group, because a broker delivers a message once per group."""
         subscribers = [one for one in _subscribers(self._brokers) if one.topic == topic]
         return list({one.group: one for one in reversed(subscribers)}.values())
 
     def _received(self, message: Message) -> ReceivedMessage:
         self._sent += 1
         body = message.body
-        assert isinstance(body, bytes), "a codec makes bytes"
+        assert isinstance(body, bytes), "the codec returns bytes"
         msg_id, now_ms = f"{self._sent:032X}", SYSTEM_CLOCK.now_ms()
         return ReceivedMessage(
             topic=message.topic,

@@ -1,7 +1,7 @@
-"""A transport for kombu, and so a broker for Celery: ``broker_url = "rocketmq://127.0.0.1:9876//"``.
+"""A transport for kombu, and thus a broker for Celery: ``broker_url = "rocketmq://127.0.0.1:9876//"``.
 
-Needs the extra ``celery``. Celery finds the transport by itself (`alias`); a program that uses kombu alone says
-``import rmqkit.kombu``. `transport` is how it works.
+Needs the extra ``celery``. Celery finds the transport automatically (`alias`); a program that uses only kombu needs
+``import rmqkit.kombu``. `transport` is the implementation.
 """
 
 from __future__ import annotations

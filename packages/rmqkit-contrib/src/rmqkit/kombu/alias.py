@@ -1,8 +1,8 @@
-"""Makes the scheme ``rocketmq://`` known to kombu, when Celery or another program first imports its serializers.
+"""The registration of the scheme ``rocketmq://`` at kombu, when a program such as Celery imports its serializers.
 
-kombu has entry points for serializers and none for transports, and takes no transport from a URL that it does not know.
-So rmqkit has the entry point of a serializer (kombu's own JSON under another name, which nobody has to use), and the
-transport's name comes along with it. Loaded in every program with kombu and rmqkit installed: it imports nothing else.
+kombu has entry points for serializers, but not for transports, and refuses URLs with unknown schemes. Therefore rmqkit
+has the entry point of a serializer (kombu's own JSON under another name), and its import registers the transport. Every
+program with kombu and rmqkit imports this module, so it imports nothing else.
 """
 
 from __future__ import annotations

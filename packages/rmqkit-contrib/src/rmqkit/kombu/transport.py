@@ -6,11 +6,11 @@ kombu and Celery        RocketMQ
 queue                   a topic with the same name; ``%`` and a code replace characters that topics may not have
 publish                 a send; the task's id is the message's key
 publish with an ETA     a timed message: the broker stores the message until the ETA, and no worker holds it. After
-(``countdown``,         `DELAY_MS_MAX` a worker sends it again as a timed message, until it is due
+(``countdown``,         `DELAY_MS_MAX` a worker sends it again as a timed message, if its ETA has not come yet
 ``retry``)
 receive                 a pop: the message is hidden from others for ``visibility_timeout`` seconds
-acknowledge             an ack; if a worker dies before the ack, the message is delivered again when its invisible
-                        time has expired
+acknowledge             an ack; if a worker dies before the ack, the message is redelivered when its invisible time
+                        has expired
 reject, requeue,        the invisible time expires at once, so that the next worker that pops gets the message
 shutdown
 reject for good         an ack
@@ -23,10 +23,10 @@ between workers and gossip, as it does for SQS. Each process stores its own bind
 Options in ``broker_transport_options``:
 
 ======================  =========================================================================================
-``visibility_timeout``  seconds, 3600; longer than the longest task with ``acks_late``
-``group``               the consumer group, ``celery``
+``visibility_timeout``  seconds, default 3600; longer than the longest task with ``acks_late``
+``group``               the consumer group, default ``celery``
 ``name_servers``        ``host:port;host:port`` in place of the URL's host
-``wait_seconds``        how long one pop waits for a message, 1
+``wait_seconds``        time that one pop waits for a message, default 1
 ======================  =========================================================================================
 
 A URL with a user and a password signs every request with them: ``rocketmq://user:secret@host:9876//``.
@@ -55,7 +55,7 @@ from rmqkit.sync import PopConsumer, Producer
 __all__ = ["Channel", "Transport"]
 
 DELAY_MS_MAX = 2 * 24 * 3_600_000
-"""Brokers take times up to 3 days from now (``timerMaxDelaySec``)."""
+"""Maximum delay of a timed message here; brokers accept up to 3 days (``timerMaxDelaySec``)."""
 
 _GROUP = "celery"
 _VISIBILITY_SECONDS = 3600
@@ -68,14 +68,14 @@ _TOPIC_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvw
 
 
 def topic_of(queue: str) -> str:
-    """The topic of a queue: legal characters stay, others become ``%`` and their UTF-8 bytes in hexadecimal."""
+    """Return the topic of a queue: legal characters are unchanged, others become ``%`` and hexadecimal UTF-8 bytes."""
     return "".join(
         one if one in _TOPIC_CHARACTERS else "".join(f"%{byte:02X}" for byte in one.encode()) for one in queue
     )
 
 
 class Channel(virtual.Channel):  # type: ignore[misc]
-    """One channel: what it was given and has not acknowledged is its own."""
+    """One channel, with the messages that it has received and not acknowledged."""
 
     connection: Transport
 
@@ -84,7 +84,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         self._popped: dict[str, ReceivedMessage] = {}
         self._turn = 0
 
-    # -- kombu's side
+    # -- called by kombu
 
     def basic_consume(self, queue: str, no_ack: bool, *args: Any, **options: Any) -> Any:
         if no_ack:
@@ -108,7 +108,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
             self._ack(delivery_tag)
         super().basic_reject(delivery_tag, requeue=requeue)
 
-    # -- the virtual channel's side
+    # -- called by the virtual channel
 
     def _put(self, queue: str, message: dict[str, Any], **options: Any) -> None:
         headers = message.get("headers") or {}
@@ -129,7 +129,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         raise Empty
 
     def _get_many(self, queues: list[str], timeout: float | None = None) -> None:
-        """Deliver what one of the queues has: the next one in turn is waited for when all are empty. Raises Empty."""
+        """Deliver the messages of the first queue that has any, in rotation; wait at the last one. Raises Empty."""
         count = min(_BATCH_MAX, self.qos.can_consume_max_estimate() or _BATCH_MAX)
         self._turn += 1
         start = self._turn % len(queues)
@@ -150,25 +150,25 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         try:
             popped = consumer.pop(topic_of(queue), max_count=count, invisible_time=invisible_time, wait=wait_seconds)
         except NoRoute:
-            # Nobody has sent to it yet: brokers make a topic with its first message.
+            # The topic does not exist yet: brokers create it with its first message.
             time.sleep(wait_seconds)
             return []
         payloads = []
         for message in popped:
             payload = loads(message.body)
             if _due_ms(payload.get("headers") or {}) > SYSTEM_CLOCK.now_ms() + _SOON_MS:
-                # Further away than brokers keep a message, or published otherwise: until then nobody has it.
+                # The ETA is later than `DELAY_MS_MAX`, or the sender set no delivery time: send it as a timed message.
                 self._put(queue, payload)
                 consumer.ack(message)
                 continue
-            # A tag of its own for each delivery: a message may come twice to one worker.
+            # Each delivery needs a unique tag, because a worker may receive a message twice.
             tag = payload["properties"]["delivery_tag"] = uuid()
             self._popped[tag] = message
             payloads.append(payload)
         return payloads
 
     def _restore(self, message: virtual.Message) -> None:
-        """Make the broker deliver a message again at once."""
+        """Let the broker redeliver a message at once."""
         received = self._popped.pop(message.delivery_tag, None)
         if received is not None:
             self.connection.consumer.change_invisible_time(received, _AT_ONCE_MS)
@@ -187,17 +187,17 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         return count
 
     def _delete(self, queue: str, *args: Any, **options: Any) -> None:
-        """Leave the topic: other programs may have it."""
+        """Do nothing: other programs may use the topic."""
 
 
 class Transport(virtual.Transport):  # type: ignore[misc]
-    """kombu's transport of the scheme ``rocketmq``: a producer and a consumer for each connection."""
+    """kombu's transport for the scheme ``rocketmq``, with a producer and a consumer for each connection."""
 
     Channel = Channel
 
     default_port = 9876
     driver_type = driver_name = "rocketmq"
-    # A pop waits at the broker: nothing is gained by a pause between two of them.
+    # A pop waits at the broker, so a pause between two pops is not needed.
     polling_interval: float | None = None
     connection_errors = (*virtual.Transport.connection_errors, RemotingError, NoRoute, SendFailed)
     channel_errors = (*virtual.Transport.channel_errors, ClientError)
@@ -217,20 +217,20 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         return version("rmqkit")
 
     def establish_connection(self) -> Any:
-        """Ask the name server. Raises NoNameServer: none answers; kombu tries again."""
+        """Check that a name server answers. Raises NoNameServer: no name server answers; kombu retries."""
         try:
             self.producer.queues(topic_of(self._group))
         except NoNameServer:
-            self._close_clients()  # kombu closes only what was established
+            self._close_clients()  # kombu closes only established connections
             raise
         except NoRoute:
-            pass  # a name server said so
+            pass  # a name server has answered
         return super().establish_connection()
 
     def drain_events(self, connection: Any, timeout: float | None = None) -> None:
         """Deliver messages to the consumers.
-        Raises TimeoutError: none came in ``timeout`` seconds, or no channel may take one now. The second comes after
-        50 ms, because a worker acknowledges, and so makes room, between two calls."""
+        Raises TimeoutError: no message arrived in ``timeout`` seconds, or no channel may receive one now. The second
+        case waits at most 50 ms, because a worker acknowledges messages, which makes room, between two calls."""
         while not any(channel and channel._consumers and channel.qos.can_consume() for channel in self.channels):
             time.sleep(_FULL_SECONDS if timeout is None else min(timeout, _FULL_SECONDS))
             if timeout is not None:
@@ -239,7 +239,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]
 
     def close_connection(self, connection: Any) -> None:
         try:
-            super().close_connection(connection)  # gives back what is not acknowledged
+            super().close_connection(connection)  # returns unacknowledged messages
         finally:
             self._close_clients()
 
@@ -260,7 +260,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]
     @property
     def consumer(self) -> PopConsumer:
         if self._consumer is None:
-            first = StartFrom.FIRST_OFFSET  # tasks that were sent before the first worker came
+            first = StartFrom.FIRST_OFFSET  # includes tasks that were sent before the first worker started
             settings = PushConsumerSettings(start_from=first, auth=self.credentials)
             self._consumer = _started(lambda: PopConsumer(self._group, self.name_servers, settings=settings))
         return self._consumer
@@ -283,12 +283,12 @@ def _started(make: Callable[[], Any]) -> Any:
 
 
 def _due_ms(headers: dict[str, Any]) -> int:
-    """Return when a task is due, in ms since the epoch; 0 at once. Celery writes a time without a zone in UTC."""
+    """Return the ETA of a task, in ms since the epoch; 0 if it has none. Celery's times without a zone are UTC."""
     eta = headers.get("eta")
     try:
         due = datetime.fromisoformat(eta) if isinstance(eta, str) else eta
     except ValueError:
-        return 0  # Celery says what is wrong with it
+        return 0  # Celery reports the error
     if not isinstance(due, datetime):
         return 0
     return round((due if due.tzinfo else due.replace(tzinfo=UTC)).timestamp() * 1000)

@@ -1,4 +1,4 @@
-"""The name server: which brokers exist and where a topic's queues are (``NamesrvController``).
+"""The name server: the registered brokers, and the queues of topics on them (``NamesrvController``).
 
 Source: behaviour.md §1.
 """

@@ -1,19 +1,19 @@
 """Requests of operators to a name server (the administrative half of ``DefaultRequestProcessor``).
 
 ===============  =====================================================  ==============================================
-codes            request                                                open to
+codes            request                                                permitted for
 ===============  =====================================================  ==============================================
 101, 219         KV configuration: one value, a namespace               everybody
 206, 224, 304    all topics, a cluster's, the system's                  everybody, unless switched off
 311, 312, 313    topics by unit flags                                   everybody, unless switched off
 319              settings as properties text                            everybody
 100, 102         put or delete a KV value                               ``adminAllowedAddresses``
-205, 327         take or give back the write bit of a broker's topics   ``adminAllowedAddresses``
+205, 327         remove or restore the write bit of a broker's topics   ``adminAllowedAddresses``
 216              delete a topic                                         ``adminAllowedAddresses``
 318              change settings                                        ``adminAllowedAddresses``
 ===============  =====================================================  ==============================================
 
-By default a peer on another machine gets NO_PERMISSION there. Source: behaviour.md §1.7.
+By default ``adminAllowedAddresses`` is the local machine; other peers get NO_PERMISSION. Source: behaviour.md §1.7.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _UNIT_SUB = 2
 
 
 class AdminHandlers(TableHandlers):
-    """Answers operators."""
+    """The handlers of operators' requests."""
 
     def __init__(
         self, settings: NamesrvSettings, routes: RouteTable, kv: KeyValues, configuration: Configuration
@@ -61,7 +61,7 @@ class AdminHandlers(TableHandlers):
 
     @answers(RequestCode.PUT_KV_CONFIG, admins_only=True, lane="administration")
     async def put_kv(self, connection: Connection, command: Command) -> Command:
-        """Set a value; it is on the disk when this is answered."""
+        """Set a value, and answer after it is on the disk."""
         header = decode_header(command, KVPut)
         if header.namespace is None or header.key is None:
             return reply(command, ResponseCode.SYSTEM_ERROR, "namespace or key is null")
@@ -79,7 +79,7 @@ class AdminHandlers(TableHandlers):
 
     @answers(RequestCode.DELETE_KV_CONFIG, admins_only=True, lane="administration")
     async def delete_kv(self, connection: Connection, command: Command) -> Command:
-        """Remove a value, whether or not it is there."""
+        """Remove a value, if it exists."""
         header = decode_header(command, KVKey)
         await self._kv.delete(header.namespace, header.key)
         return reply(command)
@@ -96,19 +96,19 @@ class AdminHandlers(TableHandlers):
 
     @answers(RequestCode.WIPE_WRITE_PERM_OF_BROKER, admins_only=True, lane="administration")
     def wipe_write_perm(self, connection: Connection, command: Command) -> Command:
-        """Have producers avoid a broker, until it registers a changed table."""
+        """Remove a broker's write permission, so that producers avoid it until it registers a changed table."""
         header = decode_header(command, BrokerNameRequest)
         return reply(command, header=WipeWritePermResponse(self._routes.wipe_write_perm(header.broker_name)))
 
     @answers(RequestCode.ADD_WRITE_PERM_OF_BROKER, admins_only=True, lane="administration")
     def add_write_perm(self, connection: Connection, command: Command) -> Command:
-        """Let producers use a broker again."""
+        """Restore a broker's write permission, so that producers use it again."""
         header = decode_header(command, BrokerNameRequest)
         return reply(command, header=AddWritePermResponse(self._routes.add_write_perm(header.broker_name)))
 
     @answers(RequestCode.DELETE_TOPIC_IN_NAMESRV, admins_only=True, lane="administration")
     def delete_topic(self, connection: Connection, command: Command) -> Command:
-        """Forget a topic, whether or not it is known."""
+        """Remove a topic, if it exists."""
         header = decode_header(command, DeleteTopicRequest)
         self._routes.delete_topic(header.topic, header.cluster_name or None)
         return reply(command)
@@ -130,7 +130,7 @@ class AdminHandlers(TableHandlers):
 
     @answers(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS)
     def system_topics(self, connection: Connection, command: Command) -> Command:
-        """The topics named like clusters and brokers, and a broker to ask for its own."""
+        """Return the topics named after clusters and brokers, and the address of a broker with more system topics."""
         clusters = self._routes.clusters()
         names = [name for cluster, brokers in clusters.cluster_addr_table.items() for name in (cluster, *brokers)]
         addresses = [

@@ -1,31 +1,31 @@
-"""Brokers that come and go: the requests that are accepted, the brokers to forget, and the brokers to notify.
+"""Brokers that register and leave: the accepted requests, the brokers to remove, and the brokers to notify.
 
-Apache's name servers accept every registration: one packet replaces a master's address. Here a request has to come from
-an address in ``registrationAllowedAddresses``. If users are in force it has to be signed by the brokers' inner user or
-the first user. Regardless of the list, a live broker keeps its place (`Claims`):
+Apache's name servers accept every registration: one packet replaces a master's address. Here a request must come from
+an address in ``registrationAllowedAddresses``. With authentication it must be signed by the brokers' inner user or the
+first user. In addition, a live broker cannot be replaced (`Claims`):
 
 ========================================================  =============================================================
-request                                                   is refused while
+request                                                   refused while
 ========================================================  =============================================================
-another address has this name and id                      the broker with this name and id is alive
-this address has this name and id, or leaves, or has      it is alive, and its connection comes from another machine
-these queues of a topic
-a negative id                                             a master of that name is alive
+register a name and id that another address has           the broker with this name and id is alive
+register or unregister an address, or set queues of its   the broker at this address is alive, and its connection comes
+broker                                                    from another machine
+register a negative id                                    a master with this name is alive
 ========================================================  =============================================================
 
-A broker is alive while the connection over which it registered is open, until it was silent for its time-out. A broker
-that restarts has lost its connection, so it is accepted at once, at any address. If a broker's machine vanished, its
-place is free after up to 120 s. ``allowBrokerTakeover`` allows a new leader of a group while the former leader is alive
-and connected, as with DLedger.
+A broker is alive while the connection of its registration is open, unless it has been silent for its timeout. A
+restarting broker has lost its connection, so it is accepted at once, at any address. If a broker's machine fails, its
+name and id are free after up to 120 s. ``allowBrokerTakeover`` permits a new leader of a group while the former leader
+is alive and connected, as with DLedger.
 
-`Unregistration` is the queue of brokers to forget (``BatchUnregistrationService``). Unregister requests, closed
-connections and silence put departures into it. One task takes all waiting departures at once, because it has to walk
-over every topic: a thousand brokers whose network broke cost one walk. The queue is bounded. A departure that does not
-fit is refused (an unregister request) or dropped (the others: the next scan finds them again).
+`Unregistration` is the queue of brokers to remove (``BatchUnregistrationService``). Unregister requests, closed
+connections and silent brokers add departures to it. One task processes all waiting departures together, because it has
+to walk over every topic: a thousand brokers that lose their network need one walk. The queue is bounded. A departure
+that does not fit is refused (an unregister request) or dropped (others: the next scan finds these brokers again).
 
-`Notices` sends NOTIFY_MIN_BROKER_ID_CHANGE, one-way, when the lowest id of a group changed. If a broker left, or is
-alone, all brokers of the group are notified; if a new lowest id joined, all but this broker. A broker that cannot be
-reached is skipped: brokers also look their group up every second.
+`Notices` sends NOTIFY_MIN_BROKER_ID_CHANGE, one-way, when the lowest id of a group has changed. If a broker has left,
+or is the only one, all brokers of the group are notified; if a new lowest id has joined, all others. A broker that
+cannot be reached is skipped: brokers also query their group every second.
 Loop only. Source: behaviour.md §1.4, §1.8; remoting.md §4.4.
 """
 
@@ -50,7 +50,7 @@ _log = logging.getLogger(__name__)
 
 
 class Claims:
-    """Judges what brokers say of themselves; ``authentication`` None: nobody has to sign."""
+    """The checks of brokers' requests; ``authentication`` is None if signatures are not required."""
 
     def __init__(self, settings: NamesrvSettings, routes: RouteTable, authentication: Authentication | None) -> None:
         self._settings = settings
@@ -58,23 +58,23 @@ class Claims:
         self._authentication = authentication
 
     def refused(self, connection: Connection, command: Command) -> Command | None:
-        """The answer to who may not speak for any broker, or None."""
+        """Return the refusal for a peer that must not send requests of brokers, or None."""
         allowed = self._settings.registration_addresses
         if not allowed.include(connection.hops):
             return self._refuse(
                 connection,
                 command,
-                f"{connection.peer} may not speak for brokers: registrationAllowedAddresses={allowed}; "
-                "add its address to that setting of the name server",
+                f"{connection.peer} must not register brokers: registrationAllowedAddresses={allowed}; "
+                "add its address to this setting of the name server",
             )
         remark = None if self._authentication is None else self._authentication.refusal(connection, command)
         if remark is None:
             return None
-        hint = "brokers sign as innerClientAuthenticationCredentials says, the same here and there"
+        hint = "set the same innerClientAuthenticationCredentials at name servers and brokers"
         return self._refuse(connection, command, f"{remark} ({hint})")
 
     def registration(self, connection: Connection, command: Command, wanted: BrokerRegistration) -> Command | None:
-        """The answer to a registration that takes the place of somebody alive, or None."""
+        """Return the refusal of a registration that would replace a live broker, or None."""
         if self._settings.allow_takeover:
             return None
         members = self._routes.members(wanted.broker_name)
@@ -84,26 +84,26 @@ class Claims:
                 connection,
                 command,
                 f"{wanted.broker_name} with id {wanted.broker_id} is {bearer} and alive ({_where(live)}): "
-                f"{wanted.address} may have its place when it is gone, or with allowBrokerTakeover=true",
+                f"{wanted.address} can replace it after it has stopped, or with allowBrokerTakeover=true",
             )
         if wanted.broker_id < 0 and self._alive(members.get(MASTER_ID), connection) is not None:
             return self._refuse(
                 connection,
                 command,
-                f"{wanted.broker_name} is {members[MASTER_ID]} and alive: {wanted.broker_id} is no id of another",
+                f"{wanted.broker_name} is {members[MASTER_ID]} and alive: {wanted.broker_id} is not the id of a slave",
             )
         return self.speaks_for(connection, command, [wanted.address])
 
     def speaks_for(self, connection: Connection, command: Command, addresses: Iterable[str]) -> Command | None:
-        """The answer to who speaks for a broker that is alive elsewhere, or None."""
+        """Return the refusal of a request for a broker that is alive on another machine, or None."""
         for address in addresses:
             live = self._alive(address, connection)
             if live is not None and _where(live) != _place(connection) and not self._settings.allow_takeover:
                 return self._refuse(
                     connection,
                     command,
-                    f"the broker at {address} is alive ({_where(live)}): it speaks for itself; "
-                    "wait until it is gone, or set allowBrokerTakeover=true",
+                    f"the broker at {address} is alive ({_where(live)}): another machine cannot replace it; "
+                    "wait until it has stopped, or set allowBrokerTakeover=true",
                 )
         return None
 
@@ -111,9 +111,9 @@ class Claims:
         return [address for name in broker_names for address in self._routes.members(name).values()]
 
     def _alive(self, address: str | None, connection: Connection) -> LiveBroker | None:
-        """A broker that is alive over another connection than this."""
+        """Return a broker with this address that is alive over another connection, or None."""
         for live in () if address is None else self._routes.living(address):
-            # Over this very connection it speaks for itself; over a closed one it is as good as gone.
+            # A request over the broker's own connection is valid; a broker with a closed connection is not alive.
             if live.connection is not connection and getattr(live.connection, "is_open", False):
                 return live
         return None
@@ -128,13 +128,13 @@ def _where(live: LiveBroker) -> str:
 
 
 def _place(connection: object) -> str:
-    """From where a connection comes."""
+    """Return the addresses from which a connection comes, as text."""
     return " by way of ".join(getattr(connection, "addresses", ())) or "?"
 
 
 class Unregistration:
-    """Takes departures in batches out of the route table; loop only.
-    At most ``capacity`` wait; ``on_change`` is called with each group whose lowest id went away."""
+    """The removal of departed brokers from the route table, in batches; loop only.
+    At most ``capacity`` departures wait; ``on_change`` is called for each group whose lowest id has left."""
 
     def __init__(self, routes: RouteTable, *, capacity: int, on_change: Callable[[MemberChange], None]) -> None:
         self._routes = routes
@@ -143,7 +143,7 @@ class Unregistration:
         self._tasks = Tasks()
 
     def submit(self, departure: Departure) -> bool:
-        """Have a broker forgotten soon; False when the queue is full."""
+        """Queue the removal of a broker. Return False if the queue is full."""
         try:
             self._waiting.put_nowait(departure)
         except asyncio.QueueFull:
@@ -155,9 +155,9 @@ class Unregistration:
         self._tasks.start(self._run(), "unregistration")
 
     async def stop(self) -> None:
-        """Take what still waits, and end."""
+        """Process the waiting departures, and stop."""
         await self._tasks.close()
-        # A good-bye that was answered with success is kept.
+        # The unregister requests of these departures were answered with success.
         self._forget_batch(self._drained())
 
     async def _run(self) -> None:
@@ -180,7 +180,7 @@ NOTICE_TIMEOUT_MS = 300
 
 
 def receivers(change: MemberChange) -> list[str]:
-    """The addresses to notify of a change."""
+    """Return the addresses to notify of a change."""
     if change.offline_address is not None or len(change.members) == 1:
         return list(change.members.values())
     lowest = min(change.members)
@@ -188,7 +188,7 @@ def receivers(change: MemberChange) -> list[str]:
 
 
 class Notices:
-    """Sends notices; loop only."""
+    """The sender of notices; loop only."""
 
     def __init__(self, client: RemotingClient) -> None:
         self._client = client
@@ -196,7 +196,7 @@ class Notices:
 
     def send(self, change: MemberChange) -> None:
         """Notify the members of a group soon."""
-        assert change.members, "a notice goes to somebody"
+        assert change.members, "a changed group has members"
         lowest = min(change.members)
         header = MinBrokerIdChange(
             min_broker_id=lowest,

@@ -5,25 +5,25 @@ code  request                 answer
 ====  ======================  ========================================================================================
 105   route of a topic        queues and brokers, strict JSON or the dialect, acting masters and zones applied
 103   broker registers        master's addresses for a slave; the order topics in the body
-104   broker leaves           at once; it is forgotten with the next batch
-322   data version            whether the broker's differs from the stored one; a sign of life
-904   broker heartbeat        a sign of life
+104   broker leaves           success, at once; the broker is removed with the next batch
+322   data version            true if it differs from the stored version; also renews the broker's time
+904   broker heartbeat        success; renews the broker's time
 901   members of a group      id → address
-106   clusters                all of them
+106   clusters                all clusters and brokers
 217   one topic's queues      merged into the table
 ====  ======================  ========================================================================================
 
 Operators' requests are in `rmqkit.namesrv.admin_handlers`. Codes that are in neither module (such as the filter
 servers' 301 and 302) are answered with REQUEST_CODE_NOT_SUPPORTED. Source: remoting.md §4.2; behaviour.md §1.3–§1.6.
 
-The KV configuration (``KVConfigManager``) is namespace → key → value, kept in ``kvConfig.json``: the one table of a
-name server that outlives it, and brokers learn by it which topics are ordered: namespace `ORDER_TOPIC_CONFIG`,
-key topic, value ``brokerA:4;brokerB:2``. Every change rewrites the file completely; it is answered, and seen by others,
-only when it is on the disk. The file is Java's::
+The KV configuration (``KVConfigManager``), namespace → key → value, is stored in ``kvConfig.json``. It is the only
+permanent table of a name server. The namespace `ORDER_TOPIC_CONFIG` contains the ordered topics for brokers: key topic,
+value ``brokerA:4;brokerB:2``. Every change rewrites the file completely, and is answered and visible only after it is
+on the disk. The file has Java's format::
 
     {"configTable":{"ORDER_TOPIC_CONFIG":{"T":"broker-a:4"}}}
 
-Loop only; the disk is waited for in a thread. Source: behaviour.md §1.1, §1.7.
+Loop only; a thread writes the file. Source: behaviour.md §1.1, §1.7.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class _Stored(Struct, rename="camel"):
 
 
 class KeyValues:
-    """The namespaces and their file; its directory is made when first written."""
+    """The namespaces and their file, whose directory is created by the first write."""
 
     def __init__(self, path: Path) -> None:
         self._file = JsonFile(path)
@@ -95,9 +95,9 @@ class KeyValues:
         self._writing = asyncio.Lock()
 
     def load(self) -> None:
-        """Read the file; a missing one is an empty table.
-        Raises StoreMismatch: neither the file nor its backup holds a table.
-        Raises StoreUnavailable: the disk refused to read one of them."""
+        """Read the file; a missing file is an empty table.
+        Raises StoreMismatch: neither the file nor its backup contains a table.
+        Raises StoreUnavailable: reading one of them failed."""
         try:
             stored = self._file.load(_Stored)
         except OSError as error:
@@ -108,23 +108,23 @@ class KeyValues:
         return self._table.get(namespace, {}).get(key)
 
     def namespace(self, namespace: str) -> Mapping[str, str] | None:
-        """All of a namespace; empty when everything in it was deleted, None when there never was anything."""
+        """Return all values of a namespace; empty if they were deleted, None if the namespace never had a value."""
         return self._table.get(namespace)
 
     async def put(self, namespace: str, key: str, value: str) -> None:
-        """Set a value. Raises StoreUnavailable: the disk refused; nothing was changed."""
+        """Set a value. Raises StoreUnavailable: writing failed; nothing was changed."""
         async with self._writing:
             await self._replace(namespace, {**self._table.get(namespace, {}), key: value})
 
     async def delete(self, namespace: str, key: str) -> None:
-        """Remove a value if it is there. Raises StoreUnavailable: the disk refused; nothing was changed."""
+        """Remove a value, if it exists. Raises StoreUnavailable: writing failed; nothing was changed."""
         async with self._writing:
             known = self._table.get(namespace)
             if known is not None:
                 await self._replace(namespace, {name: value for name, value in known.items() if name != key})
 
     async def _replace(self, namespace: str, values: dict[str, str]) -> None:
-        # Seen by others only when it is on the disk: brokers would take over an order that a crash takes back.
+        # Make the change visible only after it is on the disk, or brokers could get values that a crash reverts.
         table = {**self._table, namespace: values}
         await asyncio.to_thread(self._file.save, _Stored(table))
         self._table = table
@@ -134,7 +134,7 @@ _STRICT_JSON_SINCE = version_number(4, 9, 4)
 
 
 class TableHandlers(Answering):
-    """Methods that work with the tables."""
+    """The common base of handlers that use the tables."""
 
     def __init__(self, settings: NamesrvSettings, routes: RouteTable, kv: KeyValues) -> None:
         super().__init__(settings.admin_addresses)
@@ -144,7 +144,7 @@ class TableHandlers(Answering):
 
 
 class RouteHandlers(TableHandlers):
-    """Answers clients; ``is_ready`` says whether brokers had time to register since the start."""
+    """The handlers of clients' requests; ``is_ready`` returns True if brokers had time to register since the start."""
 
     def __init__(
         self, settings: NamesrvSettings, routes: RouteTable, kv: KeyValues, is_ready: Callable[[], bool]
@@ -162,7 +162,7 @@ class RouteHandlers(TableHandlers):
             remark = f"No topic route info in name server for the topic: {header.topic}{FAQ}"
             return reply(command, ResponseCode.TOPIC_NOT_EXIST, remark)
         route = self._as_asked(header, route)
-        # Older clients expect fastjson's own JSON, where the ids of brokers are keys without quotes.
+        # Older clients expect fastjson's dialect, in which broker ids are keys without quotes.
         is_strict = command.version >= _STRICT_JSON_SINCE or header.accept_standard_json_only
         body = msgspec.json.encode(route) if is_strict else fastjson.dumps(route)
         if not header.topic.startswith(SYNC_BROKER_MEMBER_PREFIX):
@@ -170,7 +170,7 @@ class RouteHandlers(TableHandlers):
         return reply(command, header=MemberRouteResponse(self._registered_from(route)), body=body)
 
     def _registered_from(self, route: TopicRoute) -> str:
-        """The addresses from which the brokers of a route registered; Apache's name servers do not answer them."""
+        """Return the addresses from which the brokers of a route registered; Apache's servers do not send them."""
         addresses = {address for broker in route.broker_datas for address in broker.broker_addrs.values()}
         places = {
             address: str(live.connection.hops[-1])
@@ -185,7 +185,7 @@ class RouteHandlers(TableHandlers):
             order = self._kv.get(ORDER_TOPIC_CONFIG, header.topic)
             route.order_topic_conf = msgspec.UNSET if order is None else order
         if self._settings.support_acting_master:
-            # Before the zones: a group whose slave acts as master counts there as one that has a master.
+            # Apply acting masters before zones: a group with an acting master is then a group with a master.
             route = with_acting_masters(header.topic, route)
         if header.zone_name and (header.zone_mode or "").lower() == "true":
             route = in_zone(route, header.zone_name)
@@ -193,7 +193,8 @@ class RouteHandlers(TableHandlers):
 
 
 class BrokerHandlers(TableHandlers):
-    """Answers brokers; ``on_change`` gets each group that a lower id joined, ``claims`` says whom to believe."""
+    """The handlers of brokers' requests; ``on_change`` is called for each group with a new lowest id, ``claims`` checks
+    the requests."""
 
     def __init__(
         self,
@@ -212,8 +213,8 @@ class BrokerHandlers(TableHandlers):
 
     @answers(RequestCode.REGISTER_BROKER)
     def register_broker(self, connection: Connection, command: Command) -> Command | Awaitable[Command]:
-        """Take in a broker, in full or with the topics that changed; a long table is read in a thread, and taken over
-        in slices. None overtakes another."""
+        """Register a broker, with all topics or with changed topics. A long table is decoded in a thread, and entered
+        in slices. Registrations are handled in their order."""
         if (refused := self._claims.refused(connection, command)) is not None:
             return refused
         header = decode_header(command, RegisterBrokerRequest)
@@ -221,7 +222,8 @@ class BrokerHandlers(TableHandlers):
         if header.body_crc32 and zlib.crc32(body) & 0x7FFFFFFF != header.body_crc32:
             return reply(command, ResponseCode.SYSTEM_ERROR, "crc32 not match")
         is_plain = not header.compressed and body[:1] in (b"", b"{")
-        # Behind one that is read aside, all go that way: two registrations of a broker must not change places.
+        # While one registration is decoded in the thread, later ones wait for it: the order of two registrations of a
+        # broker must not change.
         if not is_plain or len(body) > SLOW_BYTES_MAX or self._aside.locked():
             return self._register_aside(connection, command, header)
         decoded = decode_registration(body, is_compressed=False, version=command.version)
@@ -236,7 +238,9 @@ class BrokerHandlers(TableHandlers):
             decode = partial(decode_registration, is_compressed=header.compressed, version=command.version)
             registration = _registration(header, await asyncio.to_thread(decode, command.payload), connection)
             if not connection.is_open:
-                return reply(command, ResponseCode.SYSTEM_ERROR, "register broker failed")  # nobody would unregister it
+                return reply(
+                    command, ResponseCode.SYSTEM_ERROR, "register broker failed"
+                )  # its close is already handled
             if (refused := self._claims.registration(connection, command, registration)) is not None:
                 return refused
             steps = self._routes.register_in_steps(
@@ -261,7 +265,7 @@ class BrokerHandlers(TableHandlers):
 
     @answers(RequestCode.UNREGISTER_BROKER)
     def unregister_broker(self, connection: Connection, command: Command) -> Command:
-        """Forget a broker that says good-bye, soon."""
+        """Queue the removal of a broker that unregisters."""
         if (refused := self._claims.refused(connection, command)) is not None:
             return refused
         header = decode_header(command, BrokerIdentity)
@@ -273,21 +277,21 @@ class BrokerHandlers(TableHandlers):
 
     @answers(RequestCode.QUERY_DATA_VERSION)
     def data_version(self, connection: Connection, command: Command) -> Command:
-        """Answer if a broker has something new to register; the request is also a sign of life."""
+        """Answer if the broker's data version differs from the stored one, and record that the broker is alive."""
         if (refused := self._claims.refused(connection, command)) is not None:
             return refused
         header = decode_header(command, BrokerIdentity)
         if (refused := self._claims.speaks_for(connection, command, [header.broker_addr])) is not None:
             return refused
         asked = decode_body(command, DataVersion)
-        # None for a broker that is not known: no version is equal to it, so it registers.
+        # None for an unknown broker: it differs from every version, so the broker registers.
         stored = self._routes.refresh((header.cluster_name, header.broker_addr))
         body = b"" if stored is None else msgspec.json.encode(stored)
         return reply(command, header=DataVersionResponse(changed=stored != asked), body=body)
 
     @answers(RequestCode.BROKER_HEARTBEAT)
     def heartbeat(self, connection: Connection, command: Command) -> Command:
-        """Note that a broker is alive; an unknown one is answered like it."""
+        """Record that a broker is alive; an unknown broker gets the same answer."""
         if (refused := self._claims.refused(connection, command)) is not None:
             return refused
         header = decode_header(command, BrokerHeartbeat)
@@ -298,7 +302,7 @@ class BrokerHandlers(TableHandlers):
 
     @answers(RequestCode.GET_BROKER_MEMBER_GROUP)
     def member_group(self, connection: Connection, command: Command) -> Command:
-        """The brokers of one name, with their true ids."""
+        """Return the brokers with a name, with their real ids."""
         header = decode_header(command, BrokerMemberGroupRequest)
         members = dict(self._routes.members(header.broker_name))
         group = BrokerMemberGroup(members, header.broker_name, header.cluster_name)
@@ -306,7 +310,7 @@ class BrokerHandlers(TableHandlers):
 
     @answers(RequestCode.GET_BROKER_CLUSTER_INFO)
     def cluster_info(self, connection: Connection, command: Command) -> Command:
-        """All clusters and brokers, always in the dialect."""
+        """Return all clusters and brokers, always in fastjson's dialect."""
         return reply(command, body=fastjson.dumps(self._routes.clusters()))
 
     @answers(RequestCode.REGISTER_TOPIC_IN_NAMESRV)
@@ -317,7 +321,7 @@ class BrokerHandlers(TableHandlers):
         header = decode_header(command, RegisterTopicRequest)
         route = decode_body(command, TopicRoute)
         named = self._claims.addresses_of(queue.broker_name for queue in route.queue_datas)
-        # An operator may move the queues of a broker that is gone, or that does not know better.
+        # Operators may also set the queues of a live broker.
         is_admin = self._settings.admin_addresses.include(connection.hops)
         if not is_admin and (refused := self._claims.speaks_for(connection, command, named)) is not None:
             return refused
@@ -348,7 +352,7 @@ def _registration(
 
 
 def _as_of_today(queue: QueueData) -> QueueData:
-    """Queue data with the flag under its 5.x name."""
+    """Return queue data with the flag under its 5.x name."""
     old = queue.topic_syn_flag
     if old is msgspec.UNSET:
         return queue

@@ -1,4 +1,4 @@
-"""The route table (``RouteInfoManager``): topics, broker names, clusters and which brokers are alive.
+"""The route table (``RouteInfoManager``): topics, broker names, clusters and live brokers.
 
 ===============  ========================================================  ==========================================
 table            key → value                                               written by
@@ -7,25 +7,25 @@ queues           topic → broker name → queue counts, permission            r
                                                                            delete a topic, wipe or add write permission
 brokers          broker name → cluster, zone, addresses by id (0 = master) register, unregister
 clusters         cluster → broker names                                    register, unregister
-live             (cluster, address) → last sign of life, data version, …   register, data-version query, heartbeat
+live             (cluster, address) → last request, data version, …        register, data-version query, heartbeat
 filter servers   (cluster, address) → addresses; legacy, empty since 5.0   register, unregister
 mappings         topic → broker name → queues of a static topic            register; gone with the queues
 ===============  ========================================================  ==========================================
 
-Everything is memory only and touched on the loop only; name servers never talk to each other. A broker is removed when
-its connection closes, when it says so, or when it was silent for its time-out (120 s unless it asked for another).
+The tables are only in memory, and used only on the loop; name servers do not communicate with each other. A broker is
+removed when its connection closes, when it unregisters, or when it was silent for its timeout (default 120 s).
 
-Only one broker of a name writes queues: its master, or the *prime slave*, the lowest id while there is no master.
-Queues that a prime slave with acting master writes, or that a leaving master leaves behind, lose their write bit: the
-group can be read from, and written to again when a master registers.
+Only one broker of a name sets queues: its master, or without a master the *prime slave*, which has the lowest id. If
+acting masters are enabled, queues lose their write bit when a prime slave sets them or the master leaves: the group can
+be read, and written again when a master registers.
 
-A registration costs O(topics sent); wiping and leaving cost O(topics known).
+A registration costs O(sent topics); wiping permissions and leaving cost O(known topics).
 
-What one client sees of a route is a pure function below the table. `with_acting_masters`: the lowest id of a group that
-has lost its master is shown under id 0, so that clients read from it and brokers do the master's special services, but
-only while its queues are not writable; brokers look up `SYNC_BROKER_MEMBER_PREFIX` topics to learn the true ids.
-`in_zone` keeps a client near: groups of other zones are left out, unless they have no master, so that the slaves of a
-dead master are read from everywhere. Acting masters are shown first, so their groups count as having one.
+Pure functions adapt a route for a client. `with_acting_masters` shows the lowest id of a group without a master as id
+0, while the group's queues are not writable. Clients then read from this broker, and it does the master's special work.
+Brokers query `SYNC_BROKER_MEMBER_PREFIX` topics for the real ids. `in_zone` leaves out groups of other zones, unless
+they have no master, so that clients of all zones can read from the slaves of a dead master. Acting masters are applied
+first; their groups are groups with a master.
 Source: behaviour.md §1.2–§1.7; remoting.md §10.2.
 """
 
@@ -61,7 +61,7 @@ _READ_WRITE = int(Permission.READ | Permission.WRITE)
 
 @dataclass(slots=True)
 class LiveBroker:
-    """The state of a registered broker process; ``seen_ms`` is the monotonic time of its last sign of life."""
+    """The state of a registered broker process; ``seen_ms`` is the monotonic time of its last request."""
 
     broker_name: str
     seen_ms: float
@@ -73,8 +73,8 @@ class LiveBroker:
 
 @dataclass(frozen=True, slots=True)
 class BrokerRegistration:
-    """One REGISTER_BROKER. None stands for the usual ``timeout_ms``, for ``enable_acting_master`` from a broker too old
-    to know of it, and for ``filter_servers`` that stay as they are."""
+    """One REGISTER_BROKER. None means the default ``timeout_ms``, an old broker without ``enable_acting_master``, and
+    unchanged ``filter_servers``."""
 
     cluster: str
     address: str
@@ -90,14 +90,14 @@ class BrokerRegistration:
 
     @property
     def key(self) -> BrokerKey:
-        """Return where the tables have it."""
+        """Key of the broker in the tables."""
         return self.cluster, self.address
 
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """A broker process that leaves; without ``connection`` it said good-bye itself.
-    One that has registered over another connection than this since stays."""
+    """A broker process that leaves; without ``connection`` it has unregistered itself.
+    A broker that has registered over another connection since is not removed."""
 
     cluster: str
     address: str
@@ -107,8 +107,8 @@ class Departure:
 
 @dataclass(frozen=True, slots=True)
 class MemberChange:
-    """The lowest id of a broker name changed: who is left or there now, by id.
-    ``offline_address`` is who went away, or None when somebody joined; ``ha_address`` belongs to who joined."""
+    """A change of the lowest id of a broker name, with the remaining or new members by id.
+    ``offline_address`` is the broker that left, or None if a broker joined; ``ha_address`` is of the joined broker."""
 
     broker_name: str
     members: dict[int, str]
@@ -118,9 +118,9 @@ class MemberChange:
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """The result of a registration: ``master`` is address and HA address of the living master, for a slave.
+    """The result of a registration. ``master`` is address and HA address of the live master, for a slave.
 
-    ``change`` is the change about which the members of the group may be notified.
+    ``change`` is a change of the group, which its members may be notified of.
     """
 
     is_accepted: bool = True
@@ -130,14 +130,14 @@ class Registered:
 
 @dataclass(slots=True)
 class _Changes:
-    """Broker names that lost their last address, and those that lost another one."""
+    """The broker names that lost their last address, and the broker names that lost another address."""
 
     removed: set[str] = field(default_factory=set)
     reduced: set[str] = field(default_factory=set)
 
 
 class RouteTable:
-    """The tables and their transitions; loop only. What look-ups return is shared: read it, do not change it."""
+    """The tables and their transitions; loop only. Callers must not change returned objects, which are shared."""
 
     def __init__(self, monotonic_ms: Callable[[], float]) -> None:
         self._monotonic_ms = monotonic_ms
@@ -151,11 +151,11 @@ class RouteTable:
     # -- registration
 
     def register(self, registration: BrokerRegistration, *, forget_missing: bool = False) -> Registered:
-        """Take in a broker and, from a master or prime slave, its topics.
-        A table of one topic from a broker id that is not known yet is refused: an increment needs the whole first. So
-        is, silently, an id that a living broker with a newer state version holds. With ``forget_missing`` topics that
-        the broker had and no longer sends are removed, by a whole table only: every broker has SELF_TEST_TOPIC, and an
-        increment has not. (Apache's forgets with any, so its brokers need ``enableSingleTopicRegister`` then.)"""
+        """Register a broker and, if it is a master or prime slave, its topics.
+        A table with one topic from an unknown broker id is refused: an increment needs a full table first. An id that
+        a live broker with a newer state version has is ignored. With ``forget_missing`` a full table removes the
+        broker's missing topics. A full table contains SELF_TEST_TOPIC, an increment does not. (Apache's name server
+        removes topics with any table, so its brokers then need ``enableSingleTopicRegister``.)"""
         steps = self.register_in_steps(registration, forget_missing=forget_missing)
         while True:
             try:
@@ -167,14 +167,15 @@ class RouteTable:
     def register_in_steps(
         self, registration: BrokerRegistration, *, forget_missing: bool = False
     ) -> Generator[None, None, Registered]:
-        """`register`, topic by topic, for others to have their turn; a broker that leaves meanwhile has left."""
+        """Register like `register`, but yield after each topic, so that other tasks can run. If the broker leaves
+        meanwhile, the registration stops."""
         if self._is_increment_without_base(registration):
             return Registered(is_accepted=False)
         self._leave_former_name(registration)
-        # From here to the topics nothing waits: who asks in between sees the group before or after, never half of it.
+        # No yield from here to the topics, so a concurrent query sees the old group or the new one, never a mixture.
         addresses = self._broker_entry(registration).broker_addrs
         is_new_lowest = bool(addresses) and registration.broker_id < min(addresses)
-        # A broker whose id changed, as a slave's that became master, must not be found under both.
+        # A broker whose id has changed (a slave that became master) must not have two ids.
         for other_id in [i for i, address in addresses.items() if address == registration.address]:
             if other_id != registration.broker_id:
                 del addresses[other_id]
@@ -184,7 +185,7 @@ class RouteTable:
         assert list(addresses.values()).count(registration.address) <= 1, "one address has one id"
         is_first = registration.broker_id not in addresses
         addresses[registration.broker_id] = registration.address
-        # Before it is replaced: its version says whether the topics have to be taken over.
+        # The old entry's data version shows if the topics have changed.
         before = self._live.get(registration.key)
         live = self._live[registration.key] = LiveBroker(
             broker_name=registration.broker_name,
@@ -203,13 +204,13 @@ class RouteTable:
                 if self._live.get(registration.key) is not live:
                     return Registered()
         self._enter_filter_servers(registration)
-        # A copy: the notice goes out later, and names the group as it is now.
+        # A copy, because the notice is sent later, and must contain the current group.
         change = MemberChange(registration.broker_name, dict(addresses), None, registration.ha_address)
         return Registered(master=self._master_for(registration), change=change if is_new_lowest else None)
 
     def register_topic(self, topic: str, queue_datas: Iterable[QueueData]) -> None:
         """Merge the queues of one topic (REGISTER_TOPIC_IN_NAMESRV).
-        The first broker name that is not registered ends it; a topic that is new is then not added at all."""
+        Stops at the first broker name that is not registered; a new topic is then not added."""
         known = self._queues.get(topic)
         queues = {} if known is None else known
         for queue in queue_datas:
@@ -220,28 +221,28 @@ class RouteTable:
             self._queues[topic] = queues
 
     def living(self, address: str) -> list[LiveBroker]:
-        """The broker processes that are known by an address, in all clusters."""
+        """Return the broker processes with an address, in all clusters."""
         return [live for (_, at), live in self._live.items() if at == address]
 
     def refresh(self, key: BrokerKey) -> DataVersion | None:
-        """Note a sign of life of a known broker; returns its stored data version."""
+        """Record that a known broker is alive, and return its stored data version."""
         live = self._live.get(key)
         if live is None:
             return None
-        live.seen_ms = self._monotonic_ms()  # any sign will do: 4.9 brokers have no heartbeats, and ask for versions
+        live.seen_ms = self._monotonic_ms()  # 4.9 brokers send version queries instead of heartbeats
         return live.data_version
 
     # -- leaving
 
     def unregister(self, departures: Iterable[Departure]) -> list[MemberChange]:
-        """Forget brokers; their queues go when the last address of a broker name has gone.
-        Returns the groups with acting master whose lowest id went away, for those who are left."""
+        """Remove brokers; the queues of a broker name are removed with its last address.
+        Return the groups with acting master whose lowest id has left, to notify the remaining brokers."""
         changes = _Changes()
         lowest_gone: list[MemberChange] = []
         for departure in departures:
             live = self._live.get((departure.cluster, departure.address))
             if departure.connection is not None and (live is None or live.connection is not departure.connection):
-                continue  # it came back over another connection before its turn to be forgotten
+                continue  # it has registered over another connection meanwhile
             change = self._leave(departure, changes)
             if change is not None:
                 lowest_gone.append(change)
@@ -249,18 +250,18 @@ class RouteTable:
         return [change for change in lowest_gone if change.broker_name in self._brokers]
 
     def silent(self) -> list[Departure]:
-        """The brokers that were silent for longer than their time-out."""
+        """Return the brokers that were silent for longer than their timeout."""
         now_ms = self._monotonic_ms()
         return self._departures(lambda live: live.seen_ms + live.timeout_ms < now_ms)
 
     def registered_over(self, connection: object) -> list[Departure]:
-        """The brokers that registered over a connection."""
+        """Return the brokers that registered over a connection."""
         return self._departures(lambda live: live.connection is connection)
 
     # -- look-up
 
     def route(self, topic: str) -> TopicRoute | None:
-        """Queues and brokers of a topic; None when nobody that is known has it."""
+        """Return queues and brokers of a topic; None if no known broker has it."""
         queues = self._queues.get(topic)
         if not queues:
             return None
@@ -281,7 +282,7 @@ class RouteTable:
         )
 
     def members(self, broker_name: str) -> Mapping[int, str]:
-        """The addresses of a broker name by id; empty when it is not known."""
+        """Return the addresses of a broker name by id; empty if the name is unknown."""
         broker = self._brokers.get(broker_name)
         return broker.broker_addrs if broker is not None else {}
 
@@ -289,29 +290,29 @@ class RouteTable:
         return sorted(self._queues)
 
     def topics_of_cluster(self, cluster: str) -> list[str]:
-        """The topics that brokers of a cluster have."""
+        """Return the topics on brokers of a cluster."""
         names = self._clusters.get(cluster, set())
         return sorted(topic for topic, queues in self._queues.items() if not names.isdisjoint(queues))
 
     def topics_with_flags(self, wanted: Callable[[int], bool]) -> list[str]:
-        """The topics whose flags, on the broker that has been known longest, are as wanted."""
+        """Return the topics whose flags, on the broker that registered first, satisfy ``wanted``."""
         return sorted(
             topic for topic, queues in self._queues.items() if wanted(next(iter(queues.values())).topic_sys_flag)
         )
 
-    # -- what operators change
+    # -- changes by operators
 
     def delete_topic(self, topic: str, cluster: str | None = None) -> None:
-        """Forget a topic, on all brokers or on those of a cluster; until a broker registers it again."""
+        """Remove a topic from all brokers, or from the brokers of a cluster, until a broker registers it again."""
         names = set(self._queues.get(topic, ())) if cluster is None else self._clusters.get(cluster, set())
         self._drop_queues(topic, names)
 
     def wipe_write_perm(self, broker_name: str) -> int:
-        """Take the write bit from every topic on a broker; returns how many it has."""
+        """Remove the write bit of every topic on a broker, and return the number of topics."""
         return self._change_perm(broker_name, lambda perm: perm & ~Permission.WRITE)
 
     def add_write_perm(self, broker_name: str) -> int:
-        """Make every topic on a broker readable and writable; returns how many it has."""
+        """Make every topic on a broker readable and writable, and return the number of topics."""
         return self._change_perm(broker_name, lambda perm: _READ_WRITE)
 
     # -- inside: registration
@@ -321,7 +322,7 @@ class RouteTable:
         return not is_known and len(registration.topics.topic_config_table) == 1
 
     def _leave_former_name(self, registration: BrokerRegistration) -> None:
-        """One address has one broker name: nothing else would remove the former one."""
+        """Remove the former broker name of an address, because an address has only one name."""
         live = self._live.get(registration.key)
         if live is not None and live.broker_name != registration.broker_name:
             self.unregister([Departure(registration.cluster, registration.address, live.broker_name)])
@@ -337,8 +338,8 @@ class RouteTable:
         return broker
 
     def _is_outdated(self, registration: BrokerRegistration, addresses: Mapping[int, str]) -> bool:
-        """Return True if another living process holds this id with a newer state version."""
-        # The state version counts elections of a controller: the former master may register again after the new master.
+        """Return True if another live process has this id with a newer state version."""
+        # The state version counts elections by a controller: the former master may register after the new master.
         holder = addresses.get(registration.broker_id)
         if holder is None or holder == registration.address:
             return False
@@ -354,7 +355,7 @@ class RouteTable:
             for topic in [topic for topic, queues in self._queues.items() if name in queues and topic not in table]:
                 self._drop_queues(topic, {name})
                 yield
-        # An acting master takes no messages: producers see its queues as unwritable, regardless of its table.
+        # An acting master accepts no messages, so its queues are not writable, even if its table differs.
         is_acting = registration.broker_id != MASTER_ID and bool(registration.enable_acting_master)
         for topic, config in table.items():
             queues = self._queues.setdefault(topic, {})
@@ -397,7 +398,7 @@ class RouteTable:
         addresses = broker.broker_addrs if broker is not None else {}
         gone = [broker_id for broker_id, address in addresses.items() if address == departure.address]
         if broker is None or not gone:
-            return None  # it was no member: whoever says good-bye for it changes nothing
+            return None  # the address is not a member
         lowest = min(addresses)
         for broker_id in gone:
             del addresses[broker_id]
@@ -406,13 +407,13 @@ class RouteTable:
             if lowest in addresses or not broker.enable_acting_master:
                 return None
             return MemberChange(name, dict(addresses), departure.address, None)
-        # Of one batch both may be true of a name: first it lost one address, then the last.
-        assert not broker.broker_addrs, "a broker name goes with its last address"
+        # In one batch a name may lose one address first, and then its last one.
+        assert not broker.broker_addrs, "a removed broker name has no address"
         changes.removed.add(name)
         changes.reduced.discard(name)
         del self._brokers[name]
         self._leave_clusters(name)
-        assert all(self._clusters.values()), "a cluster without brokers is forgotten with its last one"
+        assert all(self._clusters.values()), "every cluster has a broker"
         return None
 
     def _leave_clusters(self, broker_name: str) -> None:
@@ -422,14 +423,14 @@ class RouteTable:
                 del self._clusters[cluster]
 
     def _clean_queues(self, changes: _Changes) -> None:
-        assert changes.removed.isdisjoint(changes.reduced), "a broker name is left, or some of its addresses are"
-        assert changes.removed.isdisjoint(self._brokers), "queues go after the broker names that had them"
+        assert changes.removed.isdisjoint(changes.reduced), "a broker name is either removed or reduced"
+        assert changes.removed.isdisjoint(self._brokers), "removed broker names are not in the table"
         masterless = [
             name
             for name in changes.reduced
             if self._brokers[name].enable_acting_master and MASTER_ID not in self._brokers[name].broker_addrs
         ]
-        # Its slave goes on, and takes no messages: producers must not wait for their time-out to learn that.
+        # The slave continues, but accepts no messages. Without this change producers would only notice by timeouts.
         for name in masterless:
             self.wipe_write_perm(name)
         if changes.removed:
@@ -444,7 +445,7 @@ class RouteTable:
         for name in broker_names:
             queues.pop(name, None)
             mappings.pop(name, None)
-        # An empty topic is no topic: its route would be one without brokers, which clients take for a broken cluster.
+        # Remove a topic without queues: clients would treat its route without brokers as a broken cluster.
         if not queues:
             self._queues.pop(topic, None)
         if not mappings:
@@ -455,7 +456,7 @@ class RouteTable:
         for queues in self._queues.values():
             queue = queues.get(broker_name)
             if queue is not None:
-                # Replaced, not changed: a route that was handed out may still be encoded.
+                # Replace the object instead of changing it: a returned route may still be encoded.
                 queues[broker_name] = msgspec.structs.replace(queue, perm=change(queue.perm))
                 count += 1
         return count
@@ -468,7 +469,7 @@ class RouteTable:
 
 
 def _writes_queues(registration: BrokerRegistration, addresses: Mapping[int, str]) -> bool:
-    """Return True if the registrant is its group's master or prime slave."""
+    """Return True if the broker is the master or prime slave of its group."""
     if registration.broker_id == MASTER_ID:
         return True
     return registration.enable_acting_master is not None and registration.broker_id == min(addresses)
@@ -485,16 +486,16 @@ def _queue_data(broker_name: str, config: TopicConfig, perm: int) -> QueueData:
 
 
 def with_acting_masters(topic: str, route: TopicRoute) -> TopicRoute:
-    """The route with the lowest id of each masterless, unwritable group that acts as master under id 0."""
+    """Return the route with acting masters: id 0 for the lowest id of each unwritable group without a master."""
     if topic.startswith(SYNC_BROKER_MEMBER_PREFIX):
-        return route  # brokers ask by it who is there: they want true ids
+        return route  # brokers query this topic for the real ids
     unwritable = {queue.broker_name for queue in route.queue_datas if not queue.perm & Permission.WRITE}
     brokers = [_acting(broker) if broker.broker_name in unwritable else broker for broker in route.broker_datas]
     return msgspec.structs.replace(route, broker_datas=brokers)
 
 
 def in_zone(route: TopicRoute, zone_name: str) -> TopicRoute:
-    """The route without the groups that have their master in another zone."""
+    """Return the route without the groups whose master is in another zone."""
     left_out = [broker for broker in route.broker_datas if not _is_near(broker, zone_name)]
     names = {broker.broker_name for broker in left_out}
     addresses = {address for broker in left_out for address in broker.broker_addrs.values()}

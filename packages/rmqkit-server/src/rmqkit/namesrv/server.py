@@ -1,10 +1,10 @@
-"""A running name server: its port, its tables, its periodic work, started and stopped in order.
+"""A running name server: its port, its tables, and its periodic work, started and stopped in order.
 
-Start: read the KV file, begin to forget brokers, listen. Stop: the scan, the port with its connections, what still
-waits to be forgotten, the connections for notices. Source: behaviour.md §1.1, §1.4.
+Start: read the KV file, start the removal of brokers, listen. Stop: the scan, the port with its connections, the
+waiting removals, the connections for notices. Source: behaviour.md §1.1, §1.4.
 
-`NameServerMetrics` is what Prometheus reads: how fast it answers, how much its tables hold. Apache's has none;
-ours has the settings of a broker. Loop only. Source: behaviour.md §9.10.
+`NameServerMetrics` are the values for Prometheus: latencies of requests, and sizes of the tables. Apache's name server
+has no metrics; the settings here are the same as for a broker. Loop only. Source: behaviour.md §9.10.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ _log = logging.getLogger(__name__)
 
 
 class NameServer:
-    """Starts and stops everything a name server is made of.
+    """A name server, which starts and stops all its parts.
 
     Args:
-        tls: what the port does about TLS; None means disabled.
-        client_tls: how brokers are reached; None means plain.
-        authentication: who has to sign what brokers say of themselves, and signs notices to them.
-        settings: ``kv_config_path`` is filled in when empty, and ``listen_port`` when 0.
-        configuration: what of the settings is shown and changed by requests; None: all, until it stops.
+        tls: TLS of the port; None means disabled.
+        client_tls: TLS for connections to brokers; None means plain connections.
+        authentication: settings for the signatures of brokers' requests, and of notices to brokers.
+        settings: ``kv_config_path`` is set if empty, and ``listen_port`` if 0.
+        configuration: the settings that requests show and change; None means all, with changes lost at the stop.
 
     Attributes:
-        address: where it listens, as ``host:port`` others can use; set by `start`.
+        address: address for clients, as ``host:port``; set by `start`.
         routes: the table, for inspection.
     """
 
@@ -100,13 +100,13 @@ class NameServer:
 
     @property
     def metrics_address(self) -> str:
-        """Return where Prometheus reads its metrics, if it may."""
+        """Address of the port for Prometheus; empty without metrics."""
         return "" if self._metrics is None else self._metrics.address
 
     async def start(self) -> None:
-        """Listen.
+        """Read the KV file, and listen.
         Raises StoreMismatch, StoreUnavailable: the KV file cannot be read.
-        Raises ListenFailed: the port is taken."""
+        Raises ListenFailed: the port is in use."""
         self._kv.load()
         client = RemotingClient(clock=self._clock, tls=self._client_tls, credentials=self._credentials)
         self._notices = Notices(client)
@@ -119,7 +119,7 @@ class NameServer:
         except BaseException:
             await self.stop()
             raise
-        # For port 0, as Apache's: operators are shown the port that the system chose.
+        # As in Apache's name server, the settings show operators the port that the system chose for 0.
         self._settings.listen_port = port
         self.address = join_address(advertised_ip(self._settings.bind_address), port)
         if self._metrics is not None:
@@ -132,25 +132,24 @@ class NameServer:
         if self._metrics is not None:
             await self._metrics.close()
         await self._server.close()
-        # Behind the port: each connection that closes puts its brokers into this queue.
+        # Stop after the port: each connection that closes adds its brokers to this queue.
         await self._unregistration.stop()
         if self._notices is not None:
             await self._notices.stop()
 
     def drop_silent(self) -> None:
-        """Have the brokers forgotten that were silent for too long, and close their connections."""
+        """Queue the removal of brokers that were silent for too long, and close their connections."""
         for departure in self.routes.silent():
             _log.warning("broker %s at %s was silent for too long", departure.broker_name, departure.address)
             self._unregistration.submit(departure)
             if isinstance(departure.connection, Connection):
-                # The connection is most likely half-open. If the broker lives, it notices the close and registers
-                # again.
+                # The connection is probably half-open. A live broker notices the close and registers again.
                 departure.connection.close("its broker was silent")
 
     # -- inside
 
     def _is_ready(self) -> bool:
-        """Return True if routes are answered yet: brokers need some time to register after a start."""
+        """Return True if routes may be answered: after a start, brokers need time to register."""
         if not self._settings.need_wait_for_service:
             return True
         return self._clock.monotonic_ms() - self._started_ms >= self._settings.wait_for_service_seconds * 1000
@@ -171,12 +170,11 @@ class NameServer:
 
 
 class NameServerMetrics:
-    """A name server's values and the port that they are read from.
-    ``connection``: makes connections that count. ``address``: of the port; set by `bind`."""
+    """The metrics of a name server, and their port.
+    ``connection``: makes connections that count requests. ``address``: address of the port, set by `bind`."""
 
     def __init__(self, settings: NamesrvSettings, routes: RouteTable, dispatch: Router, clock: Clock) -> None:
-        # Not at the top: the exporter loads prometheus-client, which a server without metrics
-        # does not need.
+        # Imported here, because the exporter loads prometheus-client, which a server without metrics does not need.
         from rmqkit.exporter import Exporter, Meter, MeteredConnection, lane_values
 
         self._lane_values = lane_values
@@ -195,7 +193,7 @@ class NameServerMetrics:
         return self._exporter.address
 
     async def bind(self) -> None:
-        """Take the port. Raises ListenFailed: it is taken, or the address is not this machine's."""
+        """Bind the port. Raises ListenFailed: the port is in use, or the address is not local."""
         settings = self._settings
         await self._exporter.bind(settings.exporter_host or settings.bind_address, settings.exporter_port)
 
@@ -208,7 +206,7 @@ class NameServerMetrics:
         await self._exporter.close()
 
     async def gather(self) -> Gathered:
-        """All values of the moment."""
+        """Return the current values."""
         clusters = self._routes.clusters()
         brokers = clusters.broker_addr_table.values()
         lanes = {lane.name: (lane.requests, lane.requests_max) for lane in self._dispatch.lanes}

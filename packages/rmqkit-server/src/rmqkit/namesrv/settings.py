@@ -1,6 +1,6 @@
 """Settings of the name server (``namesrv.conf``). Source: behaviour.md §1.1.
 
-UPDATE_NAMESRV_CONFIG may change the ones marked hot; a change is kept in the file.
+UPDATE_NAMESRV_CONFIG may change the settings marked ``hot``; a change is stored in the file.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class NamesrvSettings(ConnectionSettings, kw_only=True):
     ] = "configBlackList;configStorePath;kvConfigPath"
 
 
-# Keys of Java's configuration about threads, buffers and the JVM: accepted, with one note, and without effect.
+# Keys of Java's configuration for threads, buffers and the JVM: accepted without effect, and logged in one line.
 WITHOUT_EFFECT = EXPORTERS_WITHOUT_EFFECT | frozenset(
     """
     rocketmqHome configStorePath productEnvName defaultThreadPoolNums clientRequestThreadPoolNums
@@ -100,5 +100,5 @@ WITHOUT_EFFECT = EXPORTERS_WITHOUT_EFFECT | frozenset(
     """.split()
 )
 
-# Keys that promise something, and the values whose promise is kept.
+# Keys for features that are missing here, and the values that are accepted for them.
 PROMISES = EXPORTER_PROMISES | {"clusterTest": ("false",), "enableControllerInNamesrv": ("false",)}

@@ -46,11 +46,11 @@ Wanted = tuple[Resource, Actions]
 """A resource such as ``Topic:T``, and the actions of which any one is enough: ``Pub``, ``Sub``."""
 
 GrpcRefusal = Callable[["str | None", Iterable[Wanted], Sequence[str]], "str | None"]
-"""The remark for what a user may not do, or None; its last argument are the addresses the call came through."""
+"""Returns the remark if the user lacks a permission, else None; the last argument has the addresses of the call."""
 
 
 class BrokerQueues(Struct, frozen=True):
-    """The queues of a topic on one broker; ``permission``: the bits of ``perm``; ``host``: where it says it is."""
+    """The queues of a topic on one broker; ``permission``: the bits of ``perm``; ``host``: its advertised host."""
 
     name: str
     broker_id: int
@@ -68,7 +68,7 @@ class Route(Struct, frozen=True):
 
 
 class Peer(Protocol):
-    """One client as brokers know it."""
+    """One client in the broker's tables."""
 
     user: str | None
 
@@ -80,10 +80,10 @@ class Peer(Protocol):
         """Store the new address of the client."""
 
     async def ask(self, broker: str, command: Command, timeout_ms: float = ASK_TIMEOUT_MS) -> Command:
-        """Return the answer, of any response code. Raises RemotingError: there is none in time."""
+        """Return the answer, with any response code. Raises RemotingError: no answer in time."""
 
     async def wait(self, broker: str, command: Command, timeout_ms: float, unclaimed: Unclaimed) -> Command:
-        """`ask` with a request that the broker holds. ``unclaimed`` gets an answer that comes after a cancellation."""
+        """Return the answer to a request that the broker holds. ``unclaimed`` gets an answer after a cancellation."""
 
     async def register(self, data: HeartbeatData, language: str, version: int) -> None:
         """Register the client's groups at brokers. Raises RemotingError."""
@@ -100,32 +100,32 @@ class BackendAtOnce(Protocol):
     one read. ``answered`` gets the answer to each: in `handle_gathered`, or later."""
 
     def route_at_once(self, topic: str) -> Route | None:
-        """`Backend.route`."""
+        """Return the route of a topic, as `Backend.route`."""
 
     def is_broker(self, name: str) -> bool:
-        """`Backend.has_broker`."""
+        """Return True if the broker exists, as `Backend.has_broker`."""
 
     def signer(self, metadata: Mapping[str, str]) -> str | None:
-        """`Backend.identify`."""
+        """Return the user who signed a call, as `Backend.identify`."""
 
     def gather_send(self, peer: Peer, header: tuple[bytes, bytes], body: bytes, answered: Answered) -> None:
-        """Collect a send. ``header``: its JSON before and after the opaque."""
+        """Collect a send. ``header``: the JSON before and after the opaque."""
 
     def gather_ack(self, peer: Peer, pop: AckedPop, offset: int, text: str, answered: Answered) -> None:
         """Collect the ack of one message of a pop. ``text``: its receipt handle."""
 
     def handle_gathered(self) -> None:
-        """Have the broker handle the requests that were collected."""
+        """Handle the collected requests in the broker."""
 
 
 class Backend(Protocol):
     """The brokers behind an endpoint."""
 
     at_once: BackendAtOnce | None
-    """The calls without waiting; None if the broker is in another process."""
+    """The interface for calls without waiting; None if the broker is in another process."""
 
     own: Peer
-    """The peer of requests that no client caused."""
+    """The peer for requests of the endpoint itself."""
 
     has_policies: bool
     """True if policies limit what users may do."""
@@ -140,19 +140,20 @@ class Backend(Protocol):
         """Return True if requests can be sent to the broker of this name."""
 
     async def message_at(self, broker: str, physical_offset: int) -> tuple[str, int, int]:
-        """Topic, queue and offset of what lies at a place in a broker's log; of nothing they are empty and negative."""
+        """Return topic, queue and offset of the message at a physical offset; empty and negative if there is none."""
 
     def readable_broker(self, name: str, route: Route) -> str | None:
-        """The broker to receive from: the one asked for if it is known, else any in turn; None: nowhere."""
+        """Return the broker to receive from: the named one if it is readable, or else the next one; None if there is
+        none."""
 
     def join(self, on_request: OnRequest, on_close: Callable[[], None]) -> Peer:
-        """Enter a client."""
+        """Register a client."""
 
     async def identify(self, metadata: Mapping[str, str]) -> str | None:
         """Return the user who signed a call, or None if authentication is off. Raises Refused."""
 
     async def authorize(self, user: str | None, wanted: Sequence[Wanted], addresses: Sequence[str]) -> None:
-        """Raises Refused: the user may not do all of it. Asked where there are policies."""
+        """Check permissions; called if ``has_policies``. Raises Refused: the user lacks a permission."""
 
 
 def hand_back(unclaimed: Unclaimed, done: asyncio.Future[Command]) -> None:

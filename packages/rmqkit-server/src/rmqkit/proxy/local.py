@@ -1,7 +1,7 @@
-"""A connection without a socket: a caller in the broker's own process uses the handlers that remote peers use.
+"""A connection without a socket: a caller in the broker's process uses the same handlers as remote peers.
 
-The gRPC endpoint has one for each of its clients. Handlers and tables take it for a connection like others: what they
-answer finds the caller by its opaque, what they ask or tell goes to `on_request`. Loop only.
+The gRPC endpoint has a `LocalConnection` for each client. Handlers and tables use it like any other connection: answers
+are matched to callers by opaque, requests and notices are passed to `on_request`. Loop only.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from rmqkit.protocol.core import CoreFault
 from rmqkit.remoting.connection import Connection, RequestHandling
 
 Answered = Callable[[Command | ConnectionLost], None]
-"""Takes an answer, or why there will be none."""
+"""Receives an answer, or the reason why there will be no answer."""
 
 
 class LocalConnection(Connection):
-    """Requests to a router of the same process.
+    """Requests to a router in the same process.
 
     Args:
-        router: answers what is asked.
-        on_request: takes what handlers tell this client, and what they ask it; returns the answer to a question.
+        router: handles the requests.
+        on_request: receives notices and requests to this client; returns the future of the answer to a request.
         on_close: called once, by `close`.
     """
 
@@ -55,13 +55,14 @@ class LocalConnection(Connection):
         self._gathered: list[Command | list[Body]] = []
 
     def moved_to(self, peername: tuple[str, int]) -> None:
-        """Take the address that the client has now."""
+        """Store the new address of the client."""
         self.hops, self.addresses = [], ()
         self._name_peer(peername)
 
     def request(self, command: Command, *, gathers: bool = False) -> asyncio.Future[Command]:
-        """Have a request handled; the future holds the answer. One that is cancelled is not answered.
-        ``gathers``: with all others of this tick, as what a socket brings in one read: plain sends are stored at once.
+        """Handle a request, and return the future of its answer.
+        ``gathers``: handle it together with other requests of this loop tick, like requests in one read of a socket:
+        plain sends are then stored together.
         """
         answer: asyncio.Future[Command] = self._loop.create_future()
         if not self._is_open:
@@ -77,7 +78,7 @@ class LocalConnection(Connection):
         return answer
 
     def request_soon(self, command: Command, answered: Answered) -> None:
-        """Have a request handled whose answer is taken as soon as it is there: now, or later."""
+        """Handle a request, and pass its answer to ``answered``, now or later."""
         if not self._is_open:
             answered(ConnectionLost(self.peer, self._closed_because))
             return
@@ -85,8 +86,8 @@ class LocalConnection(Connection):
         self._router.handle(self, command)
 
     def gather(self, header: tuple[bytes, bytes], body: bytes, answered: Answered) -> None:
-        """`request_soon` with all others that are gathered until `handle_gathered`, which the caller calls soon.
-        ``header``: JSON, without the opaque that stands between."""
+        """Collect a request until the caller calls `handle_gathered`, and pass its answer to ``answered``.
+        ``header``: the JSON before and after the opaque."""
         if not self._is_open:
             answered(ConnectionLost(self.peer, self._closed_because))
             return
@@ -94,7 +95,7 @@ class LocalConnection(Connection):
         self._gathered.append([frame_start(JSON, len(text), len(body)) + text, body])
 
     def handle_gathered(self) -> None:
-        """Handle what was gathered, as what a socket brings in one read."""
+        """Handle the collected requests, like requests in one read of a socket."""
         gathered, self._gathered = self._gathered, []
         self.active_ms = self._clock.monotonic_ms()
         if len(gathered) == 1 and isinstance(only := gathered[0], Command):
@@ -108,7 +109,7 @@ class LocalConnection(Connection):
 
     def _ask(self, answered: Answered) -> int:
         self._opaque = (self._opaque + 1) & 0x7FFFFFFF
-        assert self._opaque not in self._asked, "2**31 requests are not under way at a time"
+        assert self._opaque not in self._asked, "fewer than 2**31 requests are pending"
         self._asked[self._opaque] = answered
         return self._opaque
 
@@ -149,16 +150,16 @@ class LocalConnection(Connection):
         return answer
 
     def hold(self) -> None:
-        """Nothing is held: calls of gRPC have no order among themselves."""
+        """Do nothing: gRPC calls have no order among each other."""
 
     def go_on(self) -> None:
-        """Nothing was held."""
+        """Do nothing, like `hold`."""
 
     def cork(self) -> None:
-        """Nothing is written."""
+        """Do nothing: no socket is written."""
 
     def flush(self) -> None:
-        """Nothing is written."""
+        """Do nothing: no socket is written."""
 
     def close(self, reason: str = "") -> None:
         if not self._is_open:
@@ -172,7 +173,7 @@ class LocalConnection(Connection):
             self.closed.set_result(None)
         if self._on_close is not None:
             self._on_close(self)
-        # Both hold the client, which holds this: servers collect cycles too seldom to leave these to them.
+        # Break the reference cycle of these callbacks, the client and this connection: servers rarely collect cycles.
         self._on_close, self._on_request = None, _ask_nobody
 
     def abort(self) -> None:
@@ -189,4 +190,4 @@ def _settle(answer: asyncio.Future[Command], outcome: Command | ConnectionLost) 
 
 
 def _ask_nobody(command: Command) -> None:
-    """Ignore a command for a client that has gone."""
+    """Ignore a command to a closed client."""

@@ -22,28 +22,28 @@ __all__ = ["Standalone"]
 
 
 def _usual() -> BrokerSettings:
-    """Return the settings of a broker of which nobody set anything."""
+    """Return the default settings of the broker."""
     given = {"listenPort": "0", "bindAddress": "127.0.0.1", **STANDALONE}
     settings: BrokerSettings = load([BrokerSettings], given, source="a Standalone's settings").values[0]
     return settings
 
 
 class Standalone:
-    """A name server and a broker that knows it.
+    """A name server, and a broker that registers at it.
 
-    ``async with Standalone(...)`` starts both and stops them; port 0 picks a free one.
+    ``async with Standalone(...)`` starts and stops both; port 0 means a free port.
 
     Args:
-        store_root: the store's directory, made when missing.
-        namesrv: ``kv_config_path`` is put beside the broker's tables unless it is set.
-        broker: ``namesrv_addr`` is set here.
-        tls: what both ports do about TLS; None means disabled.
-        client_tls: how the broker reaches the name server, and it the broker; None means plain.
-        authentication: whose requests the broker takes; the name server takes what is signed by its own, only.
-        configurations: what operators are shown and may change, of the name server and of the broker.
+        store_root: the store's directory, created if missing.
+        namesrv: settings of the name server; the default ``kv_config_path`` is in the broker's ``config`` directory.
+        broker: settings of the broker; ``namesrv_addr`` is set by `start`.
+        tls: TLS of both ports; None means disabled.
+        client_tls: TLS for connections between name server and broker; None means plain connections.
+        authentication: the users of the broker; the name server accepts registrations signed by the inner user.
+        configurations: the settings that operators can read and change, of the name server and of the broker.
 
     Attributes:
-        namesrv, broker: the two servers; ``broker.context`` is the state that requests find.
+        namesrv, broker: the two servers; ``broker.context`` is the state for request handlers.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Standalone:
         namesrv = namesrv or NamesrvSettings(listen_port=0, bind_address="127.0.0.1")
         namesrv.kv_config_path = namesrv.kv_config_path or str(store_root / "config" / KV_FILE)
         if namesrv.exporter_type is ExporterType.PROM and namesrv.exporter_port == self._broker_settings.exporter_port:
-            namesrv.exporter_port += bool(namesrv.exporter_port)  # one file speaks of both, each has a port of its own
+            namesrv.exporter_port += bool(namesrv.exporter_port)  # one file configures both; the next port
         authentication = _with_inner(authentication)
         self.namesrv = NameServer(
             namesrv,
@@ -86,22 +86,22 @@ class Standalone:
 
     @property
     def namesrv_address(self) -> str:
-        """Return where clients find the name server, as ``host:port``."""
+        """Address of the name server for clients, as ``host:port``."""
         return self.namesrv.address
 
     @property
     def broker_address(self) -> str:
-        """Return where clients reach the broker, as ``host:port``."""
+        """Address of the broker for clients, as ``host:port``."""
         return self.broker.address
 
     @property
     def metrics_addresses(self) -> tuple[str, str]:
-        """Return where Prometheus reads the metrics of name server and broker, if it may."""
+        """Addresses of the ports for Prometheus of name server and broker; empty without metrics."""
         return self.namesrv.metrics_address, self.broker.metrics_address
 
     async def start(self) -> None:
-        """Start both; the broker is registered when this returns.
-        Raises StoreError, ListenFailed: nothing is left running."""
+        """Start both, and return when the broker is registered.
+        Raises StoreError, ListenFailed: both are stopped."""
         await self.namesrv.start()
         self._broker_settings.namesrv_addr = self.namesrv.address
         try:
@@ -126,7 +126,7 @@ class Standalone:
 
 
 def _with_inner(authentication: AuthenticationSettings | None) -> AuthenticationSettings | None:
-    """The users, with one for what the two servers say to each other: where nobody named it, of this process alone."""
+    """Return the settings with an inner user for requests between the two servers, by default a new random user."""
     if authentication is None or not authentication.enabled or authentication.inner_credentials:
         return authentication
     credentials = {"accessKey": f"standalone-{secrets.token_hex(8)}", "secretKey": secrets.token_hex(16)}

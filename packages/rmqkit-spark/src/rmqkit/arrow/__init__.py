@@ -1,4 +1,4 @@
-"""A store's messages as Arrow tables, for Polars, pandas and DuckDB; without a broker, Java or Spark.
+"""The messages of a store as Arrow tables, for Polars, pandas and DuckDB; without a broker, Java or Spark.
 
 ::
 
@@ -20,12 +20,13 @@
 `to_pandas`
 ======================  ========================================================================================
 
-The columns and their types are those of Spark's format ``rocketmq-store``, made by the same kernels. A store may be a
-running broker's: what was whole when a read began is read. Needs the extra ``arrow``.
+The columns and their types are the same as in Spark's format ``rocketmq-store``, made by the same kernels. The store
+may belong to a running broker: a read returns the records that were complete when it began. Needs the extra ``arrow``.
 
-Below it `plan` says what has to be read (`fs` the files, `splits` of the log, `queue_files` what queues and the index
-point at), `reader` decides on heads and topics and decodes, `schema` has the columns, `kernels` makes them in bulk,
-`store_dataset` pushes columns and filters down, and `query` is SQL. Spark's source is made of the same parts.
+`plan` selects the parts of the store to read: files (`fs`), byte ranges of the log (`splits`), records that queues and
+the index point at (`queue_files`). `reader` filters records by head and topic and decodes them, `schema` defines the
+columns, `kernels` makes them in bulk, `store_dataset` pushes columns and filters down, and `query` runs SQL. Spark's
+source is made of the same parts.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ Moment = datetime | int | str
 """A time: a datetime (without a zone: local), ms since the epoch, or ISO text."""
 
 
-# Long: it declares and describes its options.
+# Long: the function declares and describes its options.
 def dataset(
     store: str | PathLike[str],
     *,
@@ -72,25 +73,25 @@ def dataset(
     log_paths: Iterable[str] = (),
     index_slot_count: int = 5_000_000,
 ) -> StoreDataset:
-    """The messages of a store as a dataset.
+    """Return the messages of a store as a dataset.
 
     Args:
         store: the store directory (``storePathRootDir``), or an address of pyarrow.fs such as ``s3://bucket/store``.
-        topic, queue: only of these topics and queue ids; empty for all.
-        tags: only with one of these tags, ``a || b``; ``*`` for all.
-        key: only with one of these keys or unique keys. Needs a topic, and reads by the index.
+        topic, queue: only messages of these topics and queue ids; empty for all.
+        tags: only messages with one of these tags, ``a || b``; ``*`` for all.
+        key: only messages with one of these keys or unique keys. Needs a topic, and reads by the index.
         columns: only these columns, in this order; empty for all (`rmqkit.arrow.schema.MESSAGE_COLUMNS`).
         start, end: only messages stored at or after ``start``, and before ``end``.
-        offsets_from: ``walk`` reads the log. ``consumequeue`` reads what the queues point at: faster for few messages,
-            and without those that no consumer can get.
-        corrupt: what damage does: ``fail``, ``skip``, or ``report`` in rows of their own, with the column ``_corrupt``.
-        verify_crc: ``none``, or what a wrong CRC does: ``fail``, ``drop``, or ``column``: it is said in ``_corrupt``.
-        broker_name: text of the column ``brokerName``, which no record has.
+        offsets_from: ``walk`` reads the log. ``consumequeue`` reads the records that the queues point at: this is
+            faster for few messages, and leaves out messages that no consumer can get.
+        corrupt: treatment of damage: ``fail``, ``skip``, or ``report`` in extra rows, with the column ``_corrupt``.
+        verify_crc: ``none``, or the treatment of a wrong CRC: ``fail``, ``drop``, or ``column`` (mark in ``_corrupt``).
+        broker_name: text of the column ``brokerName``; records do not contain it.
         log_paths: directories of the commit log, if it is not in the store directory.
         index_slot_count: the broker's ``maxHashSlotNum``, for ``key``.
 
     Raises:
-        SettingsError: an argument cannot be used, or there is no such column.
+        SettingsError: an argument is not valid, or a column does not exist.
         ExtraMissing: pyarrow or numpy is not installed.
     """
     with extras.needed("arrow", "a table of a store"):
@@ -138,30 +139,30 @@ def dataset(
 
 
 def scan(store: str | PathLike[str], **options: Any) -> pa.RecordBatchReader:
-    """The messages of a store as record batches, in the order of the log; ``options`` are those of `dataset`.
+    """Return the messages of a store as record batches, in the order of the log; ``options`` as in `dataset`.
 
-    A reader is read once. While it is read it raises StoreError when a file is damaged or was deleted.
-    Raises SettingsError: an option cannot be used. Raises StoreError: there is no such store, or it cannot be read."""
+    The returned reader can be read once. Reading raises StoreError if a file is damaged or was deleted.
+    Raises SettingsError: an option is not valid. Raises StoreError: the store does not exist or cannot be read."""
     return dataset(store, **options).reader()
 
 
 def to_polars(store: str | PathLike[str], **options: Any) -> polars.DataFrame:
-    """The messages of a store as a Polars data frame; ``options`` are those of `dataset`, errors those of `scan`.
+    """Return the messages of a store as a Polars data frame; ``options`` as in `dataset`, errors as in `scan`.
     For a lazy frame: ``polars.scan_pyarrow_dataset(dataset(store))``."""
     import polars
 
     frame = polars.from_arrow(scan(store, **options).read_all())
-    assert isinstance(frame, polars.DataFrame), "a table is made a frame"
+    assert isinstance(frame, polars.DataFrame), "Polars converts a table to a data frame"
     return frame
 
 
 def to_pandas(store: str | PathLike[str], **options: Any) -> pandas.DataFrame:
-    """The messages of a store as a pandas data frame; ``options`` are those of `dataset`, errors those of `scan`."""
+    """Return the messages of a store as a pandas data frame; ``options`` as in `dataset`, errors as in `scan`."""
     return scan(store, **options).read_pandas()
 
 
 def _several(given: Any) -> list[Any]:
-    """Return a single value as a list of one, several values as a list."""
+    """Return a single value as a list with one item, several values as a list."""
     return [given] if isinstance(given, str | int) else list(given)
 
 

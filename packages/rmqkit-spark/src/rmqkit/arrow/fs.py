@@ -1,20 +1,20 @@
-"""`fs` lists the files of a store, on a disk or at any address of pyarrow.fs, and reads their bytes by position.
+"""The files of a store, on a disk or at any address of pyarrow.fs: listing, and reading by position.
 
 ===========  ===================================  =========================================================
              path, or ``file:`` address           any other address of pyarrow.fs (s3:, gs:, abfs:, hdfs:)
 ===========  ===================================  =========================================================
-bytes        mapped: stay readable when the       fetched by ranges, each to its position in a mapping of
-             broker deletes the file              its own: bytes not fetched cost nothing, and read as 0
+bytes        mapped: stay readable when the       fetched by ranges, each to its position in an anonymous
+             broker deletes the file              mapping: other bytes cost nothing, and read as 0
 end of the   reported by the file system          found with reads at a few places (`rmqkit.arrow.splits`)
 last write   (`data_end`)
-credentials  none                                 from the environment (``AWS_*``), or from the address, where
-                                                  `with_s3_settings` adds those of Hadoop; `RemotePath` holds
-                                                  them, and no text shows them
+credentials  none                                 from the environment (``AWS_*``), or from the address;
+                                                  `with_s3_settings` adds Hadoop's. `RemotePath` holds the
+                                                  credentials, and no text shows them
 ===========  ===================================  =========================================================
 
-A commit log is made of files whose names are 20 digits, the physical offset of the first byte; several directories
-(``storePathCommitLog=a,b``) form one log, in the order of the names. Retention removes whole files at the front, at
-any time. Source: store.md §2, §15.
+The name of a commit log file is the physical offset of its first byte in 20 digits. Several directories
+(``storePathCommitLog=a,b``) form one log, in the order of the file names. Retention may delete the oldest files at any
+time. Source: store.md §2, §15.
 """
 
 from __future__ import annotations
@@ -39,18 +39,20 @@ from rmqkit.store.log.scan import RECORD_BYTES_MIN, Buffer
 
 _SEGMENT_NAME = re.compile(r"\d{20}")
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]+):/+", re.IGNORECASE)
-_USER = re.compile(r"(:/+)(?:[^@/]*@|[^@/]*:(?!\d+(?:/|$))[^@]*@)")  # slashes in a secret should be %2F, but may not be
+_USER = re.compile(
+    r"(:/+)(?:[^@/]*@|[^@/]*:(?!\d+(?:/|$))[^@]*@)"
+)  # a secret may contain slashes that are not escaped as %2F
 _TOKEN = "session_token"
-_HADOOP_S3 = ("s3a", "s3n")  # Spark people write s3a://, pyarrow knows s3:// alone
+_HADOOP_S3 = ("s3a", "s3n")  # Spark users write s3a://, pyarrow only supports s3://
 _SIZE = struct.Struct(">i")
-_NEAR_BYTES = 1 << 20  # what lies between two ranges is fetched with them when it costs less than one more request
+_NEAR_BYTES = 1 << 20  # a smaller gap between two ranges is fetched with them: cheaper than another request
 _RECORD_GUESS_BYTES = 4096
 _COPIED_BYTES = 4 << 20
 
 
 class RemotePath(str):
-    """A file or directory below an address, as people may see it: without user, secret and options.
-    Those travel along, unseen, in ``root``; ``below`` is the way from there."""
+    """A file or directory below an address, as a text without user, secret and options.
+    ``root`` is the full address with these parts; ``below`` is the path below it."""
 
     root: str
     below: str
@@ -74,18 +76,18 @@ class Segment(Struct, frozen=True):
 
 
 class StoredFile(Struct, frozen=True):
-    """A file below a directory; ``names`` lead there."""
+    """A file below a directory; ``names`` is its relative path, split into names."""
 
     names: tuple[str, ...]
     path: str
     size: int
 
 
-# ---------------------------------------------------------------- places
+# ---------------------------------------------------------------- paths and addresses
 
 
 def resolve(text: str) -> str:
-    """Bring a path or an address into its one form: an absolute path, or a `RemotePath`."""
+    """Normalize a path or an address: return an absolute path or a `RemotePath`."""
     scheme = _SCHEME.match(text)
     if scheme is not None and scheme[1].lower() in _HADOOP_S3 and not isinstance(text, RemotePath):
         return RemotePath(f"s3{text[scheme.end(1) :]}")
@@ -95,8 +97,8 @@ def resolve(text: str) -> str:
 
 
 def with_s3_settings(text: str, settings: Mapping[str, str]) -> str:
-    """Put into an address of S3 what settings of Hadoop's connector (``fs.s3a.access.key``, ``spark.hadoop.fs.s3a.…``,
-    ``fs.s3a.bucket.NAME.…``) say and the address does not; any other path or address stays as it is."""
+    """Add the values of Hadoop's connector settings (``fs.s3a.access.key``, ``spark.hadoop.fs.s3a.…``,
+    ``fs.s3a.bucket.NAME.…``) to an address of S3 that lacks them; return any other path or address unchanged."""
     scheme = _SCHEME.match(text)
     if isinstance(text, RemotePath) or scheme is None or scheme[1].lower() not in ("s3", *_HADOOP_S3):
         return text
@@ -125,7 +127,7 @@ def with_s3_settings(text: str, settings: Mapping[str, str]) -> str:
 
 
 def local_path(text: str) -> Path:
-    """Make an absolute path of a path or a ``file:`` address. Raises StoreError: the address is not of a local file."""
+    """Convert a path or a ``file:`` address to an absolute path. Raises StoreError: the address is not a local file."""
     path = resolve(text)
     if isinstance(path, RemotePath):
         raise StoreError(f"store {path} is not on a file system: copy it or mount it, and give a path")
@@ -133,22 +135,22 @@ def local_path(text: str) -> Path:
 
 
 def join(folder: str, *names: str) -> str:
-    """Make the path of what has a name in a directory."""
+    """Append names to the path of a directory."""
     if isinstance(folder, RemotePath):
         return RemotePath(folder.root, "/".join(filter(None, (folder.below, *names))))
     return str(Path(folder, *names))
 
 
 def above(path: str, levels: int) -> str:
-    """Find the directory some levels up."""
+    """Return the directory some levels up."""
     if isinstance(path, RemotePath):
         return RemotePath(path.root, "/".join(path.below.split("/")[:-levels]))
     return str(Path(path).parents[levels - 1])
 
 
 def list_files(folder: str, *below: str) -> list[StoredFile]:
-    """List the files at any depth of a directory, or of a directory ``below``, by name; none when it does not exist.
-    Raises StoreError: it cannot be listed."""
+    """List the files at any depth of a directory, or of its subdirectory ``below``, in the order of their names; no
+    files if the directory does not exist. Raises StoreError: the directory cannot be listed."""
     listing = _remote_files if isinstance(folder, RemotePath) else _local_files
     return sorted(
         (
@@ -168,7 +170,7 @@ def _local_files(folder: str) -> Iterator[tuple[tuple[str, ...], int]]:
     for at, _, names in os.walk(folder, onerror=refused):
         way = Path(at).relative_to(folder).parts
         for name in names:
-            with suppress(FileNotFoundError):  # retention was quicker
+            with suppress(FileNotFoundError):  # deleted by retention meanwhile
                 yield (*way, name), Path(at, name).stat().st_size
 
 
@@ -185,9 +187,9 @@ def _remote_files(folder: str) -> Iterator[tuple[tuple[str, ...], int]]:
 
 
 def find_segments(root: str, log_paths: list[str]) -> list[Segment]:
-    """List the files of a store's commit log, in order; empty ones are left out.
-    ``log_paths`` are the directories of the log when they are not ``root/commitlog``.
-    Raises StoreError: there is no such directory.
+    """List the non-empty files of a store's commit log, in order.
+    ``log_paths`` are the directories of the log, if it is not in ``root/commitlog``.
+    Raises StoreError: a directory does not exist.
     Raises StoreMismatch: two files overlap, or files between two others are missing."""
     folders = [resolve(text) for text in log_paths] or [join(resolve(root), "commitlog")]
     found: list[Segment] = []
@@ -207,7 +209,7 @@ def find_segments(root: str, log_paths: list[str]) -> list[Segment]:
             raise StoreMismatch(
                 f"{segment.path} of {segment.size} bytes reaches into {following.path}: keep one copy of each file"
             )
-        # Also before a file that was only allocated: the missing one may have been the newest one with records.
+        # Also before a file that was only allocated: the missing file may have had the newest records.
         if (end := segment.base_offset + segment.size) < following.base_offset:
             raise StoreMismatch(
                 f"commit log bytes {end} to {following.base_offset} are missing before {following.path}: restore the"
@@ -217,8 +219,8 @@ def find_segments(root: str, log_paths: list[str]) -> list[Segment]:
 
 
 def exists(path: str, *, as_folder: bool = True) -> bool:
-    """Tell whether there is such a directory, or else such a file or directory.
-    Raises StoreError: that cannot be learnt."""
+    """Return True if a directory (with ``as_folder`` False: a file or directory) exists.
+    Raises StoreError: the path cannot be checked."""
     if not isinstance(path, RemotePath):
         return Path(path).is_dir() if as_folder else Path(path).exists()
     from pyarrow.fs import FileType
@@ -233,15 +235,15 @@ def exists(path: str, *, as_folder: bool = True) -> bool:
 
 
 class StoreFile:
-    """The bytes of a file at their positions; of a remote one those that were fetched, the rest is zeros.
+    """The bytes of a file at their positions; bytes of a remote file that were not fetched are zeros.
 
     Attributes:
-        size: in bytes, as it is now.
+        size: bytes of the file when it was opened.
         buffer: the mapping.
     """
 
     def __init__(self, path: str) -> None:
-        """Open it. Raises StoreError: it cannot be opened; when it has vanished, the text says what to do."""
+        """Open the file. Raises StoreError: it cannot be opened; if it was deleted, the text suggests a remedy."""
         self.path = path
         self._remote: Any = None
         with _reading(path), ExitStack() as stack:
@@ -257,11 +259,11 @@ class StoreFile:
             self.buffer: Buffer = mmap.mmap(length=self.size, **kind) if self.size else b""
 
     def fetch(self, low: int, high: int) -> None:
-        """Fetch the bytes from ``low`` up to ``high`` if the file is remote. Raises StoreError: they cannot be read."""
+        """Fetch the bytes from ``low`` up to ``high`` if the file is remote. Raises StoreError: reading failed."""
         if self._remote is None or low >= high:
             return
         with _reading(self.path), memoryview(self.buffer) as view:
-            # Into the mapping at the same place: positions mean the same for a remote file and for a local one.
+            # Into the mapping at the same position, so that callers treat remote and local files alike.
             self._remote.seek(low)
             count = self._remote.readinto(view[low:high])
         if count != high - low:
@@ -276,8 +278,8 @@ def map_file(path: str) -> Buffer:
 
 
 def map_range(path: str, low: int, high: int) -> Buffer:
-    """Map the bytes of a file from ``low`` up to ``high``, at their positions; what lies around them is not to be used.
-    Raises StoreError: as `StoreFile`, or the file is shorter."""
+    """Map the bytes of a file from ``low`` up to ``high``, at their positions; other bytes of the buffer must not be
+    used. Raises StoreError: as `StoreFile`, or the file is shorter."""
     file = StoreFile(path)
     if file.size < high:
         raise StoreError(f"{path} has {file.size} bytes, {high} when the query was planned: load it again")
@@ -293,7 +295,7 @@ def map_records(path: str, positions: Sequence[int]) -> Buffer:
         inside = [position for position in positions if 0 <= position <= file.size - RECORD_BYTES_MIN]
         for low, high in _merged((at, min(at + _RECORD_GUESS_BYTES, file.size)) for at in inside):
             file.fetch(low, high)
-        # The guess includes the size field of every record; only the rest of longer records is fetched later.
+        # The fetched bytes include the size field of every record. Fetch the rest of the longer records.
         ends = [(at, at + _SIZE.unpack_from(file.buffer, at)[0]) for at in inside]
         long = [(at + _RECORD_GUESS_BYTES, end) for at, end in ends if at + _RECORD_GUESS_BYTES < end <= file.size]
         for low, high in _merged(long):
@@ -302,7 +304,7 @@ def map_records(path: str, positions: Sequence[int]) -> Buffer:
 
 
 def _merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Ascending ranges, those that are near each other as one."""
+    """Merge ascending ranges that are near each other."""
     merged: list[tuple[int, int]] = []
     for low, high in ranges:
         assert not merged or merged[-1][0] <= low, "ranges ascend"
@@ -314,7 +316,7 @@ def _merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def read_file(path: str) -> bytes | None:
-    """Read a small file; None when there is none. Raises StoreError: it cannot be read."""
+    """Read a small file; None if it does not exist. Raises StoreError: it cannot be read."""
     with suppress(FileNotFoundError), _reading(path, is_planned=False):
         if not isinstance(path, RemotePath):
             return Path(path).read_bytes()
@@ -325,7 +327,7 @@ def read_file(path: str) -> bytes | None:
 
 
 def write_file(source: Path, path: str) -> None:
-    """Copy a file of this machine to a path or address. Raises StoreError: it cannot be written."""
+    """Copy a local file to a path or address. Raises StoreError: the copy cannot be written."""
     try:
         if not isinstance(path, RemotePath):
             Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -341,7 +343,7 @@ def write_file(source: Path, path: str) -> None:
 
 @contextmanager
 def open_input(path: str) -> Iterator[Any]:
-    """Open a file for a reader of pyarrow. Raises StoreError: it cannot be opened, or what is asked of it meanwhile."""
+    """Open a file for a reader of pyarrow. Raises StoreError: opening the file, or reading in the block, failed."""
     from pyarrow.fs import LocalFileSystem
 
     filesystem, inside = _inside(path) if isinstance(path, RemotePath) else (LocalFileSystem(), path)
@@ -350,14 +352,14 @@ def open_input(path: str) -> Iterator[Any]:
 
 
 def data_end(path: str, size: int) -> int:
-    """Find where the last byte that was ever written may lie; behind it the file is a hole and reads as zeros.
+    """Find the end of the written data of a file; after it the file is a hole and reads as zeros.
 
-    A preallocated segment is a sparse file: asking the file system saves reading a gigabyte of nothing. An object
-    store knows no holes: the end is the ``size``. Raises StoreError: as `StoreFile`."""
+    A preallocated segment is a sparse file: the file system reports the hole, which saves reading up to a gigabyte of
+    zeros. An object store has no holes: the end is ``size``. Raises StoreError: as `StoreFile`."""
     if isinstance(path, RemotePath):
         return size
     end = 0
-    with _reading(path), open(path, "rb") as file, suppress(OSError):  # ENXIO: no data behind `end`
+    with _reading(path), open(path, "rb") as file, suppress(OSError):  # ENXIO: no data after `end`
         while end < size:
             end = os.lseek(file.fileno(), os.lseek(file.fileno(), end, os.SEEK_DATA), os.SEEK_HOLE)
     return min(end, size)
@@ -382,14 +384,14 @@ def _reading(path: str, *, is_planned: bool = True) -> Iterator[None]:
 
 
 def _inside(path: str) -> tuple[Any, str]:
-    """The file system that has a file, and the file's name there."""
-    assert isinstance(path, RemotePath), "only what is remote has a file system of its own"
+    """Return the file system of a remote file, and the name of the file there."""
+    assert isinstance(path, RemotePath), "the path is remote"
     filesystem, top = _connected(path.root)
     return filesystem, "/".join(filter(None, (top.rstrip("/"), path.below)))
 
 
 def filesystem_at(address: str) -> tuple[Any, str]:
-    """The file system of pyarrow.fs that has an address, and the name there. Raises what pyarrow raises."""
+    """Return the file system of pyarrow.fs for an address, and the name there. Raises the errors of pyarrow."""
     from pyarrow.fs import FileSystem, S3FileSystem
 
     url = urlsplit(address)
@@ -398,7 +400,7 @@ def filesystem_at(address: str) -> tuple[Any, str]:
     if not token:
         found: tuple[Any, str] = FileSystem.from_uri(address)
         return found
-    # pyarrow knows temporary credentials, but takes no token in an address.
+    # pyarrow supports temporary credentials, but accepts no token in an address.
     keys = {"access_key": unquote(url.username or ""), "secret_key": unquote(url.password or "")}
     return S3FileSystem(**keys, session_token=token, **asked), f"{url.hostname}{unquote(url.path)}"
 
@@ -410,7 +412,7 @@ def _connected(root: str) -> tuple[Any, str]:
     try:
         filesystem, top = filesystem_at(root)
     except (pa.ArrowException, OSError, ValueError) as error:
-        # pyarrow quotes the address, with the secret in it.
+        # pyarrow's text contains the address with the secret.
         reason = str(error).partition("\n")[0].replace(root, str(RemotePath(root)))
         raise StoreError(f"{RemotePath(root)} is not an address that pyarrow.fs can use: {reason}") from None
     return filesystem, top

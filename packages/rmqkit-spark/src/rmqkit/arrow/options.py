@@ -1,4 +1,4 @@
-"""The options of a read of a store, by name: their values here and in Spark's format."""
+"""The enumerated options of a read of a store; Spark's format has the same values."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
 request                                    read
 =========================================  ===========================================================================
 everything                                 the log, split by bytes
-store times                                the files of the log that may have such messages
+store times                                the files of the log that may have messages of these times
 topics, queues by `OffsetsFrom`            the records that the queues point at
 topics and keys                            the records that the index points at, then compared
 =========================================  ===========================================================================
@@ -30,14 +30,14 @@ SPLIT_BYTES = 128 << 20
 INDEX_SLOT_COUNT = 5_000_000
 
 Part = Split | QueueSplit | IndexReads
-"""A piece of a store that is read on its own."""
+"""A piece of a store that is read independently."""
 
 
 def conditions_on(
     *, topics: Collection[str] = (), queue_ids: Collection[int] = (), start_ms: int = 0, end_ms: int = 0
 ) -> tuple[Condition, ...]:
-    """Conditions that records are compared with before they are decoded: stored from ``start_ms`` on and before
-    ``end_ms``, ms since the epoch; 0 and empty for any."""
+    """Return the conditions that select records before they are decoded: stored at or after ``start_ms`` and before
+    ``end_ms`` (ms since the epoch); 0 and empty select all."""
     conditions = [topic_in(sorted(topics))] if topics else []
     if queue_ids:
         conditions.append(Condition("queueId", "In", tuple(queue_ids)))
@@ -58,9 +58,9 @@ def plan_parts(
     split_bytes: int = SPLIT_BYTES,
     index_slot_count: int = INDEX_SLOT_COUNT,
 ) -> list[Part]:
-    """List what has to be read of a log for the messages that meet some conditions, in the order of the log.
+    """List the parts of a log to read for the messages that meet some conditions, in the order of the log.
     Raises StoreError: a file cannot be read (its subclass StoreMismatch: the files do not fit).
-    Raises SettingsError: a key is wanted of no topic."""
+    Raises SettingsError: a key is given without a topic."""
     topics = wanted(conditions, "topic")
     if keys:
         if not topics:
@@ -73,7 +73,7 @@ def plan_parts(
 
 
 def read_part(part: Part, plan: ReadPlan) -> Iterator[pa.RecordBatch]:
-    """Read the messages of a part. Raises StoreError: a file has vanished, or is damaged and the plan says to fail."""
+    """Read the messages of a part. Raises StoreError: as `rmqkit.arrow.reader.read_split`."""
     if isinstance(part, Split):
         return read_split(part, plan)
     return read_queue(part, plan) if isinstance(part, QueueSplit) else read_records_at(part, plan)

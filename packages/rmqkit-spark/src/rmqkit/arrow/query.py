@@ -1,8 +1,8 @@
-"""SQL over the messages of a store, by DuckDB in this process: the table is called ``messages``.
+"""SQL over the messages of a store, run by DuckDB in this process: the table is called ``messages``.
 
-DuckDB hands the columns and the comparisons of a statement to `rmqkit.arrow.store_dataset`, so that no more is read
-than they ask for. Comparisons with constants go there, joined by ``and``, ``or`` and ``in``; ``like`` and functions of
-columns do not.
+DuckDB passes the columns and the comparisons of a statement to `rmqkit.arrow.store_dataset`, which reads only the parts
+that they need. DuckDB passes comparisons with constants, joined by ``and``, ``or`` and ``in``, but not ``like`` and
+functions of columns.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ _BATCH_ROWS = 8192
 
 
 def query(messages: StoreDataset, sql: str, *, unsafe: bool = False) -> pa.RecordBatchReader | None:
-    """Run a statement; its rows, which are read as they are asked for, or None when it has none.
+    """Run a statement and return its rows, which are read on demand; None for a statement without rows.
 
-    A statement reads the store alone. DuckDB would read and write every file of the user, attach databases, load
-    extensions and reach the network (`read_text`, `copy … to`, `attach`, `install`).
+    A statement can only read the store. Without this limit DuckDB could read and write every file of the user, attach
+    databases, load extensions and use the network (`read_text`, `copy … to`, `attach`, `install`).
 
     Args:
         unsafe: let the statement do all of this.
 
     Raises SettingsError: DuckDB does not understand the statement. Raises ExtraMissing: it is not installed.
-    Raises StoreError: a file of the store is damaged or gone. Raises RmqError: DuckDB fails for another reason."""
+    Raises StoreError: a file of the store is damaged or missing. Raises RmqError: DuckDB fails for another reason."""
     with extras.needed("query", "SQL over a store"):
         import duckdb
-    # No extension is fetched from the network because of a word in a statement.
+    # Otherwise a word in a statement could make DuckDB download an extension.
     config: dict[str, str | bool | int | float | list[str]] = {
         "autoinstall_known_extensions": "false",
         "python_enable_replacements": "false",
@@ -50,7 +50,7 @@ def query(messages: StoreDataset, sql: str, *, unsafe: bool = False) -> pa.Recor
     try:
         rows = connection.sql(sql)
         found: pa.RecordBatchReader | None = None
-        if rows is not None:  # as it is for some statements
+        if rows is not None:  # None for statements without rows
             found = rows.to_arrow_reader(_BATCH_ROWS)
     except duckdb.Error as error:
         if messages.failure is not None:

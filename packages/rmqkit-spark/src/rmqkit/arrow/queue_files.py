@@ -1,13 +1,13 @@
 """Queue and index files as arrays, and reads of the records that they point at instead of a walk over the log.
 
-A store has its queues in two trees. Entries of ``consumequeue`` have 20 bytes, one for each message. Entries of
-``batchconsumequeue`` (topics with ``queue.type=BatchCQ``) have 46 bytes, one for each inner batch, and say the queue
-offset of its first message.
+A store has two trees of queues. ``consumequeue`` has an entry of 20 bytes for each message. ``batchconsumequeue``
+(topics with ``queue.type=BatchCQ``) has an entry of 46 bytes for each inner batch, with the queue offset of its first
+message.
 
-Files are read as far as they are written, so the store may be a live broker's: an entry is there as a whole or not at
-all. A read by them costs what is asked for: of a topic with 3 % of the messages 3 % of the records are touched. The
-queues know what consumers can get; a message that is not dispatched (yet), of a deleted topic, or a half message that
-was rolled back is in the log alone. Source: store.md §4, §6, §7.
+The store may belong to a running broker: only the written part of a file is read, and an entry is either complete or
+missing. A read by queues touches only the requested records: 3 % of the records for a topic with 3 % of the messages.
+The queues contain the messages that consumers can get. A message that is not dispatched (yet), a message of a deleted
+topic, and a half message that was rolled back are only in the log. Source: store.md §4, §6, §7.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ Entries = NDArray[Any]
 
 
 class QueueFile(Struct, frozen=True):
-    """One file of a queue. ``first`` is the number of its first entry, which in a file of ``consumequeue`` is the
-    entry's queue offset, too."""
+    """One file of a queue. ``first`` is the number of its first entry; in a file of ``consumequeue`` this number is
+    the queue offset of the entry, too."""
 
     path: str
     topic: str
@@ -76,14 +76,14 @@ class QueueFile(Struct, frozen=True):
 
 
 class IndexPart(Struct, frozen=True):
-    """One index file, ``slot_count`` as its broker was configured (``maxHashSlotNum``)."""
+    """One index file; ``slot_count`` is the ``maxHashSlotNum`` of its broker."""
 
     path: str
     slot_count: int
 
 
 def find_queue_files(root: str, topics: Sequence[str] = ()) -> list[QueueFile]:
-    """List the queue files of a store, of all topics when none are named, by topic, queue and offset.
+    """List the queue files of some topics (empty means all topics), in the order of topic, queue and offset.
     Raises StoreError: the store has no directory of queues."""
     folders = [(join(resolve(root), tree), is_batch) for tree, is_batch in _TREES]
     there = [(folder, is_batch) for folder, is_batch in folders if exists(folder)]
@@ -102,9 +102,9 @@ def find_queue_files(root: str, topics: Sequence[str] = ()) -> list[QueueFile]:
 
 
 def queue_entries(file: QueueFile, *, with_codes: bool = True) -> tuple[NDArray[np.int64], Entries]:
-    """Read the entries that are written in a file, with their queue offsets: of an inner batch that of its first
-    message. Blanks, which stand for no message, are left out, and tag codes in extension units are fetched from there
-    (a unit that is gone leaves its address) unless ``with_codes`` says that nobody looks at them."""
+    """Return the queue offsets and entries that are written in a file. The queue offset of an inner batch is that of
+    its first message. Blanks, which represent no message, are left out. With ``with_codes``, tag codes in extension
+    units are read from there; the code of a deleted unit remains its address."""
     kind = _BATCH_ENTRY if file.is_batch else _QUEUE_ENTRY
     written = data_end(file.path, file.size)
     if not written:
@@ -115,7 +115,7 @@ def queue_entries(file: QueueFile, *, with_codes: bool = True) -> tuple[NDArray[
     if file.is_batch:
         return entries["base"].astype("i8"), entries
     kept = np.flatnonzero(entries != _BLANK)
-    # Indexed by an array, which copies: codes are written into it below, and the mapped file is read-only.
+    # Indexing with an array copies the entries: the mapped file is read-only, and codes are written below.
     entries = entries[kept]
     addresses = np.flatnonzero(entries["tags_code"] <= ADDRESS_MAX) if with_codes else ()
     if len(addresses):
@@ -124,19 +124,19 @@ def queue_entries(file: QueueFile, *, with_codes: bool = True) -> tuple[NDArray[
 
 
 def message_counts(file: QueueFile, entries: Entries) -> NDArray[np.int64]:
-    """Return how many messages each entry of a file stands for."""
+    """Return the number of messages of each entry of a file."""
     return entries["count"].astype("i8") if file.is_batch else np.ones(len(entries), "i8")
 
 
 def queue_start(files: Iterable[QueueFile]) -> int | None:
-    """The first queue offset of a queue whose files these are, in their order; None when it has no message."""
+    """Return the first queue offset of a queue, from all its files in order; None if the queue has no message."""
     firsts = (numbers[0] for _, numbers, _ in _numbers_of(files) if len(numbers))
     return None if (first := next(firsts, None)) is None else int(first)
 
 
 def queue_end(files: Sequence[QueueFile]) -> int | None:
-    """The queue offset behind the last message of a queue whose files these are; None when it has no message.
-    No more files are read than it takes to find it, the newest first."""
+    """Return the queue offset after the last message of a queue, from all its files; None if it has no message.
+    Files are read from the newest until one has a message."""
     for file, numbers, entries in _numbers_of(reversed(files)):
         if len(numbers):
             return int(numbers[-1] + message_counts(file, entries[-1:])[0])
@@ -150,7 +150,7 @@ def _numbers_of(files: Iterable[QueueFile]) -> Iterator[tuple[QueueFile, NDArray
 def _codes_at(file: QueueFile, addresses: NDArray[np.int64]) -> NDArray[np.int64]:
     """Read the tag codes in the extension units at some addresses."""
     folder = join(above(file.path, 4), "consumequeue_ext", file.topic, str(file.queue_id))
-    codes, positions = addresses.copy(), addresses ^ np.int64(-ADDRESS_BASE)  # the top bit flipped: less the base
+    codes, positions = addresses.copy(), addresses ^ np.int64(-ADDRESS_BASE)  # flipping the top bit subtracts the base
     for extension in list_files(folder):
         if not _QUEUE_FILE.fullmatch(extension.names[-1]) or extension.size < UNIT.size:
             continue
@@ -165,14 +165,14 @@ def _codes_at(file: QueueFile, addresses: NDArray[np.int64]) -> NDArray[np.int64
 
 
 def find_index_files(root: str, slot_count: int) -> list[IndexPart]:
-    """List the index files of a store, oldest first; none when it has no index."""
+    """List the index files of a store, oldest first; an empty list if it has no index."""
     files = list_files(join(resolve(root), "index"))
     return [IndexPart(file.path, slot_count) for file in files if _INDEX_FILE.fullmatch(file.names[0])]
 
 
 def index_entries(part: IndexPart) -> tuple[int, Entries]:
-    """Read the time (ms) from which the entries of a file count seconds, and the entries, numbered from 1.
-    Raises StoreError: the file is too small for its slots, or says more entries than it has room for."""
+    """Return the begin time (ms) to which the entries of a file add seconds, and the entries, numbered from 1.
+    Raises StoreError: the file is too small for its slots, or for the number of entries in its header."""
     file = StoreFile(part.path)
     file.fetch(0, min(HEADER.size, file.size))
     entries_at = HEADER.size + part.slot_count * SLOT.size
@@ -187,18 +187,18 @@ def index_entries(part: IndexPart) -> tuple[int, Entries]:
     return begin, np.frombuffer(file.buffer, _INDEX_ENTRY, count, first)
 
 
-# ---------------------------------------------------------------- the records
+# ---------------------------------------------------------------- reading records
 
 
 class IndexReads(Struct, frozen=True):
-    """Physical offsets of messages in one file of the log, ascending."""
+    """Ascending physical offsets of messages in one file of the log."""
 
     segment: Segment
     offsets: tuple[int, ...]
 
 
 class QueueSplit(Struct, frozen=True):
-    """Messages of a stretch of a consume queue file: its entries from queue offset ``low`` up to ``high``."""
+    """Messages of a part of a consume queue file: its entries from queue offset ``low`` up to ``high``."""
 
     file: QueueFile
     low: int
@@ -215,9 +215,9 @@ def queue_splits(
     queue_ids: Collection[int] = (),
     low: dict[tuple[str, int], int] | None = None,
 ) -> list[QueueSplit]:
-    """Plan reads of some queues, about ``split_bytes`` of records in each split, empty sets meaning all.
-    ``low`` has by topic and queue id the queue offset to begin with. Entries that point before or behind the log are
-    left out: retention or a crash took their records.
+    """Plan reads of some queues, with about ``split_bytes`` of records in each split. Empty collections select all.
+    ``low`` has the first queue offset to read by topic and queue id. Entries that point outside the log are left out,
+    because retention or a crash removed their records.
     Raises StoreError: the store has no consume queues."""
     splits: list[QueueSplit] = []
     if not segments:
@@ -246,8 +246,8 @@ def queue_splits(
 def key_reads(
     root: str, segments: Sequence[Segment], slot_count: int, topic: str, keys: Collection[str]
 ) -> list[IndexReads]:
-    """Plan reads of the messages that the index knows under some keys; hashes collide, so others may be among them.
-    Raises StoreError: an index file does not fit ``slot_count``."""
+    """Plan reads of the messages that the index has for some keys. Hashes collide, so the reads may include messages
+    with other keys. Raises StoreError: an index file does not match ``slot_count``."""
     hashes = [key_hash(topic, key) for key in keys]
     found: set[int] = set()
     for part in find_index_files(root, slot_count):
@@ -275,15 +275,15 @@ def read_queue(split: QueueSplit, plan: ReadPlan) -> Iterator[pa.RecordBatch]:
 
 
 def chosen_entries(split: QueueSplit, *, with_codes: bool = True) -> tuple[NDArray[np.int64], NDArray[np.void]]:
-    """Read the entries of a split, with their queue offsets, as `queue_entries`."""
+    """Return the queue offsets and entries of a split, as `queue_entries`."""
     numbers, entries = queue_entries(split.file, with_codes=with_codes)
-    # By queue offset, not by place: blanks are left out, so the two are not the same.
+    # Search by queue offset, not by index: they differ, because blanks are left out.
     within = slice(*np.searchsorted(numbers, [split.low, split.high]))
     return numbers[within], entries[within]
 
 
 def _in_segments(offsets: Sequence[int], segments: Sequence[Segment]) -> list[IndexReads]:
-    """Group ascending offsets by the file that they lie in; those in none are left out."""
+    """Group ascending offsets by the file that contains them; drop offsets outside of all files."""
     reads = []
     assert all(one.base_offset < other.base_offset for one, other in itertools.pairwise(segments)), "files are in order"
     for segment in segments:

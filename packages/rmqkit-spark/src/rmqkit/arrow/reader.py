@@ -1,13 +1,13 @@
-"""The reader decodes one split of a commit log into Arrow batches of the wanted messages. Nothing here knows Spark.
+"""The reader decodes one split of a commit log into Arrow batches of the wanted messages, without Spark.
 
 ::
 
     scan.walk ─ runs of records ─→ `matches` ─→ CRC ─→ message_batches ─→ column kernels ─→ record batch
             └─ damage ─────────────────────────────────────────────────→ fail, skip or a row that reports it
 
-Decoding is cut to the columns that are asked for: without ``body`` no body is copied, without ``properties``,
-``keys``, ``tags`` and ``msgId`` no property string is looked at. A `Condition` is decided on topics and heads, before
-anything else of a record is decoded.
+Only the requested columns are decoded: without ``body`` no body is copied; without ``properties``, ``keys``, ``tags``
+and ``msgId`` no property string is decoded. A `Condition` is checked on topics and heads, before anything else of a
+record is decoded.
 """
 
 from __future__ import annotations
@@ -40,15 +40,16 @@ _COMPARISONS: dict[str, Callable[[NDArray[Any], Sequence[Any]], NDArray[np.bool_
     "GreaterThanOrEqual": lambda numbers, values: numbers >= values[0],
     "LessThan": lambda numbers, values: numbers < values[0],
 }
-"""Comparisons that options lead to; of the others only `bounds` and `wanted` are made, which read less of a log."""
+"""Comparisons for the conditions of options. Other conditions only limit the part of a log that is read (`bounds`,
+`wanted`)."""
 CLOCK_SLACK_US = 60_000_000
 
 
 class ReadPlan(Struct, frozen=True):
     """The columns and conditions for the messages of every split.
-    Rows that report damage need not meet the conditions. With ``keys`` only messages with one of these keys, or with
-    one as unique key, are returned; with ``tags`` only messages with one of these tags. ``choose`` selects the records
-    that may match before they are decoded. Errors end with a hint, in the words of the plan's author."""
+    Rows that report damage need not meet the conditions. With ``keys`` only messages with one of these keys or unique
+    keys are returned; with ``tags`` only messages with one of these tags. ``choose`` selects the records that may
+    match before they are decoded. Errors end with ``damage_hint`` or ``crc_hint``."""
 
     columns: tuple[Column, ...]
     conditions: tuple[Condition, ...] = ()
@@ -71,7 +72,7 @@ class ReadPlan(Struct, frozen=True):
 
 def read_split(split: Split, plan: ReadPlan) -> Iterator[pa.RecordBatch]:
     """Read the messages of a split in the order of the log.
-    Raises StoreError: the file has vanished, or there is damage and the plan says to fail."""
+    Raises StoreError: the file was deleted, or it is damaged and the plan requires to fail."""
     buffer = map_range(split.path, split.low, split.high)
     return read_parts(
         split, scan.walk(buffer, split.base_offset, split.low, split.high, rows_max=plan.batch_rows), plan
@@ -79,7 +80,7 @@ def read_split(split: Split, plan: ReadPlan) -> Iterator[pa.RecordBatch]:
 
 
 def read_parts(split: Split, parts: Iterable[Records | Damage], plan: ReadPlan) -> Iterator[pa.RecordBatch]:
-    """Decode the messages of some records of a split's file. Raises StoreError: as `read_split`."""
+    """Decode the messages of some records in the file of a split. Raises StoreError: as `read_split`."""
     for part in parts:
         if isinstance(part, Records):
             yield from _batches(split, part, plan)
@@ -91,14 +92,14 @@ def read_parts(split: Split, parts: Iterable[Records | Damage], plan: ReadPlan) 
 
 def decode_pulled(body: bytes, plan: ReadPlan, low: int, high: int) -> Iterator[pa.RecordBatch]:
     """Decode the messages of a pulled body whose queue offsets are from ``low`` up to ``high``.
-    Raises BodyError: the body is not made of records. Raises StoreError: a body in it cannot be unpacked."""
+    Raises BodyError: the body does not consist of records. Raises StoreError: a message body cannot be unpacked."""
     records = scan.pulled(body)
     source = Split("a pulled body", 0, 0, len(body))
     for first in range(0, len(records), plan.batch_rows):
         part = records.take(slice(first, first + plan.batch_rows))
         for batch in _planned(part, plan):
-            # Row by row: an inner batch is pulled whole, and members of it may lie before or behind the range. Kept,
-            # they would be read by two tasks.
+            # Filter row by row: an inner batch is pulled whole, and some of its members may be outside the range.
+            # Another task reads these members.
             offsets = batch.field("queue_offset") + batch.member
             decoded = _decoded(source, batch, np.empty(0, "i8"), plan, (offsets >= low) & (offsets < high))
             if len(decoded):
@@ -144,9 +145,9 @@ def _decoded(
     plan: ReadPlan,
     wanted: NDArray[np.bool_] | None = None,
 ) -> pa.RecordBatch:
-    """Make the columns of the wanted rows of a batch. A row that cannot be decoded may show only meanwhile."""
+    """Make the columns of the wanted rows of a batch."""
     arrays = [column.kernel(batch) if column.kernel else None for column in plan.columns]
-    # Only now: kernels unpack bodies when they are asked for them, and note there what cannot be unpacked.
+    # Check problems only now: kernels may find rows that cannot be decoded.
     if batch.problems and plan.corrupt_records is CorruptRecords.FAIL:
         row = min(batch.problems)
         raise _damaged(split, int(batch.of_record(batch.records.positions)[row]), batch.problems[row], plan)
@@ -164,7 +165,7 @@ def _decoded(
 
 
 def _has_key(batch: MessageBatch, keys: frozenset[str]) -> NDArray[np.bool_]:
-    """Which rows have one of some keys, or such a unique key."""
+    """Return the mask of the rows that have one of some keys, or a unique key among them."""
     unique_keys = batch.properties.values_of(names.UNIQ_KEY).to_pylist()
     texts = batch.properties.values_of(names.KEYS).to_pylist()
     rows = zip(unique_keys, texts, strict=True)
@@ -183,7 +184,7 @@ def _reasons(batch: MessageBatch, crc_wrong: NDArray[np.int64]) -> pa.Array:
 
 
 def _report(split: Split, damage: Damage, plan: ReadPlan) -> pa.RecordBatch:
-    """One row that says where the damage is and how far it reaches."""
+    """Return one row with the position and the size of the damage."""
     known = {
         "commitLogOffset": split.base_offset + damage.position,
         "storeSize": damage.end - damage.position,
@@ -201,16 +202,16 @@ def _damaged(split: Split, position: int, reason: str, plan: ReadPlan) -> StoreE
     )
 
 
-# ---------------------------------------------------------------- what is wanted
+# ---------------------------------------------------------------- conditions
 
 
 class Condition(Struct, frozen=True):
     """One condition on one column: topic, queueId or storeTimestamp.
 
     Attributes:
-        column: its Spark name.
-        kind: how it is compared, by the name of Spark's filter class.
-        values: what the column is compared with: numbers, texts, or µs since the epoch.
+        column: Spark name of the column.
+        kind: the comparison, by the name of Spark's filter class.
+        values: the values to compare with: numbers, texts, or µs since the epoch.
     """
 
     column: str
@@ -219,28 +220,28 @@ class Condition(Struct, frozen=True):
 
 
 def topic_in(topics: Iterable[str]) -> Condition:
-    """The condition that a message belongs to one of some topics."""
+    """Return the condition that a message belongs to one of some topics."""
     return Condition("topic", "In", tuple(topics))
 
 
 def wanted(conditions: Iterable[Condition], column: str) -> list[Any]:
-    """The values to which conditions restrict a column; none means any."""
+    """Return the values to which conditions restrict a column; an empty list means any."""
     sets = [set(one.values) for one in conditions if one.column == column and one.kind in _EQUAL]
     return sorted(set.intersection(*sets)) if sets else []
 
 
 def bounds(conditions: Iterable[Condition]) -> tuple[int | None, int | None]:
-    """The least and the greatest value that conditions on one column leave; None for any."""
+    """Return the least and the greatest value that conditions on one column allow; None for no limit."""
     lows = [min(one.values) for one in conditions if one.kind in _LOWER]
     highs = [max(one.values) for one in conditions if one.kind in _UPPER]
     return max(lows, default=None), min(highs, default=None)
 
 
 def within_times(segments: Sequence[Segment], conditions: Iterable[Condition]) -> list[Segment]:
-    """The files of a log that can have messages of the wanted store times.
+    """Return the files of a log that may have messages with the wanted store times.
 
-    A file ends before the first message of the next, give or take what a clock was set back (`CLOCK_SLACK_US`). Files
-    are left out at the two ends only, so that the rest is still one log."""
+    The messages of a file are older than the first message of the next file, unless the clock was set back (by at most
+    `CLOCK_SLACK_US`). Files are left out only at the two ends, so that the rest is still one log."""
     low, high = bounds([one for one in conditions if one.column == "storeTimestamp"])
     kept = list(segments)
     while len(kept) > 1 and high is not None and first_stored(kept[-1]) > high + CLOCK_SLACK_US:
@@ -251,7 +252,7 @@ def within_times(segments: Sequence[Segment], conditions: Iterable[Condition]) -
 
 
 def first_stored(segment: Segment) -> int:
-    """µs of the first message of a file; 0 when it begins with none, which says nothing."""
+    """Return the store time (µs) of the first message of a file; 0 (unknown) if it does not begin with a message."""
     for part in scan.pick(map_records(segment.path, [0]), segment.base_offset, [0]):
         if isinstance(part, Records):
             return int(part.field("store_timestamp")[0]) * 1000
@@ -259,7 +260,7 @@ def first_stored(segment: Segment) -> int:
 
 
 def matches(records: Records, conditions: Iterable[Condition]) -> NDArray[np.bool_]:
-    """Which records meet all conditions; only columns that an inner batch and its members share can be asked for."""
+    """Return the mask of the records that meet all conditions, on columns that the members of an inner batch share."""
     met = np.ones(len(records), bool)
     for condition in conditions:
         met &= _meets(records, condition)
@@ -271,13 +272,13 @@ def _meets(records: Records, condition: Condition) -> NDArray[np.bool_]:
     met: NDArray[np.bool_]
     if condition.column == "topic":
         topics = topics_of(records)
-        # Each of the few distinct topics of a batch is looked at once, then spread over its records.
+        # Compare each of the few distinct topics of a batch once, then spread the result over its records.
         texts = np.array([topic.decode("utf-8", "replace") for topic in topics.dictionary.to_pylist()], object)
         met = compare(texts, values)[topics.indices.to_numpy()]
     elif condition.column == "storeTimestamp":
         times_us, is_known = to_microseconds(records.field("store_timestamp"))
         met = compare(times_us, values) & is_known  # as in SQL, a null meets no condition
     else:
-        assert condition.column == "queueId", f"no condition is made on {condition.column}"
+        assert condition.column == "queueId", f"conditions do not use the column {condition.column}"
         met = compare(records.field("queue_id"), values)
     return met

@@ -1,8 +1,8 @@
-"""One table describes the columns of a message for every reader: name, Spark type, Arrow type, kernel.
+"""The columns of a message, in one table for all readers: name, Spark type, Arrow type, kernel.
 
-A column is what a client sees (`rmqkit.protocol.message.ReceivedMessage`); ``commitLogOffset`` and ``storeSize``
-belong to the record, which the members of an inner batch share. ``_corrupt`` exists when a reader is asked to report
-damage in rows: it says what is wrong with a row, and is null in good ones.
+A column holds the value that a client sees (`rmqkit.protocol.message.ReceivedMessage`). ``commitLogOffset`` and
+``storeSize`` describe the record, which the members of an inner batch share. ``_corrupt`` exists when damage is
+reported in rows: it describes the damage of a row, and is null in sound rows.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CORRUPT = "_corrupt"
 
 
 class Column(Struct, frozen=True):
-    """One column: its name and type in Spark's words, and what makes it from a batch of messages.
+    """One column: its name, its Spark type, and the kernel that makes it from a batch of messages.
     `CORRUPT` and the columns of other tables have no kernel: their reader fills them in."""
 
     name: str
@@ -44,12 +44,12 @@ class Column(Struct, frozen=True):
 
     @property
     def arrow(self) -> Any:
-        """Its Arrow type; Spark accepts batches of exactly these types only."""
+        """Arrow type of the column; Spark accepts batches of exactly these types only."""
         return _ARROW_TYPES[self.spark]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Tasks get the name and look the kernel up in their own table."""
-        # Kernels are lambdas and closures, which pickle does not take, and executors have the table anyway.
+        """Pickle the name and type; tasks look the kernel up in their own table."""
+        # Kernels are lambdas and closures, which cannot be pickled. Executors have the same table.
         return _column, (self.name, self.spark)
 
 
@@ -80,8 +80,8 @@ CORRUPT_COLUMN = Column(CORRUPT, "string", None)
 
 
 def choose(available: Sequence[Column], wanted: Iterable[str], source: str) -> list[Column]:
-    """Choose the wanted columns, in the order of the wish.
-    Raises SettingsError: a name is not available, or wanted twice."""
+    """Return the wanted columns, in the wanted order.
+    Raises SettingsError: a name is not available, or is wanted twice."""
     by_name = {column.name: column for column in available}
     chosen: dict[str, Column] = {}
     for name in wanted:
@@ -96,7 +96,7 @@ def choose(available: Sequence[Column], wanted: Iterable[str], source: str) -> l
 
 
 def message_columns(properties: IncludeProperties) -> list[Column]:
-    """List the columns of messages, ``properties`` as the option of that name says."""
+    """List the columns of messages, with ``properties`` in the given form."""
     shown = {IncludeProperties.STRING: [PROPERTY_STRING], IncludeProperties.NONE: []}
     kept = ([column] if column.name != "properties" else shown.get(properties, [column]) for column in MESSAGE_COLUMNS)
     return list(itertools.chain.from_iterable(kept))
@@ -109,5 +109,5 @@ def arrow_schema(columns: Iterable[Column]) -> pa.Schema:
 
 def _column(name: str, spark: str) -> Column:
     known = (*MESSAGE_COLUMNS, PROPERTY_STRING, CORRUPT_COLUMN)
-    # By name and type: the properties column exists in two forms.
+    # Compare name and type: the properties column exists in two forms.
     return next(column for column in known if (column.name, column.spark) == (name, spark))

@@ -1,20 +1,20 @@
-"""`plan_splits` cuts a commit log into byte ranges, one per task.
+"""A commit log cut into byte ranges, one per task.
 
-A split is a part of one file that begins and ends at records, so tasks need nothing from each other. The plan is also
+A split is a part of one file that begins and ends at records, so tasks are independent of each other. The plan is also
 a snapshot: the newest file is read only up to the last record that was complete when the query was planned, and
-preallocated files behind it not at all. The plan reads the heads of that one file. Of each other file it reads one
-record per boundary, if a consume queue points at that (`Anchors`), else all heads.
+preallocated files after it are not read. The plan reads the heads of that one file. Of each other file it reads one
+record per boundary if a consume queue points at this record (`Anchors`), else all heads.
 
-**Anchors** tell records from bytes in a body that look like one: an entry of a consume queue points at a record. A
-sender that foresees where its message will lie can write a body with a record in it that is right in every part. A
-walk from the start of a file steps over it, a search from the middle does not. But the head of a record says its topic,
-queue and queue offset, so one read of 20 bytes finds the entry that has to be there, and only a broker writes entries.
-No entry is found for topics that were deleted, for batch queues, and where a store has no queues. That says nothing.
+**Anchors** distinguish records from bytes in a body that look like a record: an entry of a consume queue points at a
+record. A sender that predicts the offset of its message can write a body that contains a completely valid record. A
+walk from the start of a file steps over the body; a search from the middle finds the false record. But the head of a
+record contains its topic, queue and queue offset, so one read of 20 bytes finds its entry, and only a broker writes
+entries. For deleted topics, batch queues and stores without queues no entry is found; this proves nothing.
 
-Of a remote file the plan fetches some twenty `_LOOK_BYTES`, however large it is. The records end at the place where a
-bisection finds zeros and the chain of records before them stops. Two rare states of the newest file are recognised only
-if it is local. In a remote file, records after a hole of zeros are not searched for, and records that a recovery cut
-off after the end are taken for records after damage. Source: store.md §4.
+Of a remote file of any size the plan fetches about twenty times `_LOOK_BYTES`. A bisection finds the zeros at the end;
+the records end where the chain of records before these zeros stops. Two rare states of the newest file are recognised
+only if it is local. In a remote file, records after a hole of zeros are not searched for, and records after the end
+that a recovery cut off are taken for records after damage. Source: store.md §4.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from rmqkit.store.queues.consume_queue import ENTRY, ENTRY_BYTES
 _LOOK_BYTES = 64 << 10
 _ANCHORS_TRIED = 4
 _TASK_BYTES_MIN = 4 << 20
-_TASKS_MIN = 16  # of a log that has enough bytes
+_TASKS_MIN = 16  # if the log has enough bytes
 _HEAD = struct.Struct(">ii20xqiq")  # size, magic, ..., physicalOffset, sysFlag, bornTimestamp
 _QUEUE_FILE = re.compile(r"\d{20}")
-_MAGICS = (0, MAGIC_V1, MAGIC_V2, BLANK_MAGIC)  # 0: the writer is at work
+_MAGICS = (0, MAGIC_V1, MAGIC_V2, BLANK_MAGIC)  # 0: the record is being written
 
 
 class Split(Struct, frozen=True):
-    """A part of a commit log file, ``base_offset`` being the physical offset of its first byte.
-    ``low`` and ``high`` are positions in the file; a record begins at each, or the file's records end there."""
+    """A part of a commit log file; ``base_offset`` is the physical offset of the file's first byte.
+    ``low`` and ``high`` are positions in the file where a record begins or the file's records end."""
 
     path: str
     base_offset: int
@@ -54,14 +54,14 @@ class Split(Struct, frozen=True):
 
 
 def plan_splits(segments: Sequence[Segment], split_bytes: int) -> list[Split]:
-    """Cut a log, whose files are in order, into splits; each has about ``split_bytes``, at least one record.
-    Raises StoreError: a file cannot be read, or has vanished meanwhile."""
+    """Cut a log, whose files are in order, into splits of about ``split_bytes`` and at least one record.
+    Raises StoreError: a file cannot be read, or was deleted meanwhile."""
     splits: list[Split] = []
     anchors: dict[str, Anchors] = {}
     segments = list(segments)
     while segments:
         segment = segments.pop()
-        # From the newest file back: only behind the last record a file may be preallocated and hold nothing.
+        # Start at the newest file: only files after the last record may be preallocated and empty.
         high = segment.size if splits else _records_end(segment)
         if high:
             fresh = list(_splits_of(segment, high, split_bytes, anchors))
@@ -72,8 +72,8 @@ def plan_splits(segments: Sequence[Segment], split_bytes: int) -> list[Split]:
 
 
 def grouped(splits: Sequence[Split], split_bytes: int) -> list[tuple[Split, ...]]:
-    """Put small splits together that follow each other, so that a log of many small files is not read by as many tasks:
-    a task costs as much as several MiB. No group exceeds ``split_bytes``, except by its only split."""
+    """Group consecutive small splits, so that a log of many small files is not read by as many tasks: a task costs as
+    much as several MiB. No group exceeds ``split_bytes``, unless it has only one split."""
     sizes = [split.high - split.low for split in splits]
     room = min(split_bytes, max(_TASK_BYTES_MIN, sum(sizes) // _TASKS_MIN))
     groups: list[list[Split]] = []
@@ -88,8 +88,8 @@ def grouped(splits: Sequence[Split], split_bytes: int) -> list[tuple[Split, ...]
 
 
 def records_end(segments: Sequence[Segment]) -> int:
-    """Find the physical offset at which the records of a log end, without reading all heads: what points behind it,
-    points at what a crash has torn. Raises StoreError: a file cannot be read."""
+    """Find the physical offset at which the records of a log end, without reading all heads. An entry that points
+    after this offset points at a record that a crash tore. Raises StoreError: a file cannot be read."""
     for segment in reversed(segments):
         file = StoreFile(segment.path)
         written = _written_end(file, segment.size)
@@ -99,8 +99,8 @@ def records_end(segments: Sequence[Segment]) -> int:
 
 
 def _records_end(segment: Segment) -> int:
-    """Return where the records of a file that may be the newest one end; 0 when nothing was written to it yet. A
-    file that was not written by a broker is kept whole: whoever reads it will say so."""
+    """Return the end of the records of a file that may be the newest one; 0 if nothing was written to it yet. For a
+    file that no broker wrote, return the end of its data: its reader reports the damage."""
     file = StoreFile(segment.path)
     written = _written_end(file, segment.size)
     if written < _HEAD.size:
@@ -113,18 +113,18 @@ def _records_end(segment: Segment) -> int:
 
 
 def _written_end(file: StoreFile, size: int) -> int:
-    """Find where the last byte that was written to a file may lie."""
+    """Find the position after which a file contains no written byte."""
     return _zeros_behind(file, 0) if isinstance(file.path, RemotePath) else data_end(file.path, size)
 
 
 def _is_foreign(file: StoreFile, base_offset: int) -> bool:
-    """Return True if a file does not even begin with a record whose writer is at work, or with a blank."""
+    """Return True if a file begins neither with a record, complete or being written, nor with a blank."""
     _, magic, physical_offset, _, born_timestamp = _HEAD.unpack_from(file.buffer)
     return magic not in _MAGICS or bool(physical_offset != base_offset and born_timestamp and magic != BLANK_MAGIC)
 
 
 def _splits_of(segment: Segment, high: int, split_bytes: int, anchors: dict[str, Anchors]) -> Iterator[Split]:
-    """The splits of a file up to its end; ``anchors`` are those of each folder with files of the log, once made."""
+    """Cut a file into splits up to ``high``; ``anchors`` caches the anchors of each folder of log files."""
     bounds = [(0, high)]
     if high > split_bytes:
         file, folder = StoreFile(segment.path), above(segment.path, 1)
@@ -137,12 +137,12 @@ def _splits_of(segment: Segment, high: int, split_bytes: int, anchors: dict[str,
     return (Split(segment.path, segment.base_offset, low, end) for low, end in bounds)
 
 
-# ---------------------------------------------------------------- looking at few places
+# ---------------------------------------------------------------- remote files: few reads
 
 
 def _fetched_boundaries(file: StoreFile, base_offset: int, high: int, split_bytes: int, anchors: Anchors) -> list[int]:
-    """Return where the splits of a remote file begin: `scan.split` with few requests. Where no entry points at one
-    of the next few records the first is believed, because following sizes would fetch the file."""
+    """Return the starts of the splits of a remote file: `scan.split` with few requests. If no entry points at one of
+    the next few records, trust the first, because a walk over the records would fetch the whole file."""
     lows = [0]
     for target in range(split_bytes, high, split_bytes):
         first = low = _fetched_record(file, base_offset, max(target, lows[-1] + 1), high)
@@ -159,7 +159,7 @@ def _fetched_boundaries(file: StoreFile, base_offset: int, high: int, split_byte
 
 
 def _fetched_record(file: StoreFile, base_offset: int, low: int, high: int) -> int:
-    """Fetch the first record at or behind ``low`` and say where it begins; ``high`` if there is none."""
+    """Fetch the first record at or after ``low`` and return its start; ``high`` if there is no record."""
     reach, stop = _LOOK_BYTES, low
     while stop < high:
         stop = min(low + reach, high)
@@ -171,8 +171,8 @@ def _fetched_record(file: StoreFile, base_offset: int, low: int, high: int) -> i
 
 
 def _chained_end(file: StoreFile, base_offset: int, zeros: int) -> int:
-    """Return where the records before some zeros end. A body may be longer than the zeros that are looked at: so it
-    is looked again behind the records that were found, until nothing follows them."""
+    """Return the end of the records before some zeros. A body may contain more zeros than the bisection reads, so
+    search again after the records that were found, until no record follows them."""
     end = 0
     while zeros > end and (further := _chain_end(file, base_offset, end, zeros)) > end:
         end = further
@@ -181,7 +181,7 @@ def _chained_end(file: StoreFile, base_offset: int, zeros: int) -> int:
 
 
 def _zeros_behind(file: StoreFile, low: int) -> int:
-    """A place at or behind ``low`` where zeros begin, or the end of the file."""
+    """Find a position at or after ``low`` where zeros begin, or the end of the file."""
 
     def is_written(position: int) -> bool:
         stop = min(position + _LOOK_BYTES, file.size)
@@ -198,7 +198,7 @@ def _zeros_behind(file: StoreFile, low: int) -> int:
 
 
 def _chain_end(file: StoreFile, base_offset: int, low: int, zeros: int) -> int:
-    """Return where the records before some zeros end; ``low``, where one may begin, when there is none behind it."""
+    """Return the end of the records before some zeros; ``low``, where a record may begin, if no record follows it."""
     back = _LOOK_BYTES
     while (start := max(low, zeros - back)) > low:
         file.fetch(start, zeros)
@@ -214,7 +214,7 @@ def _chain_end(file: StoreFile, base_offset: int, low: int, zeros: int) -> int:
 
 
 def _record_end(file: StoreFile, base_offset: int, position: int) -> int:
-    """Return where the record at a position ends; the position when there is none."""
+    """Return the end of the record at a position; the position itself if there is no record."""
     size, magic = _HEAD.unpack_from(file.buffer, position)[:2] if position + _HEAD.size <= file.size else (0, 0)
     if size < 0 or magic not in (MAGIC_V1, MAGIC_V2):
         return position
@@ -224,7 +224,7 @@ def _record_end(file: StoreFile, base_offset: int, position: int) -> int:
 
 
 class Anchors:
-    """The consume queues of the store that has a file of a log in ``commitlog``."""
+    """The consume queues of the store whose ``commitlog`` contains a log file."""
 
     def __init__(self, log_file: str) -> None:
         self._folder = join(above(log_file, 2), "consumequeue")
@@ -232,16 +232,16 @@ class Anchors:
 
     @functools.cached_property
     def exist(self) -> bool:
-        """Return True if the store has queues. Raises StoreError: that cannot be learnt."""
+        """Return True if the store has queues. Raises StoreError: the store cannot be listed."""
         return exists(self._folder)
 
     def point_at(self, record: Record) -> bool:
         """Return True if the record's queue has an entry for its place."""
-        # The topic of what only looks like a record may be any text.
+        # Bytes that only look like a record may have any text as topic.
         if record.queue_offset < 0 or "/" in record.topic or "\0" in record.topic or record.topic in ("", ".", ".."):
             return False
         at = record.queue_offset * ENTRY_BYTES
-        with suppress(StoreError):  # retention was quicker, or the file may not be read: that says nothing, too
+        with suppress(StoreError):  # deleted by retention, or not readable: proves nothing, like a missing entry
             files = self._of_queue(record.topic, record.queue_id)
             number = bisect.bisect_right(files, at, key=lambda file: int(file.names[-1])) - 1
             low = at - int(files[number].names[-1]) if number >= 0 else 0

@@ -1,14 +1,15 @@
-"""A store as a pyarrow dataset: whoever scans it says columns and a filter, and no more is read than these ask for.
+"""A store as a pyarrow dataset: a scan names columns and a filter, and reads only the parts that these need.
 
-`StoreDataset` is what DuckDB and Polars look for. Both hand over the columns and the filter of a query::
+DuckDB and Polars accept a `StoreDataset`. Both pass the columns and the filter of a query::
 
-    filter ─→ files of the log that may have such store times           nothing else is opened
-           ─→ topic and queue of each record, before it is decoded       nothing else is decoded
-           ─→ rows                                                       exactly what the filter says
+    filter ─→ files of the log that may have the store times            no other file is opened
+           ─→ topic and queue of each record, before it is decoded       no other record is decoded
+           ─→ rows                                                       exactly the rows that meet the filter
 
-The filter is an expression of Arrow, which shows nobody its parts. So it is asked of a *guarantee*: Arrow simplifies
-``(topic == "a") and (body == "x")`` under ``topic == "b"`` to false, and no record of that topic is decoded. Each pair
-of topic and queue is asked once. A filter that cannot be simplified keeps everything, and is evaluated on the rows.
+The filter is an expression of Arrow, whose parts cannot be inspected. Therefore it is simplified under a *guarantee*:
+Arrow simplifies ``(topic == "a") and (body == "x")`` under ``topic == "b"`` to false, and no record of that topic is
+decoded. Each pair of topic and queue is checked once. A filter that Arrow cannot simplify selects every record, and is
+evaluated on the rows.
 """
 
 from __future__ import annotations
@@ -41,18 +42,18 @@ _FORMAT = pads.IpcFileFormat()
 
 
 class StoreDataset(pads.Dataset):  # type: ignore[misc] # pyarrow ships no types
-    """The messages of a store, as it is each time that it is scanned.
+    """The messages of a store; each scan reads the current state of the store.
 
     Args:
         root: store directory, or its address.
-        columns: those that there are; a scan decodes the ones that it asks for.
-        plan: what else is wanted of each message, as `rmqkit.arrow.scan` makes it.
+        columns: the available columns; a scan decodes the columns that it needs.
+        plan: the options and conditions of the read, as made by `rmqkit.arrow.scan`.
         log_paths: directories of the log, if not ``root/commitlog``.
-        offsets_from: whether the log is walked, or what consume queues point at is read.
+        offsets_from: read the whole log, or the records that consume queues point at.
         index_slot_count: slots of an index file, as the broker was configured, for a plan with keys.
 
     Attributes:
-        failure: why the last scan that failed did. Programs that scan may show it in words of their own.
+        failure: the error of the last scan that failed. A scanning program may report another text for the error.
     """
 
     failure: RmqError | None = None
@@ -67,7 +68,7 @@ class StoreDataset(pads.Dataset):  # type: ignore[misc] # pyarrow ships no types
         offsets_from: OffsetsFrom = OffsetsFrom.WALK,
         index_slot_count: int = INDEX_SLOT_COUNT,
     ) -> None:
-        # Not super().__init__(): it makes nothing but a refusal. What consumers call of a dataset goes by `scanner`.
+        # No super().__init__(): it always raises. The methods that consumers call use `scanner`.
         self._root = root
         self._columns = tuple(columns)
         self._plan = plan
@@ -77,7 +78,7 @@ class StoreDataset(pads.Dataset):  # type: ignore[misc] # pyarrow ships no types
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns that a scan may ask for."""
+        """Schema of the available columns."""
         return arrow_schema(self._columns)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -89,8 +90,8 @@ class StoreDataset(pads.Dataset):  # type: ignore[misc] # pyarrow ships no types
         filter: pc.Expression | None = None,  # noqa: A002 - the name that consumers use
         **kwargs: Any,
     ) -> StoreScan:
-        """A scan of some columns, all when none are named, of the rows that meet a filter. Other arguments say how fast
-        files of other kinds are read, and are ignored."""
+        """Return a scan of some columns (all, if None) of the rows that meet a filter. Other arguments tune the reading
+        of other kinds of files, and are ignored."""
         return StoreScan(self.reader(columns, filter))
 
     def count_rows(
@@ -98,7 +99,7 @@ class StoreDataset(pads.Dataset):  # type: ignore[misc] # pyarrow ships no types
         filter: pc.Expression | None = None,  # noqa: A002 - as above
         **kwargs: Any,
     ) -> int:
-        """Return how many rows meet a filter; nothing but the filter's columns is decoded."""
+        """Count the rows that meet a filter; only the columns of the filter are decoded."""
         return sum(map(len, self._batches([], filter)))
 
     def reader(
@@ -106,12 +107,12 @@ class StoreDataset(pads.Dataset):  # type: ignore[misc] # pyarrow ships no types
         columns: Sequence[str] | None = None,
         filter: pc.Expression | None = None,  # noqa: A002 - as above
     ) -> pa.RecordBatchReader:
-        """Read rows in the order of the log, a batch at a time. The returned reader raises StoreError when a file is
-        damaged or missing. Raises SettingsError: there is no such column. Raises StoreError: there is no such store."""
+        """Read rows in the order of the log, a batch at a time. The returned reader raises StoreError if a file is
+        damaged or missing. Raises SettingsError: a column does not exist. Raises StoreError: the store is missing."""
         names = [column.name for column in self._columns] if columns is None else list(columns)
         chosen = choose(self._columns, names, self._root) if names else []
         try:
-            # Plan now, so that a missing store is reported here and not in the middle of a query.
+            # Plan now, so that a missing store raises here and not in the middle of a query.
             batches = self._batches(names, filter)
         except RmqError as error:
             self.failure = error
@@ -121,7 +122,7 @@ class StoreDataset(pads.Dataset):  # type: ignore[misc] # pyarrow ships no types
     def _batches(self, names: Sequence[str], wanted: pc.Expression | None) -> Iterator[pa.RecordBatch]:
         shown = choose(self._columns, names, self._root) if names else []
         needed = shown if wanted is None else _with_fields(wanted, shown, self._columns)
-        # A batch without any column has no rows: one number that costs nothing stands for them.
+        # A batch without columns has no rows, so read the cheapest column.
         plan = replace(self._plan, columns=tuple(needed or [_cheapest(self._columns)]))
         segments = find_segments(self._root, self._log_paths)
         if wanted is not None:
@@ -153,10 +154,10 @@ class StoreDataset(pads.Dataset):  # type: ignore[misc] # pyarrow ships no types
 
 
 class StoreScan:
-    """One scan of a store, with what consumers call of a ``pyarrow.dataset.Scanner``. It is read once."""
+    """One scan of a store, with the methods of ``pyarrow.dataset.Scanner`` that consumers call. It can be read once."""
 
-    # Not Arrow's Scanner: that reads ahead in a thread of its own, which needs Python's lock to decode. A consumer that
-    # stops early, as for `limit 1`, waits for that thread with the lock in its hand.
+    # Arrow's Scanner cannot be used: it reads ahead in a thread that needs the GIL to decode. A consumer that stops
+    # early, as for `limit 1`, waits for this thread while it holds the GIL.
 
     def __init__(self, reader: pa.RecordBatchReader) -> None:
         self._reader = reader
@@ -167,31 +168,31 @@ class StoreScan:
         return self._reader.schema
 
     def to_reader(self) -> pa.RecordBatchReader:
-        """The rows, a batch at a time."""
+        """Return the rows, a batch at a time."""
         return self._reader
 
     def to_batches(self) -> Iterator[pa.RecordBatch]:
-        """The rows, a batch at a time."""
+        """Return the rows, a batch at a time."""
         return iter(self._reader)
 
     def to_table(self) -> pa.Table:
-        """All rows."""
+        """Return all rows."""
         return self._reader.read_all()
 
     def head(self, num_rows: int) -> pa.Table:
-        """The first rows; nothing behind their batch is read."""
+        """Return the first rows; no batch after their last batch is read."""
         kept: list[pa.RecordBatch] = []
         while (left := num_rows - sum(map(len, kept))) > 0 and (batch := next(self._reader, None)) is not None:
             kept.append(batch.slice(0, left))
         return pa.Table.from_batches(kept, self._reader.schema)
 
     def count_rows(self) -> int:
-        """Return how many rows there are."""
+        """Count the rows."""
         return sum(map(len, self._reader))
 
 
 class _Pairs:
-    """Which pairs of topic and queue may meet a filter."""
+    """The pairs of topic and queue that may meet a filter."""
 
     def __init__(self, wanted: pc.Expression) -> None:
         self._wanted = wanted
@@ -199,7 +200,7 @@ class _Pairs:
         self._known: dict[tuple[str, int], bool] = {}
 
     def choose(self, records: Records) -> NDArray[np.bool_]:
-        """Say of records which ones have to be decoded."""
+        """Return the mask of the records that have to be decoded."""
         if not self._asks or not len(records):
             return np.ones(len(records), bool)
         topics, queues = topics_of(records), records.field("queue_id")
@@ -222,22 +223,22 @@ class _Pairs:
 
 
 def may_meet(wanted: pc.Expression, guarantee: pc.Expression) -> bool:
-    """Return True if a row of which something is known may meet a filter; True when Arrow cannot tell."""
+    """Return True if a row that has a guarantee may meet a filter; True if Arrow cannot decide."""
     fragment = _FORMAT.make_fragment("known", _NOWHERE, partition_expression=guarantee)
     known = pads.FileSystemDataset([fragment], _MESSAGES, _FORMAT)
     return any(True for _ in known.get_fragments(filter=wanted))
 
 
 def _within(segments: list[Segment], wanted: pc.Expression) -> list[Segment]:
-    """The files of a log that may have messages of the store times that a filter wants: the two ends are left out,
-    so that the rest is still one log."""
+    """Return the files of a log that may have messages with the store times of a filter. Files are left out only at the
+    two ends, so that the rest is still one log."""
     if "storeTimestamp" not in _words(wanted) or len(segments) < 2:
         return segments
     firsts = [first_stored(segment) for segment in segments]
     may = []
     for number, first in enumerate(firsts):
         last = firsts[number + 1] if number + 1 < len(firsts) else 0
-        # 0: the file begins with no record, which says nothing.
+        # 0: the file does not begin with a record, so its store times are unknown.
         known = pc.field("storeTimestamp") >= _time(first - CLOCK_SLACK_US) if first else pc.scalar(True)
         if last:
             known &= pc.field("storeTimestamp") <= _time(last + CLOCK_SLACK_US)
@@ -251,7 +252,7 @@ def _time(microseconds: int) -> pa.Scalar:
 
 
 def _with_fields(wanted: pc.Expression, shown: Sequence[Column], available: Sequence[Column]) -> list[Column]:
-    """The columns that are shown, and those that a filter looks at: every one whose name is a word of its text."""
+    """Return the shown columns and the columns of a filter: every column whose name is a word in its text."""
     found = _words(wanted)
     return [*shown, *(column for column in available if column.name in found and column not in shown)]
 

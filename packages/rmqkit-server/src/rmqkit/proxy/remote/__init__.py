@@ -1,1 +1,1 @@
-"""Brokers over the remoting protocol, as a proxy uses them: requests, caches, users, the remoting port."""
+"""The use of brokers over the remoting protocol by a proxy: requests, caches, users, the remoting port."""

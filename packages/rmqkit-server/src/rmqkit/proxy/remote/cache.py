@@ -18,7 +18,7 @@ from rmqkit.errors import RmqError
 __all__ = ["Kept"]
 
 _FRESH_MS = 20_000.0
-# Short, as a topic may have been made just now: Apache's proxy does not see it for 20 s to 5 minutes.
+# Short, because a topic may have been created just now: Apache's proxy does not see it for 20 s to 5 minutes.
 _ABSENT_MS = 1000.0
 _COUNT_MAX = 10_000
 

@@ -1,9 +1,9 @@
-"""Brokers over the remoting protocol: what `rmq proxy` stands in front of (``ClusterServiceManager``).
+"""The brokers of a proxy, over the remoting protocol (``ClusterServiceManager``).
 
-Routes come from name servers, message types and groups from a broker, each asked for once at a time and kept for a
-while; brokers also tell who signed a call and what that user may do (`rmqkit.proxy.remote.users`). Consumers are known
-to the proxy alone, as POP needs no members. About half messages brokers ask a producer of a group named like the topic:
-that is the proxy, which hands the question to one of its clients.
+Routes come from name servers, message types and groups from a broker; concurrent requests are shared, and answers are
+cached. Brokers also provide users and their permissions (`rmqkit.proxy.remote.users`). Only the proxy knows the
+consumers, because POP needs no group members. Brokers send check-backs of half messages to a producer of a group named
+like the topic. This producer is the proxy, which passes the check-back to one of its clients.
 Source: grpc.md §9, §11.
 """
 
@@ -50,22 +50,22 @@ from rmqkit.rpc import BrokerCalls, NameServers
 __all__ = ["RemoteBackend"]
 
 HEARTBEAT_SECONDS = 20.0
-# As long as Apache's proxy waits for routes, topics and groups: a broker that makes a group writes a file first.
+# The timeout of Apache's proxy for routes, topics and groups: a broker that creates a group first writes a file.
 _CONFIG_TIMEOUT_MS = 3000.0
 _PRODUCER_ID = "rmq-proxy-producer-client"
-# What has transactions in it; a topic of the other types has no half messages.
+# Topics of other types have no half messages.
 _TRANSACTIONAL = ("TRANSACTION", "MIXED", "UNSPECIFIED")
 
 _log = logging.getLogger(__name__)
 
 
 class RemoteBackend:
-    """The brokers that some name servers know.
+    """The brokers of some name servers.
 
     Args:
-        remoting: connections to name servers and brokers; made with a router, and with how requests are signed.
+        remoting: makes the connections to name servers and brokers, with a router and the credentials for requests.
 
-    Raises SettingsError: what the settings say of users cannot be.
+    Raises SettingsError: the settings for users are not valid.
     """
 
     def __init__(
@@ -99,11 +99,11 @@ class RemoteBackend:
         self.own: Peer = _RemotePeer(self, lambda command: None, lambda: None)
 
     async def close(self) -> None:
-        """Give up the requests under way, and close the connections."""
+        """Cancel the pending requests, and close the connections."""
         await self.tasks.close()
         await self._remoting.close()
 
-    # -- what the endpoint asks
+    # -- called by the endpoint
 
     async def route(self, topic: str) -> Route | None:
         return await self._routes.find(topic)
@@ -143,35 +143,35 @@ class RemoteBackend:
     async def authorize(self, user: str | None, wanted: Sequence[Wanted], addresses: Sequence[str]) -> None:
         await self.users.check(user, wanted, addresses)
 
-    # -- what the remoting port asks
+    # -- called by the remoting port
 
     async def topic(self, name: str) -> TopicRoute | None:
-        """Return where a topic is, as name servers tell it. Raises RemotingError."""
+        """Return the route of a topic from the name servers. Raises RemotingError."""
         return await self._topics.find(name)
 
     async def master(self, broker: str) -> str | None:
-        """The address of a broker's master; None: name servers know none. Raises RemotingError."""
+        """Return the address of a broker's master; None if name servers have no master. Raises RemotingError."""
         return self._masters.get(broker) or await self._named.find(broker)
 
     async def brokers(self) -> list[str]:
-        """The names of all brokers that have a master. Raises RemotingError."""
+        """Return the names of all brokers that have a master. Raises RemotingError."""
         return await self._all.find("") or []
 
     def not_reached(self, broker: str) -> None:
-        """Have the address of a broker's master looked up again: nobody answers at the one that is known."""
+        """Forget the address of a broker's master, because it cannot be reached; it is looked up again."""
         self._masters.pop(broker, None)
 
-    # -- what peers ask
+    # -- called by peers
 
     async def call(self, broker: str, command: Command, timeout_ms: float) -> Command:
-        """The answer of a broker's master. Raises RemotingError, PeerRefused: there is no such broker."""
+        """Return the answer of a broker's master. Raises RemotingError, PeerRefused: the broker does not exist."""
         if not await self.has_broker(broker):
             raise PeerRefused(ResponseCode.BROKER_NOT_EXIST, f"cannot find broker {broker}", "the name servers")
         command.fields = {**decode_fields(command), "bname": broker}
         return await self._calls.call(self._masters[broker], command, timeout_ms)
 
     async def produce(self, peer: _RemotePeer, topics: set[str]) -> None:
-        """Have brokers know the proxy as a producer of what a client produces."""
+        """Register the proxy at brokers as a producer of a client's topics."""
         is_new = bool(topics - peer.topics)
         self.forget(peer)
         for topic in topics:
@@ -181,7 +181,7 @@ class RemoteBackend:
             await self.heartbeat()
 
     def forget(self, peer: _RemotePeer) -> None:
-        """Ask a client about half messages no more."""
+        """Send no more check-backs to a client."""
         for topic in peer.topics:
             self._producers[topic].remove(peer)
             if not self._producers[topic]:
@@ -189,7 +189,7 @@ class RemoteBackend:
         peer.topics = set()
 
     async def heartbeat(self) -> None:
-        """Tell all masters which transactional topics have a producer here; for every `HEARTBEAT_SECONDS`."""
+        """Register the transactional topics of the clients at all masters; called every `HEARTBEAT_SECONDS`."""
         groups: dict[str, list[ProducerData]] = {}
         for topic in list(self._producers):
             route = await self.route(topic)
@@ -207,7 +207,7 @@ class RemoteBackend:
     # -- inside
 
     def _check_back(self, connection: Connection, command: Command) -> None:
-        """A broker asks about a half message: one of the topic's clients is asked, in turn."""
+        """Pass the check-back of a broker to one of the topic's clients, in rotation."""
         group = self._topic_of(command)
         peers = [peer for peer in self._producers.get(group, ()) if peer.is_open]
         if peers:
@@ -282,7 +282,7 @@ class RemoteBackend:
         return info
 
     async def _ask_cluster(self, code: RequestCode, header: Struct) -> bytes:
-        """The body of the answer of a master of the proxy's cluster. Raises RemotingError, PeerRefused."""
+        """Return the body of a master's answer, in the proxy's cluster. Raises RemotingError, PeerRefused."""
         masters = await self._clusters.find(self._cluster) or []
         for number, address in enumerate(masters, 1):
             try:
@@ -294,7 +294,7 @@ class RemoteBackend:
         raise PeerRefused(ResponseCode.BROKER_NOT_EXIST, f"no master of {known} is known", "the name servers")
 
     async def _fetch_cluster(self, name: str) -> list[str] | None:
-        """Return where the masters of a cluster are, in the order of their names; without a name, of the only one."""
+        """Return the addresses of a cluster's masters, sorted by broker name; an empty name means the only cluster."""
         info = await self._learn_masters()
         clusters = info.cluster_addr_table
         if not name and len(clusters) > 1:
@@ -310,7 +310,7 @@ class RemoteBackend:
 
 
 class _RemotePeer:
-    """A client of the proxy; brokers do not know it."""
+    """A client of the proxy, which brokers do not know."""
 
     def __init__(self, backend: RemoteBackend, on_request: OnRequest, on_close: Callable[[], None]) -> None:
         self._backend = backend
@@ -325,7 +325,7 @@ class _RemotePeer:
         return self._is_open
 
     def moved_to(self, peername: tuple[str, int]) -> None:
-        """Records have the proxy's address."""
+        """Do nothing: records contain the proxy's address."""
 
     async def ask(self, broker: str, command: Command, timeout_ms: float = ASK_TIMEOUT_MS) -> Command:
         return await self._backend.call(broker, command, timeout_ms)
@@ -335,8 +335,8 @@ class _RemotePeer:
         try:
             return await asyncio.shield(asking)
         except asyncio.CancelledError:
-            # The broker does not know that nobody waits any more: what it pops yet is given back.
-            # Not before: while the caller still waits, what is popped is its own.
+            # The broker does not know that the caller has stopped waiting: return the messages that it still pops.
+            # Add the callback only now: while the caller waits, popped messages belong to the caller.
             asking.add_done_callback(partial(hand_back, unclaimed))
             raise
 
@@ -352,12 +352,12 @@ class _RemotePeer:
             self._is_open = False
             self._backend.forget(self)
             self._on_close()
-            self._on_close, self.on_request = _tell_nobody, _ask_nobody  # both hold the client, which holds this
+            self._on_close, self.on_request = _tell_nobody, _ask_nobody  # breaks a reference cycle
 
 
 def _tell_nobody() -> None:
-    """Ignore that a closed peer is closed again."""
+    """Ignore the second close of a peer."""
 
 
 def _ask_nobody(command: Command) -> None:
-    """Ignore a command for a client that has gone."""
+    """Ignore a command to a closed client."""

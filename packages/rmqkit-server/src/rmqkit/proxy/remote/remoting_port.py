@@ -1,27 +1,28 @@
-"""The proxy's remoting port: clients of 4.x and 5.x take it for their name server and for every broker
+"""The proxy's remoting port, which clients of 4.x and 5.x use as their name server and as every broker
 (``RemotingProtocolServer``).
 
-A route (105) has the proxy's own address for every broker. A client's requests go on to brokers over connections of its
-own, one for each broker it uses, so that brokers see the client itself: what it signed, its groups, its locks, what
-waits for it, and when it leaves. What brokers tell and ask comes back the same way. The proxy keeps no group.
+A route (105) contains the proxy's own address for every broker. The proxy passes a client's requests to brokers over
+separate connections, one for each broker that the client uses. Thus brokers see the client itself: its signatures, its
+groups, its locks, its held requests, and its disconnect. Notices and requests of brokers are passed back the same way.
+The proxy stores no groups.
 
 ============================  =====================================================================================
-request                       goes to
+request                       receiver
 ============================  =====================================================================================
-most (`_NAMED`)               the broker that its field ``bname`` names, ``n`` in the short form of sends; without it,
-                              as from clients of 4.x, the only broker there is
-41, 42, 46, 400, 200151       the broker that its body names, or one that has the topic in the body
-34, 35                        all brokers the client uses: those of routes it has, and of what it subscribes to
-38, 203, 204                  the same; of a client that uses none, all there are. Members are put together
-105                           none: name servers are asked, and the answer is kept for a while
+most (`_NAMED`)               the broker in the field ``bname`` (``n`` in the short form of sends); without this field,
+                              as from clients of 4.x, the only broker
+41, 42, 46, 400, 200151       the broker in the body, or a broker that has the topic in the body
+34, 35                        all brokers that the client uses: the brokers of its routes and of its subscriptions
+38, 203, 204                  the same; if the client uses no broker, all brokers. Members are merged
+105                           no broker: the answer comes from the name servers, and is cached
 ============================  =====================================================================================
 
-The newest heartbeat is kept and goes first over each new connection: a broker that was restarted knows the client again
-before it is asked for anything. Requests are passed on as they came, signatures included; a proxy with users looks at
-them first, so that what it allows is never more than what brokers do.
+The newest heartbeat of a client is stored and sent first over each new connection: a restarted broker knows the client
+again before it gets other requests. Requests are passed on unchanged, including signatures. A proxy with users checks
+them first, so it never allows more than the brokers.
 
-What is bounded: requests under way per client (`CALLS_MAX`), in all (two lanes) and in bytes, what a broker does not
-take of one client, kept heartbeats, and how long a broker may take. A broker that is silent for longer is hung up on.
+The limits are: pending requests per client (`CALLS_MAX`), in total (two lanes) and in bytes; unsent bytes of a client
+to a broker; stored heartbeats; and the time of a broker's answer, after which the connection to the broker is closed.
 Loop only. Source: grpc.md §11; remoting.md §4.2, §4.3, §4.5.
 """
 
@@ -89,7 +90,7 @@ _HOLDS = {
     RequestCode.POP_MESSAGE: "pollTime",
     RequestCode.NOTIFICATION: "pollTime",
 }
-# What brokers tell and ask clients.
+# Notices and requests of brokers to clients.
 _FROM_BROKERS = (
     RequestCode.CHECK_TRANSACTION_STATE,
     RequestCode.NOTIFY_CONSUMER_IDS_CHANGED,
@@ -99,7 +100,7 @@ _FROM_BROKERS = (
     RequestCode.CONSUME_MESSAGE_DIRECTLY,
     RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT,
 )
-# The field with the physical offset of what a request is about: policies are about its topic.
+# The field with the physical offset of a request's message: policies are checked for the topic of this message.
 _PLACES = {RequestCode.END_TRANSACTION: "commitLogOffset", RequestCode.CONSUMER_SEND_MSG_BACK: "offset"}
 
 _ANSWER_MS = 3000.0
@@ -122,9 +123,9 @@ class _Client:
 
     Attributes:
         remoting: its connections to brokers.
-        brokers: the names of those it uses.
-        heartbeat: its newest with subscriptions, or None.
-        calls: how many of its requests are under way.
+        brokers: the names of the brokers that it uses.
+        heartbeat: its newest heartbeat with subscriptions, or None.
+        calls: number of its pending requests.
     """
 
     def __init__(self, connection: Connection, remoting: RemotingClient) -> None:
@@ -139,10 +140,10 @@ class RemotingPort:
     """Answers the requests of remoting clients.
 
     Args:
-        backend: knows routes, brokers and users.
-        remoting: makes a client's connections to brokers, with a router for what they ask; nothing is signed there.
-        host: the host that routes name; empty: the one that the client reached.
-        port: the one that routes name; may be set later.
+        backend: provides routes, brokers and users.
+        remoting: makes a client's connections to brokers, with a router for their requests; they sign nothing.
+        host: the host in routes; empty: the host that the client connected to.
+        port: the port in routes; may be set later.
 
     Attributes:
         router: the handlers.
@@ -179,7 +180,7 @@ class RemotingPort:
             self.router.register(code, self._answering(answer), lane)
 
     def closed(self, connection: Connection) -> None:
-        """A client has gone: so brokers shall see."""
+        """Close the connections of a disconnected client to brokers, so that they see that it has left."""
         client = self._clients.get(connection)
         if client is not None:
             self._keep(client, None)
@@ -192,7 +193,7 @@ class RemotingPort:
             self.closed(connection)
         await self._tasks.finish()
 
-    # -- a request's way
+    # -- the path of a request
 
     def _answering(
         self, answer: Callable[[_Client, Command], Awaitable[Command | None]]
@@ -206,8 +207,8 @@ class RemotingPort:
             size = len(command.body)
             if client.calls >= CALLS_MAX or self._request_bytes + size > _REQUESTS_BYTES_MAX:
                 return reply(command, ResponseCode.SYSTEM_BUSY, OVERLOADED)
-            # Counted before it is admitted: to ask a broker about its user is work as well, which strangers can have us
-            # do.
+            # Count the request before it is admitted: even an unauthenticated client causes work, because the proxy
+            # requests its user from a broker.
             client.calls += 1
             self._request_bytes += size
             try:
@@ -221,7 +222,7 @@ class RemotingPort:
             finally:
                 client.calls -= 1
                 self._request_bytes -= size
-                assert client.calls >= 0 <= self._request_bytes, "a request that ended had begun"
+                assert client.calls >= 0 <= self._request_bytes, "every finished request was counted"
 
         return handle
 
@@ -232,7 +233,7 @@ class RemotingPort:
         return _Client(connection, self._remoting(router))
 
     async def _admit(self, connection: Connection, command: Command) -> None:
-        """Raises Refused: nobody known signed it, or policies do not allow it."""
+        """Check a request. Raises Refused: no known user signed it, or policies do not allow it."""
         backend = self._backend
         user = await backend.users.sender(command)
         if not backend.has_policies:
@@ -258,7 +259,7 @@ class RemotingPort:
             answer = await self._backend.call(broker, asked, ASK_TIMEOUT_MS)
             return decode_record(answer.payload) if answer.code == ResponseCode.SUCCESS else None
         except (KeyError, ValueError, ProtocolError):
-            return None  # its handler refuses that
+            return None  # the request's handler refuses it
 
     @staticmethod
     def _tell(connection: Connection, command: Command) -> Awaitable[Command] | None:
@@ -279,14 +280,15 @@ class RemotingPort:
         return ask()
 
     async def _pass(self, client: _Client, broker: str, command: Command) -> Command | None:
-        """The answer of a broker, or None to a one-way request. Raises RemotingError; PeerRefused: no such broker."""
+        """Return the answer of a broker, or None for a one-way request.
+        Raises RemotingError; PeerRefused: the broker does not exist."""
         address = await self._backend.master(broker)
         if address is None:
             raise PeerRefused(ResponseCode.SYSTEM_ERROR, f"broker {broker} is not known", "the name servers")
         timeout_ms = _ANSWER_MS
         if command.code in _HOLDS:
             timeout_ms = _AFTER_HOLD_MS + _milliseconds(decode_fields(command).get(_HOLDS[RequestCode(command.code)]))
-        # Before it is connected to: a farewell that comes meanwhile has to reach this broker, too.
+        # Add the broker before connecting: if the client unregisters meanwhile, this broker must get the request, too.
         client.brokers.add(broker)
         try:
             connection = client.remoting.connected(address)
@@ -295,11 +297,11 @@ class RemotingPort:
                 if client.heartbeat is not None and command.code != RequestCode.HEART_BEAT:
                     await client.remoting.call(address, copy(client.heartbeat), _ANSWER_MS)
             if not connection.is_writable:
-                return reply(command, ResponseCode.SYSTEM_BUSY, f"broker {broker} takes nothing more for now")
+                return reply(command, ResponseCode.SYSTEM_BUSY, f"broker {broker} accepts no more requests now")
             if command.is_one_way:
                 await client.remoting.send_one_way(address, copy(command), _ANSWER_MS)
                 return None
-            # A copy: the connection numbers what it sends, and the answer needs the client's own number.
+            # Send a copy: the connection sets its own opaque, and the answer needs the client's opaque.
             answer = await client.remoting.call(address, copy(command), timeout_ms)
         except ConnectFailed:
             if client.connection.is_open:
@@ -309,7 +311,7 @@ class RemotingPort:
         return answer
 
     async def _pass_to_all(self, client: _Client, brokers: Iterable[str], command: Command) -> list[Command]:
-        """The answers of those that give one, the successful ones first. Raises RemotingError: none does."""
+        """Return the answers of brokers, successful ones first. Raises RemotingError: no broker answers."""
         outcomes = await asyncio.gather(*(self._pass(client, one, command) for one in brokers), return_exceptions=True)
         answers: list[Command] = []
         failure: RemotingError | None = None
@@ -338,7 +340,7 @@ class RemotingPort:
         if route is None:
             return reply(command, ResponseCode.TOPIC_NOT_EXIST, no_route(header.topic))
         own = join_address(self._host or client.connection.own_host, self.port)
-        # Heartbeats go to the brokers of the routes that a client has, as where it connects to them itself.
+        # Heartbeats are sent to the brokers of a client's routes, as if the client connected to them itself.
         client.brokers |= _masters_of(route)
         brokers = [replace(data, broker_addrs=dict.fromkeys(data.broker_addrs, own)) for data in route.broker_datas]
         told = replace(route, broker_datas=brokers)
@@ -356,11 +358,11 @@ class RemotingPort:
         refused = [answer for answer in answers if answer.code != ResponseCode.SUCCESS]
         # A broker without the subscriptions needs them, even if the other brokers have them.
         asking = [one for one in answers if decode_fields(one).get(_SUB_CHANGE) == "true"]
-        # A refusal comes first: with a success from another broker the client would take itself for known everywhere.
+        # A refusal takes precedence: after a success the client would assume that all brokers have its heartbeat.
         return (refused or asking or answers or [reply(command)])[0]
 
     async def _unregister(self, client: _Client, command: Command) -> Command:
-        self._keep(client, None)  # it has what the client leaves; the next one is complete again
+        self._keep(client, None)  # it contains the groups that the client leaves; the next heartbeat is complete again
         answers = await self._pass_to_all(client, client.brokers, command)
         return (answers or [reply(command)])[-1]
 
@@ -390,7 +392,7 @@ class RemotingPort:
         names = await self._brokers_of(topic)
         if not names:
             return reply(command, ResponseCode.TOPIC_NOT_EXIST, no_route(topic))
-        # Brokers share out what they know of the group: one that has the client's heartbeat.
+        # A broker assigns queues to the members that it knows: choose a broker that has the client's heartbeat.
         return await self._pass(client, min(names & client.brokers or names), command)
 
     async def _batch_ack(self, client: _Client, command: Command) -> Command | None:
@@ -400,7 +402,7 @@ class RemotingPort:
     # -- inside
 
     async def _broker(self, command: Command) -> str | None:
-        """The broker that a request names. Clients of 4.x name none: then the only one there is, else None."""
+        """Return the broker in a request. Clients of 4.x name no broker: then return the only broker, or else None."""
         named = decode_fields(command).get(_NAMED[RequestCode(command.code)])
         if named is not None:
             return named
@@ -408,17 +410,17 @@ class RemotingPort:
         return brokers[0] if len(brokers) == 1 else None
 
     async def _brokers_of(self, topic: str) -> set[str]:
-        """The names of the brokers that have a topic and a master."""
+        """Return the names of the brokers that have a topic and a master."""
         route = await self._backend.topic(topic)
         return set() if route is None else _masters_of(route)
 
     def _keep(self, client: _Client, heartbeat: Command | None) -> None:
-        """Keep a client's newest heartbeat, if there is room; forget the one before."""
+        """Store a client's newest heartbeat in place of the last one, if there is room."""
         if self._clients.get(client.connection) is not client:
-            return  # it has gone meanwhile
+            return  # it has disconnected meanwhile
         if client.heartbeat is not None:
             self._heartbeat_bytes -= len(client.heartbeat.body)
-            assert self._heartbeat_bytes >= 0, "what is forgotten was counted"
+            assert self._heartbeat_bytes >= 0, "the stored heartbeats were counted"
         size = 0 if heartbeat is None else len(heartbeat.body)
         has_room = size <= _HEARTBEAT_BYTES_MAX and self._heartbeat_bytes + size <= _HEARTBEATS_BYTES_MAX
         client.heartbeat = heartbeat if has_room else None
@@ -439,7 +441,7 @@ def _milliseconds(text: str | None) -> float:
 
 
 def _only(names: set[str], what: str) -> str:
-    """The broker that a body names. Raises HeaderError: it names several, or none."""
+    """Return the only name in a body. Raises HeaderError: the body has several names, or no name."""
     if len(names) != 1:
         raise HeaderError(f"the body has to name {what}, and names {len(names)}")
     return names.pop()

@@ -1,12 +1,12 @@
-"""Users of a proxy: who signed a call, and whether policies allow it, as brokers tell (``AuthenticationPipeline`` and
-``AuthorizationPipeline`` with the ``Proxy…MetadataProvider`` classes).
+"""Users of a proxy: authentication and authorization of calls with users and policies of the brokers
+(``AuthenticationPipeline`` and ``AuthorizationPipeline`` with the ``Proxy…MetadataProvider`` classes).
 
-A proxy has no users of its own. It asks a master of its cluster for a user with AUTH_GET_USER, and for what the user
-may do with AUTH_GET_ACL, and keeps both for 20 s, so a change holds by then; while no master answers, what is known
-goes on to be used for 300 s. Users have to be the same at all brokers, as ``mqadmin createUser -c`` makes them.
+A proxy stores no users. It requests a user from a master of its cluster with AUTH_GET_USER, and the user's policies
+with AUTH_GET_ACL. Both are cached for 20 s, so a change takes effect within 20 s. While no master answers, cached
+answers are used for up to 300 s. Users must be the same at all brokers, as made by ``mqadmin createUser -c``.
 
-Brokers see the proxy as the user of all it asks, so that what clients may do is decided here alone. That user is the
-brokers' own, ``innerClientAuthenticationCredentials``, which needs no policy. Source: grpc.md §2.2, §2.3, §11.
+For brokers the proxy is the user of all its requests, so only the proxy checks the permissions of clients. This user is
+the brokers' own, ``innerClientAuthenticationCredentials``, which needs no policy. Source: grpc.md §2.2, §2.3, §11.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ class ProxyUserSettings(Struct, kw_only=True):
 
 
 class Users:
-    """Knows who signed a call, and what they may do; loop only.
+    """The check of the signatures and permissions of calls; loop only.
 
     Args:
-        inner: how the proxy signs; a call that is signed so may do everything, as at a broker.
-        ask: the body of a master's answer to a request code and its header.
+        inner: the credentials of the proxy; calls signed with them have all permissions, as at a broker.
+        ask: sends a request code and header to a master, and returns the body of the answer.
 
-    Raises SettingsError: policies shall hold for nobody knows whom.
+    Raises SettingsError: authorization is enabled without authentication.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Users:
         return signature.user
 
     async def sender(self, command: Command) -> str | None:
-        """`signer` of a request of the remoting protocol. The broker checks that the request is not a replay."""
+        """Return the user of a remoting request, as `signer`. The broker checks that the request is not a replay."""
         if not self._must_sign:
             return None
         try:
@@ -119,16 +119,15 @@ class Users:
                 remark = "check signature failed."
             if remark is not None:
                 raise Refused(Code.UNAUTHORIZED, remark)
-            # Second and optional: clients of Apache's have only the signature above, so that one has to hold in any
-            # case.
+            # The second signature is optional: Apache's clients have only the first one, which is always required.
             verify_fully(command.code, fields, command.body, secret)
         except HeaderError as error:
             raise Refused(Code.UNAUTHORIZED, f"check signature failed: {error}.") from None
         return name
 
     async def check(self, user: str | None, wanted: Iterable[Wanted], addresses: Sequence[str]) -> None:
-        """Raises Refused: policies do not allow the user all of ``wanted``, or no broker answers."""
-        assert user is not None, "policies hold where calls are signed"
+        """Check permissions. Raises Refused: policies do not allow the user all of ``wanted``, or no broker answers."""
+        assert user is not None, "with policies every call is signed"
         if not (wanted := list(wanted)) or self._is_inner(user):
             return
         if (found := await self._user(user)) is None:
@@ -155,7 +154,7 @@ class Users:
         try:
             return await kept.find(name)
         except RmqError as error:
-            _log.warning("cannot ask a broker for user %s: %s", name, error)
+            _log.warning("cannot get user %s from a broker: %s", name, error)
             refused = refusal_of(error)
             raise Refused(refused.code, f"the proxy cannot ask for user {name}: {refused.text}") from None
 

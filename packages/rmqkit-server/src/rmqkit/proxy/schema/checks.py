@@ -40,7 +40,7 @@ _LEGAL = re.compile(r"[%|a-zA-Z0-9_-]+", re.ASCII).fullmatch
 _LEGAL_TEXT = "^[%|a-zA-Z0-9_-]+$"
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]").search
 
-# Other than the names that clients of remoting may not use: what SDKs of 5.x send is in the schema's own fields.
+# Differs from the names reserved for remoting clients: 5.x SDKs send these values in fields of the schema.
 # fmt: off
 _RESERVED = frozenset((
     "TRACE_ON", "MSG_REGION", "KEYS", "TAGS", "WAIT", "DELAY", "RETRY_TOPIC", "REAL_TOPIC", "REAL_QID", "TRAN_MSG",
@@ -54,16 +54,16 @@ _RESERVED = frozenset((
 ))
 # fmt: on
 RESERVED_AND_HIDDEN = _RESERVED
-"""Names that applications cannot set, and do not see in what they receive."""
+"""Property names that applications cannot set, and that are hidden in received messages."""
 
-# The reference lets them pass. They change what a broker makes of a record, so they are refused here.
+# The reference accepts the added names. They change how a broker handles a record, so they are refused here.
 REFUSED = _RESERVED | {property_names.INNER_MULTI_DISPATCH, property_names.INNER_NUM, property_names.INNER_BASE}
-"""Names that user properties of what is sent may not have."""
+"""Names that user properties of sent messages must not have."""
 
 
 @lru_cache(maxsize=4096)
 def check_topic(topic: str) -> str:
-    """The name of a topic that clients may use."""
+    """Return the topic if clients may use it."""
     if not topic.strip():
         raise Refused(Code.ILLEGAL_TOPIC, "The specified topic is blank")
     if len(topic) > names.TOPIC_CHARACTERS_MAX:
@@ -79,7 +79,7 @@ def check_topic(topic: str) -> str:
 
 @lru_cache(maxsize=4096)
 def check_group(group: str) -> str:
-    """The name of a consumer group that clients may use."""
+    """Return the consumer group if clients may use it."""
     if not group.strip():
         raise Refused(Code.ILLEGAL_CONSUMER_GROUP, "the specified group is blank")
     if len(group) > names.GROUP_CHARACTERS_MAX:
@@ -94,12 +94,12 @@ def check_group(group: str) -> str:
 
 
 def timestamp_ms(timestamp: Any, code: Code) -> int:
-    """A ``Timestamp`` in ms. Seconds beyond what 64 bits hold as ms, or nanos that are none, are refused."""
+    """Convert a ``Timestamp`` to ms. Refuses times that do not fit into 64 bits of ms, and invalid nanos."""
     return _ms(timestamp.seconds, timestamp.nanos, code)
 
 
 def duration_ms(duration: Any, code: Code) -> int:
-    """A ``Duration`` in ms."""
+    """Convert a ``Duration`` to ms."""
     return _ms(duration.seconds, duration.nanos, code)
 
 
@@ -111,7 +111,7 @@ def _ms(seconds: int, nanos: int, code: Code) -> int:
 
 
 def check_messages(messages: Sequence[Any], now_ms: int) -> str:
-    """The topic of some messages to send, after the checks of each. Whether the topic takes them comes later."""
+    """Check messages to send, and return their topic. `check_sent` checks later if the topic accepts their types."""
     if not messages:
         raise Refused(Code.MESSAGE_CORRUPTED, "no message to send")
     first = messages[0].topic
@@ -149,7 +149,7 @@ def _check_words(message: Any) -> None:
         _check_text(system.tag, "tag", Code.ILLEGAL_MESSAGE_TAG)
         if "|" in system.tag:
             raise Refused(Code.ILLEGAL_MESSAGE_TAG, "tag cannot contain '|'")
-    for key in filter(None, system.keys):  # an empty one is no key
+    for key in filter(None, system.keys):  # ignores empty keys
         _check_text(key, "key", Code.ILLEGAL_MESSAGE_KEY)
     texts = (*message.user_properties, *message.user_properties.values(), system.tag, *system.keys)
     if _utf8_bytes(texts) > _USER_PROPERTIES_BYTES_MAX:
@@ -160,7 +160,7 @@ def _check_words(message: Any) -> None:
 def _check_id(system: Any) -> None:
     if not system.message_id.strip():
         raise Refused(Code.ILLEGAL_MESSAGE_ID, "message id cannot be empty")
-    # The reference stores these texts as they are: two characters of the property string in them would add properties.
+    # The reference stores these texts unchanged: separators of the property string in them would add properties.
     if _CONTROL(system.message_id):
         raise Refused(Code.ILLEGAL_MESSAGE_ID, "message id cannot contain control character")
     for name, value in (("born host", system.born_host), ("trace context", system.trace_context)):
@@ -212,7 +212,7 @@ def _utf8_bytes(texts: Iterable[str]) -> int:
     return sum(len(text) if text.isascii() else len(text.encode()) for text in texts)
 
 
-# What a topic's ``message.type`` lets in, as route answers tell it; what is not here lets in nothing.
+# The message types in route answers by a topic's ``message.type``; topics of other types accept no message.
 ACCEPTED = {
     "NORMAL": ("NORMAL",),
     "FIFO": ("FIFO",),
@@ -225,7 +225,7 @@ ACCEPTED = {
 
 
 def check_sent(topic_type: str, message_type: str, topic: str) -> None:
-    """Refuse a message whose type is not the topic's; retry and dead-letter topics take all."""
+    """Refuse a message whose type is not the topic's type; retry and dead-letter topics accept all types."""
     if topic_type in ("MIXED", message_type) or topic.startswith((names.RETRY_PREFIX, names.DLQ_PREFIX)):
         return
     text = f"TopicMessageType validate failed, the expected type is {topic_type}, but actual type is {message_type}"
@@ -236,7 +236,7 @@ _SQL, _TRANSACTION = 2, 4
 
 
 def sql_or_tags(expression: Any) -> tuple[str, str]:
-    """A ``FilterExpression`` as type (``TAG``, ``SQL92``) and text; a blank one of tags means all."""
+    """Return type (``TAG``, ``SQL92``) and text of a ``FilterExpression``; blank tags mean all messages."""
     text = expression.expression
     if expression.type == _SQL:
         if not text.strip():

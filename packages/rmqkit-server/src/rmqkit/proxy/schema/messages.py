@@ -1,9 +1,9 @@
 """The protobuf messages of ``apache.rocketmq.v2`` and the methods of its service.
 
-The classes are made from `messages.binpb`, the compiled form of the .proto files beside it (`rocketmq-apis`,
-commit 3e60073, Apache License 2.0), in a descriptor pool of our own: the official Python SDK registers the same names
-in protobuf's default pool, and a process that holds both would not start. No code is generated, so that none of
-protobuf's rules on versions of generated code apply.
+The classes are made from `messages.binpb`, the compiled form of the .proto files in this folder (`rocketmq-apis`,
+commit 3e60073, Apache License 2.0), in a separate descriptor pool: the official Python SDK registers the same names in
+protobuf's default pool, and a process with both would not start. No code is generated, so protobuf's version rules for
+generated code do not apply.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from google.protobuf.message import DecodeError, Message
 __all__ = ["SERVICE", "DecodeError", "Message", "Method", "message_class", "methods"]
 
 SERVICE = "apache.rocketmq.v2.MessagingService"
-"""The service's full name, as it stands in a call's path."""
+"""Full name of the service, as in the path of a call."""
 
 
 def _load() -> descriptor_pool.DescriptorPool:
-    # Not by importlib.resources: a fifth of the time that a broker needs for gRPC would go into importing that.
+    # importlib.resources is not used, because its import would take a fifth of the broker's startup time for gRPC.
     compiled, pool = pkgutil.get_data(__name__, "messages.binpb"), descriptor_pool.DescriptorPool()
-    assert compiled is not None, "every loader that Python has gives data"
-    for file in _files(compiled):  # each behind those it imports
+    assert compiled is not None, "the loader of the package returns data"
+    for file in _files(compiled):  # each file follows its imports
         pool.AddSerializedFile(file)
     return pool
 
 
 def _files(compiled: bytes) -> Iterator[bytes]:
-    """The files of a ``FileDescriptorSet``, encoded. Its class would be the only reason to load `descriptor_pb2`, which
-    takes as long as all of the schema."""
+    """Yield the encoded files of a ``FileDescriptorSet``. Its class would need `descriptor_pb2`, which takes as long to
+    load as the whole schema."""
     at = 0
     while at < len(compiled):
-        assert compiled[at] == 0x0A, "a set has one field: its files"
+        assert compiled[at] == 0x0A, "the only field of a set is its files"
         size = shift = 0
         while True:
             at += 1
@@ -53,7 +53,7 @@ _POOL = _load()
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One method of the service; ``path``: as in the call's ``:path``."""
+    """One method of the service; ``path``: the ``:path`` of its calls."""
 
     name: str
     path: str
@@ -64,13 +64,13 @@ class Method:
 
 
 def message_class(name: str) -> Any:
-    """The class of a message by its name in ``apache.rocketmq.v2``, or by its full name where it has a dot."""
+    """Return the class of a message by its name in ``apache.rocketmq.v2``, or by its full name (with a dot)."""
     full = name if "." in name else f"apache.rocketmq.v2.{name}"
     return message_factory.GetMessageClass(_POOL.FindMessageTypeByName(full))
 
 
 def methods() -> list[Method]:
-    """All methods of the service in the order of its .proto file."""
+    """Return all methods of the service in the order of its .proto file."""
     return [
         Method(
             method.name,

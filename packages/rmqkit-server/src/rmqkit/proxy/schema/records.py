@@ -1,4 +1,5 @@
-"""Messages of the schema to properties of stored records, and back (``GrpcConverter``, ``SendMessageActivity``).
+"""Conversion of protobuf messages to properties of stored records, and back (``GrpcConverter``,
+``SendMessageActivity``).
 
 Source: grpc.md §6, §8.1, §17.
 """
@@ -55,7 +56,7 @@ _BORN_TIMESTAMP = "BORN_TIMESTAMP"
 _IDENTITY, _GZIP = 1, 2
 _MD5 = 2
 DELIVERED_BYTES_MAX = 16 << 20
-"""A body that is longer when it is decompressed is delivered as it is stored."""
+"""A body that is longer than this after decompression is delivered as it is stored."""
 _GZIP_MAGIC = b"\x1f\x8b"
 _GZIP_HEAD_BYTES = 10
 _GZIP_END = struct.Struct("<II")
@@ -68,7 +69,7 @@ _Message = message_class("Message")
 
 
 def properties_of(message: Any, born_host: str) -> dict[str, str]:
-    """The properties that a checked message is stored with, in the reference's order."""
+    """Return the properties of the stored record of a checked message, in the reference's order."""
     system, topic = message.system_properties, message.topic.name
     properties = {property_names.UNIQ_KEY: system.message_id}
     if system.message_type == TRANSACTION_TYPE:
@@ -93,13 +94,13 @@ def properties_of(message: Any, born_host: str) -> dict[str, str]:
     properties[_BORN_TIMESTAMP] = str(timestamp_ms(system.born_timestamp, Code.BAD_REQUEST))
     if keys := " ".join(filter(None, system.keys)):
         properties[property_names.KEYS] = keys
-    # An entry without a value would be dropped by every reader of the property string.
+    # Every reader of the property string drops an entry without a value.
     properties.update({name: value for name, value in message.user_properties.items() if name and value})
     return properties
 
 
 def type_of(properties: Mapping[str, str]) -> str:
-    """A message's type, as the reference derives it from properties."""
+    """Return the type of a message, derived from its properties as in the reference."""
     if property_names.TRANSACTION_PREPARED in properties:
         return "TRANSACTION"
     if any(name in properties for name in _DELAYS):
@@ -110,14 +111,13 @@ def type_of(properties: Mapping[str, str]) -> str:
 
 
 def jump_hash(group: str, count: int) -> int:
-    """The queue of a message group among ``count`` (Guava's ``consistentHash`` of Java's ``hashCode``)."""
-    assert count > 0, "there is a queue to choose"
-    # The mask extends the sign to 64 bits, as Java does where an int becomes a long.
+    """Return the queue of a message group among ``count`` (Guava's ``consistentHash`` of Java's ``hashCode``)."""
+    assert count > 0, "the topic has a queue"
+    # The mask extends the sign to 64 bits, like Java's conversion of an int to a long.
     state, candidate = java_hash(group) & 0xFFFFFFFFFFFFFFFF, 0
     while True:
         state = (2862933555777941757 * state + 1) & 0xFFFFFFFFFFFFFFFF
-        # In doubles, like the reference: exact numbers would now and then choose another queue, and a group would be in
-        # two.
+        # Doubles, as in the reference: exact numbers would sometimes choose another queue, and split a group.
         following = int((candidate + 1) / (((state >> 33) + 1) / (1 << 31)))
         if following >= count:
             return candidate
@@ -133,13 +133,13 @@ class Handle:
 
     @property
     def expires_ms(self) -> int:
-        """Return the time at which the message is redelivered, in ms since the epoch."""
+        """Time at which the message is redelivered, in ms since the epoch."""
         return self.pop.pop_time + self.pop.invisible_time
 
     @property
     def offset(self) -> int:
         """The message's offset in its queue."""
-        assert self.pop.queue_offset is not None, "`read_handle` refuses one without"
+        assert self.pop.queue_offset is not None, "the handle has a queue offset"
         return self.pop.queue_offset
 
     @property
@@ -148,7 +148,7 @@ class Handle:
         return f"{encode_pop_handle(self.pop)} {self.physical_offset}"
 
     def topic_of(self, topic: str, group: str) -> str:
-        """The topic that the message was popped from: the one it is asked for, or the group's retry topic of it."""
+        """Return the topic that the message was popped from: ``topic``, or the group's retry topic for it."""
         separator = {RETRY_TOPIC_V1: "_", RETRY_TOPIC_V2: "+"}.get(self.pop.retry)
         return topic if separator is None else pop_retry_topic(group, topic, separator)
 
@@ -157,13 +157,13 @@ HANDLE_CHARACTERS_MAX = 512
 
 
 def read_handle(text: str) -> Handle:
-    """A client's handle. Clients may make any text of it; who uses it finds out whether what it names is there."""
+    """Parse a client's handle. Clients may send any text, so the caller must check that the named message exists."""
     try:
         if len(text) > HANDLE_CHARACTERS_MAX:
             raise HeaderError(f"a receipt handle of {len(text)} characters")
         pop = decode_pop_handle(text)
         words = text.split(" ")
-        # Ten words: local proxies of 5.4.0 put a 0 before the place in the log.
+        # Ten words: local proxies of 5.4.0 add a 0 before the physical offset.
         physical_offset = int(words[-1]) if len(words) in (9, 10) else -1
         if pop.queue_offset is None or len(words) > 10:
             raise HeaderError(f"receipt handle of {len(words)} words: it must have 8 to 10")
@@ -184,11 +184,11 @@ class Popped:
     properties: dict[str, str]
     handle: Handle
     deliveries: int
-    """Which delivery this is, from 1."""
+    """Number of this delivery, from 1."""
 
 
 def handles_of(records: Sequence[Record], header: PopMessageResponse, broker_name: str) -> list[Popped]:
-    """The messages of a pop's answer with what acks name them by. Raises HeaderError: its texts cannot be read."""
+    """Return the messages of a pop's answer with their handles. Raises HeaderError: a text in it is not valid."""
     starts = decode_start_offsets(header.start_offset_info or "")
     counts = decode_order_counts(header.order_count_info or "")
     popped = []
@@ -197,7 +197,7 @@ def handles_of(records: Sequence[Record], header: PopMessageResponse, broker_nam
         own = properties.get(property_names.POP_CHECK_POINT)
         retry, queue_id, offset = _retry_mark(record.topic), record.queue_id, record.queue_offset
         if own is not None:
-            handle = decode_pop_handle(own)  # of a retry topic, whose records the broker rewrites
+            handle = decode_pop_handle(own)  # message of a retry topic, whose records the broker rewrites
             if handle.queue_offset is None:
                 raise HeaderError(f"POP handle {own!r} has no offset")
         else:
@@ -232,8 +232,8 @@ def message_of(
     deliveries: int = 1,
     body_bytes_max: int = DELIVERED_BYTES_MAX,
 ) -> Any:
-    """A stored record as clients receive it. ``topic``: the one they asked for. A compressed body is decompressed here
-    unless they can read it, or it has more bytes than they may get."""
+    """Convert a stored record to the message for a client. ``topic``: the topic in the client's request. A compressed
+    body is decompressed, unless the client can read it or it would have more than ``body_bytes_max`` bytes."""
     namespace, found, name = topic.partition("%")
     message = _Message()
     if found and namespace and not topic.startswith((names.RETRY_PREFIX, names.DLQ_PREFIX)):
@@ -280,7 +280,7 @@ def message_of(
 
 
 def _body(record: Record, bytes_max: int) -> tuple[bytes, int]:
-    """A body as it is delivered, and its encoding: what only clients of remoting can read is decompressed here."""
+    """Return the delivered body and its encoding; a body that only remoting clients can read is decompressed."""
     if not record.sys_flag & COMPRESSED:
         return record.body, _IDENTITY
     if not record.sys_flag & COMPRESSION_MASK and record.body[:2] == _GZIP_MAGIC:
@@ -288,14 +288,14 @@ def _body(record: Record, bytes_max: int) -> tuple[bytes, int]:
     try:
         return decompress(record.body, record.sys_flag, bytes_max=bytes_max), _IDENTITY
     except BodyError:
-        return record.body, _GZIP  # as in the reference; the consumer finds that the body is damaged
+        return record.body, _GZIP  # as in the reference; the consumer detects the damage
 
 
 def zlib_of(body: bytes) -> bytes | None:
-    """A gzip body as clients of remoting read it, which take a compressed body for zlib: the same deflated bytes with
-    another head and end. None: it is no gzip of one member, or would be longer than is read.
-    It computes for as long as decompressing takes."""
-    # What comes before the deflated bytes has a fixed length where no name and no comment is in it: what SDKs write.
+    """Convert a gzip body to zlib for remoting clients: the same deflated bytes with another head and end.
+    Return None if the body is not a gzip file with one member, or would be too long for clients. This takes as long as
+    decompressing."""
+    # SDKs write a gzip head without name and comment, which has a fixed length.
     if len(body) < _GZIP_HEAD_BYTES + _GZIP_END.size or body[:3] != _GZIP_MAGIC + b"\x08" or body[3]:
         return None
     deflated = body[_GZIP_HEAD_BYTES : -_GZIP_END.size]

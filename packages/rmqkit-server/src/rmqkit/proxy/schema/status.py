@@ -1,9 +1,8 @@
-"""Statuses of answers: the codes of ``definition.proto``, and which of them a broker's answer becomes.
+"""Statuses of answers: the codes of ``definition.proto``, and the code for a broker's answer.
 
-Every answer carries a status of its own, and gRPC's is OK. A check that fails raises `Refused`; the endpoint makes the
-answer of it. `sent_answer` and `acked_answer`, which busy endpoints give all day, are put together as bytes: equal to
-what the schema's messages encode to, at a tenth of the cost. Source: grpc.md §3; definition.proto, service.proto;
-protobuf's encoding.
+Every answer contains a status, and its gRPC status is OK. A failed check raises `Refused`, which the endpoint converts
+to an answer. `sent_answer` and `acked_answer`, the most frequent answers, are built as bytes: equal to the encoding of
+the schema's messages, at a tenth of the cost. Source: grpc.md §3; definition.proto, service.proto; protobuf's encoding.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ __all__ = [
 
 
 class Code(enum.IntEnum):
-    """The codes of a status: the names and numbers of ``definition.proto`` that are used here."""
+    """The status codes of ``definition.proto`` that are used here."""
 
     OK = 20000
     MULTIPLE_RESULTS = 30000
@@ -62,7 +61,7 @@ class Code(enum.IntEnum):
 
 
 class Refused(RmqError):
-    """A call is answered with a code other than OK."""
+    """The refusal of a call, which is answered with a code other than OK."""
 
     def __init__(self, code: Code, text: str) -> None:
         super().__init__(text)
@@ -82,12 +81,12 @@ _OF_BROKER: dict[int, Code] = {
 
 
 def status(code: int, text: str = "") -> Any:
-    """A status; without a text it has the code's name."""
+    """Make a status; the default text is the name of the code."""
     return _Status(code=code, message=text or Code(code).name)
 
 
 def name_of(code: int) -> str:
-    """A code as metrics name it."""
+    """Return the name of a code in metrics."""
     return Code(code).name
 
 
@@ -135,7 +134,7 @@ _OK_FIRST, _OK_LAST = b"\x0a" + _OK, b"\x1a" + _OK
 
 
 def sent_answer(message_id: str, queue_offset: int) -> bytes:
-    """A `SendMessageResponse` to one message that was stored."""
+    """Encode a `SendMessageResponse` for one stored message."""
     told = _sized(message_id.encode())
     entry = _OK_FIRST + b"\x12" + told + b"\x1a" + told
     if queue_offset:
@@ -144,7 +143,7 @@ def sent_answer(message_id: str, queue_offset: int) -> bytes:
 
 
 def acked_answer(message_id: str, receipt_handle: str) -> bytes:
-    """An `AckMessageResponse` to one message that was acknowledged."""
+    """Encode an `AckMessageResponse` for one acknowledged message."""
     entry = b"\x12" + _sized(receipt_handle.encode()) + _OK_LAST
     if message_id:
         entry = b"\x0a" + _sized(message_id.encode()) + entry

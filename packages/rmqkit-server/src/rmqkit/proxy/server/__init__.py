@@ -1,1 +1,1 @@
-"""A proxy as a server of its own, its settings and metrics."""
+"""A proxy as a separate server, its settings and metrics."""

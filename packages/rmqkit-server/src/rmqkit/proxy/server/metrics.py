@@ -1,4 +1,4 @@
-"""A proxy's values, and the port that Prometheus reads them from (``ProxyMetricsManager``).
+"""The metrics of a proxy, and the port for Prometheus (``ProxyMetricsManager``).
 
 Apache's proxy reports only that it is up. Source: grpc.md §11; behaviour.md §9.10.
 """
@@ -18,7 +18,7 @@ __all__ = ["ProxyMetrics"]
 
 
 class ProxyMetrics:
-    """Counts what the endpoint answers from `serve` on. ``address``: of the port; set by `bind`."""
+    """The metrics of a proxy; answers are counted from `serve` on. ``address``: address of the port, set by `bind`."""
 
     def __init__(self, settings: ExporterSettings, clock: Clock) -> None:
         self._settings = settings
@@ -33,7 +33,7 @@ class ProxyMetrics:
         return self._exporter.address
 
     async def bind(self, host: str) -> None:
-        """Take the port. Raises ListenFailed: it is taken, or the address is not this machine's."""
+        """Bind the port. Raises ListenFailed: the port is in use, or the address is not local."""
         await self._exporter.bind(self._settings.exporter_host or host, self._settings.exporter_port)
 
     async def serve(self, endpoint: Endpoint, servers: Sequence[RemotingServer], node_id: str) -> None:
@@ -46,9 +46,9 @@ class ProxyMetrics:
         await self._exporter.close()
 
     async def gather(self) -> Gathered:
-        """All values of the moment."""
+        """Return the current values."""
         endpoint = self._endpoint
-        assert endpoint.answered is not None, "what is served is counted"
+        assert endpoint.answered is not None, "`serve` has set the counter of answers"
         clients = list(endpoint.clients)
         return {
             "rocketmq_proxy_up": {("cluster",): 1},

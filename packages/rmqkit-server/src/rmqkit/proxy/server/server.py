@@ -1,4 +1,4 @@
-"""A proxy: the gRPC endpoint in front of the brokers that some name servers know (``ProxyStartup`` in cluster mode).
+"""A proxy: a gRPC endpoint for the brokers of some name servers (``ProxyStartup`` in cluster mode).
 
 Source: grpc.md §11.
 """
@@ -32,7 +32,7 @@ from rmqkit.remoting.tasks import repeat
 from rmqkit.remoting.tls import ClientTls, ServerTls
 from rmqkit.settings import Setting
 
-if TYPE_CHECKING:  # it loads prometheus-client, which a proxy without metrics does not need
+if TYPE_CHECKING:  # loads prometheus-client, which a proxy without metrics does not need
     from rmqkit.proxy.server.metrics import ProxyMetrics
 
 __all__ = ["Proxy", "ProxySettings"]
@@ -93,13 +93,13 @@ class Proxy:
     """A running proxy.
 
     Args:
-        users: who may call; None means everybody, and that nothing is signed.
-        tls: for SDKs that want it; None means that it is sent away.
-        client_tls: towards name servers and brokers; None means plain.
+        users: settings for users; None means no authentication, and unsigned requests to brokers.
+        tls: TLS for SDKs; None means that TLS connections are refused.
+        client_tls: TLS for connections to name servers and brokers; None means plain connections.
 
     Attributes:
-        address: where SDKs reach it, as ``host:port``; set by `start`.
-        remoting_address: where remoting clients do; empty where they do not.
+        address: address for SDKs, as ``host:port``; set by `start`.
+        remoting_address: address for remoting clients; empty if there is no remoting port.
     """
 
     def __init__(
@@ -124,11 +124,12 @@ class Proxy:
 
     @property
     def metrics_address(self) -> str:
-        """Return where Prometheus reads its metrics, if it may."""
+        """Address of the port for Prometheus; empty without metrics."""
         return "" if self._metrics is None else self._metrics.address
 
     async def start(self) -> None:
-        """Listen. Raises SettingsError: no name server is named, or users cannot be as set. Raises ListenFailed."""
+        """Listen. Raises SettingsError: no name server is set, or the settings for users are not valid.
+        Raises ListenFailed."""
         settings = self._settings
         addresses = [one.strip() for one in settings.namesrv_addr.split(";") if one.strip()]
         if not addresses:
@@ -168,10 +169,10 @@ class Proxy:
             self._stack.push_async_callback(asyncio.wait, [heartbeats])
             # Callbacks run from the last to the first: drain, ports, endpoint, heartbeats, connections to brokers.
             self._stack.push_async_callback(endpoint.stop)
-            for one in servers:  # closed before: no call comes while the endpoint stops
+            for one in servers:  # closed before the endpoint, so that no call arrives while it stops
                 self._stack.push_async_callback(one.close)
             self._stack.push_async_callback(endpoint.drain)
-            for one in servers:  # both take gRPC, as Apache's
+            for one in servers:  # both ports accept gRPC, as in Apache's proxy
                 one.http2 = GrpcService(endpoint).connection
                 await one.serve()
             if self._metrics is not None:
@@ -193,9 +194,9 @@ class Proxy:
         )
 
     async def _listen_to_remoting(self, backend: RemoteBackend, limits: Limits) -> RemotingServer:
-        """Take the port for remoting clients. Raises ListenFailed."""
+        """Bind the port for remoting clients. Raises ListenFailed."""
         settings = self._settings
-        # Known when routes are asked for; the handlers come first.
+        # The server needs the handlers before it is bound, so the port number in routes is set afterwards.
         port = RemotingPort(
             backend,
             lambda router: RemotingClient(router, clock=self._clock, tls=self._client_tls),
@@ -208,7 +209,7 @@ class Proxy:
         return server
 
     async def stop(self) -> None:
-        """Take no further calls, give back what clients hold, and close."""
+        """Accept no more calls, return the messages that clients hold, and close."""
         self._stopping.set()
         await self._stack.aclose()
 

@@ -1,8 +1,8 @@
-"""Settings of Apache's 5.4.0 proxy (``ProxyConfig``) that mean nothing here; see `rmqkit.unused`.
+"""Settings of Apache's 5.4.0 proxy (``ProxyConfig``) that have no effect here; see `rmqkit.unused`.
 
-Together with those that have a meaning (`rmqkit.proxy.server.server`, `rmqkit.proxy.remote.users`) and `RENAMED` they
-are all that ``rmq-proxy.json`` may have; a test asks Apache's class. Defaults that Apache takes from the machine are
-those of two processors.
+These settings, the settings with an effect (`rmqkit.proxy.server.server`, `rmqkit.proxy.remote.users`) and `RENAMED`
+are all keys of ``rmq-proxy.json``; a test compares them with Apache's class. Defaults that depend on the machine are
+the values for two processors.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ RENAMED = {
     "tlsKeyPath": "tls.server.keyPath",
     "tlsCertPath": "tls.server.certPath",
 }
-"""Keys that are the same settings as servers of the remoting protocol have under another name."""
+"""Keys of settings that servers of the remoting protocol have under another name."""
 
 UNUSED = (
     Unused(

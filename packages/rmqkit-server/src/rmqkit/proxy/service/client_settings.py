@@ -45,12 +45,12 @@ def merge(settings: Any, config: SubscriptionGroupConfig) -> Any:
 
 
 def language_of(metadata_language: str) -> str:
-    """The language that tools are shown; one that is not known is OTHER, where the reference fails."""
+    """Return the language to show in tools; an unknown language is OTHER (the reference fails)."""
     return metadata_language if metadata_language in LANGUAGES else "OTHER"
 
 
 def version_of(metadata_version: str) -> int:
-    """The version number of ``5.1.2``; of anything else the endpoint's own."""
+    """Return the version number for a text such as ``5.1.2``; for any other text the endpoint's own version."""
     parts = metadata_version.split(".")
     if len(parts) == 3 and all(part.isdecimal() and len(part) < 4 for part in parts) and 4 <= int(parts[0]) < 10:
         major, minor, patch = map(int, parts)
@@ -60,7 +60,7 @@ def version_of(metadata_version: str) -> int:
 
 
 def check_settings(settings: Any) -> None:
-    """The checks of a client's settings. Raises Refused with BAD_REQUEST's code or INTERNAL_SERVER_ERROR's."""
+    """Check a client's settings. Raises Refused, with BAD_REQUEST or INTERNAL_SERVER_ERROR."""
     if settings.ByteSize() > SETTINGS_BYTES_MAX:
         raise Refused(Code.BAD_REQUEST, f"settings of {settings.ByteSize()} bytes: {SETTINGS_BYTES_MAX} are read")
     if settings.HasField("publishing"):

@@ -1,24 +1,24 @@
-"""Calls of the service, and the clients of the endpoint by their id: streams, groups, what is asked of them
+"""Calls of the service, and the clients of the endpoint by their id: streams, groups, requests to clients
 (``GrpcClientChannel``, ``ClientActivity``).
 
-A client is its id: calls of several connections with the same id are one client's. While a client is known, its id
-belongs to the user of its first call, and calls of other users under the id are refused. It is kept while it calls; who
-is silent for as long as brokers wait for a heartbeat is forgotten. Loop only.
+Clients are identified by their id: calls of several connections with the same id belong to one client. While a client
+is known, its id belongs to the user of its first call, and calls of other users with this id are refused. A client
+without calls is forgotten after the time that brokers wait for a heartbeat. Loop only.
 
-Anybody can invent ids, so the table is bounded for each *origin*: the user who signs, or the address where nobody has
-to sign.
+Clients can invent ids, so the table is bounded for each *origin*: the user who signs, or the address if authentication
+is off.
 
 ==========================  =========================  ================================================================
-clients                     bound of an origin         at the bound
+clients                     limit of an origin         at the limit
 ==========================  =========================  ================================================================
-hold nothing: no settings,  `PASSING_OF_ORIGIN_MAX`    the one that called least recently is forgotten; where all have
-no group, no topic                                     calls under way, the new client is refused
+hold nothing: no settings,  `PASSING_OF_ORIGIN_MAX`    the client that called least recently is forgotten; if all have
+no group, no topic                                     active calls, the new client is refused
 hold something              `HOLDING_OF_ORIGIN_MAX`    the settings, or the registration, are refused
-all together                `CLIENTS_MAX` in all       of the origin with most clients that hold nothing, one is
-                                                       forgotten; where there is none, the new client is refused
+all together                `CLIENTS_MAX` in total     a client that holds nothing is forgotten, of the origin with most
+                                                       of these; if there is none, the new client is refused
 ==========================  =========================  ================================================================
 
-A forgotten client that calls again is known again, and misses nothing.
+A forgotten client that calls again is added again, and loses nothing.
 Source: grpc.md §2.1, §7, §10, §12.3.
 """
 
@@ -50,7 +50,7 @@ CLIENTS_MAX = 50_000
 HOLDING_OF_ORIGIN_MAX = 10_000
 PASSING_OF_ORIGIN_MAX = 1024
 CALLS_MAX = 1024
-"""Calls of one client under way; held receives among them."""
+"""Maximum number of active calls of one client, including held receives."""
 
 _COMMANDS_WAITING_MAX = 256
 _RELAY_SECONDS = 5.0
@@ -62,11 +62,11 @@ _Origin = tuple[str, str]
 """``user`` or ``address``, and its name."""
 
 AnswerWith = Callable[[Callable[[Command], tuple[Code, bytes]]], Answered]
-"""Has a call answered with what is made of a broker's answer: a status, and the encoded message that tells it."""
+"""Makes the callback for a broker's answer; its argument converts this answer to a status and an encoded message."""
 
 
 class CallEnded(Exception):
-    """Nothing can be written any more: the caller is gone, or its time is over."""
+    """No more messages can be written: the caller has disconnected, or its deadline has passed."""
 
 
 class Call(Protocol):
@@ -78,14 +78,14 @@ class Call(Protocol):
 
     @property
     def peername(self) -> tuple[str, int]:
-        """Address and port of the other side."""
+        """Address and port of the peer."""
 
     def seconds_left(self) -> float | None:
-        """Until the caller's deadline; None without one."""
+        """Return the time until the caller's deadline; None without a deadline."""
 
 
 class Stream:
-    """A client's Telemetry stream: what is sent waits here until the client takes it."""
+    """A client's Telemetry stream, with a queue of commands that the client has not accepted yet."""
 
     def __init__(self) -> None:
         self._waiting: deque[Any] = deque()
@@ -93,7 +93,7 @@ class Stream:
         self._is_ending = False
 
     def send(self, command: Any) -> bool:
-        """Send a command; False when the client takes nothing for so long that it is dropped."""
+        """Send a command. Return False, and drop it, if the queue is full because the client does not read."""
         if len(self._waiting) >= _COMMANDS_WAITING_MAX:
             return False
         self._waiting.append(command)
@@ -101,17 +101,17 @@ class Stream:
         return True
 
     async def write_all(self, write: Callable[[Any], Awaitable[None]]) -> None:
-        """Write what is sent, until `end` or cancelled."""
+        """Write the commands, until `end` is called or the task is cancelled."""
         while not self._is_ending or self._waiting:
             while self._waiting:
                 await write(self._waiting.popleft())
-            # No await since the line was seen empty: a command that comes from now on sets it again.
+            # No await since the queue was empty, so a later command sets the event again.
             self._arrived.clear()
             if not self._is_ending:
                 await self._arrived.wait()
 
     def end(self) -> None:
-        """Have `write_all` return when all is written."""
+        """Let `write_all` return after all commands are written."""
         self._is_ending = True
         self._arrived.set()
 
@@ -120,13 +120,13 @@ class Client:
     """One client.
 
     Attributes:
-        user: who signed its first call; None where nobody has to sign.
-        origin: the user, or the address of the first call where nobody has to sign.
-        settings: as it sent them, or None.
+        user: the user who signed its first call; None if authentication is off.
+        origin: the user, or the address of the first call if authentication is off.
+        settings: the settings that it sent, or None.
         stream: the newest Telemetry stream on which its settings were accepted, or None.
-        producers: the topics it is registered as a producer of.
-        group: the consumer group it is registered in, or None.
-        calls: how many of its calls are under way.
+        producers: the topics for which it is registered as a producer.
+        group: the consumer group in which it is registered, or None.
+        calls: number of its active calls.
         seen_ms: monotonic time of its last call.
     """
 
@@ -157,7 +157,7 @@ class Client:
         self._settings_came.clear()
 
     async def wait_for_settings(self, seconds: float) -> None:
-        """Wait for them for a while, once: who has sent none by then will not."""
+        """Wait for the settings, only in the first call: a client without settings by then will send none."""
         if self._may_send_settings:
             self._may_send_settings = False
             with suppress(TimeoutError):
@@ -165,7 +165,7 @@ class Client:
 
     @property
     def is_online(self) -> bool:
-        """Return True if brokers know it as a member of its group."""
+        """Return True if brokers know the client as a member of its group."""
         return self.peer is not None and self.peer.is_open and self.group is not None
 
     @property
@@ -173,7 +173,8 @@ class Client:
         return self.settings is not None and self.settings.subscription.fifo
 
     async def relay(self, command: Any, nonce: str) -> Any:
-        """Ask the client over its stream; its answer. Raises TimeoutError, or Refused: it has no stream."""
+        """Send a command over the client's stream, and return the answer.
+        Raises TimeoutError; Refused: the client has no stream."""
         if self.stream is None or not self.stream.send(command):
             raise Refused(Code.INTERNAL_SERVER_ERROR, f"client {self.id} has no open Telemetry stream")
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -184,20 +185,20 @@ class Client:
             del self._relays[nonce]
 
     def answered(self, nonce: str, answer: Any) -> None:
-        """Take the client's answer to what it was asked; an unknown nonce came too late, or is nobody's."""
+        """Pass the client's answer to the waiting `relay`; ignore an unknown nonce, such as of a late answer."""
         asked = self._relays.get(nonce)
         if asked is not None and not asked.done():
             asked.set_result(answer)
 
 
 _NONE: OrderedDict[str, Client] = OrderedDict()
-"""The table of an origin without clients that hold nothing; never filled."""
+"""An empty table, for origins without clients that hold nothing."""
 
 
 class Clients:
     """All clients.
 
-    ``on_request``: takes what brokers tell and ask a client.
+    ``on_request``: handles notices and requests of brokers to a client.
     ``passing``: clients without settings or registration, by origin.
     ``holding``: the number of the other clients, by origin.
     ``on_gone``: called with the id of a client that left or was silent for too long.
@@ -228,8 +229,8 @@ class Clients:
         return self._clients.get(client_id)
 
     def called(self, client_id: str, peername: tuple[str, int], user: str | None) -> Client:
-        """The client of a call; made with its first.
-        Raises Refused: the id is another user's, there are too many clients, or this one has too many calls."""
+        """Return the client of a call; the first call makes it.
+        Raises Refused: the id belongs to another user, or there are too many clients, or too many of its calls."""
         client = self._clients.get(client_id)
         if client is None:
             origin = ("address", peername[0]) if user is None else ("user", user)
@@ -243,7 +244,7 @@ class Clients:
         if client.calls >= CALLS_MAX:
             raise Refused(Code.TOO_MANY_REQUESTS, "flow limit")
         client.seen_ms = self._clock.monotonic_ms()
-        # With each call: the same client may come over another connection.
+        # Update the address with each call: the client may use another connection.
         peer = self.peer_of(client)
         peer.moved_to(peername)
         peer.user = user
@@ -251,13 +252,13 @@ class Clients:
 
     @staticmethod
     def check_user(client: Client, user: str | None) -> None:
-        """Raise Refused where a client is another user's: what brokers ask it would come to whoever names its id, half
-        messages among it."""
+        """Raise Refused if a client belongs to another user. Otherwise a user could receive the brokers' requests to
+        another client, including half messages, with the id of this client."""
         if client.user != user:
             raise Refused(Code.UNAUTHORIZED, f"client id {client.id} belongs to another user")
 
     def _make_room(self, origin: _Origin) -> None:
-        """Forget a client that holds nothing where the bounds are reached. Raises Refused: there is none."""
+        """Forget a client that holds nothing if a limit is reached. Raises Refused: all clients hold something."""
         passing = self.passing.get(origin, _NONE)
         if len(passing) >= PASSING_OF_ORIGIN_MAX and not self._forget_one(passing):
             text = f"flow limit: {PASSING_OF_ORIGIN_MAX} clients of {' '.join(origin)} have calls under way"
@@ -268,7 +269,7 @@ class Clients:
             raise Refused(Code.TOO_MANY_REQUESTS, f"flow limit: {CLIENTS_MAX} clients are known")
 
     def _forget_one(self, passing: OrderedDict[str, Client]) -> bool:
-        """Forget the client without calls that called least recently; False: there is none."""
+        """Forget the client that called least recently and has no active call; False if all have active calls."""
         for client in passing.values():
             if not client.calls and client.stream is None:
                 self._forget(client, f"{len(passing)} clients of {' '.join(client.origin)} hold nothing")
@@ -286,7 +287,8 @@ class Clients:
             client.peer.close(why)
 
     def hold(self, client: Client) -> None:
-        """Note that a client has settings, or is registered. Raises Refused: too many of its origin are."""
+        """Record that a client has settings, or is registered.
+        Raises Refused: too many clients of its origin are registered."""
         if client.id not in (passing := self.passing.get(client.origin, _NONE)):
             return
         if self.holding[client.origin] >= HOLDING_OF_ORIGIN_MAX:
@@ -298,7 +300,7 @@ class Clients:
         self.holding[client.origin] += 1
 
     def _let_go(self, client: Client) -> None:
-        """Note that a client holds nothing any more."""
+        """Record that a client holds nothing any more."""
         passing = self.passing.setdefault(client.origin, OrderedDict())
         if client.id not in passing:
             passing[client.id] = client
@@ -307,15 +309,15 @@ class Clients:
                 del self.holding[client.origin]
 
     def peer_of(self, client: Client) -> Peer:
-        """The client as brokers know it, entered again where they have sent it away."""
+        """Return the peer of a client at brokers; register it again if they have closed it."""
         if client.peer is None or not client.peer.is_open:
             client.group, client.producers = None, set()
             client.peer = self._backend.join(self._on_request(client), lambda: self._closed(client))
         return client.peer
 
     def drop_silent(self) -> None:
-        """Forget the clients that have not called for long and have no call under way. One whose stream is open is
-        asked by it when it calls again."""
+        """Forget clients without a recent or an active call. A client with an open stream is only unregistered at
+        brokers, and remains known."""
         oldest_ms = self._clock.monotonic_ms() - CLIENT_SILENT_MS_MAX
         for client in [one for one in self._clients.values() if not one.calls and one.seen_ms < oldest_ms]:
             why = f"no call for {CLIENT_SILENT_MS_MAX:.0f} ms"
@@ -325,7 +327,7 @@ class Clients:
                 client.peer.close(why)
 
     def close(self) -> None:
-        """Have brokers forget all of them."""
+        """Unregister all clients at brokers."""
         clients, self._clients = self._clients, {}
         self.passing.clear()
         self.holding.clear()
@@ -350,7 +352,7 @@ class Clients:
         await self.register(client, topics, group)
 
     async def register(self, client: Client, topics: Iterable[str], group: str | None, client_type: int = 0) -> None:
-        """Enter a client with brokers, or tell them that it is still there. Raises RemotingError."""
+        """Register a client at brokers, or renew its registration. Raises RemotingError."""
         data = HeartbeatData(clientID=client.id, producerDataSet=[ProducerData(topic) for topic in topics])
         if group is not None:
             settings = client.settings
@@ -367,13 +369,13 @@ class Clients:
             return
         self.hold(client)
         peer = self.peer_of(client)
-        # Before the broker is asked: a client that leaves meanwhile has to be taken out of what it is being put into.
+        # Set before the request to the broker: a client that leaves meanwhile must be unregistered from these groups.
         client.producers = {producer.group_name for producer in data.producerDataSet}
         client.group = group
         await peer.register(data, client.language, client.version)
 
     async def leave(self, client: Client) -> None:
-        """Take a client out of its groups, and drop its settings."""
+        """Remove a client from its groups, and drop its settings."""
         client.forget_settings()
         self._let_go(client)
         peer = client.peer
@@ -385,11 +387,11 @@ class Clients:
             if client.group is not None:
                 await peer.unregister(client.id, None, client.group)
         except RemotingError as error:
-            _log.warning("could not tell a broker that client %s leaves: %s", client.id, error)
+            _log.warning("cannot unregister client %s at a broker: %s", client.id, error)
         client.producers, client.group = set(), None
         self._on_gone(client.id)
 
     def _closed(self, client: Client) -> None:
-        """A broker closed the client, or it was closed here."""
+        """Handle the end of a client's peer, which a broker or this endpoint closed."""
         client.producers, client.group = set(), None
         self._on_gone(client.id)

@@ -1,20 +1,20 @@
 """The service: the path of a call from metadata to answer, and the work between calls (``GrpcMessagingApplication``).
 
-A call is checked in the reference's order: the user who signed it, the rights of the user, the client, the number of
-the client's calls under way. Then come the checks of the method. A refusal is an answer with a status. An error of a
+A call is checked in the reference's order: the user who signed it, the permissions of the user, the client, the number
+of the client's active calls. The checks of the method follow. A refusal is an answer with a status. An error of a
 broker is answered with the status for its code.
 
-Three calls have a second, shorter way. It serves the plain calls of a busy endpoint. The general way serves all others,
-and reports what is wrong with a call. CPU in µs where 1, 4 and 32 calls come in one read (``make bench T=grpc-cpu``):
+Three calls also have a fast path, which serves the plain calls of a busy endpoint. The general path serves all others,
+and reports errors of a call. CPU in µs per call, if 1, 4 and 32 calls arrive in one read (``make bench T=grpc-cpu``):
 
 ==============  ========================================  =======================================  ===================
-call            short way                                 serves                                   short, general
+call            fast path                                 serves                                   fast, general
 ==============  ========================================  =======================================  ===================
 SendMessage     `Sending.send_at_once`: no task, the      one plain message; broker in this        104, 66, 41;
                 sends of a read are stored together       process, no policies, compiled core      220, 157, 115
 AckMessage      `Receiving.ack_at_once`: no task, the     one entry whose handle was not renewed;  110, 53, 27;
-                acks of a read are taken together         broker in this process, no policies      192, 117, 77
-–, plain        the same, read by protobuf                the same without a compiled core         164, 96, 68;
+                acks of a read are handled together       broker in this process, no policies      192, 117, 77
+–, plain        the same, decoded by protobuf             the same without a compiled core         164, 96, 68;
 Python                                                                                             255, 162, 104
 ReceiveMessage  `Receiving._deliver_encoded`: the core    first deliveries, bodies not compressed; 24;
                 encodes all messages of a pop             compiled core                            46 a message of 32
@@ -72,16 +72,16 @@ class StreamFailed(Exception):
 
 
 class Endpoint:
-    """Answers the calls of all clients; loop only.
+    """The service for the calls of all clients; loop only.
 
     Args:
         backend: the brokers.
-        port: its own, for clients that do not say where they found it.
+        port: the endpoint's port, for answers to clients that do not send the endpoint's address.
 
     Attributes:
-        sending, receiving: answer the calls of producers and of consumers.
-        stopping: set when it is to stop.
-        answered: how many calls had an answer, by method and code; None where nobody asks.
+        sending, receiving: handle the calls of producers and of consumers.
+        stopping: set when the endpoint stops.
+        answered: number of answered calls, by method and code; None without metrics.
     """
 
     def __init__(self, backend: Backend, clock: Clock, *, port: int) -> None:
@@ -100,7 +100,7 @@ class Endpoint:
         self.clients = Clients(backend, clock, telemetry.on_request, self._gone)
         routes = Routes(backend, port)
         self._at_once: dict[str, _AtOnce] = {}
-        # `answer_at_once` knows who signed and no more: where policies hold, every call has to be authorized.
+        # `answer_at_once` only authenticates calls: with policies every call has to be authorized, too.
         if backend.at_once is not None and not backend.has_policies:
             self._at_once = {"SendMessage": sending.send_at_once, "AckMessage": receiving.ack_at_once}
         self._unary: dict[str, _Unary] = {
@@ -118,7 +118,7 @@ class Endpoint:
         }
 
     def start(self) -> None:
-        """Begin the work between calls: sweeping clients and half messages, renewing what clients hold."""
+        """Start the periodic work: dropping silent clients and old half messages, renewing held messages."""
         for work, seconds in (
             (self.clients.drop_silent, _SWEEP_SECONDS),
             (self.sending.drop_old, _SWEEP_SECONDS),
@@ -130,14 +130,14 @@ class Endpoint:
             )
 
     async def drain(self) -> None:
-        """Let calls end that will not wait; held receives and streams are cut by the server's end."""
+        """Wait for the calls that end soon; held receives and streams are closed with the server."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), _DRAIN_SECONDS)
 
     async def stop(self) -> None:
-        """Give back what clients hold, and forget them. No call may come any more."""
+        """Return the messages that clients hold, and forget the clients. No call may arrive any more."""
         self.stopping.set()
-        # Before what is held is given back: a renewal under way would hide it again.
+        # Wait for renewals first: an active renewal would hide a returned message again.
         await asyncio.gather(*self._rounds)
         await self.receiving.close(_STOP_SECONDS)
         await self._tasks.close()
@@ -145,11 +145,11 @@ class Endpoint:
 
     @property
     def methods(self) -> list[Method]:
-        """The methods that are answered; the others are UNIMPLEMENTED."""
+        """The supported methods; others are UNIMPLEMENTED."""
         return [one for one in methods() if one.name in self._unary or one.name in ("ReceiveMessage", "Telemetry")]
 
     async def unary(self, method: Method, call: Call, asked: Any) -> Any:
-        """The answer to a call of one request and one response."""
+        """Return the answer to a call with one request and one response."""
         self._under_way += 1
         self._idle.clear()
         try:
@@ -170,8 +170,9 @@ class Endpoint:
         return answer
 
     def answer_at_once(self, method: Method, call: Call, content: bytes, write: Callable[[bytes], None]) -> bool:
-        """Answer a hot call of one request without a task; False: `unary` has to, which also finds out what is wrong
-        with it. ``write``: takes the encoded answer, now or later; `handle_gathered` has to follow."""
+        """Answer a frequent call with one request without a task. Return False if `unary` has to answer it, which also
+        reports its errors. ``write``: receives the encoded answer, now or later. The caller must call
+        `handle_gathered` afterwards."""
         begin, backend = self._at_once.get(method.name), self._backend.at_once
         if begin is None or backend is None:
             return False
@@ -209,12 +210,12 @@ class Endpoint:
         return is_begun
 
     def handle_gathered(self) -> None:
-        """Have the broker handle what calls of one read asked of it."""
+        """Handle the broker requests of the calls in one read."""
         if (backend := self._backend.at_once) is not None:
             backend.handle_gathered()
 
     async def receive(self, method: Method, call: Call, asked: Any, write: Write, write_framed: WriteFramed) -> None:
-        """Answer a ReceiveMessage: a status, messages, the time. Raises CallEnded: the client is gone."""
+        """Answer a ReceiveMessage: a status, messages, the time. Raises CallEnded: the client has disconnected."""
         if self.answered is not None:
             write = self._counted(method.name, self.answered, write)
         try:
@@ -261,13 +262,13 @@ class Endpoint:
             await writing
         finally:
             writing.cancel()
-            # The client may have opened a newer one meanwhile, which has to stay.
+            # Do not remove a newer stream that the client has opened meanwhile.
             if client is not None and client.stream is stream:
                 client.stream = None
 
     @property
     def held_messages(self) -> int:
-        """Return how many messages are renewed for push consumers."""
+        """Number of messages that are renewed for push consumers."""
         return len(self.receiving.renewals)
 
     # -- inside
@@ -282,10 +283,10 @@ class Endpoint:
         return counting
 
     async def _signer(self, name: str, call: Call, asked: Any) -> str | None:
-        """Return the user who signed a call, or None if authentication is off. Raises Refused: it is not allowed."""
+        """Return the user who signed a call, or None if authentication is off. Raises Refused: no permission."""
         backend = self._backend
-        # Before the client is entered: who cannot sign must not fill the table, nor use up the calls of somebody else's
-        # id.
+        # Authenticate before adding the client: unauthenticated callers must not fill the table, nor use up the call
+        # limit of another client.
         user = await backend.identify(call.metadata)
         client = self.clients.find(call.metadata.get("x-mq-client-id", ""))
         if client is not None:
@@ -299,14 +300,14 @@ class Endpoint:
         return user
 
     def _client_of(self, call: Call, user: str | None) -> Client:
-        """The client of a call. Raises Refused."""
+        """Return the client of a call. Raises Refused."""
         client_id = call.metadata.get("x-mq-client-id", "")
         if not client_id.strip():
             raise Refused(Code.CLIENT_ID_REQUIRED, "client id cannot be empty")
         return self.clients.called(client_id, call.peername, user)
 
     def _enter(self, client: Client) -> None:
-        """Count a call that is answered at once, or nearly."""
+        """Count a call on the fast path."""
         client.calls += 1
         self._under_way += 1
         self._idle.clear()
@@ -314,20 +315,20 @@ class Endpoint:
     def _leave(self, client: Client) -> None:
         client.calls -= 1
         self._under_way -= 1
-        assert client.calls >= 0 <= self._under_way, "a call that ended was entered"
+        assert client.calls >= 0 <= self._under_way, "every finished call was counted"
         if not self._under_way:
             self._idle.set()
 
     @contextmanager
     def _entered(self, call: Call, user: str | None) -> Iterator[Client]:
-        """The client of a call, which is under way meanwhile. Raises Refused."""
+        """Provide the client of a call, and count the call as active in the block. Raises Refused."""
         client = self._client_of(call, user)
         client.calls += 1
         try:
             yield client
         finally:
             client.calls -= 1
-            assert client.calls >= 0, "a call that ended was entered"
+            assert client.calls >= 0, "every finished call was counted"
 
     async def _renew(self) -> None:
         online = {client.id for client in self.clients if client.is_online}
@@ -339,7 +340,7 @@ class Endpoint:
 
 
 async def _heard(commands: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    """The commands of a Telemetry stream. One on which none comes for as long as silent clients are kept has ended."""
+    """Yield the commands of a Telemetry stream; stop if no first command arrives within `CLIENT_SILENT_MS_MAX`."""
     try:
         async with asyncio.timeout(CLIENT_SILENT_MS_MAX / 1000):
             first = await anext(commands, None)

@@ -1,8 +1,8 @@
-"""Renews what push consumers hold (``ReceiptHandleManager``, ``ReceiptHandleGroup``).
+"""Renewal of the messages that push consumers hold (``ReceiptHandleManager``, ``ReceiptHandleGroup``).
 
-A consumer that asks with ``auto_renew`` does not say how long its handlers take. What it received is hidden for a
-minute, and its time is extended while it is held. Acks need nothing of this table: it knows the newest handle of a
-message, where an ack has an older one. Loop only. Source: grpc.md §8.2.
+A consumer that receives with ``auto_renew`` does not send the time that its handlers need. Its messages are hidden for
+a minute, and this time is extended while they are held. The table has the newest handle of each message, for acks that
+contain an older handle. Loop only. Source: grpc.md §8.2.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _AT_ONCE = 64
 _log = logging.getLogger(__name__)
 
 HeldKey = tuple[str, str, str, str, int, int]
-"""Group, message id, and what a handle says of the message: kind of topic, broker, queue id, offset."""
+"""Group, message id, and the message's fields in a handle: kind of topic, broker, queue id, offset."""
 
 
 @dataclass(slots=True)
 class _Held:
-    """``known``: the newest handle; as text until somebody needs what it says, as few of them are ever renewed."""
+    """A held message. ``known``: its newest handle, as text until it is used, because few handles are ever renewed."""
 
     topic: str
     known: Handle | str
@@ -73,7 +73,7 @@ class Changing(Protocol):
 
 
 class Renewals:
-    """The newest handles of what clients hold."""
+    """The newest handles of the messages that clients hold."""
 
     def __init__(self, changing: Changing, clock: Clock) -> None:
         self._changing = changing
@@ -85,13 +85,13 @@ class Renewals:
         return self._count
 
     def add(self, client_id: str, group: str, topic: str, message_id: str, handle: Handle) -> None:
-        """Hold a message for a client. Beyond what is kept of one client, or in all, it is not renewed."""
+        """Hold a message for a client. Above the limits for the client or for all clients it is not renewed."""
         self.add_texts(client_id, topic, [(_key(group, message_id, handle), handle)], handle.expires_ms)
 
     def add_texts(
         self, client_id: str, topic: str, several: Iterable[tuple[HeldKey, Handle | str]], expires_ms: int
     ) -> None:
-        """`add` of several messages whose handles end at one time, and need not be read before."""
+        """Hold several messages whose handles expire at the same time, without decoding the handles."""
         held, now_ms = self._held.setdefault(client_id, {}), self._clock.now_ms()
         for key, handle in several:
             if key not in held:
@@ -101,8 +101,8 @@ class Renewals:
             held[key] = _Held(topic, handle, expires_ms, now_ms)
 
     def let_go(self, client_id: str, key: HeldKey, text: str) -> bool:
-        """Stop holding a message, if it is held; False, with nothing done, when it is being renewed, or its newest
-        handle is another one."""
+        """Stop holding a message, if it is held. Return False, without a change, if the message is being renewed or has
+        a newer handle."""
         held = self._held.get(client_id, _NOTHING)
         one = held.get(key)
         if one is not None:
@@ -113,19 +113,19 @@ class Renewals:
         return True
 
     async def take(self, client_id: str, group: str, message_id: str, handle: Handle) -> Handle:
-        """Stop holding a message; its newest handle."""
+        """Stop holding a message, and return its newest handle."""
         held = self._held.get(client_id, {}).pop(_key(group, message_id, handle), None)
         if held is None:
             return handle
         self._count -= 1
-        # An ack with the handle of before would be one too few: the message came again, although it was acknowledged.
+        # Wait for the new handle: after an ack with the old handle the message would be redelivered.
         if held.renewing is not None:
             await held.renewing
         return held.handle
 
     async def round(self, is_online: set[str]) -> None:
-        """Extend what is about to end, and give back what nobody holds any more. ``is_online``: ids of clients that are
-        members of their group."""
+        """Extend handles that expire soon, and return the messages of clients that left. ``is_online``: ids of clients
+        that are members of their group."""
         now_ms = self._clock.now_ms()
         due: list[tuple[str, HeldKey, _Held]] = []
         for client_id, held in list(self._held.items()):
@@ -140,12 +140,13 @@ class Renewals:
 
     async def release(self, client_id: str) -> None:
         """Return the messages that a client holds, for redelivery soon."""
-        # Out of the table before the first await: neither a round nor an ack may find it there any more.
+        # Remove the messages from the table before the first await: neither `round` nor an ack may find them any more.
         held = self._held.pop(client_id, {})
         self._count -= len(held)
-        assert self._count >= 0, "what is given back was held"
+        assert self._count >= 0, "the returned messages were counted"
         for key, one in held.items():
-            # By the handle of before it would come twice: now, and when what it was renewed for is over.
+            # Wait for the new handle: with the old one the message would be delivered twice, now and after the renewed
+            # time.
             if one.renewing is not None:
                 await one.renewing
             try:
@@ -186,7 +187,7 @@ class Renewals:
         finally:
             held.renewing.set_result(None)
             held.renewing = None
-        # It may have been acknowledged while the broker was asked.
+        # The message may have been acked during the request.
         if is_last and self._held.get(client_id, {}).get(key) is held:
             del self._held[client_id][key]
             self._count -= 1

@@ -1,10 +1,9 @@
 """ReceiveMessage, AckMessage, ChangeInvisibleDuration, ForwardMessageToDeadLetterQueue (``ReceiveMessageActivity``,
-``AckMessageActivity``): POP, as clients of gRPC see it.
+``AckMessageActivity``): POP for gRPC clients.
 
-A receive is one pop over all queues of a broker, held until there is a message or the polling time is over. Its answer
-is a stream: a status, the messages, the time at which it was written. Messages that
-were popped and cannot be written are redelivered after a second. Clients may send any handle: the broker checks that
-the named message exists.
+A receive is one pop over all queues of a broker, held until there is a message or the polling time has passed. Its
+answer is a stream: a status, the messages, the time of writing. Messages that were popped and cannot be written are
+redelivered after a second. Clients may send any handle: the broker checks that the named message exists.
 Source: grpc.md §5.5 to §5.10, §8.
 """
 
@@ -71,10 +70,10 @@ _TAGS = "TAG"
 _ENTRIES_MAX = 10_000
 _INT64_MAX = (1 << 63) - 1
 _SLICE = 128
-"""Entries of one call that are handled before others have their turn."""
+"""Number of entries of a call after which it yields to other tasks."""
 
 _ANSWER_BYTES_MAX = 64 << 20
-"""Of decompressed bodies in one answer; what comes behind is delivered as it is stored."""
+"""Maximum bytes of decompressed bodies in one answer; later bodies are delivered as they are stored."""
 
 _log = logging.getLogger(__name__)
 
@@ -87,12 +86,12 @@ _ForwardResponse = message_class("ForwardMessageToDeadLetterQueueResponse")
 
 Write = Callable[[Any], Awaitable[None]]
 WriteFramed = Callable[[list[bytes]], Awaitable[int]]
-"""Sends the first of some messages that are encoded and framed, at least one; returns how many were sent."""
+"""Sends the first of some encoded and framed messages, at least one, and returns the number of sent messages."""
 
 
 @dataclass(slots=True)
 class _Receive:
-    """A receive that passed its checks; times in ms."""
+    """A receive request that passed the checks; times in ms."""
 
     group: str
     topic: str
@@ -108,12 +107,12 @@ class _Receive:
 
 
 class Receiving:
-    """Pops, acks and changes of the time of a redelivery."""
+    """Pops, acks, and changes of invisible times."""
 
     def __init__(self, backend: Backend, clock: Clock) -> None:
         self._backend = backend
         self._clock = clock
-        # The times in handles are those of the broker's pops, whose clock never goes back either.
+        # Times in handles come from the broker's pops, whose clock also never moves backwards.
         self._handle_clock = SteadyClock(clock)
         self._plain = CORE.grpc_messages(RESERVED_AND_HIDDEN)
         self._read_ack = CORE.read_grpc_ack or read_ack
@@ -121,21 +120,21 @@ class Receiving:
         self.renewals = Renewals(self, self._handle_clock)
 
     async def close(self, seconds: float) -> None:
-        """Return what no client has received, and what clients hold, so that it is delivered again soon. The rest is
-        delivered again when its invisible time is over. ``seconds``: the longest time for all of it."""
+        """Return messages that no client has received and messages that clients hold, for redelivery soon. The rest is
+        redelivered after its invisible time. ``seconds``: the maximum time for all requests."""
         try:
             async with asyncio.timeout(seconds):
-                # Both: a broker that does not answer one of them must not keep the other waiting.
+                # Run both at the same time: a broker that does not answer must not delay the other one.
                 await asyncio.gather(self._returning.finish(), self.renewals.release_all())
         except TimeoutError:
-            _log.info("a broker did not take all messages back; it delivers them when their invisible time is over")
+            _log.info("not all messages were returned to a broker; it redelivers them after their invisible time")
         finally:
             await self._returning.close()
 
     # -- ReceiveMessage
 
     async def receive(self, call: Call, client: Client, asked: Any, write: Write, write_framed: WriteFramed) -> None:
-        """Answer a receive; raises Refused before anything was popped."""
+        """Answer a receive. Raises Refused, before any message was popped."""
         wanted = await self._checked(call, client, asked)
         header = PopMessageRequest(
             consumer_group=wanted.group,
@@ -151,7 +150,7 @@ class Receiving:
             order=client.is_fifo,
             attempt_id=asked.attempt_id or None,
         )
-        assert client.peer is not None, "who calls has been entered"
+        assert client.peer is not None, "the client of a call has a peer"
         peer, command = client.peer, request(RequestCode.POP_MESSAGE, header)
         answer = await peer.wait(
             wanted.broker, command, wanted.poll_ms + _POLL_MS_MIN, lambda late: self._unclaimed(wanted, late)
@@ -167,9 +166,9 @@ class Receiving:
                 raise Refused(code_of_broker(code), answer.remark or f"the broker answered with code {code}")
 
     async def _checked(self, call: Call, client: Client, asked: Any) -> _Receive:
-        """The checks in the reference's order."""
+        """Check a receive, in the reference's order."""
         if client.settings is None and not asked.auto_renew:
-            # The SimpleConsumer of Python's SDK asks before its settings can be here.
+            # The SimpleConsumer of the Python SDK sends this call before its settings can arrive.
             await client.wait_for_settings(_SETTINGS_WAIT_SECONDS)
         poll_ms = self._poll_ms(call, client, asked)
         topic = check_topic(asked.message_queue.topic.name)
@@ -199,7 +198,7 @@ class Receiving:
 
     @staticmethod
     def _poll_ms(call: Call, client: Client, asked: Any) -> int:
-        """Return how long to wait for a message: what was asked for, within bounds and the call's deadline."""
+        """Return the time to wait for a message, in ms: the requested time, within limits and the call's deadline."""
         left = call.seconds_left()
         left_ms = None if left is None else int(left * 1000)
         if asked.HasField("long_polling_timeout"):
@@ -216,7 +215,7 @@ class Receiving:
             return poll_ms
         if left_ms >= _POLL_MS_MIN:
             return left_ms
-        # Compared as text, as the reference does: clients of before 5.0.3 do not know the code.
+        # Compared as text, as in the reference: clients before 5.0.3 do not know the code.
         is_old = call.metadata.get("x-mq-client-version", "") < "5.0.3"
         text = "The deadline time remaining is not enough for polling, please check network condition"
         raise Refused(Code.BAD_REQUEST if is_old else Code.ILLEGAL_POLLING_TIME, text)
@@ -237,7 +236,7 @@ class Receiving:
             messages = await _messages(left, wanted.message_topic)
             for message in messages:
                 await write(_ReceiveResponse(message=message))
-                # Remove a message from ``left`` only after the write: the rest is redelivered if the call is cut.
+                # Remove a message from ``left`` only after the write: if the call is cut, the rest is redelivered.
                 popped = left.pop(0)
                 if wanted.renews:
                     message_id = message.system_properties.message_id
@@ -273,8 +272,8 @@ class Receiving:
         write: Write,
         write_framed: WriteFramed,
     ) -> None:
-        """`_deliver` for messages that the compiled core encoded."""
-        # The client has the counted messages; the rest is redelivered. The count must be right if the client leaves.
+        """Write the messages that the compiled core has encoded, as `_deliver`."""
+        # Number of messages that the client has received; the rest is redelivered if the client disconnects.
         sent = 0
         try:
             await write(_ReceiveResponse(status=OK))
@@ -289,10 +288,11 @@ class Receiving:
                 self._give_back_soon(wanted, [read_handle(row[2]) for row in rows[sent:]])
 
     async def _kept(self, client: Client, wanted: _Receive, popped: list[Popped]) -> list[Popped]:
-        """Return the messages to deliver. Ack those of other tags with the same hash; give up those past the limit."""
+        """Return the messages to deliver. Ack messages of other tags with the same hash. Move messages with too many
+        deliveries to the dead letters."""
         kept = []
         by_tags = _tags_of(wanted)
-        assert client.peer is not None, "who calls has been entered"
+        assert client.peer is not None, "the client of a call has a peer"
         for one in popped:
             if by_tags is not None and not matches_tags(by_tags, one.properties.get(property_names.TAGS)):
                 await self._ack(client.peer, wanted.group, wanted.topic, one.handle)
@@ -322,10 +322,10 @@ class Receiving:
     # -- AckMessage
 
     def ack_at_once(self, call: Call, client: Client, content: bytes, answer: AnswerWith) -> bool:
-        """Begin to answer an ack of one message, together with the other acks of its read. Return False if `ack` has to
+        """Start to answer an ack of one message, together with the other acks of the read. Return False if `ack` has to
         answer it. Raises Refused or DecodeError, as `ack` will."""
         backend = self._backend.at_once
-        assert backend is not None, "asked where the broker is in this process"
+        assert backend is not None, "the broker is in this process"
         if (ack := self._read_ack(content)) is None:
             return False
         topic, group, message_id, text, retry, broker, queue_id, offset, start, pop_time, invisible_ms, revive = ack
@@ -336,7 +336,7 @@ class Receiving:
         # The last check, because it changes state: after False another task repeats all checks.
         if not self.renewals.let_go(client.id, (group, message_id, retry, broker, queue_id, offset), text):
             return False
-        assert client.peer is not None, "who calls has been entered"
+        assert client.peer is not None, "the client of a call has a peer"
         if retry != NORMAL_TOPIC:
             topic = read_handle(text).topic_of(topic, group)
         pop = topic, group, queue_id, start, pop_time, revive
@@ -361,7 +361,7 @@ class Receiving:
         return _AckResponse(status=overall, entries=results)
 
     async def _ack_entry(self, client: Client, topic: str, group: str, entry: Any) -> Any:
-        assert client.peer is not None, "who calls has been entered"
+        assert client.peer is not None, "the client of a call has a peer"
         try:
             handle = await self._known(entry.receipt_handle)
             handle = await self.renewals.take(client.id, group, entry.message_id, handle)
@@ -390,12 +390,12 @@ class Receiving:
         # Stop the renewal: push consumers send this request after a handler failed, to have the message redelivered.
         handle = await self.renewals.take(client.id, group, asked.message_id, handle)
         self._check_live(handle)
-        assert client.peer is not None, "who calls has been entered"
+        assert client.peer is not None, "the client of a call has a peer"
         changed = await self._change(client.peer, group, topic, handle, invisible_ms)
         return _ChangeResponse(status=OK, receipt_handle=changed.text)
 
     async def change(self, group: str, topic: str, handle: Handle, invisible_ms: int) -> Handle:
-        """Change the time of a redelivery, in the name of no client. Return the new handle. Raises RmqError."""
+        """Change an invisible time in the endpoint's own name, and return the new handle. Raises RmqError."""
         return await self._change(self._backend.own, group, topic, handle, invisible_ms)
 
     async def retry_ms(self, group: str, deliveries: int) -> int:
@@ -432,14 +432,14 @@ class Receiving:
         if handle.physical_offset < 0:
             raise Refused(Code.INVALID_RECEIPT_HANDLE, "commit log offset is empty")
         handle = await self.renewals.take(client.id, group, asked.message_id, handle)
-        assert client.peer is not None, "who calls has been entered"
+        assert client.peer is not None, "the client of a call has a peer"
         await self._give_up(client.peer, group, topic, handle)
         return _ForwardResponse(status=status(Code.OK, "0"))
 
     async def _give_up(self, peer: Peer, group: str, topic: str, handle: Handle) -> None:
-        """Put a message to the group's dead letters, and acknowledge it."""
-        # Handles are texts that clients may make up: without this, one could have any message of the log, also of a
-        # topic that it may not read, put to the dead letters of its own group.
+        """Move a message to the group's dead letters, and ack it."""
+        # Clients can invent handles. Without this check a client could move any message of the log to the dead letters
+        # of its own group, even from a topic that it must not read.
         lies_at = await self._backend.message_at(handle.pop.broker_name, handle.physical_offset)
         if lies_at != (handle.topic_of(topic, group), handle.pop.queue_id, handle.offset):
             raise Refused(Code.INVALID_RECEIPT_HANDLE, "the handle names a place in the log of another message")
@@ -468,7 +468,7 @@ class Receiving:
 
 
 def no_route(topic: str) -> str:
-    """The text for a topic that is nowhere, which test suites of SDKs look for."""
+    """Return the text for a topic without a route, which test suites of SDKs expect."""
     return (
         f"CODE: 17  DESC: No topic route info in name server for the topic: {topic}\n"
         "For more information, please visit the url, https://rocketmq.apache.org/docs/bestPractice/06FAQ"
@@ -476,7 +476,7 @@ def no_route(topic: str) -> str:
 
 
 def _tags_of(wanted: _Receive) -> SubscriptionData | None:
-    """The tags that are wanted, None for all; brokers filter by their hashes."""
+    """Return the wanted tags, None for all; brokers filter only by hashes of tags."""
     if wanted.filter_type != _TAGS or wanted.filter_text == "*":
         return None
     return subscription(wanted.topic, wanted.filter_text)
@@ -540,8 +540,8 @@ def _expect(answer: Command, otherwise: str) -> None:
 
 
 async def _messages(popped: Sequence[Popped], topic: str) -> list[Any]:
-    """The messages as they are delivered."""
-    # A few KiB may stand for many MiB: what is compressed is left to a thread, the loop is everybody's.
+    """Return the messages for delivery."""
+    # Decompress in a thread, because a few KiB may become many MiB, which would block the event loop.
     if any(one.record.sys_flag & COMPRESSED for one in popped):
         return await asyncio.to_thread(_delivered, popped, topic)
     return _delivered(popped, topic)

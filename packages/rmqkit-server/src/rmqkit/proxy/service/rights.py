@@ -16,7 +16,7 @@ _CONSUMERS = range(2, 7)
 
 
 def wanted_by(name: str, asked: Any) -> list[Wanted]:
-    """Resources and actions; all of them are needed. Raises Refused: one has no name."""
+    """Return the resources and actions that a call needs. Raises Refused: a resource has no name."""
     match name:
         case "QueryRoute":
             return [(_topic(asked.topic.name), _PUB | _SUB)]
@@ -29,12 +29,12 @@ def wanted_by(name: str, asked: Any) -> list[Wanted]:
         case "ReceiveMessage":
             return _consumed(asked.group.name, asked.message_queue.topic.name)
         case "AckMessage" | "ForwardMessageToDeadLetterQueue" | "QueryAssignment" | "ChangeInvisibleDuration":
-            # ChangeInvisibleDuration, too, for which the reference needs the group alone: a made-up handle would have
-            # a message of any topic delivered to the group's retry topic.
+            # The reference requires only the group for ChangeInvisibleDuration. But with an invented handle a client
+            # could move a message of any topic to the group's retry topic.
             return _consumed(asked.group.name, asked.topic.name)
         case "Heartbeat":
             return [(_group(asked.group.name), _SUB)] if asked.client_type in _CONSUMERS else []
-        case "NotifyClientTermination":  # and `wanted_of` the client
+        case "NotifyClientTermination":  # the caller adds `wanted_of` the client
             return [(_group(asked.group.name), _SUB)] if asked.group.name else []
         case "Telemetry" if asked.HasField("settings"):
             return _of_settings(asked.settings)

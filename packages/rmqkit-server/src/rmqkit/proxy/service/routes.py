@@ -1,7 +1,7 @@
 """QueryRoute and QueryAssignment (``RouteActivity``).
 
-An answer names the endpoint by the address at which the client reached it: brokers' own addresses are not for SDKs of
-5.x. Source: grpc.md §5.1, §5.2.
+Answers contain the address at which the client reached the endpoint, not the brokers' own addresses, which 5.x SDKs
+cannot use. Source: grpc.md §5.1, §5.2.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rmqkit.proxy.service.receiving import no_route
 __all__ = ["Routes"]
 
 _SLICE = 1024
-"""Queues of an answer that are made before others have their turn."""
+"""Number of queues of an answer after which it yields to other tasks."""
 
 _IPV4, _IPV6, _DOMAIN_NAME = 1, 2, 3
 _NONE, _READ, _WRITE, _READ_WRITE = 1, 2, 3, 4
@@ -61,13 +61,13 @@ class Routes:
             for queue_id, permission in _queues(queues):
                 one.id, one.permission = queue_id, permission
                 found.message_queues.append(one)  # a copy
-                # A topic may have tens of thousands of queues, each of which costs some microseconds.
+                # A topic may have tens of thousands of queues, and each takes some microseconds.
                 if len(found.message_queues) % _SLICE == 0:
                     await asyncio.sleep(0)
         return found
 
     async def assignment(self, asked: Any) -> Any:
-        """A group's queues: for every client all of them, as POP shares messages, not queues."""
+        """Return all queues of a topic to every client of a group, because POP distributes messages, not queues."""
         topic, group = check_topic(asked.topic.name), check_group(asked.group.name)
         endpoints = self._endpoints(asked.endpoints)
         route = await self._backend.route(topic)
@@ -96,11 +96,11 @@ class Routes:
         return _AssignmentResponse(status=OK, assignments=assignments)
 
     def _endpoints(self, asked: Any) -> Any:
-        """Return where the client finds the queues: where it found the endpoint."""
+        """Return the addresses for queues: the addresses at which the client reached the endpoint."""
         if asked.scheme not in (_IPV4, _IPV6, _DOMAIN_NAME):
             text = f"endpoints with address scheme {asked.scheme}: use IPv4, IPv6 or DOMAIN_NAME"
             raise Refused(Code.INTERNAL_SERVER_ERROR, text)
-        # Not this process's port, as the reference puts it: behind a forwarded port nobody could reach that.
+        # The reference returns the port of its own process, which clients of a forwarded port cannot reach.
         endpoints = _Endpoints(scheme=asked.scheme)
         for address in asked.addresses:
             endpoints.addresses.add(host=address.host, port=address.port or self._port)
@@ -108,7 +108,7 @@ class Routes:
 
 
 def _queues(queues: BrokerQueues) -> Iterator[tuple[int, int]]:
-    """Ids and permissions of a broker's queues; read and written ones first, by their true ids."""
+    """Yield ids and permissions of a broker's queues; queues for reading and writing first."""
     can_read, can_write = queues.permission & Permission.READ, queues.permission & Permission.WRITE
     reads = queues.read_queue_count if can_read else 0
     writes = queues.write_queue_count if can_write else 0

@@ -1,8 +1,9 @@
 """SendMessage, RecallMessage, EndTransaction and check-backs (``SendMessageActivity``, ``EndTransactionActivity``).
 
-Messages of one call go to one queue: that of the message group, by a hash that all proxies share, else any in turn.
-Half messages are settled by their places in the log, which the endpoint keeps by transaction id until they are, and a
-moment longer, for who ends one twice: SDKs tell the id alone. Source: grpc.md §5.4, §5.11, §5.13, §6.1, §9.
+All messages of a call are sent to one queue: the queue of the message group, by a hash that is the same in all proxies,
+or else the next queue. Transactions are ended by the log offsets of their half messages, but SDKs send only the
+transaction id. Therefore the endpoint stores the offsets by transaction id until the transaction has ended, and a
+minute longer for repeated requests. Source: grpc.md §5.4, §5.11, §5.13, §6.1, §9.
 """
 
 from __future__ import annotations
@@ -65,15 +66,15 @@ from rmqkit.remoting.address import join_address
 __all__ = ["Sending"]
 
 _GZIP = 2
-_WRITE = int(Permission.WRITE)  # the bits of enums take microseconds to combine
+_WRITE = int(Permission.WRITE)  # combining enum flags takes microseconds
 _DEFAULT_QUEUE_COUNT = 4
 _COMMIT, _ROLLBACK = 1, 2
 _SERVER_CHECK = 2
 _TRANSACTIONS_MAX = 100_000
 _OPEN_MS_MAX, _ENDED_MS_MAX = 2 * 3_600_000.0, 60_000.0
-"""How long a half message is known that nobody ended, which may be told to wait for an hour, and one that was ended."""
+"""Times to store a half message that is not ended, whose check-back may be delayed by an hour, and an ended one."""
 _RESERVED_BYTES = 256
-"""What a broker may add to a property string: region, cluster, trace."""
+"""Bytes that a broker may add to a property string: region, cluster, trace."""
 
 _SendResponse = message_class("SendMessageResponse")
 _SendEntry = message_class("SendResultEntry")
@@ -81,7 +82,7 @@ _RecallResponse = message_class("RecallMessageResponse")
 _EndResponse = message_class("EndTransactionResponse")
 _TelemetryCommand = message_class("TelemetryCommand")
 
-# Stored, but not as safely as was asked for.
+# The message was stored, but not as safely as requested.
 _UNSAFE = {
     ResponseCode.FLUSH_DISK_TIMEOUT: (Code.MASTER_PERSISTENCE_TIMEOUT, "FLUSH_DISK_TIMEOUT"),
     ResponseCode.FLUSH_SLAVE_TIMEOUT: (Code.SLAVE_PERSISTENCE_TIMEOUT, "FLUSH_SLAVE_TIMEOUT"),
@@ -97,8 +98,8 @@ class _Stored(Struct, rename={"queue_offset": "queueOffset"}):
 
 @dataclass(slots=True)
 class _Half:
-    """A half message; ``users``: its sender and the users who were asked about it, who may all end the transaction;
-    ``ended``: how it was settled, or None; ``since_ms``: monotonic time of its entry."""
+    """A half message. ``users``: its sender and the users who got check-backs, who may all end the transaction;
+    ``ended``: the resolution, or None; ``since_ms``: monotonic time when it was stored here."""
 
     broker: str
     queue_offset: int
@@ -109,7 +110,7 @@ class _Half:
 
 
 _Halves = OrderedDict[tuple[str, str], _Half]
-"""By topic and transaction id, the oldest entry first."""
+"""Half messages by topic and transaction id, oldest first."""
 
 
 class Sending:
@@ -126,9 +127,9 @@ class Sending:
     # -- SendMessage
 
     def send_at_once(self, call: Call, client: Client, content: bytes, answer: AnswerWith) -> bool:
-        """Begin to answer a plain send; False: it is none, and `send` answers it. Raises Refused, as `send` will."""
+        """Start to answer a plain send. Return False for other sends, which `send` answers. Raises Refused."""
         backend = self._backend.at_once
-        assert backend is not None, "asked where the broker is in this process"
+        assert backend is not None, "the broker is in this process"
         if self._plain is None or (plain := self._plain.read(content, join_address(*call.peername))) is None:
             return False
         topic, message_id, group, properties, body, born_ms = plain
@@ -137,7 +138,7 @@ class Sending:
             return False
         check_sent(route.message_type, "FIFO" if group else "NORMAL", topic)
         queues, queue_id = self._queue(route, group)
-        assert client.peer is not None, "who calls has been entered"
+        assert client.peer is not None, "the client of a call has a peer"
         name = topic.encode()
         before, behind = _PLAIN_HEADER
         values = name, name, queue_id, born_ms, _encode_json(properties), _encode_json(queues.name)
@@ -158,7 +159,7 @@ class Sending:
         properties = [properties_of(message, born_host) for message in messages]
         kinds = [type_of(one) for one in properties]
         if len(messages) > 1 and any(kind in ("DELAY", "TRANSACTION", "PRIORITY") for kind in kinds):
-            # Stored in a batch, the reference's timer would stop at it for good.
+            # In a batch these messages would block the reference's timer for ever.
             raise Refused(Code.BAD_REQUEST, "delayed, transactional and prioritised messages are sent one by one")
         if messages[0].system_properties.message_type == TRANSACTION_TYPE and messages[0].system_properties.HasField(
             "delivery_timestamp"
@@ -177,21 +178,21 @@ class Sending:
             raise Refused(Code.MESSAGE_PROPERTIES_TOO_LARGE, text)
         born_ms = timestamp_ms(messages[0].system_properties.born_timestamp, Code.BAD_REQUEST)
         if kinds[0] == "TRANSACTION":
-            # Brokers give up half messages of long ago, and 0, which the reference keeps, is 1970.
+            # Brokers discard old half messages, and 0, which the reference stores, is the year 1970.
             born_ms = born_ms or self._clock.now_ms()
         bodies, sys_flag = await _bodies(messages)
         if kinds[0] == "TRANSACTION":
             sys_flag |= TRANSACTION_PREPARED
         command = _command(bodies, topic, queue_id, encoded, sys_flag, queues.name, born_ms)
-        assert client.peer is not None, "who calls has been entered"
+        assert client.peer is not None, "the client of a call has a peer"
         answer = await client.peer.ask(queues.name, command)
         ids = [message.system_properties.message_id for message in messages]
         return self._sent(topic, ids, kinds[0], queues.name, answer, client.user)
 
     def _queue(self, route: Route, group: str) -> tuple[BrokerQueues, int]:
-        """The queue of a message group, or the next one."""
+        """Return the queue of a message group, or the next queue."""
         writable = [one for one in route.brokers if one.broker_id == 0 and one.permission & _WRITE]
-        # In one order at all proxies: the queue of a message group is a number among all of them.
+        # All proxies use the same order, because the queue of a message group is an index into all queues.
         if len(writable) > 1:
             writable.sort(key=lambda queues: queues.name)
         count = sum([one.write_queue_count for one in writable])
@@ -206,10 +207,10 @@ class Sending:
             if number < one.write_queue_count:
                 return one, number
             number -= one.write_queue_count
-        raise AssertionError("a number below the sum of all queues is one of theirs")
+        raise AssertionError("a number below the total number of queues is the index of a queue")
 
     def _sent(self, topic: str, ids: list[str], kind: str, broker: str, answer: Command, user: str | None) -> Any:
-        """The answer to a send: an entry for each message."""
+        """Return the answer to a send, with an entry for each message."""
         if answer.code in _UNSAFE:
             code, name = _UNSAFE[ResponseCode(answer.code)]
             failed = status(code, f"send message failed, sendStatus={name}")
@@ -245,7 +246,7 @@ class Sending:
         if not await self._backend.has_broker(handle.broker_name):
             raise Refused(Code.BAD_REQUEST, f"recall handle is invalid: cannot find broker {handle.broker_name}")
         header = RecallMessageRequest(producer_group=topic, topic=topic, recall_handle=asked.recall_handle)
-        assert client.peer is not None, "who calls has been entered"
+        assert client.peer is not None, "the client of a call has a peer"
         answer = await client.peer.ask(handle.broker_name, request(RequestCode.RECALL_MESSAGE, header))
         if answer.code != ResponseCode.SUCCESS:
             raise Refused(code_of_broker(answer.code), answer.remark or "recall failed")
@@ -254,7 +255,7 @@ class Sending:
     # -- transactions
 
     async def end_transaction(self, client: Client, asked: Any) -> Any:
-        """Commit or roll back. Answer a repeated request as before, without another commit."""
+        """Commit or roll back. A repeated request gets the same answer, without another commit."""
         topic = check_topic(asked.topic.name)
         if not asked.transaction_id.strip():
             raise Refused(Code.INVALID_TRANSACTION_ID, "transaction id cannot be empty")
@@ -276,14 +277,14 @@ class Sending:
             transaction_id=asked.transaction_id,
             bname=half.broker,
         )
-        half.ended = asked.resolution  # before the broker is asked: a second call meanwhile would commit twice
-        assert client.peer is not None, "who calls has been entered"
+        half.ended = asked.resolution  # set before the request: a concurrent second call would commit again
+        assert client.peer is not None, "the client of a call has a peer"
         try:
             answer = await client.peer.ask(half.broker, request(RequestCode.END_TRANSACTION, header))
             if answer.code not in (ResponseCode.SUCCESS, *_UNSAFE):
                 raise PeerRefused(answer.code, answer.remark, half.broker)
         except BaseException:
-            # Also when the call was cancelled: its next try has to reach the broker again.
+            # Also after a cancellation: the client's next try must send a request to the broker.
             half.ended = None
             raise
         if self._halves.get(key) is half:
@@ -292,7 +293,7 @@ class Sending:
         return _EndResponse(status=OK)
 
     def check_back(self, client: Client, command: Command) -> None:
-        """A broker asks what became of a half message: ask the client over its stream."""
+        """Pass a broker's check-back of a half message to the client, over its stream."""
         header = decode_header(command, CheckTransactionRequest)
         record = decode_record(command.payload)
         properties = decode_properties(record.properties)
@@ -301,10 +302,10 @@ class Sending:
         known = self._halves.get(key)
         users = frozenset([client.user]) | (frozenset() if known is None else known.users)
         half = _Half(header.bname or "", header.tran_state_table_offset, header.commit_log_offset, users)
-        # Also when there is no stream to ask over: the client may end it by itself, by this id.
+        # Store the half message even without a stream: the client may end it by itself, with this id.
         self._keep(self._halves, key, half)
         if client.stream is None:
-            return  # the broker asks again
+            return  # the broker repeats the check-back
         asking = _TelemetryCommand()
         message = message_of(record, properties, record.topic)
         asking.recover_orphaned_transaction_command.message.CopyFrom(message)
@@ -313,11 +314,11 @@ class Sending:
 
     @property
     def transaction_counts(self) -> tuple[int, int]:
-        """Return how many transactions are open, and how many ended lately."""
+        """Numbers of open transactions and of recently ended transactions."""
         return len(self._halves), len(self._ended)
 
     def drop_old(self) -> None:
-        """Forget half messages of long ago."""
+        """Drop old half messages."""
         now_ms = self._clock.monotonic_ms()
         for halves, ms_max in ((self._halves, _OPEN_MS_MAX), (self._ended, _ENDED_MS_MAX)):
             while halves and next(iter(halves.values())).since_ms < now_ms - ms_max:
@@ -328,12 +329,12 @@ class Sending:
         halves[key] = half
         halves.move_to_end(key)
         if len(halves) > _TRANSACTIONS_MAX:
-            halves.popitem(last=False)  # the broker asks about it, and it is here again
+            halves.popitem(last=False)  # the broker's check-back adds it again
 
 
 async def _bodies(messages: Any) -> tuple[list[bytes], int]:
-    """The bodies as they are stored, and what sysFlag says of them: gzip, which clients of remoting take for zlib, as
-    zlib. Those of a batch have one sysFlag and stay as they are."""
+    """Return the bodies to store, and their bits of sysFlag. A gzip body is converted to zlib, because remoting clients
+    expect zlib. The bodies of a batch share one sysFlag and are not converted."""
     bodies = [message.body for message in messages]
     if messages[0].system_properties.body_encoding != _GZIP:
         return bodies, 0
@@ -345,7 +346,7 @@ async def _bodies(messages: Any) -> tuple[list[bytes], int]:
 
 def plain_sends() -> GrpcSendsReader | None:
     """Return the compiled core's reader of plain sends; None without a core."""
-    own = {property_names.SHARDING_KEY, TRACE_CONTEXT}  # user properties of these names take the place of others
+    own = {property_names.SHARDING_KEY, TRACE_CONTEXT}  # as user properties they replace the endpoint's
     return CORE.grpc_sends(REFUSED | own, BODY_BYTES_MAX, PROPERTIES_BYTES_MAX - _RESERVED_BYTES)
 
 
@@ -374,7 +375,7 @@ def _command(
 
 
 def _plain_header() -> tuple[bytes, bytes]:
-    """The header of a plain send before its opaque, as a format of what differs, and behind it."""
+    """Return the header of a plain send before its opaque, as a format for the variable fields, and after it."""
     texts = {"<topic>": b"%b", "1234567": b"%d", "7654321": b"%d", '"<properties>"': b"%b", '"<broker>"': b"%b"}
     sample = _command([b""], "<topic>", 1234567, [b"<properties>"], 0, "<broker>", 7654321)
     header = b"".join(map(bytes, encode_command(sample)))[8:].replace(b"%", b"%%")

@@ -1,8 +1,8 @@
-"""Telemetry, Heartbeat, NotifyClientTermination, and what tools ask clients (``ClientActivity``).
+"""Telemetry, Heartbeat, NotifyClientTermination, and requests of tools to clients (``ClientActivity``).
 
-A client opens one stream and sends its settings on it. They are answered at once, before brokers hear of the client:
-SDKs wait for them. What brokers ask the client goes over the stream, too: what became of a half message, to handle a
-message now, to show its stack. Source: grpc.md §5.3, §5.12, §7, §10.
+A client opens one stream and sends its settings on it. They are answered at once, before the client is registered at
+brokers, because SDKs wait for the answer. Requests of brokers to the client use the stream, too: check-backs of half
+messages, the handling of a message now, and stack traces. Source: grpc.md §5.3, §5.12, §7, §10.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _RESULTS = {
 
 
 class Telemetry:
-    """Settings, signs of life, and questions to clients."""
+    """Settings, heartbeats, and requests to clients."""
 
     def __init__(self, backend: Backend, sending: Sending, tasks: Tasks) -> None:
         self._backend = backend
@@ -64,8 +64,8 @@ class Telemetry:
         self._nonces = itertools.count()
 
     async def take(self, call: Call, client: Client, command: Any, stream: Stream) -> Any | None:
-        """Handle one command of a client's stream; the answer, if it has one. Accepted settings make the stream the
-        client's. Answers to questions count on that stream alone. Raises Refused: the stream ends."""
+        """Handle one command of a client's stream, and return the answer, if any. Accepted settings make this stream
+        the client's. Only on this stream are answers to requests accepted. Raises Refused: close the stream."""
         match command.WhichOneof("command"):
             case "settings":
                 answer = await self._settings(call, client, command.settings)
@@ -83,7 +83,7 @@ class Telemetry:
         client.language = language_of(call.metadata.get("x-mq-language", ""))
         client.version = version_of(call.metadata.get("x-mq-client-version", ""))
         config = await self._backend.group(settings.subscription.group.name) or SubscriptionGroupConfig()
-        # Set before the registration at brokers, which takes time: the first receive may arrive before they answer.
+        # Set before the registration at brokers, because the first receive may arrive before they answer.
         client.set_settings(merged := merge(settings, config))
         self._tasks.start(self._register(client, settings), f"registration of {client.id}")
         return _Command(status=OK, settings=merged)
@@ -95,8 +95,8 @@ class Telemetry:
             _log.warning("client %s is not registered until its next heartbeat: %s", client.id, error)
 
     async def heartbeat(self, call: Call, client: Client, asked: Any) -> Any:
-        """A client is still there. A consumer that the endpoint has forgotten is registered from what it says: no SDK
-        sends its settings again because of an error here."""
+        """Renew the registration of a client. A consumer that the endpoint has forgotten is registered from the fields
+        of the heartbeat, because no SDK sends its settings again after an error."""
         if client.settings is not None and client.settings.HasField("publishing"):
             topics = [topic.name for topic in client.settings.publishing.topics]
             await client.clients.register(client, topics, None)
@@ -116,10 +116,10 @@ class Telemetry:
         await client.clients.leave(client)
         return _TerminationResponse(status=OK)
 
-    # -- what brokers tell and ask clients
+    # -- notices and requests of brokers to clients
 
     def on_request(self, client: Client) -> OnRequest:
-        """Takes what brokers tell and ask a client; what clients of gRPC have no command for is dropped."""
+        """Return the handler of brokers' notices and requests to a client; it ignores those without a gRPC command."""
 
         def take(command: Command) -> asyncio.Future[Command] | None:
             match command.code:
@@ -137,7 +137,7 @@ class Telemetry:
         return take
 
     async def _verify(self, client: Client, command: Command) -> Command:
-        """Have a client handle a message now (``verify_message_command``)."""
+        """Let a client handle a message now (``verify_message_command``), and return the result."""
         nonce = str(next(self._nonces))
         asking = _Command()
         asking.verify_message_command.nonce = nonce
@@ -167,7 +167,7 @@ class Telemetry:
 
     @staticmethod
     async def _relay(client: Client, command: Command, asking: Any, nonce: str) -> Any:
-        """The client's answer, or the broker's where there is none."""
+        """Return the client's answer, or an error answer for the broker if the client does not answer."""
         try:
             return await client.relay(asking, nonce)
         except TimeoutError:

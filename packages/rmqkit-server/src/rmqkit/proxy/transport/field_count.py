@@ -1,10 +1,10 @@
-"""Counts the fields of an encoded protobuf message before it is decoded.
+"""The number of fields in an encoded protobuf message, checked before decoding.
 
-A field of two bytes becomes an object: 16 MiB of them hold the event loop for 0.6 s of CPU, and take some hundred MiB
-of memory. `is_within` walks over the encoded fields, without making anything, and stops at `FIELDS_MAX`. A message type
-whose fields hold no further messages counts as one field: the decoder is fast enough there.
+A field of two bytes becomes an object: 16 MiB of such fields block the event loop for 0.6 s, and take some hundred MiB
+of memory. `is_within` walks over the encoded fields without making objects, and stops after `FIELDS_MAX`. A message
+whose fields contain no further messages counts as one field: the decoder is fast enough for it.
 
-Costs about a microsecond for each field. Messages of up to `SMALL_BYTES` are not looked at.
+The check takes about a microsecond per field. Messages of up to `SMALL_BYTES` are not checked.
 Source: protobuf's encoding.
 """
 
@@ -21,8 +21,8 @@ _VARINT, _FIXED64, _SIZED, _FIXED32 = 0, 1, 2, 5
 
 
 def is_within(descriptor: Any, content: bytes) -> bool:
-    """Return whether an encoded message has at most `FIELDS_MAX` fields. One that cannot be read is left to the
-    decoder, which says why."""
+    """Return True if an encoded message has at most `FIELDS_MAX` fields. The decoder reports errors of a damaged
+    message."""
     if len(content) <= SMALL_BYTES:
         return True
     left = FIELDS_MAX
@@ -52,7 +52,7 @@ def is_within(descriptor: Any, content: bytes) -> bool:
 
 
 def _varint(content: bytes, at: int, end: int) -> tuple[int, int]:
-    """A number and where the next byte is; behind the end where it is not whole."""
+    """Return a number and the position of the next byte; the end if the number is incomplete."""
     number = shift = 0
     while at < end and shift < 70:
         byte = content[at]
@@ -66,7 +66,7 @@ def _varint(content: bytes, at: int, end: int) -> tuple[int, int]:
 
 @cache
 def _messages_in(descriptor: Any) -> dict[int, Any]:
-    """The message types of the fields that hold further messages, by number."""
+    """Return the message types of the fields that contain further messages, by field number."""
     found = {}
     for field in descriptor.fields:
         inner = field.message_type

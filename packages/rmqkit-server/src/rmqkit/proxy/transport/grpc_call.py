@@ -1,8 +1,8 @@
-"""Calls of gRPC over HTTP/2: paths, message framing, deadlines and statuses, and the endpoint's answer to each.
+"""gRPC calls over HTTP/2: paths, message framing, deadlines, statuses, and the endpoint's answers.
 
-A request of one message is handled when it is whole, one of many as its messages come. Requests are parsed here, since
-what cannot be parsed has to end its call as it does at other servers. Source: gRPC over HTTP/2 (its protocol
-description), grpc.md §1, §2.1.
+A request with one message is handled when it is complete, a stream of requests as its messages arrive. Requests are
+decoded here, because a request that cannot be decoded must end its call like in other gRPC servers. Source: gRPC over
+HTTP/2 (its protocol description), grpc.md §1, §2.1.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _OK, _INVALID_ARGUMENT, _RESOURCE_EXHAUSTED, _UNIMPLEMENTED, _INTERNAL = 0, 3, 8
 _SECONDS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 _INFLATED_BY = {b"gzip": 31, b"deflate": 15}
 _CONTENT_TYPE = (b"content-type", b"application/grpc")
-# ``:status`` 200 is in the static table; that has no entry that gRPC needs besides.
+# ``:status`` 200 is the only header of gRPC in the static table.
 _HEAD_BLOCK = b"\x88" + header_block([_CONTENT_TYPE, (b"grpc-accept-encoding", b"identity,deflate,gzip")])
 _OK_BLOCK = header_block([(b"grpc-status", b"0")])
-# What of a call's metadata is of use to an RPC.
+# The metadata that the service uses.
 _METADATA = [
     (name.encode(), name)
     for name in ("x-mq-client-id", "x-mq-language", "x-mq-client-version", "x-mq-date-time", "authorization")
@@ -48,11 +48,11 @@ _SHOWN = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
 
 _log = logging.getLogger(__name__)
 
-header_decoder(0)  # what it needs and is not installed is missed now, not when the first client comes
+header_decoder(0)  # reports missing packages now, not at the first connection
 
 
 class _Fault(Exception):
-    """A request that is no gRPC, or too large: its call ends with a status of gRPC."""
+    """A request that is not valid gRPC or is too large: its call ends with a gRPC status."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)
@@ -68,7 +68,7 @@ class GrpcService:
         self._read_usual = CORE.read_grpc_call
 
     def connection(self, *, clock: Clock, **link: Unpack[LinkArguments]) -> Http2Connection:
-        """A connection whose streams are calls."""
+        """Return a connection whose streams are calls."""
         return Http2Connection(
             partial(_GrpcCall, self),
             clock=clock,
@@ -79,7 +79,7 @@ class GrpcService:
 
 
 class _GrpcCall(Http2Stream):
-    """One call: what an RPC sees of it (`rmqkit.proxy.service.clients.Call`), and what HTTP/2 does with it."""
+    """One call, with the interface for the service (`rmqkit.proxy.service.clients.Call`) and for HTTP/2."""
 
     __slots__ = ("_came", "_deadline", "_has_head", "_inflated_by", "_kept", "_method", "_more", "_parts",
                  "_queued_bytes", "_service", "_task", "_untaken", "_wanted", "metadata")  # fmt: skip
@@ -101,19 +101,19 @@ class _GrpcCall(Http2Stream):
         self._more: asyncio.Future[None] | None = None
         self.metadata: dict[str, str] = {}
 
-    # -- what an RPC sees
+    # -- called by the service
 
     def seconds_left(self) -> float | None:
         return None if self._deadline is None else self._deadline - self._connection.loop.time()
 
     async def write(self, message: Any) -> None:
-        """Send one message of the answer. Raises CallEnded: nobody waits for it, or took it before the deadline."""
+        """Send one message of the answer. Raises CallEnded: the client has ended the call, or did not read in time."""
         self._send(message.SerializeToString())
         await self._left()
 
     async def write_framed(self, frames: list[bytes]) -> int:
-        """Send the first of some messages of the answer, which are framed: as many as need not wait for the client, at
-        least one; how many. Raises CallEnded, as `write` does: none of them counts."""
+        """Send the first of some framed messages: as many as the windows allow, but at least one. Return their number.
+        Raises CallEnded, as `write`: the client has received none of them."""
         window, count = self.window, 0
         for one in frames:
             window -= len(one)
@@ -126,7 +126,7 @@ class _GrpcCall(Http2Stream):
         return count
 
     async def _left(self) -> None:
-        """Wait until the client has taken what was sent, if it has to be waited for. Raises CallEnded."""
+        """Wait until the client has read the sent data, if its windows are full. Raises CallEnded."""
         if self.is_waiting:
             try:
                 async with asyncio.timeout(self.seconds_left()):
@@ -135,9 +135,9 @@ class _GrpcCall(Http2Stream):
                 self.reset()
                 raise CallEnded("the client has not taken the answer before the deadline") from None
         if self.is_over:
-            raise CallEnded("the client has ended the call, or its connection is gone")
+            raise CallEnded("the client has ended the call, or its connection has closed")
 
-    # -- what HTTP/2 brings
+    # -- called by the HTTP/2 connection
 
     def opened(self, headers: Headers) -> None:
         found = dict(headers)
@@ -178,7 +178,7 @@ class _GrpcCall(Http2Stream):
 
     def ended(self) -> None:
         method, came = self._method, self._came
-        assert method is not None, "other calls have ended"
+        assert method is not None, "an open call has a method"
         if method.streams_requests:
             self._tell()
         elif self._kept or came is None or len(came) != 1:
@@ -197,7 +197,7 @@ class _GrpcCall(Http2Stream):
             self._task.cancel()
 
     def overrun(self) -> None:
-        self._finish(_RESOURCE_EXHAUSTED, "requests of this connection that are not whole take too much memory")
+        self._finish(_RESOURCE_EXHAUSTED, "the incomplete requests of this connection take too much memory")
 
     # -- inside
 
@@ -209,7 +209,7 @@ class _GrpcCall(Http2Stream):
             self._start(self._telemetry, method)
 
     def _read_own_headers(self, found: dict[bytes, bytes]) -> None:
-        """Deadline and compression. Raises _Fault."""
+        """Read deadline and compression. Raises _Fault."""
         timeout = found.get(b"grpc-timeout")
         if timeout is not None:
             number, unit = timeout[:-1], _text(timeout[-1:])
@@ -223,17 +223,17 @@ class _GrpcCall(Http2Stream):
             self._inflated_by = _INFLATED_BY[encoding]
 
     def _split(self, data: bytes) -> None:
-        """Cut what came into messages: a flag, a length, content. Raises _Fault."""
+        """Split received data into messages: a flag, a length, content. Raises _Fault."""
         size = len(data)
         self._untaken += size
-        if not self._kept and size > 5 and size - 5 == int.from_bytes(data[1:5]):  # mostly: one frame, one message
+        if not self._kept and size > 5 and size - 5 == int.from_bytes(data[1:5]):  # one frame, one message: usual
             self._message(data[0], data[5:])
             self._let_more_come()
             return
         if self._kept:
             self._parts.append(data)
             self._kept += len(data)
-            data = b"" if self._kept < self._wanted else b"".join(self._parts)  # joined once, not with each frame
+            data = b"" if self._kept < self._wanted else b"".join(self._parts)  # join once, not for each frame
         if data:
             self._parts.clear()
             at, size = 0, len(data)
@@ -255,13 +255,13 @@ class _GrpcCall(Http2Stream):
         self._let_more_come()
 
     def _let_more_come(self) -> None:
-        """Let the client send as much again, unless too much of what it sent is not handled."""
+        """Let the client send more, unless too many received bytes are not handled yet."""
         if self._queued_bytes <= STREAM_WINDOW:
             self.take(self._untaken)
             self._untaken = 0
 
     def _message(self, flag: int, content: bytes) -> None:
-        """Queue one message. Raises _Fault: its compression was not announced, or it is too large, or one too many."""
+        """Queue one message. Raises _Fault: unannounced compression, too large, or a second message."""
         if flag:
             if flag != 1 or not self._inflated_by:
                 raise _Fault(_INTERNAL, f"a message has the compressed flag {flag} and no grpc-encoding")
@@ -279,16 +279,16 @@ class _GrpcCall(Http2Stream):
             self._more.set_result(None)
 
     async def _messages(self, method: Method) -> AsyncIterator[Any]:
-        """The messages of a stream of requests. Raises _Fault."""
+        """Yield the messages of a stream of requests. Raises _Fault."""
         came = self._came
-        assert came is not None, "a stream of requests has begun"
+        assert came is not None, "a stream of requests has a queue"
         while True:
             while came:
                 content = came.popleft()
                 self._queued_bytes -= len(content)
                 self._let_more_come()
                 yield _parsed(method, content)
-                await asyncio.sleep(0)  # many that came in one read must not keep others waiting
+                await asyncio.sleep(0)  # many messages in one read must not block other tasks
             if self.is_request_whole or self.is_over:
                 if self._kept:
                     raise _Fault(_INTERNAL, f"{method.name}: the stream ends within a message")
@@ -300,7 +300,7 @@ class _GrpcCall(Http2Stream):
         self._task = self._connection.loop.create_task(self._ending(answering, *arguments))
 
     async def _ending(self, answering: Callable[..., Coroutine[Any, Any, None]], *arguments: object) -> None:
-        """Answer, and end the call with its status."""
+        """Answer the call, and end it with its status."""
         try:
             await answering(*arguments)
         except _Fault as fault:
@@ -322,7 +322,7 @@ class _GrpcCall(Http2Stream):
     async def _receive(self, method: Method, content: bytes) -> None:
         await self._service.endpoint.receive(method, self, _parsed(method, content), self.write, self.write_framed)
         self._finish(_OK, "")
-        self._connection.flush()  # the next turn of the loop would do it, and the client has waited for long
+        self._connection.flush()  # not in the next loop iteration, because the client has waited for long
 
     async def _telemetry(self, method: Method) -> None:
         try:
@@ -332,7 +332,7 @@ class _GrpcCall(Http2Stream):
         self._finish(_OK, "")
 
     def _abort(self, fault: _Fault) -> None:
-        """End a call that is under way."""
+        """End an active call."""
         self._finish(fault.code, str(fault))
         self.cut()
 
@@ -346,7 +346,7 @@ class _GrpcCall(Http2Stream):
         self.write_data(data)
 
     def _finish(self, code: int, text: str) -> None:
-        """End the call with a status; an answer without messages has no other headers."""
+        """End the call with a status; in an answer without messages the status is in the only headers."""
         if code == _OK:
             block = _OK_BLOCK
         else:
@@ -360,7 +360,7 @@ def _text(value: bytes) -> str:
 
 
 def _parsed(method: Method, content: bytes) -> Any:
-    """The message of a request. Raises _Fault."""
+    """Decode the message of a request. Raises _Fault."""
     if not is_within(method.request.DESCRIPTOR, content):
         raise _Fault(_RESOURCE_EXHAUSTED, f"{method.name}: Received message with more than {FIELDS_MAX} fields")
     try:
@@ -370,7 +370,7 @@ def _parsed(method: Method, content: bytes) -> Any:
 
 
 def _inflate(content: bytes, window_bits: int) -> bytes:
-    """A compressed message. Raises _Fault: it is damaged, or too large."""
+    """Decompress a message. Raises _Fault: it is damaged or too large."""
     inflating = zlib.decompressobj(window_bits)
     try:
         # One byte more than the limit distinguishes a message that is too large from one that is cut off.

@@ -1,6 +1,6 @@
-"""Header blocks of HTTP/2: who reads them, and as much of HPACK as our answers need.
+"""Header blocks of HTTP/2: their decoder, and the part of HPACK that answers need.
 
-The compiled core reads the block of an SDK's request in 1 us, its twin in plain Python in 8. Source: RFC 7541.
+The compiled core decodes the block of an SDK's request in 1 us, the plain Python version in 8. Source: RFC 7541.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class HeaderBlockError(RmqError):
-    """A header block cannot be read; what follows on its connection cannot be either.
+    """A header block cannot be decoded, nor can later blocks of the connection.
 
     Attributes:
-        is_too_large: it can be read, and has more than is taken.
+        is_too_large: the block is valid, but has more headers than the limit.
     """
 
     def __init__(self, text: str, *, is_too_large: bool = False) -> None:
@@ -29,13 +29,13 @@ class HeaderBlockError(RmqError):
 
 
 class HeaderDecoder:
-    """Reads the header blocks of one side of a connection, in their order."""
+    """The decoder of the header blocks of one side of a connection, in their order."""
 
     def __init__(self, reader: HeaderBlockDecoder) -> None:
         self._decode = reader.decode
 
     def decode(self, block: bytes) -> Headers:
-        """The headers of a block. Raises HeaderBlockError."""
+        """Return the headers of a block. Raises HeaderBlockError."""
         try:
             return self._decode(block)
         except ValueError as error:
@@ -44,8 +44,8 @@ class HeaderDecoder:
 
 
 def header_decoder(list_bytes_max: int) -> HeaderDecoder:
-    """A decoder by the compiled core where it is installed, else by its twin. ``list_bytes_max``: of the headers of one
-    block, each counted with 32 bytes more (RFC 9113 §6.5.2)."""
+    """Return a decoder of the compiled core if it is installed, or else of the plain Python version.
+    ``list_bytes_max``: limit for the headers of one block, each counted with 32 more bytes (RFC 9113 §6.5.2)."""
     if (compiled := CORE.header_decoder(list_bytes_max)) is not None:
         return HeaderDecoder(compiled)
     from rmqkit.proxy.transport.plain_header_blocks import PlainHeaderBlocks
@@ -54,7 +54,7 @@ def header_decoder(list_bytes_max: int) -> HeaderDecoder:
 
 
 def header_block(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
-    """A header block that no table is needed for: each header as a literal that is not indexed (RFC 7541 §6.2.2)."""
+    """Encode a header block without a table: each header is a literal that is not indexed (RFC 7541 §6.2.2)."""
     return b"".join(b"\0" + _literal(name) + _literal(value) for name, value in headers)
 
 

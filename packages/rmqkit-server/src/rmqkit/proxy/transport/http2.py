@@ -1,12 +1,12 @@
-"""A connection of HTTP/2 as a server of gRPC needs it: frames to streams, flow control, and bounds.
+"""An HTTP/2 connection for a gRPC server: frames, streams, flow control, and limits.
 
-It is built for many short requests: all frames of one read are handled together, and all answers of a loop iteration
-leave in one write. Our header blocks are constants without a dynamic table.
+It is optimized for many short requests: all frames of one read are handled together, and all answers of a loop
+iteration are sent in one write. Header blocks of answers are constants, which need no dynamic table.
 
-A peer can cause much work with few bytes. Therefore these have bounds: streams at a time, bytes of a header block,
-bytes of requests that are incomplete or not answered, new streams in one loop iteration, and frames that only make work
-(Rapid Reset, floods of PING, SETTINGS, CONTINUATION and empty DATA). The bytes of frames are in `frames`, a request and
-its answer in `stream`. Source: RFC 9113, RFC 7541.
+A peer can cause much work with few bytes. Therefore there are limits for open streams, bytes of a header block, bytes
+of incomplete and of unanswered requests, new streams in one loop iteration, and frames that only make work (Rapid
+Reset, floods of PING, SETTINGS, CONTINUATION and empty DATA). `frames` has the format of frames, `stream` a request and
+its answer. Source: RFC 9113, RFC 7541.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ __all__ = ["Http2Connection"]
 
 STREAMS_MAX = 10_000
 CONNECTION_WINDOW = 4 << 20
-# Bytes of requests that are whole and not answered; above it the peer may send no more.
+# Bytes of complete but unanswered requests; above this limit the peer may send no more.
 _ASKED_BYTES_HIGH = 8 << 20
-# Bytes of requests that are not whole, of one connection.
+# Bytes of the incomplete requests of one connection.
 _INCOMPLETE_BYTES_MAX = 64 << 20
-# The approximate memory of a stream without bytes.
+# The approximate memory of a stream without data.
 _STREAM_BYTES = 1024
 _HEADER_BYTES_MAX = 16_384
 _WINDOW_MAX = 0x7FFFFFFF
@@ -79,10 +79,10 @@ class Http2Connection(Link):
 
     Attributes:
         peername: address and port of the client.
-        frame_bytes_max: the largest frame that the client takes.
+        frame_bytes_max: the largest frame that the client accepts.
         pending_bytes: the bytes of answers that wait for the client's windows.
         taken: a future while the client does not read; done when the client reads again.
-        initial_window, send_window: how many bytes may be sent on a new stream, and on all streams together.
+        initial_window, send_window: number of bytes that may be sent on a new stream, and on all streams together.
     """
 
     def __init__(
@@ -105,8 +105,8 @@ class Http2Connection(Link):
         self._make_stream = make_stream
         self._decoder = header_decoder(_HEADER_BYTES_MAX)
         self._streams: dict[int, Http2Stream] = {}
-        self._waiting: dict[int, Http2Stream] = {}  # for the connection's window
-        self._stuck: dict[int, Http2Stream] = {}  # for their own
+        self._waiting: dict[int, Http2Stream] = {}  # wait for the connection's window
+        self._stuck: dict[int, Http2Stream] = {}  # wait for their own window
         self._has_more_window = False
         self._resets: dict[int, None] = {}
         self._left = b""
@@ -135,7 +135,7 @@ class Http2Connection(Link):
 
     @property
     def frame_since_ms(self) -> float | None:
-        """Return since when the oldest request is incomplete. Streams of requests do not count."""
+        """Time since which the oldest request is incomplete, except streams of requests."""
         if self._block is not None or (self._left and not self._is_held):
             return self._left_since_ms
         for stream in self._streams.values():
@@ -167,7 +167,7 @@ class Http2Connection(Link):
 
     def data_received(self, data: bytes) -> None:
         self.active_ms = self._clock.monotonic_ms()
-        self._flush_due = True  # everything answered below leaves in the one write at the end
+        self._flush_due = True  # all answers made below are sent in one write at the end
         if self._tls is not None:
             try:
                 data = self._tls.feed(data)
@@ -178,7 +178,7 @@ class Http2Connection(Link):
         self.flush()
 
     def pause_writing(self) -> None:
-        # A client that does not read its answers is not read: its next requests would only add answers.
+        # Stop reading from a client that does not read its answers: more requests would only add answers.
         self.taken = self._loop.create_future()
         if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
@@ -189,7 +189,7 @@ class Http2Connection(Link):
             self._transport.resume_reading()
 
     def close(self, reason: str = "") -> None:
-        """Tell the client to connect again, and end the requests that have no answer."""
+        """Send GOAWAY, so that the client reconnects, and end the requests without an answer."""
         if self.is_open:
             self._go_away(ErrorCode.NO_ERROR, reason)
             self._end_all()
@@ -200,11 +200,11 @@ class Http2Connection(Link):
         super().cut(reason)
 
     def probe(self) -> None:
-        """Send PING: a client that does not answer is gone."""
+        """Send PING, to detect a client that does not answer."""
         heard_ms = self.active_ms
         self.put(frame(PING, 0, 0, bytes(8)))
         self.flush()
-        self.active_ms = heard_ms  # our own write does not show that the client lives
+        self.active_ms = heard_ms  # the write does not prove that the client is alive
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._left, self._block = b"", None
@@ -276,7 +276,7 @@ class Http2Connection(Link):
         at, size = 0, len(data)
         if not self._is_greeted:
             if data[: len(PREFACE)] != PREFACE[:size]:
-                raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"it begins with {data[:24]!r}, which is no HTTP/2")
+                raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"it begins with {data[:24]!r}, which is not HTTP/2")
             if size < len(PREFACE):
                 return 0, False
             self._is_greeted, at = True, len(PREFACE)
@@ -303,7 +303,7 @@ class Http2Connection(Link):
     def _handle(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         # A frame between the pieces of a header block would be read while the tables of both sides differ.
         if self._block is not None and (kind != CONTINUATION or stream_id != self._block_of):
-            raise Http2Error(ErrorCode.PROTOCOL_ERROR, "a header block is not whole when another frame comes")
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, "another frame arrived within a header block")
         if not self._has_settings and kind != SETTINGS:
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"the first frame is of type {kind}, not SETTINGS")
         if kind < len(self._HANDLERS):
@@ -315,8 +315,8 @@ class Http2Connection(Link):
         if not stream_id:
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, "DATA on stream 0")
         size = len(payload)
-        # The whole payload counts, also padding and DATA on streams that have ended: the peer has subtracted it from
-        # its window, which would stay smaller for ever.
+        # Count the whole payload, including padding and DATA on closed streams: the peer has subtracted it from its
+        # window, which would otherwise remain smaller for ever.
         self._window -= size
         if self._window < 0:
             raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, "more DATA than the connection's window")
@@ -325,7 +325,7 @@ class Http2Connection(Link):
         if stream is None or stream.is_request_whole:
             self._grant()
             if stream is None and stream_id in self._resets:
-                return  # the frame was sent before the peer saw our RST_STREAM
+                return  # the peer sent the frame before it received RST_STREAM
             self._must_be_open(stream_id)
             raise Http2Error(ErrorCode.STREAM_CLOSED, f"DATA on stream {stream_id}, which has ended")
         stream.receive_window -= size
@@ -333,7 +333,7 @@ class Http2Connection(Link):
             raise StreamError(ErrorCode.FLOW_CONTROL_ERROR)
         if flags & PADDED:
             payload = unpadded(payload)
-            # Padding is not read by the stream: it is granted again at once.
+            # The stream does not read the padding, so let the peer send as many bytes again.
             stream.take(size - len(payload))
         if payload:
             stream.received_bytes += len(payload)
@@ -387,8 +387,8 @@ class Http2Connection(Link):
             self._header_block(stream_id, block, self._block_ends_stream)
 
     def _header_block(self, stream_id: int, block: bytes, ends: bool) -> None:
-        # First, also for streams that are refused or gone: all blocks of a connection share one table, and a skipped
-        # block makes the later blocks unreadable.
+        # Decode first, even for refused or closed streams: all blocks of a connection share one table, and a skipped
+        # block would make the later blocks unreadable.
         headers = self._decode(block)
         stream = self._streams.get(stream_id)
         if stream is not None:  # trailers, which gRPC does not use in requests
@@ -402,7 +402,7 @@ class Http2Connection(Link):
             if stream_id in self._resets:
                 return
             raise Http2Error(ErrorCode.STREAM_CLOSED, f"HEADERS on stream {stream_id}, which has ended")
-        # Set before the stream may be refused: the peer has opened it, and later frames on it are no error.
+        # Set before the stream may be refused: the peer has opened it, so later frames on it are not an error.
         self._last_id = stream_id
         self._calls_left -= 1
         if len(self._streams) >= STREAMS_MAX:
@@ -413,7 +413,7 @@ class Http2Connection(Link):
         stream = self._make_stream(self, stream_id, self.active_ms)
         stream.declared_bytes = declared
         stream.is_request_whole = ends
-        # Before `opened`: the stream may answer at once, and `_forget` has to find it.
+        # Add the stream before `opened`: it may answer at once, and `_forget` must find it.
         self._streams[stream_id] = stream
         if usual is None:
             stream.opened(headers)
@@ -474,7 +474,8 @@ class Http2Connection(Link):
                 # The value also moves the windows of open streams, even below zero (RFC 9113 §6.9.2). Therefore a
                 # stream stores only the difference to it.
                 self.initial_window = value
-                # Once, at the end of the read: a peer could cause much work if each frame visited every stream.
+                # Update the streams once, at the end of the read: a visit of all streams for each frame would let a
+                # peer cause much work.
                 self._waiting.update(self._stuck)
                 self._stuck.clear()
                 self._has_more_window = True
@@ -501,7 +502,7 @@ class Http2Connection(Link):
             raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, f"RST_STREAM of {len(payload)} bytes")
         self._must_be_open(stream_id)
         self._count_labour()
-        # Every RST_STREAM counts: opening and resetting streams costs a peer nothing (Rapid Reset, CVE-2023-44487).
+        # Every RST_STREAM is counted: opening and resetting streams is cheap for a peer (Rapid Reset, CVE-2023-44487).
         stream = self._streams.get(stream_id)
         if stream is not None:
             self._forget(stream)
@@ -529,7 +530,7 @@ class Http2Connection(Link):
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"stream {stream_id} was not opened")
 
     def _count_labour(self) -> None:
-        """Count a frame that only makes work. Raises Http2Error: there are too many of them."""
+        """Count a frame that only makes work. Raises Http2Error: too many such frames."""
         if self.active_ms - self._labour_since_ms > _LABOUR_MS:
             self._labour, self._labour_since_ms = 0, self.active_ms
         self._labour += 1
@@ -542,8 +543,8 @@ class Http2Connection(Link):
         self._go_away(error.code, str(error))
         self.flush()
         self._closed_because = str(error)
-        # Not our own `close`: its second GOAWAY has NO_ERROR, and the client would mistake its own fault for a
-        # restart of the server.
+        # Not `self.close`: it would send a second GOAWAY with NO_ERROR, and the client would mistake its own error for
+        # a restart of the server.
         Link.close(self, str(error))
 
     def _go_away(self, code: ErrorCode, text: str) -> None:
@@ -553,7 +554,7 @@ class Http2Connection(Link):
     # -- bytes of requests
 
     def keep(self, stream: Http2Stream, count: int) -> None:
-        """Set how many bytes of an incomplete request a stream stores."""
+        """Set the number of bytes of an incomplete request that a stream stores."""
         if stream.waits_for_whole and not stream.is_request_whole:
             count += _STREAM_BYTES
         self._incomplete_bytes += count - stream.incomplete_bytes
@@ -572,7 +573,7 @@ class Http2Connection(Link):
             self._noted_bytes = kept
 
     def _grant(self) -> None:
-        """Let the peer send as many bytes again as were read, unless too many bytes of requests have no answer."""
+        """Let the peer send as many bytes as were read, unless too many bytes of requests are unanswered."""
         if self._unread >= CONNECTION_WINDOW // 2 and self._asked_bytes <= _ASKED_BYTES_HIGH:
             self.put(frame(WINDOW_UPDATE, 0, 0, self._unread.to_bytes(4)))
             self._window += self._unread
@@ -609,7 +610,7 @@ class Http2Connection(Link):
         return stream.id in self._waiting
 
     def wait_for_window(self, stream: Http2Stream, *, is_own: bool) -> None:
-        """Have a stream send more when its own window, or the connection's window, allows it."""
+        """Let a stream continue when its own window, or the connection's window, allows it."""
         (self._stuck if is_own else self._waiting)[stream.id] = stream
 
     def _reset(self, stream_id: int, code: ErrorCode) -> None:

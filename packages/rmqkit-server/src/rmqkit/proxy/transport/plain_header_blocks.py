@@ -1,7 +1,7 @@
-"""HPACK as it is read in plain Python, with the tables and the Huffman code of `hpack`.
+"""An HPACK decoder in plain Python, with the tables and the Huffman code of `hpack`.
 
-`hpack`'s `Decoder` is not used, as it writes a line of debug log for each header: a request of an SDK has a dozen, and
-took 40 us where this takes 8. Imported where there is no compiled core only: `hpack` takes a moment. Source: RFC 7541.
+`hpack`'s `Decoder` is not used, because it logs a debug line for each of a dozen headers in an SDK's request: it took
+40 us, this decoder takes 8. Imported only without a compiled core, because `hpack` imports slowly. Source: RFC 7541.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _decode_huffman = lru_cache(maxsize=1024)(decode_huffman)  # names and constant 
 
 
 class PlainHeaderBlocks:
-    """Reads the header blocks of one side of a connection, in their order, in plain Python.
+    """The decoder of the header blocks of one side of a connection, in their order.
 
     Args:
-        list_bytes_max: of the headers of one block, each counted with 32 bytes more (RFC 9113 §6.5.2).
+        list_bytes_max: limit for the headers of one block, each counted with 32 more bytes (RFC 9113 §6.5.2).
     """
 
     def __init__(self, list_bytes_max: int) -> None:
@@ -32,8 +32,8 @@ class PlainHeaderBlocks:
         self._table = HeaderTable()
 
     def decode(self, block: bytes) -> list[tuple[bytes, bytes]]:
-        """The headers of a block. Raises ValueError as the compiled core does: its arguments are a text, and whether
-        there are only too many bytes of headers."""
+        """Return the headers of a block. Raises ValueError, as the compiled core: its arguments are a text, and True if
+        the block is valid but has too many bytes of headers."""
         headers: list[tuple[bytes, bytes]] = []
         at, size, left, entries = 0, len(block), self._list_bytes_max, self._table.dynamic_entries
         while at < size:
@@ -68,7 +68,7 @@ class PlainHeaderBlocks:
             if left < 0:
                 raise ValueError(f"headers of more than {self._list_bytes_max} bytes", True)
             headers.append(header)
-        assert len(entries) <= HeaderTable.DEFAULT_SIZE // _ENTRY_BYTES, "the table keeps to its size"
+        assert len(entries) <= HeaderTable.DEFAULT_SIZE // _ENTRY_BYTES, "the table does not exceed its size"
         return headers
 
     def _entry(self, index: int) -> tuple[bytes, bytes]:
@@ -90,7 +90,7 @@ class PlainHeaderBlocks:
 
 
 def _more_of_number(block: bytes, at: int, number: int) -> tuple[int, int]:
-    """A number that does not fit into its first byte, and where it ends (RFC 7541 §5.1)."""
+    """Return a number that does not fit into its first byte, and its end (RFC 7541 §5.1)."""
     shift, size = 0, len(block)
     while at < size and number <= _NUMBER_MAX and shift <= 28:
         more = block[at]
@@ -103,7 +103,7 @@ def _more_of_number(block: bytes, at: int, number: int) -> tuple[int, int]:
 
 
 def _string(block: bytes, at: int) -> tuple[bytes, int]:
-    """A string, and where it ends (RFC 7541 §5.2)."""
+    """Return a string and its end (RFC 7541 §5.2)."""
     if at >= len(block):
         raise ValueError("a header block ends within a header", False)
     first = block[at]

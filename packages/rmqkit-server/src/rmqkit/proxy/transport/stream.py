@@ -1,8 +1,8 @@
-"""A stream of HTTP/2: a request, its answer, and what the answer may send.
+"""An HTTP/2 stream: a request, its answer, and the flow control of the answer.
 
-A stream has two windows for what it sends: its own and the connection's. What fits into both leaves at once. The rest
-waits, in the stream's own order, for the window that was too small (`send_pending`). `check_request` checks the headers
-that open a stream. The frames of a stream are read by `http2`. Source: RFC 9113 §5.2, §6.9, §8.3.
+Two windows limit the data that a stream sends: its own and the connection's. Data that fits into both is sent at once.
+The rest waits, in order, for the window that was too small (`send_pending`). `check_request` checks the headers that
+open a stream. `http2` reads the frames of a stream. Source: RFC 9113 §5.2, §6.9, §8.3.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["STREAM_WINDOW", "Http2Stream", "StreamOwner", "check_request"]
 
 STREAM_WINDOW = 1 << 20
 _OF_CONNECTIONS = frozenset((b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"))
-# SDKs send these headers with every call. They need no further check.
+# Headers that SDKs send with every call; they need no further check.
 _USUAL = frozenset(
     b"content-type user-agent grpc-timeout grpc-encoding grpc-accept-encoding accept-encoding authorization "
     b"x-mq-client-id x-mq-language x-mq-client-version x-mq-protocol x-mq-request-id x-mq-date-time"
@@ -70,7 +70,7 @@ class Http2Stream:
 
     Attributes:
         id: the stream's number.
-        since_ms: when it was opened, monotonic.
+        since_ms: monotonic time when it was opened.
         is_request_whole: True after the peer has sent the whole request.
         waits_for_whole: True if the request is handled when it is whole; False for a stream of requests.
         is_over: True after the stream has ended; nothing can be written then.
@@ -78,8 +78,8 @@ class Http2Stream:
         pending_bytes: size of the part of the answer that waits for a window.
         declared_bytes: the size that the headers of the request declare, -1 for none.
         received_bytes: the bytes of the request's body so far.
-        receive_window: how many bytes the peer may send.
-        extra_window: how many bytes may be sent to the peer beyond ``initial_window`` of the connection.
+        receive_window: number of bytes that the peer may send.
+        extra_window: number of bytes that may be sent to the peer, in addition to the connection's ``initial_window``.
     """
 
     __slots__ = (
@@ -108,39 +108,39 @@ class Http2Stream:
         self.asked_bytes = 0
         self.incomplete_bytes = 0
 
-    # -- what a subclass does
+    # -- implemented by subclasses
 
     def opened(self, headers: Headers) -> None:
-        """Take the request's headers."""
+        """Handle the request's headers."""
 
     def opened_usually(self, path: bytes, seconds: float | None, metadata: dict[str, str]) -> None:
-        """Take the request's headers, which ``read_usual`` has checked and read."""
+        """Handle the request's headers, which ``read_usual`` has checked and read."""
 
     def received(self, data: bytes) -> None:
-        """Take some of the request's body."""
+        """Handle a part of the request's body."""
 
     def ended(self) -> None:
         """Handle the whole request."""
 
     def cut(self) -> None:
-        """Stop the work for the request: the client does not wait for the answer any more."""
+        """Stop the work on the request: the client does not wait for the answer any more."""
 
     def overrun(self) -> None:
         """Answer that the client has too many requests in progress. The connection ends the stream afterwards."""
 
-    # -- what a subclass uses
+    # -- called by subclasses
 
     @property
     def peername(self) -> tuple[str, int]:
-        """Return the address and port of the client."""
+        """Address and port of the client."""
         return self._connection.peername
 
     def keep(self, count: int) -> None:
-        """Set how many bytes of the incomplete request are stored; 0 after they were handled."""
+        """Set the number of stored bytes of the incomplete request; 0 after they were handled."""
         self._connection.keep(self, count)
 
     def take(self, count: int) -> None:
-        """Let the peer send as many bytes again as were read. Without this call a stream stops at `STREAM_WINDOW`."""
+        """Let the peer send ``count`` more bytes. Without this call a stream stops after `STREAM_WINDOW` bytes."""
         self._unread += count
         if self._unread >= STREAM_WINDOW // 2 and not self.is_request_whole and not self.is_over:
             self._connection.put(frame(WINDOW_UPDATE, 0, self.id, self._unread.to_bytes(4)))
@@ -149,7 +149,7 @@ class Http2Stream:
 
     @property
     def window(self) -> int:
-        """Return how many bytes of the answer's body would leave at once."""
+        """Number of bytes of the answer's body that would be sent at once."""
         if self._pending is not None:
             return 0
         return min(self.extra_window + self._connection.initial_window, self._connection.send_window)
@@ -157,21 +157,20 @@ class Http2Stream:
     def write_headers(self, block: bytes, *, ends: bool = False) -> None:
         """Send headers, unless the stream has ended."""
         if not self.is_over:
-            assert len(block) <= FRAME_BYTES_MAX, "every peer takes a frame of that size"
+            assert len(block) <= FRAME_BYTES_MAX, "every peer accepts a frame of this size"
             self._connection.put(frame(HEADERS, END_HEADERS | END_STREAM if ends else END_HEADERS, self.id, block))
             if ends:
                 self._connection.answered(self)
 
     def write_data(self, data: bytes) -> bool:
-        """Send a part of the answer's body as soon as the peer's windows allow it; return True if it left at once."""
+        """Send a part of the answer's body as soon as the peer's windows allow it; return True if that was at once."""
         if self.is_over:
             return True
         connection = self._connection
         size = len(data)
         window = min(self.extra_window + connection.initial_window, connection.send_window)
         if self._pending is None and size <= window and size <= connection.frame_bytes_max:
-            # Subtract from both windows, here and below. The peer grants bytes of both again; a window that only
-            # shrinks stops the connection in the end.
+            # Subtract from both windows, here and below: the peer adds the bytes to both windows again.
             self.extra_window -= size
             connection.send_window -= size
             connection.put(HEAD.pack(size >> 8, size & 0xFF, DATA, 0, self.id))
@@ -223,7 +222,7 @@ class Http2Stream:
         return (self._pending is not None and not self.is_over) or self._connection.taken is not None
 
     async def written(self) -> None:
-        """Wait until the answer so far has left or the stream has ended."""
+        """Wait until the answer so far was sent or the stream has ended."""
         if self._pending is not None and not self.is_over:
             if self._written is None:
                 self._written = self._connection.loop.create_future()
@@ -236,7 +235,7 @@ class Http2Stream:
         if not self.is_over:
             self._connection.reset(self, code)
 
-    # -- what the connection does
+    # -- called by the connection
 
     def close(self) -> None:
         """End the stream and drop the part of the answer that waits."""
@@ -248,7 +247,7 @@ class Http2Stream:
     def send_pending(self, connection: StreamOwner) -> None:
         """Send as much as the windows allow, and register the rest at the window that was too small."""
         pending = self._pending
-        assert pending, "a stream that is called here waits for a window"
+        assert pending, "the stream waits for a window"
         while pending:
             own = self.extra_window + connection.initial_window
             # No piece is empty (gRPC sends at least five bytes): an empty piece would look like an empty window.

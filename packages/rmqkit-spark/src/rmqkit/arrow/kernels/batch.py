@@ -1,4 +1,4 @@
-"""From records to rows: what a client does with a record before an application sees it, for a batch.
+"""Rows made of records: the work of a client before an application sees a message, for a whole batch.
 
 ============================================  ===============================================================
 record                                        rows
@@ -10,8 +10,8 @@ inner batch that cannot be unpacked           one, as it is stored, with a probl
 body that cannot be decompressed              one, as it is stored, with a problem
 ============================================  ===============================================================
 
-Compressed bodies and inner batches are the exception in a log, so they are handled one by one here and merged into
-columns that are gathered in bulk. What a problem means (fail, skip, report) is the reader's decision.
+Compressed bodies and inner batches are rare in a log, so they are decoded one by one and merged into columns that are
+gathered in bulk. The reader decides how to treat a problem (fail, skip, report).
 Source: store.md §3.3, §3.7.
 """
 
@@ -38,14 +38,14 @@ _INNER = INNER_BATCH | NEED_UNWRAP
 def message_batches(
     records: Records, *, bodies: bool = True, decompressed: bool = True, unwrapped: bool = True, broker_name: str = ""
 ) -> Iterator[MessageBatch]:
-    """The records as batches of rows: one, or several when decompressed bodies would take much memory.
+    """Yield the records as batches of rows: one batch, or several if the decompressed bodies need much memory.
 
     Args:
         records: sound records.
-        bodies: whether the rows' bodies will be asked for.
-        decompressed: bodies as their senders had them, instead of as stored.
-        unwrapped: one row per member of an inner batch, instead of one per record.
-        broker_name: what the rows say as their broker; null if empty.
+        bodies: True if the caller reads the bodies of the rows.
+        decompressed: return decompressed bodies, instead of bodies as stored.
+        unwrapped: return one row per member of an inner batch, instead of one per record.
+        broker_name: broker name of the rows; null if empty.
     """
     _keep_freed_memory()
     while len(records):
@@ -55,14 +55,15 @@ def message_batches(
 
 
 def topics_of(records: Records) -> pa.Array:
-    """The topics of the records, dictionary-encoded, as bytes."""
+    """Return the topics of the records, dictionary-encoded, as bytes."""
     return gather(records.buffer, records.topic_at, records.topic_bytes).dictionary_encode()
 
 
 class MessageBatch:
-    """Rows of messages; columns are worked out when they are asked for.
-    ``record_count`` of the records given fitted into this batch; ``problems`` says of rows why they are not as a client
-    would see them, and columns may add to it; ``broker_name`` is null in the rows if empty."""
+    """Rows of messages; columns are computed on demand.
+    This batch contains the first ``record_count`` of the given records. ``problems`` has the reason why a row differs
+    from the message that a client would see; computing a column may add to it. An empty ``broker_name`` is null in the
+    rows."""
 
     def __init__(
         self, records: Records, bodies: bool, decompressed: bool, unwrapped: bool, broker_name: str = ""
@@ -87,19 +88,19 @@ class MessageBatch:
         return len(self._record)
 
     def of_record(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
-        """A number of every record as a number of every row."""
+        """Spread one number per record to one number per row."""
         return values if self._is_plain else values[self._record]
 
     def array_of_record(self, values: pa.Array) -> pa.Array:
-        """An Arrow value of every record as one of every row."""
+        """Spread one Arrow value per record to one value per row."""
         return values if self._is_plain else values.take(pa.array(self._record))
 
     def field(self, name: str) -> NDArray[np.int64]:
-        """A number of the record's head, by its name in `HEAD_FIELDS`, as it is stored."""
+        """Return a number of the record's head, as stored, by its name in `HEAD_FIELDS`."""
         return self.of_record(self.records.field(name))
 
     def row_problem(self, record: int, reason: str) -> None:
-        """Note what is wrong with the rows of a record; the first reason stays."""
+        """Record a problem of the rows of a record; a row keeps its first reason."""
         for row in np.flatnonzero(self._record == record).tolist():
             self.problems.setdefault(row, reason)
 
@@ -110,7 +111,7 @@ class MessageBatch:
         return members
 
     def flags(self) -> NDArray[np.int64]:
-        """The application's flag; a member of an inner batch has its own."""
+        """Return the application's flag; each member of an inner batch has its own flag."""
         flags = self.field("flag")
         if self._members:
             flags = flags.copy()
@@ -118,7 +119,7 @@ class MessageBatch:
         return flags
 
     def sys_flags(self) -> NDArray[np.int64]:
-        """sysFlag with the compressed bit cleared where the body is not compressed any more."""
+        """Return sysFlag, with the compressed bit cleared where the body was decompressed."""
         flags = self.field("sys_flag").copy()
         cleared = np.full(len(self), self._decompressed)
         cleared[self._member_rows] = True
@@ -127,7 +128,7 @@ class MessageBatch:
         return flags
 
     def bodies(self) -> pa.Array:
-        """The bodies as bytes."""
+        """Return the bodies as bytes."""
         arrays = [gather(self.records.buffer, self.records.body_at, self.records.body_bytes)]
         index = np.arange(len(self.records))
         if self._plain and self._decompressed:
@@ -149,7 +150,7 @@ class MessageBatch:
         return Properties(self.property_strings)
 
     def topics(self) -> pa.Array:
-        """The topics as strings; one that is not UTF-8 is a problem of its rows."""
+        """Return the topics as strings; a topic that is not UTF-8 is a problem of its rows."""
         encoded = topics_of(self.records)
         names = text_array(encoded.dictionary)
         damaged = [i for i, name in enumerate(encoded.dictionary.to_pylist()) if name != names[i].as_py().encode()]
@@ -158,7 +159,7 @@ class MessageBatch:
         return self.array_of_record(names.take(encoded.indices))
 
     def _spread(self, entries: dict[int, list[BatchEntry]]) -> None:
-        """Work out which record each row comes from."""
+        """Compute the record of each row."""
         counts = np.ones(len(self.records), "i8")
         counts[list(entries)] = [len(members) for members in entries.values()]
         self._is_plain = not entries
@@ -170,7 +171,8 @@ class MessageBatch:
         self._members = [entry for record in sorted(entries) for entry in entries[record]]
 
     def _merge(self, arrays: list[pa.Array], index: NDArray[np.int64], of_members: list[bytes]) -> pa.Array:
-        """``arrays`` end to end, taken at ``index`` for every record, with the members' own values in their rows."""
+        """Concatenate ``arrays``, take the value at ``index`` for every record, and put the values of members of inner
+        batches into their rows."""
         if len(arrays) == 1 and self._is_plain:
             return arrays[0]
         index = index[self._record]
@@ -180,19 +182,19 @@ class MessageBatch:
 
 @functools.cache
 def _keep_freed_memory() -> None:
-    """Have glibc retain the freed memory of a batch for the next batch. When a block is freed, glibc raises the size
+    """Let glibc retain the freed memory of a batch for the next batch. When a block is freed, glibc raises the size
     from which blocks are returned to the system, up to 32 MiB. Otherwise the arrays of 8,192 rows cost 600 page faults
     for each batch."""
     np.empty((32 << 20) - 8192, "u1")
 
 
 def _decompressed(records: Records, rows: NDArray[np.int64], troubles: dict[int, str]) -> tuple[dict[int, bytes], int]:
-    """Decompressed bodies by record, and how many records may be taken before they grow too large together."""
+    """Return decompressed bodies by record, and the number of records whose bodies fit into memory together."""
     plain: dict[int, bytes] = {}
     budget = _PLAIN_BYTES_MAX
     for row in rows.tolist():
-        # Looked at before the next body: one of any size still fits, so that every batch has a record and the caller
-        # ends.
+        # Checked before each body: a first body of any size fits, so every batch has a record and the
+        # loop of the caller ends.
         if budget <= 0:
             return plain, row
         try:
@@ -207,7 +209,7 @@ def _decompressed(records: Records, rows: NDArray[np.int64], troubles: dict[int,
 def _unwrapped(
     records: Records, rows: NDArray[np.int64], plain: dict[int, bytes], troubles: dict[int, str]
 ) -> dict[int, list[BatchEntry]]:
-    """The members of the inner batches, by record."""
+    """Decode the members of the inner batches, by record."""
     entries: dict[int, list[BatchEntry]] = {}
     for row in rows.tolist():
         if row in troubles:

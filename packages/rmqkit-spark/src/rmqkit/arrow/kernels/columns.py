@@ -1,7 +1,7 @@
 """One function per column: a batch of rows → an Arrow array of the column's type (`rmqkit.arrow.schema`).
 
-Numbers come straight from the heads. Few distinct topics, hosts and brokers occur in a batch, so their texts are made
-once per distinct value.
+Numbers are copied from the heads. A batch has few distinct topics, hosts and brokers, so their texts are made once per
+distinct value.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _MS_MAX = (2**63 - 1) // 1000
 
 
 def int32(name: str) -> Kernel:
-    """The kernel of a four-byte head field."""
+    """Return the kernel of a four-byte head field."""
     return lambda batch: pa.array(batch.field(name).astype("i4"))
 
 
 def int64(name: str) -> Kernel:
-    """The kernel of an eight-byte head field."""
+    """Return the kernel of an eight-byte head field."""
     return lambda batch: pa.array(batch.field(name))
 
 
 def timestamp(name: str) -> Kernel:
-    """The kernel of a time; null where Arrow's microseconds cannot hold the milliseconds of the record."""
+    """Return the kernel of a time; null if Arrow's microseconds cannot hold the milliseconds of the record."""
 
     def kernel(batch: MessageBatch) -> pa.Array:
         microseconds, fits = to_microseconds(batch.field(name))
@@ -46,12 +46,14 @@ def timestamp(name: str) -> Kernel:
 
 
 def host(name: str) -> Kernel:
-    """The kernel of an address as ``ip:port``."""
+    """Return the kernel of an address as ``ip:port``."""
 
     def kernel(batch: MessageBatch) -> pa.Array:
         if not batch.records.host_bits.any():
             numbers = batch.records.heads[name].view("i8")
-            if len(numbers) and (numbers == numbers[0]).all():  # as is the store's, and where one program sends
+            if (
+                len(numbers) and (numbers == numbers[0]).all()
+            ):  # true for the store host, and for the messages of one program
                 return pa.repeat(host_text(numbers[0].tobytes()), len(batch))
         packed = _packed_hosts(batch.records, name).dictionary_encode()
         texts = pa.array([host_text(value) for value in packed.dictionary.to_pylist()], pa.string())
@@ -61,32 +63,32 @@ def host(name: str) -> Kernel:
 
 
 def property_value(name: str) -> Kernel:
-    """The kernel of one property."""
+    """Return the kernel of one property."""
     return lambda batch: batch.properties.values_of(name)
 
 
 def broker_names(batch: MessageBatch) -> pa.Array:
-    """Return the broker's name from the read plan for each row, null without one: records hold no broker name."""
+    """Return the broker name of the read plan for each row, or null: records contain no broker name."""
     return pa.repeat(pa.scalar(batch.broker_name or None, pa.string()), len(batch))
 
 
 def queue_offsets(batch: MessageBatch) -> pa.Array:
-    """Position in the queue, counted in messages."""
+    """Return the positions in the queue, counted in messages."""
     return pa.array(batch.field("queue_offset") + batch.member)
 
 
 def commit_log_offsets(batch: MessageBatch) -> pa.Array:
-    """Place of the record in the log, in bytes; members of an inner batch share it."""
+    """Return the physical offsets of the records; members of an inner batch share the offset."""
     return pa.array(batch.field("physical_offset"))
 
 
 def store_sizes(batch: MessageBatch) -> pa.Array:
-    """Bytes of the whole record; members of an inner batch share them."""
+    """Return the sizes of the whole records in bytes; members of an inner batch share the size."""
     return pa.array(batch.of_record(batch.records.sizes).astype("i4"))
 
 
 def message_ids(batch: MessageBatch) -> pa.Array:
-    """UNIQ_KEY, else the offset message id."""
+    """Return UNIQ_KEY, or else the offset message id."""
     unique_keys = batch.properties.values_of(names.UNIQ_KEY)
     if not unique_keys.null_count:
         return unique_keys
@@ -94,24 +96,24 @@ def message_ids(batch: MessageBatch) -> pa.Array:
 
 
 def flags(batch: MessageBatch) -> pa.Array:
-    """The application's flag."""
+    """Return the application's flags."""
     return pa.array(batch.flags().astype("i4"))
 
 
 def sys_flags(batch: MessageBatch) -> pa.Array:
-    """RocketMQ's flag bits (store.md §3.3)."""
+    """Return RocketMQ's flag bits (store.md §3.3)."""
     return pa.array(batch.sys_flags().astype("i4"))
 
 
 def to_microseconds(milliseconds: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Times in µs, and which of them are right; a sender's clock may say anything."""
-    # Multiplied as they are, values out of range would wrap to times that look right.
+    """Return times in µs, and a mask of the valid ones; a sender's clock may have any value."""
+    # Without the check, multiplied values out of range would wrap to times that look right.
     fits = (milliseconds >= -_MS_MAX) & (milliseconds <= _MS_MAX)
     return np.where(fits, milliseconds, 0) * 1000, fits
 
 
 def _packed_hosts(records: Records, name: str) -> pa.Array:
-    """The packed addresses of a field of all heads."""
+    """Return the packed addresses of a field of all heads."""
     if records.host_bits.any():
         return gather(records.buffer, records.field_at(name), records.field_bytes(name))
     # A field of a structured array has the stride of the whole head; Arrow reads its buffer without strides.
@@ -120,7 +122,7 @@ def _packed_hosts(records: Records, name: str) -> pa.Array:
 
 
 def _offset_ids(records: Records) -> pa.Array:
-    """Upper-case hexadecimal of packed store host and physical offset, 32 or 56 digits, for every record."""
+    """Return packed store host and physical offset in upper-case hexadecimal, 32 or 56 digits, for every record."""
     hosts = _packed_hosts(records, "store_host")
     offsets = records.field("physical_offset").astype(">i8").view("u1").reshape(-1, 8)
     host_bytes = records.field_bytes("store_host")
@@ -130,8 +132,8 @@ def _offset_ids(records: Records) -> pa.Array:
         packed = np.frombuffer(b"".join(hosts.take(pa.array(rows)).to_pylist()), "u1").reshape(-1, width)
         digits[rows, : 2 * (width + 8)] = _hex_digits()[np.hstack((packed, offsets[rows]))].reshape(len(rows), -1)
     ends = np.concatenate(([0], np.cumsum(2 * (host_bytes + 8)))).astype("i4")
-    # Ids of IPv4 hosts are shorter than the row when IPv6 hosts occur beside them. No digit is the byte 0, so leaving
-    # out zeros closes the gaps; the offsets of the ids count on exactly that many bytes.
+    # Ids of IPv4 hosts are shorter than the row if the batch has IPv6 hosts, too. No digit is the byte 0, so leaving
+    # out zeros closes the gaps.
     text = digits[digits != 0]
     assert len(text) == ends[-1], "every id has two digits per byte"
     return pa.Array.from_buffers(pa.string(), len(records), [None, pa.py_buffer(ends), pa.py_buffer(text)])
@@ -139,5 +141,5 @@ def _offset_ids(records: Records) -> pa.Array:
 
 @functools.cache
 def _hex_digits() -> NDArray[np.uint8]:
-    """The two hexadecimal digits of every byte."""
+    """Return the two hexadecimal digits of every byte."""
     return np.frombuffer("".join(f"{byte:02X}" for byte in range(256)).encode(), "u1").reshape(256, 2)

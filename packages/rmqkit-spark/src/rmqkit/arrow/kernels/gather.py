@@ -1,13 +1,13 @@
 """Variable-length fields of a segment as Arrow arrays: one copy, made by Arrow, no Python loop.
 
-An Arrow binary array is an offsets array over a data buffer. Laid over the segment itself with two offsets per
-record, it has the wanted values at its even places and the bytes between them at its odd ones::
+An Arrow binary array is an offsets array over a data buffer. An array over the segment itself, with two offsets per
+record, has the wanted values at its even indexes and the bytes between them at its odd indexes::
 
     segment   ...head|body 0|topic+properties+head|body 1|...
     offsets          a0     b0                    a1     b1      (relative to a0)
     values           [0]=body 0   [1]=gap         [2]=body 1
 
-so ``take([0, 2, 4, ...])`` is the gather: 5 GiB/s where a Python loop makes one object per value.
+so ``take([0, 2, 4, ...])`` copies the wanted values with 5 GiB/s; a Python loop would make one object per value.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _OFFSET_MAX = 2**31 - 1
 def gather(
     buffer: Buffer | memoryview, at: NDArray[np.signedinteger[Any]], lengths: NDArray[np.signedinteger[Any]]
 ) -> pa.Array:
-    """The values at ascending positions, which must not overlap, as an Arrow binary array (copied out)."""
+    """Copy the values at ascending positions, which must not overlap, into an Arrow binary array."""
     if not len(at):
         return pa.array([], pa.binary())
     start, end = int(at[0]), int(at[-1] + lengths[-1])
     assert end - start <= _OFFSET_MAX, "a batch is far smaller than 2 GiB"
-    # Arrow's offsets have 32 bits. "same_kind" lets numpy narrow positions to them, and would wrap larger ones in
-    # silence: the assertion above is what keeps wrong bytes out.
+    # Arrow's offsets have 32 bits. "same_kind" lets numpy narrow positions to 32 bits, and would wrap larger positions
+    # silently: only the assertion above prevents wrong bytes.
     bounds = np.empty(2 * len(at), "i4")
     np.subtract(at, start, out=bounds[0::2], casting="same_kind")
     np.add(bounds[0::2], lengths, out=bounds[1::2], casting="same_kind")
@@ -41,10 +41,10 @@ def gather(
 
 
 def between(buffer: memoryview, bounds: NDArray[np.int32]) -> pa.Array:
-    """The values between pairs of ascending positions, like `gather`: from the first to the second, from the third to
-    the fourth and so on."""
+    """Copy the values between pairs of ascending positions, like `gather`: from the first to the second, from the
+    third to the fourth and so on."""
     count = len(bounds) // 2
-    # One value fewer than bounds: behind the last wanted value no gap follows, and the buffer may end there.
+    # No gap follows the last wanted value, and the buffer may end there.
     overlaid = pa.Array.from_buffers(pa.binary(), 2 * count - 1, [None, pa.py_buffer(bounds), pa.py_buffer(buffer)])
     return overlaid.take(pa.array(_even_numbers(count)))
 
@@ -55,21 +55,21 @@ def _even_numbers(count: int) -> NDArray[np.int32]:
 
 
 def octets_of(values: pa.Array) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
-    """The data of a binary or string array without nulls, and where its values begin and end in it (n + 1 numbers)."""
-    # A sliced array shares the buffers of the whole one, so its offsets begin at values.offset; an empty one may have
-    # no offsets buffer at all.
+    """Return the data of a binary or string array without nulls, and the bounds of its values in it (n + 1 numbers)."""
+    # A sliced array shares the buffers of the whole array, so its offsets begin at values.offset. An empty array may
+    # have no offsets buffer at all.
     _, offsets, data = values.buffers()
     ends = np.frombuffer(offsets, "i4")[values.offset : values.offset + len(values) + 1] if len(values) else _ZERO
     return np.frombuffer(data, "u1") if data is not None else np.empty(0, "u1"), ends
 
 
 def pick(values: pa.Array, indexes: NDArray[np.int64]) -> pa.Array:
-    """``values`` at some indexes; null where the index is negative."""
+    """Return ``values`` at some indexes; null where the index is negative."""
     return values.take(pa.array(indexes, mask=indexes < 0))
 
 
 def text_array(values: pa.Array) -> pa.Array:
-    """A binary array as strings; bytes that are not UTF-8 become U+FFFD, as `bytes.decode` with "replace" has it."""
+    """Convert a binary array to strings; bytes that are not UTF-8 become U+FFFD."""
     try:
         return values.cast(pa.string())
     except pa.ArrowInvalid:

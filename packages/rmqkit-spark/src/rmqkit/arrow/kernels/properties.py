@@ -1,9 +1,10 @@
 """Property strings in bulk: `decode_properties` for a whole column at once.
 
-A property string is ``name 0x01 value 0x02`` repeated; the last 0x02 may be missing. All strings of a batch lie back
-to back in one Arrow buffer. One pass finds the separators; they and the ends of the rows cut the buffer into pieces;
-names and values are gathered from the pieces. Neither separator can be part of a UTF-8 sequence, so the whole works
-on bytes. The rules are those of `decode_properties`: a piece needs 0x01, a name and a value; the last duplicate wins.
+A property string is ``name 0x01 value 0x02`` repeated; the last 0x02 may be missing. All strings of a batch are back
+to back in one Arrow buffer. One pass finds the separators. Separators and ends of rows cut the buffer into pieces;
+names and values are gathered from the pieces. Neither separator can be part of a UTF-8 sequence, so the functions work
+on bytes. The rules are the same as in `decode_properties`: a piece needs 0x01, a name and a value; the last duplicate
+wins.
 Source: store.md §3.4.
 """
 
@@ -29,13 +30,13 @@ class Properties:
     def __init__(self, strings: pa.Array) -> None:
         self._row_count = len(strings)
         octets, bounds = octets_of(strings)
-        # One comparison finds 0 as well. It ends nothing: rows with one take the general way, which looks for 1 and 2
-        # alone.
+        # The comparison finds 0, too, although 0 is no separator: rows with a 0 are decoded by `_entries`, which
+        # searches for 1 and 2 only.
         separators = np.flatnonzero(octets[bounds[0] : bounds[-1]] <= _ENTRY_END) + bounds[0]
         kinds = octets[separators]
         self._common = _common_names(octets, bounds, separators, kinds)
         if self._common is not None:
-            # In place: from here on they are the bounds of values, behind each 0x01 and up to its 0x02.
+            # Change the separators in place to the bounds of values: after each 0x01 and up to its 0x02.
             separators[0::2] += 1
             self._values = between(octets.data, separators.astype("i4")).cast(pa.string(), safe=False)
             return
@@ -45,7 +46,7 @@ class Properties:
         self._drop_duplicates()
 
     def map(self) -> pa.Array:
-        """A ``map<string, string>`` per row."""
+        """Return a ``map<string, string>`` per row."""
         if self._common is not None:
             bounds = np.arange(0, len(self._values) + 1, len(self._common), dtype="i4")
             return pa.MapArray.from_arrays(pa.array(bounds), _repeated(self._common, self._row_count), self._values)
@@ -55,7 +56,7 @@ class Properties:
         return pa.MapArray.from_arrays(pa.array(offsets), self._names.dictionary_decode(), self._values)
 
     def values_of(self, name: str) -> pa.Array:
-        """One property per row, null where it is missing."""
+        """Return one property per row, null where it is missing."""
         if self._common is not None and name.encode() in self._common:
             first, step = self._common.index(name.encode()), len(self._common)
             return self._values.take(pa.array(np.arange(first, len(self._values), step, dtype="i4")))
@@ -78,7 +79,7 @@ class Properties:
         return {name: code for code, name in enumerate(self._names.dictionary.to_pylist())}
 
     def _drop_duplicates(self) -> None:
-        """Keep the last of several entries with one name in one row; that there are any is rare."""
+        """Keep the last of several entries with the same name in a row; such entries are rare."""
         cells = self._rows * len(self._names_found) + self._codes
         if not _has_duplicates(cells, self._row_count * len(self._names_found)):
             return
@@ -90,15 +91,15 @@ class Properties:
 
 
 def _between(octets: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]) -> pa.Array:
-    """The texts from some positions to others, in order and without overlap."""
+    """Return the texts between pairs of positions, in order and without overlap."""
     return gather(octets.data, starts, ends - starts).cast(pa.string(), safe=False)
 
 
 def _common_names(
     octets: NDArray[np.uint8], bounds: NDArray[np.int32], separators: NDArray[np.int64], kinds: NDArray[np.uint8]
 ) -> list[bytes] | None:
-    """The names that every row has, in the same order; None where rows differ. Messages of one program are alike, and
-    their names need not be looked at one by one."""
+    """Return the names that every row has in the same order; None if rows differ. Messages of one program often have
+    the same names, which then need not be decoded row by row."""
     row_count = len(bounds) - 1
     if not row_count or not len(separators) or len(separators) % (2 * row_count):
         return None
@@ -127,7 +128,7 @@ def _common_names(
 
 
 def _repeated(names: list[bytes], count: int) -> pa.Array:
-    """Some texts in their order, again and again."""
+    """Repeat a sequence of texts ``count`` times."""
     bounds = np.cumsum([0, *map(len, names)], dtype="i4")
     offsets = np.empty(count * len(names) + 1, "i4")
     np.add(np.arange(count, dtype="i4")[:, None] * bounds[-1], bounds[:-1], out=offsets[:-1].reshape(count, -1))
@@ -139,7 +140,7 @@ def _repeated(names: list[bytes], count: int) -> pa.Array:
 def _entries(
     octets: NDArray[np.uint8], bounds: NDArray[np.int64], separators: NDArray[np.int64], kinds: NDArray[np.uint8]
 ) -> tuple[NDArray[np.int64], ...]:
-    """Row, start of name, position of 0x01 and end of value of every valid entry, in order."""
+    """Return row, start of name, position of 0x01 and end of value of every valid entry, in order."""
     low = int(bounds[0])
     if _is_regular(octets, bounds, kinds):
         equals, ends = separators[0::2], separators[1::2]
@@ -156,8 +157,8 @@ def _entries(
 
 
 def _is_regular(octets: NDArray[np.uint8], bounds: NDArray[np.int64], kinds: NDArray[np.uint8]) -> bool:
-    """Return True if 0x01 and 0x02 take turns and every row ends with 0x02, as 5.x brokers write it: nothing to
-    search for."""
+    """Return True if 0x01 and 0x02 alternate and every row ends with 0x02, as in records of 5.x brokers: then the
+    separators are the bounds of the entries."""
     return (
         len(kinds) > 0
         and len(kinds) % 2 == 0
@@ -167,14 +168,14 @@ def _is_regular(octets: NDArray[np.uint8], bounds: NDArray[np.int64], kinds: NDA
 
 
 def _pieces(entry_ends: NDArray[np.int64], bounds: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
-    """Row, start and end of every piece between 0x02, row starts and row ends; empty pieces are left out."""
+    """Return row, start and end of every non-empty piece between 0x02, row starts and row ends."""
     row_count = len(bounds) - 1
     ends_before = np.searchsorted(entry_ends, bounds)
     per_row = np.diff(ends_before)
     row_of_end = np.repeat(np.arange(row_count), per_row)
     ends = np.empty(len(entry_ends) + row_count, "i8")
     starts = np.empty_like(ends)
-    place = np.arange(len(entry_ends)) + row_of_end  # each row before adds the piece up to its end
+    place = np.arange(len(entry_ends)) + row_of_end  # each earlier row adds the piece up to its end
     ends[place] = entry_ends
     ends[ends_before[1:] + np.arange(row_count)] = bounds[1:]
     starts[place + 1] = entry_ends + 1

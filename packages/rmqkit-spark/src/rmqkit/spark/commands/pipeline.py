@@ -1,4 +1,4 @@
-"""The commands of ``rmq pipeline``: those that read stores, those that write, those that look for messages."""
+"""The commands of ``rmq pipeline``, which read stores, write files and topics, and search for messages."""
 
 from __future__ import annotations
 
@@ -332,7 +332,9 @@ def sql(
 
     The tables are messages, consumequeue, index, commitlog_raw, topics,
     offsets, delay and transactions."""
-    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)  # a page for each mistake in a statement
+    logging.getLogger("SQLQueryContextLogger").setLevel(
+        logging.CRITICAL
+    )  # it logs a long text for each mistake in a statement
     with session("sql", master, remote, conf, path, as_json=as_json) as spark:
         from rmqkit.spark.jobs.query import sql as ask
 
@@ -340,7 +342,7 @@ def sql(
 
 
 def _print_rows(frame: DataFrame, limit: int | None, *, as_json: bool) -> None:
-    """Rows as a table, or as JSON, one line each, as they come."""
+    """Print rows as a table, or as JSON, one line per row, as soon as they arrive."""
     if not as_json:
         show(collect(frame, limit or _ROWS_SHOWN), as_json=False)
         return

@@ -1,6 +1,6 @@
-"""A Spark session for a command of ``rmq pipeline``, and how its result is shown: as tables or as JSON.
+"""A Spark session for a command of ``rmq pipeline``, and the output of its result as tables or JSON.
 
-Data frames are fetched while there is a session, and shown after it.
+Data frames are fetched while the session runs, and printed after it has stopped.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a tabl
 
 
 def disk_path(store: str) -> Path | None:
-    """Return where a store is on a disk; None for one at an address."""
+    """Return the path of a store on a disk; None for a store at an address."""
     path = resolve(store)
     return None if isinstance(path, RemotePath) else Path(path)
 
 
 def pairs(texts: list[str] | None) -> dict[str, str]:
-    """``["a=1", "b=2"]`` as a mapping. Raises SettingsError: one of them has no ``=``."""
+    """Convert ``["a=1", "b=2"]`` to a mapping. Raises SettingsError: a text has no ``=``."""
     found = {}
     for text in texts or ():
         key, equals, value = text.partition("=")
@@ -72,9 +72,10 @@ def pairs(texts: list[str] | None) -> dict[str, str]:
 def session(
     name: str, master: str, remote: str, conf: list[str] | None, *stores: str, as_json: bool
 ) -> Iterator[SparkSession]:
-    """A Spark session for one job that reads ``stores``, with a bar on stderr if that is a terminal. The session is
-    stopped at the end, unless this process had it before. Raises RmqError, with one line, for every error of rmqkit or
-    Spark in the job. Raises StoreError before Spark starts: a store is neither an address nor a directory."""
+    """Provide a Spark session for one job that reads ``stores``, with a progress bar on stderr if it is a terminal.
+    The session is stopped at the end, unless this process had it before. Raises RmqError, with one line, for every
+    error of rmqkit or Spark in the job. Raises StoreError before Spark starts: a store is neither an address nor a
+    directory."""
     settings = pairs(conf)
     for path in map(resolve, stores):
         if not isinstance(path, RemotePath) and not exists(path):
@@ -99,8 +100,8 @@ def session(
 
 @contextmanager
 def ended_if_interrupted() -> Iterator[None]:
-    """End the processes that an interrupted start leaves: Spark's Java machine ignores Ctrl-C, and outlives us when it
-    finds nobody to tell that it is ready."""
+    """Stop the processes that an interrupted start leaves: Spark's JVM ignores Ctrl-C, and continues to run if this
+    process stops before the JVM has reported that it is ready."""
     before = _children()
     try:
         yield
@@ -116,7 +117,7 @@ def _children() -> set[int]:
 
 
 def _has_session() -> bool:
-    """Return True if this process has one already, such as that of a notebook."""
+    """Return True if this process already has a session, such as the session of a notebook."""
     if "pyspark" not in sys.modules:
         return False
     from pyspark.sql import SparkSession
@@ -134,13 +135,13 @@ def one_line_errors() -> Iterator[None]:
     try:
         with one_line():
             yield
-    except (PySparkException, Py4JError) as error:  # such as a mistake in a query: Spark's own words alone
+    except (PySparkException, Py4JError) as error:  # such as a mistake in a query: only Spark's own text
         raise RmqError(" ".join(_STACK_OR_PLAN.split(str(error), maxsplit=1)[0].split())) from error
 
 
 @contextmanager
 def _stage_bars(spark: SparkSession, *, is_hidden: bool) -> Iterator[None]:
-    """A bar for each stage that runs, tasks being what is counted."""
+    """Show a progress bar of tasks for each running stage."""
     from rmqkit.spark.session import is_connect
 
     console = Console(stderr=True)
@@ -159,7 +160,7 @@ def _stage_bars(spark: SparkSession, *, is_hidden: bool) -> Iterator[None]:
 
 
 def _follow(tracker: Any, bars: ProgressBar, done: threading.Event) -> None:
-    """Follow the stages until ``done``, or until Spark is gone: the job itself reports that error."""
+    """Follow the stages until ``done`` is set or Spark has stopped; the job itself reports Spark's error."""
     from py4j.protocol import Py4JError
 
     with suppress(Py4JError, OSError):
@@ -180,7 +181,7 @@ def follow_stages(tracker: Any, bars: ProgressBar, done: threading.Event) -> Non
 
 
 class Rows(msgspec.Struct):
-    """The rows of a data frame, or the first of them."""
+    """The rows of a data frame, or its first rows."""
 
     names: list[str]
     rows: list[tuple[Any, ...]]
@@ -188,18 +189,18 @@ class Rows(msgspec.Struct):
 
 
 def collect(frame: DataFrame, limit: int | None = None) -> Rows:
-    """Fetch a data frame, at most ``limit`` rows of it."""
+    """Fetch at most ``limit`` rows of a data frame."""
     rows = frame.collect() if limit is None else frame.limit(limit + 1).collect()
     return Rows(list(frame.columns), [tuple(row) for row in rows[:limit]], limit is not None and len(rows) > limit)
 
 
 def fields(found: msgspec.Struct, **others: Any) -> dict[str, Any]:
-    """The fields of what a job gave back, and others, such as the rows of a data frame in its place."""
+    """Return the fields of a job's result, with ``others`` added or replaced, such as the rows of a data frame."""
     return {name: getattr(found, name) for name in found.__struct_fields__} | others
 
 
 def show(found: Rows | msgspec.Struct | Mapping[str, Any], *, as_json: bool) -> None:
-    """Print a data frame, or the totals of a job and the tables among them. A frame is a list of objects in JSON,
+    """Print a data frame, or the totals of a job and their tables. In JSON a data frame is a list of objects, and
     totals are an object with the names of their fields."""
     if as_json:
         print(json.dumps(_objects(found), ensure_ascii=False))
@@ -229,7 +230,7 @@ def _print(found: Rows) -> None:
 
 
 def _words(name: str) -> str:
-    """``firstStoreTimestamp`` in words, which can be broken into lines."""
+    """Split ``firstStoreTimestamp`` into words, so that a heading can be wrapped."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])|_", " ", name).lower()
 
 
@@ -238,7 +239,7 @@ def _is_numeric(values: Any) -> bool:
 
 
 def _rows(value: Any) -> Rows | None:
-    """A field of totals as a table; None when it is none."""
+    """Convert a field of totals to a table; None if the field is not a table."""
     if isinstance(value, Rows):
         return value
     if isinstance(value, list | tuple) and value and all(isinstance(one, msgspec.Struct) for one in value):

@@ -1,1 +1,1 @@
-"""Whole jobs over a store: each is a function of a session and a path that gives a data frame."""
+"""Whole jobs over a store: each is a function that gets a session and a path, and returns its result."""

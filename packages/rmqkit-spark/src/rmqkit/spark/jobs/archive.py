@@ -1,4 +1,4 @@
-"""`archive` turns sealed files of a commit log into a table of Parquet files, which outlives the broker's retention.
+"""The archive of a commit log: its sealed files as a table of Parquet files that outlives the broker's retention.
 
 ::
 
@@ -6,23 +6,23 @@
     spark.read.parquet("/data/archive").where("topic = 'orders' and day = '2026-11-21'")
 
 =========  =========================================================================================================
-step       what
+step       action
 =========  =========================================================================================================
-plan       the files of the log but the newest, from where the last run ended; the log is compared with what that
-           run saw of it, so that no two logs get mixed
+plan       the files of the log except the newest, after the end of the last run; the log is compared with the
+           manifests, so that an archive never contains two logs
 write      in the Python workers (`archive_split`): records → Parquet files by topic and day of ``storeTimestamp``;
-           the JVM sees one line per file
-verify     every file is opened again: its size, rows and offsets are those that were written, and all rows of a
-           segment are those of its records; with ``verify="full"`` every byte and body, and every CRC in the log
+           the JVM only gets one row per file
+verify     every file is read again: its size, rows and offsets must be as written, and the rows of a segment must
+           match its records; with ``verify="full"`` also every byte and body, and every CRC in the log
 publish    files become visible, then the lake's transaction, then the manifest (`archive_target`)
-delete     on request: log files that are archived completely, and whose Parquet files are whole, byte for byte
+delete     on request: log files that are archived completely, and whose Parquet files are sound, byte by byte
 =========  =========================================================================================================
 
-Spark guesses the types of folders: where all topics look like numbers, give it a schema (or turn
-``spark.sql.sources.partitionColumnTypeInference.enabled`` off), or topic 007 is 7. The files have it right.
+Spark infers the types of partition folders: if all topics look like numbers, pass a schema (or disable
+``spark.sql.sources.partitionColumnTypeInference.enabled``), or topic 007 becomes 7. The column in the files is text.
 
-While a broker runs, only the broker deletes: a live store's log files are only named, not deleted. The same holds for a
-store that was not stopped in order, as its queues may have to be rebuilt from the log.
+While a broker runs, only the broker deletes: the log files of a live store are listed, but not deleted. The same
+applies to a store after an unclean shutdown, because its queues may have to be rebuilt from the log.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _OPTIONS = (
     "splitBytes", "batchRows", "verifyCrc", "corruptRecordMode",
 )  # fmt: skip
 _SHAPING = _OPTIONS[:6]
-"""Options that decide what the rows are: the same in all runs, and at their defaults nothing of the log is lost."""
+"""Options that change the rows: they must be the same in all runs, and their defaults archive the whole log."""
 
 _EDGE_BYTES = 4096
 _HOUR_S = 3600
@@ -80,12 +80,12 @@ class Archived(Struct):
 
     Attributes:
         target: the archive.
-        run: the number of its manifest; 0 if there was nothing new.
-        records, rows, files, bytes: the numbers it added; rows are messages, bytes the bytes of the files.
-        lost: number of places and records that gave no row, as damage was to be skipped.
-        missing_bytes: bytes of the log that were gone before they were archived.
+        run: the number of the manifest; 0 if there was nothing new.
+        records, rows, files, bytes: the numbers that the run added; rows are messages, bytes are bytes of the files.
+        lost: number of damaged places and records without a row, if damage is skipped.
+        missing_bytes: bytes of the log that were deleted before they were archived.
         deletable: log files that may be deleted, if the caller requested the deletion.
-        deleted: whether they were deleted, else the reason why not.
+        deleted: "yes" if they were deleted, or else the reason why not.
         segments: the parts of each log file that were read.
     """
 
@@ -102,7 +102,7 @@ class Archived(Struct):
     segments: list[SegmentCounts] = field(default_factory=list)
 
 
-# Long: it declares and describes its options.
+# Long: the function declares and describes its options.
 def archive(
     spark: SparkSession,
     path: str,
@@ -120,19 +120,19 @@ def archive(
 
     Args:
         target: a folder, or an address of ``pyarrow.fs``: an archive of this store, or empty.
-        options: of ``rocketmq-store``: topic, verifyCrc, corruptRecordMode, splitBytes, ...
+        options: options of ``rocketmq-store``: topic, verifyCrc, corruptRecordMode, splitBytes, ...
         table_format: parquet, delta or iceberg.
         partition_by: topic, day, both or none.
-        includes_newest: also archive the newest file, up to its last record; the next run goes on there.
+        includes_newest: also archive the newest file, up to its last record; the next run continues there.
         verify: footers, or full.
-        delete_after_hours: delete log files that are in the archive, and were not written to for so long.
+        delete_after_hours: delete archived log files that were last written more than this number of hours ago.
         catalog: properties of the Iceberg catalog.
 
     Raises:
-        SettingsError: something asked for cannot be done, or differs from what the archive was made with.
-        StoreError: the log is damaged (see corruptRecordMode), a file differs from what was written, or another run is
-            at work; nothing was published.
-        StoreMismatch: the archive is of another store.
+        SettingsError: an option is not valid, or differs from the settings of the archive.
+        StoreError: the log is damaged (see corruptRecordMode), a file differs from the written one, or another run is
+            active; nothing was published.
+        StoreMismatch: the archive belongs to another store.
     """
     path, target = address(spark, path), address(spark, target)
     parsed, settings = _settings(path, options or {}, table_format, partition_by, verify)
@@ -147,7 +147,7 @@ def archive(
     segments = find_segments(parsed.path, words(parsed.log_paths))
     with place.held():
         _check_same([*place.runs(), *place.pending()], settings, segments, place)
-        # Before the log is planned: a run that was killed while it published is part of the archive, or its messages
+        # Recover before planning: a run that was killed while it published belongs to the archive, or its messages
         # would be archived twice.
         place.recover(commit)
         runs = place.runs()
@@ -160,7 +160,7 @@ def archive(
             number = max((run.number for run in runs), default=0) + 1
             plan = ArchivePlan(place, place.staging(number), tuple(partition_by), read, is_full)
             run = _written(spark, kept, plan, Run(number, settings, [], []), done, {one.path: one for one in segments})
-            assert sum(file.rows for file in run.files) == done.rows, "every row is in a file"
+            assert sum(file.rows for file in run.files) == done.rows, "the files have all rows"
             place.publish(run, commit)
             runs.append(run)
         if delete_after_hours is not None:
@@ -168,7 +168,7 @@ def archive(
     return done
 
 
-# ---------------------------------------------------------------- what is asked, and of what
+# ---------------------------------------------------------------- settings and plan
 
 
 def _settings(
@@ -200,7 +200,7 @@ def _check_is_whole(settings: ArchiveSettings) -> None:
 
 
 def _check_same(runs: Sequence[Run], settings: ArchiveSettings, segments: Sequence[Segment], target: Target) -> None:
-    """Raises SettingsError, StoreMismatch: earlier runs had other settings, or another log."""
+    """Compare the settings and the log with earlier runs. Raises SettingsError, StoreMismatch: they differ."""
     if runs and runs[-1].settings != settings:
         before = runs[-1].settings
         names = [name for name in settings.__struct_fields__ if getattr(before, name) != getattr(settings, name)]
@@ -216,7 +216,7 @@ def _check_same(runs: Sequence[Run], settings: ArchiveSettings, segments: Sequen
 
 
 def _edges_crc(segment: Segment, low: int, high: int) -> int:
-    """CRC-32 of the first and last bytes between two physical offsets."""
+    """Return the CRC-32 of the first and last bytes between two physical offsets."""
     low, high = low - segment.base_offset, high - segment.base_offset
     crc = 0
     for first, end in ((low, min(low + _EDGE_BYTES, high)), (max(low, high - _EDGE_BYTES), high)):
@@ -228,8 +228,8 @@ def _edges_crc(segment: Segment, low: int, high: int) -> int:
 def _new_splits(
     segments: Sequence[Segment], runs: Sequence[Run], split_bytes: int, done: Archived
 ) -> tuple[list[Split], str]:
-    """The splits of the log that no run has, and the path of the newest file with records, even if a run has it."""
-    # The end of the archived bytes, not of a file: with includes_newest a run ends inside one.
+    """Return the splits of the log that are not archived, and the path of the newest file with records."""
+    # The end of the archived bytes, not of a file: with includes_newest a run ends inside a file.
     low = max((known.high for run in runs for known in run.segments), default=0)
     todo = [segment for segment in segments if segment.base_offset + segment.size >= low]
     if runs and todo:
@@ -249,8 +249,8 @@ def _new_splits(
 def _written(
     spark: SparkSession, splits: Sequence[Split], plan: ArchivePlan, run: Run, done: Archived, files: dict[str, Segment]
 ) -> Run:
-    """The manifest of a run whose files are written and verified.
-    Raises StoreError: as `archive`; what was written is removed."""
+    """Write and verify the files of a run, and return its manifest.
+    Raises StoreError: as `archive`; the written files are removed."""
     try:
         made = run_tasks(spark, partial(archive_split, plan), splits)
         run.files = [file for one in made for file in one.files]
@@ -271,7 +271,7 @@ def _written(
 def _segment(
     segment: Segment, splits: Sequence[Split], made: Sequence[SplitFiles], files: Sequence[ArchivedFile]
 ) -> ArchivedSegment:
-    """Return the archived part of one file. Raises StoreError: files and records do not agree."""
+    """Return the archived part of one file. Raises StoreError: the rows of the files do not match the records."""
     ours = [(split, one) for split, one in zip(splits, made, strict=True) if split.path == segment.path]
     low, high = (segment.base_offset + at for at in (ours[0][0].low, ours[-1][0].high))
     records, rows, lost = (sum(getattr(one, name) for _, one in ours) for name in ("records", "rows", "lost"))
@@ -286,7 +286,7 @@ def _segment(
 def verify_files(
     spark: SparkSession, target: Target, files: Sequence[ArchivedFile], *, folder: str = "", reads_all: bool
 ) -> None:
-    """Open files again, in the workers. Raises StoreError: one is not as it was written."""
+    """Read files again, in the workers. Raises StoreError: a file is not as it was written."""
     if not files:
         return
     check = partial(_differences, target, folder, reads_all)
@@ -319,7 +319,7 @@ def _delete(
     hours: float,
     done: Archived,
 ) -> None:
-    """Delete log files, the oldest first, up to the first that must stay. Raises StoreError: the archive is damaged."""
+    """Delete log files, oldest first, up to the first that must remain. Raises StoreError: the archive is damaged."""
     covered: Counter[int] = Counter()
     for known in (known for run in runs for known in run.segments):
         covered[known.base_offset] += known.high - known.low if not known.lost else 0
@@ -336,12 +336,12 @@ def _delete(
     done.deletable = [segment.path for segment in expired]
     if not expired:
         return
-    # Read every byte of their files again first: after the deletion no other copy of these messages exists.
+    # First read every byte of the archived files again: after the deletion they are the only copy of these messages.
     bases = {segment.base_offset for segment in expired}
     files = [file for run in runs for file in run.files if file.segment in bases]
     verify_files(spark, target, files, reads_all=True)
     root = local_path(path)
-    # Held for the deletion alone: reading the archive again takes long, and no broker could start meanwhile.
+    # Lock the store only for the deletion: reading the archive takes long, and no broker can start while it is locked.
     lock = StoreLock(root)
     try:
         lock.acquire()
@@ -352,7 +352,7 @@ def _delete(
         if (root / "abort").exists():
             done.deleted = "no: the broker was not stopped in order: start it once, it repairs its queues from the log"
             return
-        # The oldest first: a log with its front gone is what retention leaves, one with a gap is not readable.
+        # Delete the oldest file first: a log without its oldest files is valid, a log with a gap is not readable.
         for segment in expired:
             Path(segment.path).unlink(missing_ok=True)
             sync_directory(Path(segment.path).parent)
@@ -365,7 +365,7 @@ def _delete(
 
 
 class ArchivePlan(Struct, frozen=True):
-    """The part of a run that every task needs: ``folder`` is the place in the target for its files."""
+    """The part of a run that every task needs; ``folder`` is the folder in the target for its files."""
 
     target: Target
     folder: str
@@ -375,8 +375,8 @@ class ArchivePlan(Struct, frozen=True):
 
 
 class SplitFiles(Struct):
-    """The files that a task wrote for its split. ``records`` matched the conditions; they gave ``rows`` messages, and
-    ``lost`` counts places and records that gave none."""
+    """The files that a task wrote for its split. ``records`` counts the records that matched the conditions, ``rows``
+    their messages, and ``lost`` the damaged places and records without a message."""
 
     files: list[ArchivedFile]
     counts: SegmentCounts
@@ -387,10 +387,10 @@ class SplitFiles(Struct):
 
 def archive_split(plan: ArchivePlan, split: Split) -> SplitFiles:
     """Write the messages of a split; this is the work of one task.
-    Raises StoreError: there is damage, and the plan says to fail."""
+    Raises StoreError: the split is damaged, and the plan requires to fail."""
     buffer = map_range(split.path, split.low, split.high)
     done = SplitFiles([], SegmentCounts.of(split))
-    # a task that is tried again, or twice at a time, has files of its own; only those of a success are published
+    # Each try of a task has its own files, even if two run at the same time; only those of a success are published.
     stem = f"{split.base_offset + split.low:020d}-{uuid.uuid4().hex[:8]}"
     files = PartitionFiles(
         plan.target.filesystem(),
@@ -402,7 +402,7 @@ def archive_split(plan: ArchivePlan, split: Split) -> SplitFiles:
     )
     walk = scan.walk(buffer, split.base_offset, split.low, split.high, rows_max=plan.read.batch_rows)
     parts = _wanted(counted(walk, done.counts, split), plan.read, done)
-    # `_wanted` has applied both, as it has to count what they leave out; once is enough.
+    # `_wanted` has already applied both, because it counts the records that they exclude.
     unfiltered = replace(plan.read, conditions=(), verify_crc=VerifyCrc.NONE)
     found, last = 0, -1
     for batch in read_parts(split, parts, unfiltered):
@@ -418,7 +418,7 @@ def archive_split(plan: ArchivePlan, split: Split) -> SplitFiles:
 
 
 def _wanted(parts: Iterator[Records | Damage], read: ReadPlan, done: SplitFiles) -> Iterator[Records | Damage]:
-    """The parts of a walk, records that no row is made of left out, and the others counted."""
+    """Yield the parts of a walk with only the wanted records, and count these."""
     for part in parts:
         if isinstance(part, Damage):
             done.lost += 1

@@ -1,8 +1,8 @@
-"""The Parquet files of an archive: written from the batches of a split, and read back to be compared.
+"""The Parquet files of an archive: written from the batches of a split, and read again for verification.
 
-Batches are sorted by partition on arrival, collected up to `COLLECTED_BYTES_MAX` and then written, one row group for
-each partition. So a task holds these bytes and the heads of the open files, for any number of topics and days. Rows of
-a file are in the order of the log.
+Batches are split by partition, collected up to `COLLECTED_BYTES_MAX` and then written, one row group for each
+partition. Thus the memory of a task does not depend on the number of topics and days: it holds the collected bytes and
+the metadata of the open files. The rows of a file are in the order of the log.
 
 ====================  ==========================================================================================
 column                encoding
@@ -12,7 +12,8 @@ offsets and times     DELTA_BINARY_PACKED
 bodies, keys, ids     plain, no statistics
 ====================  ==========================================================================================
 
-All pages are compressed with zstd. Files hold every column, those of the partition included. Nothing here knows Spark.
+All pages are compressed with zstd. Files contain every column, including the partition columns. This module does not
+use Spark.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ OPEN_FILES_MAX = 128
 DAY = "day"
 PARTITION_COLUMNS = ("topic", DAY)
 NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
-"""The folder of a null or an empty text, as Hive has it."""
+"""Folder name of a null or an empty text, as in Hive."""
 
 _DICTIONARY = [
     "topic", "brokerName", "queueId", "tags", "flag", "sysFlag", "bornHost", "storeHost", "storeSize",
@@ -55,14 +56,14 @@ class ArchivedFile(Struct, rename="camel"):
     """One Parquet file of an archive.
 
     Attributes:
-        path: where it is, from the archive's folder.
-        segment: base offset of the log file that its rows are from.
-        topic, day: of all its rows, when the archive is partitioned so (a day without a date is null).
-        rows, bytes: how many; the bytes are those of the file.
+        path: path relative to the archive's folder.
+        segment: base offset of the log file of its rows.
+        topic, day: topic and day of all its rows, if they are partition columns (a day without a date is null).
+        rows, bytes: number of rows, and size of the file.
         offset_min, offset_max: ``commitLogOffset`` of its rows.
-        stored_min_ms, stored_max_ms: ``storeTimestamp`` of its rows; null if none has one.
+        stored_min_ms, stored_max_ms: ``storeTimestamp`` of its rows; null if no row has one.
         crc: CRC-32 of the whole file.
-        bodies_crc: CRC-32 over all bodies, in their order, when the run was to verify them.
+        bodies_crc: CRC-32 over all bodies, in their order, if the run verifies bodies.
     """
 
     path: str
@@ -83,11 +84,11 @@ class PartitionFiles:
     """The files that one task writes.
 
     Args:
-        filesystem: where the paths are.
-        folder: the files' paths are below it, as they will be below the archive's folder.
-        stem: the beginning of the files' names; no other task has the same.
+        filesystem: file system of the paths.
+        folder: folder for the files; they have the same relative paths as later in the archive's folder.
+        stem: unique prefix of the file names of this task.
         partition_by: some of `PARTITION_COLUMNS`, in the order of the folders.
-        has_bodies_crc: whether a CRC over the bodies is made.
+        has_bodies_crc: compute a CRC over the bodies.
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class PartitionFiles:
         self.files: list[ArchivedFile] = []
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Take the rows of a batch."""
+        """Add the rows of a batch."""
         for values, part in _partitioned(batch, self._partition_by):
             self._collected[values].append(part)
         self._collected_bytes += batch.nbytes
@@ -121,7 +122,7 @@ class PartitionFiles:
             self._write()
 
     def close(self) -> list[ArchivedFile]:
-        """Write what is left; all files are complete then."""
+        """Write the remaining rows, and complete all files."""
         self._write()
         while self._open:
             self._close_oldest()
@@ -129,7 +130,7 @@ class PartitionFiles:
 
     def _write(self) -> None:
         for values, batches in self._collected.items():
-            # Taken out and put in again: the first key of the dict is then the file that was left alone for longest.
+            # Remove and insert again, so that the first key of the dict is the least recently used file.
             file = self._open.pop(values, None) or self._create(values, batches[0].schema)
             self._open[values] = file
             file.write(pa.Table.from_batches(batches))
@@ -140,8 +141,8 @@ class PartitionFiles:
         if len(self._open) >= OPEN_FILES_MAX:
             self._close_oldest()
         folder = partition_folder(self._partition_by, values)
-        # Counted on over all partitions: one whose file was closed early gets a second file, which must not replace the
-        # first.
+        # The count includes all partitions: a partition whose file was closed early gets a second file, with another
+        # name.
         name = f"{self._stem}-{self._count}.parquet"
         self._count += 1
         path = f"{folder}/{name}" if folder else name
@@ -154,8 +155,8 @@ class PartitionFiles:
 
 
 def partition_folder(names: Sequence[str], values: Sequence[str | None]) -> str:
-    """``topic=%25RETRY%25group/day=2026-11-21``: the folder of a partition, escaped as Hive, Spark and Arrow read it.
-    Raises StoreError: a folder's name is longer than file systems take."""
+    """Return the folder of a partition, ``topic=%25RETRY%25group/day=2026-11-21``, escaped for Hive, Spark and Arrow.
+    Raises StoreError: the name of a folder is too long for file systems."""
     folders = [f"{name}={_SPECIAL.sub(_escape, value or NO_VALUE)}" for name, value in zip(names, values, strict=True)]
     for folder, value in zip(folders, values, strict=True):
         if len(folder.encode()) > 255:
@@ -164,10 +165,10 @@ def partition_folder(names: Sequence[str], values: Sequence[str | None]) -> str:
 
 
 def difference(filesystem: pafs.FileSystem, path: str, file: ArchivedFile, *, reads_all: bool) -> str:
-    """Return what is wrong with a file, empty if nothing is: its size, the rows and offsets in its footer, and with
+    """Return the fault of a file, empty if it has none. Checks its size, the rows and offsets in its footer, and with
     ``reads_all`` every byte and every body."""
     try:
-        # The size first: a file that was cut off is found without fetching it.
+        # Check the size first: a truncated file is detected without reading it.
         if (size := filesystem.get_file_info(path).size) != file.bytes:
             return f"has {size if size is not None else 'no'} bytes, written were {file.bytes}"
         if reads_all and (crc := _crc_of_file(filesystem, path)) != file.crc:
@@ -186,7 +187,7 @@ def difference(filesystem: pafs.FileSystem, path: str, file: ArchivedFile, *, re
 
 
 class _OpenFile:
-    """One file that is being written; its CRC is made of the bytes on their way to the disk."""
+    """One file that is being written; its CRC is computed from the bytes as they are written."""
 
     def __init__(
         self, filesystem: pafs.FileSystem, folder: str, path: str, schema: pa.Schema, has_bodies_crc: bool
@@ -237,7 +238,7 @@ class _OpenFile:
 
 
 class _CountedSink:
-    """The file that Arrow writes to, and the CRC and number of the bytes."""
+    """A file that Arrow writes to, with the CRC and the number of the written bytes."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -265,7 +266,7 @@ class _CountedSink:
 def _partitioned(
     batch: pa.RecordBatch, names: Sequence[str]
 ) -> Iterator[tuple[tuple[str | None, ...], pa.RecordBatch]]:
-    """The rows of a batch by the values of their partition, those of each in their order."""
+    """Yield the rows of a batch by the values of their partition; the order of the rows is preserved."""
     if not len(batch):
         return
     codes, values = np.zeros(len(batch), "i8"), list[tuple[str | None, ...]]([()])
@@ -299,7 +300,7 @@ def _days(batch: pa.RecordBatch) -> tuple[NDArray[Any], list[str | None]]:
 
 
 def _bounds(metadata: Any, column: str) -> tuple[Any, Any]:
-    """Least and greatest value of a column of int64 or µs in a file, by its statistics; None of nulls."""
+    """Return the least and the greatest value of an int64 or µs column by its statistics; None if all are null."""
     at = next(i for i in range(metadata.num_columns) if metadata.schema.column(i).path == column)
     groups = (metadata.row_group(i).column(at).statistics for i in range(metadata.num_row_groups))
     known = [one for one in groups if one is not None and one.has_min_max]
@@ -324,10 +325,10 @@ def _crc_of_bodies(filesystem: pafs.FileSystem, path: str) -> int:
 
 
 def _bodies_crc(bodies: Sequence[pa.Array], crc: int) -> int:
-    """Go on with a CRC over bodies, which lie end to end and have no nulls."""
+    """Update a CRC with the bodies of some arrays, which have no nulls."""
     for part in bodies:
         _, offsets, data = part.buffers()
-        # A slice shares the buffers of its whole array: only the bytes between its own first and last offset count.
+        # A slice shares the buffers of its whole array: use only the bytes between its own first and last offset.
         ends = np.frombuffer(offsets, "i4")[part.offset : part.offset + len(part) + 1]
         if data is not None:
             crc = zlib.crc32(memoryview(data)[int(ends[0]) : int(ends[-1])], crc)

@@ -1,21 +1,21 @@
-"""The folder of an archive: what belongs to it, and how a run's files come to belong to it, all or none.
+"""The folder of an archive: its contents, and the atomic publication of the files of a run.
 
 ::
 
-    target/topic=orders/day=2026-11-21/<offset>-<task>-0.parquet     what readers see
+    target/topic=orders/day=2026-11-21/<offset>-<task>-0.parquet     the files for readers
     target/_archive/000001.json                                      the manifest of the first run, and so on
     target/_archive/staging/000002/topic=orders/...                  files of a run that is not published
     target/_archive/000002.publishing                                the manifest of a run that is being published
-    target/_delta_log, target/metadata, target/catalog.db            of Delta, of Iceberg
+    target/_delta_log, target/metadata, target/catalog.db            files of Delta, and of Iceberg
 
-A run writes and verifies its files in ``staging``, which no reader looks at. Then the manifest is written as
-``.publishing``: from there on the run happens. Files are moved to their places, the lake's transaction is committed,
-and the manifest gets its name, last. A run that was killed before is forgotten by the next one, a run that was killed
-behind that point is finished by it; each step can be done again. What belongs to an archive is what its manifests
-list (`Target.runs`) and, for readers of a plain folder, the Parquet files outside of ``_archive``.
+A run writes and verifies its files in ``staging``, which readers ignore. Then the manifest is written as
+``.publishing``: from now on the run is final. Files are moved to their places, the lake's transaction is committed, and
+at last the manifest is renamed. If a run was killed before its manifest was written, the next run discards its files;
+if it was killed later, the next run finishes it. Each step can be repeated. The archive consists of the files in its
+manifests (`Target.runs`) or, for readers of a plain folder, the Parquet files outside of ``_archive``.
 
-Local files are on the disk before the manifest says so. Archives on object stores have the same steps, without a lock
-against a second run.
+Local files are synced to the disk before the manifest. Archives on object stores have the same steps, but no lock
+against a concurrent run.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ _RUN = re.compile(r"(\d{6,})\.json")
 
 
 class ArchivedSegment(Struct, rename="camel"):
-    """The archived part of one log file: its records from one physical offset up to another.
+    """The archived part of one log file: its records from ``low`` up to ``high``.
 
     Attributes:
-        base_offset, size: the file.
+        base_offset, size: base offset and size of the log file.
         low, high: physical offsets; ``high`` of a full file is the start of the next file.
         records: number of records that matched the conditions.
-        rows: number of messages in them; an inner batch gives one for each member.
-        lost: number of records, and of places without one, that gave no row, as the run was set to skip damage.
-        edges_crc: CRC-32 of the first and last bytes in this range, by which a later run recognises the file.
+        rows: number of their messages; each member of an inner batch is a message.
+        lost: number of damaged places and records without a row, if the run skips damage.
+        edges_crc: CRC-32 of the first and last bytes in this range, which later runs compare with the file.
     """
 
     base_offset: int
@@ -63,7 +63,7 @@ class ArchivedSegment(Struct, rename="camel"):
 
 
 class ArchiveSettings(Struct, rename="camel", frozen=True):
-    """The settings that all runs of an archive have in common."""
+    """The settings that are the same in all runs of an archive."""
 
     table_format: str
     partition_by: tuple[str, ...]
@@ -80,31 +80,31 @@ class Run(Struct, rename="camel"):
 
 
 Commit = Callable[[Run], None]
-"""Tells a lake's table about a run; a run that it knows already changes nothing."""
+"""A function that adds a run to a lake's table; a run that the table already has changes nothing."""
 
 
 class Target(Struct, frozen=True):
-    """The folder of an archive: an absolute path, or the address of one that ``pyarrow.fs`` knows (`resolve`)."""
+    """The folder of an archive: an absolute path, or an address of ``pyarrow.fs`` (`resolve`)."""
 
     root: str
 
     @classmethod
     def of(cls, text: str) -> Target:
-        """Make a target of the path or address that somebody gave."""
+        """Make a target of a path or address."""
         return cls(resolve(text))
 
     @property
     def is_local(self) -> bool:
-        """Return True if it is on a file system of this machine."""
+        """Return True if the archive is on a local file system."""
         return not isinstance(self.root, RemotePath)
 
     @property
     def uri(self) -> str:
-        """Its address."""
+        """Address of the folder."""
         return self.root.root if isinstance(self.root, RemotePath) else f"file://{self.root}"
 
     def filesystem(self) -> pafs.FileSystem:
-        """Open the folder, so that paths are those in it. Raises SettingsError: its address is of no file system."""
+        """Return a file system with paths relative to the folder. Raises SettingsError: its address is not valid."""
         if not isinstance(self.root, RemotePath):
             return pafs.SubTreeFileSystem(self.root, pafs.LocalFileSystem())
         try:
@@ -115,12 +115,12 @@ class Target(Struct, frozen=True):
         return pafs.SubTreeFileSystem(path, filesystem)
 
     def path_of(self, file: ArchivedFile) -> str:
-        """Name the place of one of its files, for Spark."""
+        """Return the path of a file, for Spark."""
         return f"{self.root}/{file.path}"
 
     def runs(self) -> list[Run]:
-        """Read the manifests of its runs, in order; none if it is no archive.
-        Raises StoreError: one of them cannot be read."""
+        """Read the manifests of all runs, in order; an empty list if the folder is not an archive.
+        Raises StoreError: a manifest cannot be read."""
         filesystem = self.filesystem()
         found = filesystem.get_file_info(pafs.FileSelector(_FOLDER, allow_not_found=True))
         names = sorted(
@@ -130,8 +130,8 @@ class Target(Struct, frozen=True):
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Make the folder and keep other runs away.
-        Raises SettingsError: there are other files in it. Raises StoreError: another run has it."""
+        """Create the folder and lock it against other runs.
+        Raises SettingsError: it contains other files. Raises StoreError: another run has locked it."""
         filesystem = self.filesystem()
         if filesystem.get_file_info(_FOLDER).type is not pafs.FileType.Directory:
             others = filesystem.get_file_info(pafs.FileSelector("", allow_not_found=True))
@@ -140,7 +140,7 @@ class Target(Struct, frozen=True):
                     f"target {self.root} is not empty ({others[0].base_name}) and no archive: give another folder"
                 )
             filesystem.create_dir(_FOLDER)
-        # An object store has no locks: there two runs at once are kept apart by nobody.
+        # An object store has no locks: concurrent runs are not prevented there.
         if not self.is_local:
             yield
             return
@@ -155,38 +155,38 @@ class Target(Struct, frozen=True):
             lock.release()
 
     def staging(self, number: int) -> str:
-        """Name where the files of a run are before they are published, under the paths that they will have."""
+        """Return the folder for the files of a run until they are published, with their later relative paths."""
         return f"{_FOLDER}/staging/{number:06d}"
 
     def pending(self) -> list[Run]:
-        """Read the run that was being published when it was killed, if one was. Raises StoreError: as `runs`."""
+        """Return the run that was killed during its publication, if any. Raises StoreError: as `runs`."""
         filesystem = self.filesystem()
         found = filesystem.get_file_info(pafs.FileSelector(_FOLDER, allow_not_found=True))
         return [_load(filesystem, one.path, self) for one in found if one.base_name.endswith(".publishing")]
 
     def recover(self, commit: Commit) -> None:
-        """Finish the run that was being published, and forget files of runs that were not."""
+        """Finish a run that was killed during its publication, and delete the files of runs that were not published."""
         for run in self.pending():
             self._finish(run, commit)
         self.discard()
 
     def discard(self) -> None:
-        """Forget files that were not published."""
+        """Delete files that were not published."""
         filesystem = self.filesystem()
         if filesystem.get_file_info(f"{_FOLDER}/staging").type is pafs.FileType.Directory:
             filesystem.delete_dir(f"{_FOLDER}/staging")
 
     def publish(self, run: Run, commit: Commit) -> None:
-        """Add a run's files to the archive; ``commit`` adds them to the table of its lake.
-        Raises StoreError: a file is not where it was written."""
-        # First the files: a manifest that outlives a power cut must not name files that are empty then.
+        """Add the files of a run to the archive; ``commit`` adds them to the lake's table.
+        Raises StoreError: a written file is missing."""
+        # Sync the files first: a manifest that survives a power failure must not name empty files.
         self._sync(f"{self.staging(run.number)}/{file.path}" for file in run.files)
         name = f"{_FOLDER}/{run.number:06d}.publishing"
         filesystem = self.filesystem()
         with filesystem.open_output_stream(f"{name}.tmp") as stream:
             stream.write(msgspec.json.format(msgspec.json.encode(run)))
         self._sync([f"{name}.tmp"])
-        # This name makes the run final: any later run that finds it finishes this run. So it comes after every file.
+        # This name makes the run final, because a later run finishes it. Therefore rename after syncing every file.
         _move(filesystem, f"{name}.tmp", name)
         self._sync([_FOLDER])
         self._finish(run, commit)
@@ -197,7 +197,7 @@ class Target(Struct, frozen=True):
         folders = {file.path.rpartition("/")[0] for file in run.files} - {""}
         for folder in folders:
             filesystem.create_dir(folder)
-        # A file that is not staged any more was moved by a run that was killed here: each step can be done again.
+        # Each step can be repeated: a file that is not staged any more was moved before the run was killed.
         for file in run.files:
             staged = f"{self.staging(run.number)}/{file.path}"
             if filesystem.get_file_info(staged).type is pafs.FileType.File:
@@ -208,13 +208,13 @@ class Target(Struct, frozen=True):
                 )
         self._sync({"", *(above for folder in folders for above in _folders_of(folder))})
         commit(run)
-        # Last: a run without its manifest is finished again, and the lake's table has its number already.
+        # Rename last: a run that is killed before is finished again, and the lake's table then already has its number.
         name = f"{_FOLDER}/{run.number:06d}"
         _move(filesystem, f"{name}.publishing", f"{name}.json")
         self._sync([_FOLDER])
 
     def _sync(self, paths: Iterable[str]) -> None:
-        """Wait until files, or the names in folders, are on the disk."""
+        """Sync files, or the names in folders, to the disk."""
         for path in paths if self.is_local else ():
             whole = Path(self.root, path)
             if whole.is_dir():
@@ -229,7 +229,7 @@ def _move(filesystem: pafs.FileSystem, path: str, to: str) -> None:
 
 
 def _folders_of(path: str) -> Iterator[str]:
-    """A folder and those above it, below the archive's."""
+    """Yield a folder and its parents below the archive's folder."""
     while path:
         yield path
         path = path.rpartition("/")[0]

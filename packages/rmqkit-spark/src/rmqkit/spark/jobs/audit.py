@@ -1,19 +1,19 @@
 """The audit of a store: traffic, sizes, latency, hot keys, lag, retries, and waiting messages.
-`rmqkit.spark.jobs.audit_report` makes a report of it.
+`rmqkit.spark.jobs.audit_report` makes a report of the audit.
 
 Each task reduces its split to a few small Arrow tables (`REDUCED`); tasks and driver add these tables up. No body is
-read, and no row per message leaves a task. Two figures cannot be added up exactly:
+read, and no row per message leaves a task. Two results are not exact:
 
 ==================  ==================================================================================================
 percentiles         values are counted in ranges of at most 1/64 of the value, exact below 128: a percentile is the
                     largest value of its range, at most 1/64 too high
-hot keys            a task keeps ``KEYS_MAX`` of its keys; ``keys_undercount_max`` says how much the rest may add to one
+hot keys            a task returns at most ``_KEYS_MAX`` keys; ``keys_undercount_max`` limits the error of a key's count
 ==================  ==================================================================================================
 
-Latency is from the producer's clock (born) to the broker's (store): below 0 the clocks differ. It leaves out messages
-that had to wait by design (delayed, transactional, consumed again). Time of lag counts to the newest message of the
-store, not to now, so that an audit of an old copy always has the same result. The groups and the message timer of the
-broker itself are left out.
+Latency is the time from the producer's clock (born) to the broker's clock (store); if it is negative, the clocks
+differ. It excludes messages that wait by design (delayed, transactional, consumed again). The time of lag is relative
+to the newest message of the store, not to the current time, so that an audit of an old copy always has the same result.
+The broker's own groups and its message timer are left out.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ __all__ = ["Audit", "HotKey", "Lag", "Range", "Retried", "Topic", "Traffic", "Wa
 
 
 class Traffic(Struct):
-    """Messages of a queue within a period, by store time; ``bytes`` are those of their records."""
+    """The messages of a queue within a period of store times; ``bytes`` is the size of their records."""
 
     topic: str
     queue_id: int
@@ -70,8 +70,8 @@ class Traffic(Struct):
 
 
 class Topic(Struct):
-    """A topic in numbers. ``busiest_queue_share`` is 1/``queues`` when the queues are used evenly; latencies are null
-    if no message of the topic has one, and ``skewed`` counts messages born after they were stored."""
+    """The numbers of a topic. ``busiest_queue_share`` is 1/``queues`` if the queues are used evenly. Latencies are null
+    if no message of the topic has one. ``skewed`` counts messages that were born after they were stored."""
 
     topic: str
     messages: int
@@ -90,7 +90,7 @@ class Topic(Struct):
 
     @property
     def is_internal(self) -> bool:
-        """Return True if the broker made it: system topics, retries and dead letters."""
+        """Return True if the broker made the topic: system topics, retries and dead letters."""
         return is_system_topic(self.topic) or self.topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
 
 
@@ -126,7 +126,7 @@ class Lag(Struct):
 
 
 class Retried(Struct):
-    """Messages of a topic that a group sent back, or gave up (``is_dead``); ``times`` are those of being sent back."""
+    """Messages of a topic that a group sent back ``times`` times, or that became dead letters (``is_dead``)."""
 
     group: str
     is_dead: bool
@@ -138,8 +138,8 @@ class Retried(Struct):
 
 
 class Waiting(Struct):
-    """Messages that nobody can consume yet: of a delay level, with the first and the last time when they are due; or
-    of a producer group, half messages neither committed nor rolled back, with the times when they were stored."""
+    """Messages that cannot be consumed yet: the messages of a delay level, with the first and the last delivery time;
+    or the undecided half messages of a producer group, with the first and the last store time."""
 
     name: str
     messages: int
@@ -148,8 +148,8 @@ class Waiting(Struct):
 
 
 class Audit(Struct):
-    """The result of an audit; ``notes`` name what could not be checked. Tables are in the order of names, hot keys
-    and lags largest first."""
+    """The result of an audit; ``notes`` list the checks that failed. Tables are sorted by name; hot keys and lags are
+    sorted by size, largest first."""
 
     store: str
     period_seconds: int
@@ -179,10 +179,10 @@ def audit(
     period_seconds: int = 3600,
     hot_keys: int = 20,
 ) -> Audit:
-    """Read a store once and say what happened in it; damaged records are left out and counted in ``segments``, unless
-    ``corruptRecordMode`` says otherwise. Further options are those of ``rocketmq-store``.
-    Raises SettingsError: an option cannot be used.
-    Raises StoreError: there is no readable store."""
+    """Audit a store in one pass. Damaged records are left out and counted in ``segments``, unless ``corruptRecordMode``
+    is set. ``options`` are those of ``rocketmq-store``.
+    Raises SettingsError: an option is not valid.
+    Raises StoreError: the store is missing or cannot be read."""
     parsed = store_options({"corruptRecordMode": "skip", **(options or {}), "path": address(spark, path)})
     plan = read_plan(parsed, READ)
     segments = find_segments(parsed.path, words(parsed.log_paths))
@@ -192,7 +192,7 @@ def audit(
         reduced = reduce_tasks(spark, lambda split: reduce_split(split, plan, period_seconds), splits, add)
     found = audit_of(str(resolve(path)), period_seconds, reduced, hot_keys)
 
-    # Other files may be missing or damaged; the figures of the log itself are reported in any case.
+    # Other files may be missing or damaged; the results for the log are reported in any case.
     def noted(what: str, look: Callable[..., list[Any]], *arguments: Any) -> list[Any]:
         try:
             return look(spark, parsed, segments, *arguments)
@@ -207,7 +207,7 @@ def audit(
     return found
 
 
-# ---------------------------------------------------------------- what was counted
+# ---------------------------------------------------------------- results of the log
 
 
 def audit_of(store: str, period_seconds: int, reduced: Reduced, hot_keys: int) -> Audit:
@@ -302,8 +302,8 @@ def _topic(
 
 
 def percentile(ranges: list[dict[str, Any]], percent: int) -> int | None:
-    """The largest value of the range in which a percentile is; None when there are no values."""
-    # Rounded up: the p-th percentile of few values is one of them, never none.
+    """Return the largest value of the range that contains a percentile; None if there are no values."""
+    # Rounded up, so that a percentile of few values is one of these values.
     left = -(-sum(row["messages"] for row in ranges) * percent // 100)
     for row in sorted(ranges, key=lambda row: row["range"]):
         left -= row["messages"]
@@ -313,7 +313,7 @@ def percentile(ranges: list[dict[str, Any]], percent: int) -> int | None:
 
 
 def _powers(rows: list[dict[str, Any]]) -> list[Range]:
-    """Ranges that begin at powers of two, from the finer ones; -1 stands for everything below 0."""
+    """Merge fine ranges into ranges that begin at powers of two, and all negative values into one range."""
     sums: defaultdict[tuple[str, int], list[int]] = defaultdict(lambda: [0, 0])
     for row in rows:
         cell = sums[row["topic"], -1 if row["range"] < 0 else row["low"].bit_length()]
@@ -330,14 +330,14 @@ def _group(topic: str) -> str:
 
 
 def _time(microseconds: int) -> datetime:
-    """A time that a calendar has, the nearest one at the ends."""
+    """Convert µs to a datetime; a time out of range becomes the first or last datetime."""
     try:
         return datetime.fromtimestamp(0, UTC) + timedelta(microseconds=microseconds)
     except OverflowError:
         return (datetime.max if microseconds > 0 else datetime.min).replace(tzinfo=UTC)
 
 
-# ---------------------------------------------------------------- lag and what waits
+# ---------------------------------------------------------------- lag and waiting messages
 
 
 def _lags(
@@ -360,7 +360,7 @@ def _lag_rows(options: StoreOptions, segments: Sequence[Segment], newest: dateti
 
 
 def _stored_ms(files: Sequence[QueueFile], segments: Sequence[Segment], queue_id: int, offset: int) -> int | None:
-    """Return when the first message of a queue from some offset on was stored; None when the log does not tell."""
+    """Return the store time of the first message of a queue at or after an offset; None if the log does not have it."""
     for file in files:
         if file.queue_id != queue_id or (not file.is_batch and file.first + file.size // ENTRY_BYTES <= offset):
             continue
@@ -386,7 +386,7 @@ def _waiting(
     entity: Entity,
     columns: tuple[str, str],
 ) -> list[Waiting]:
-    """The waiting messages of an entity by the first column, with the least and the greatest of the second one."""
+    """Count the waiting messages of an entity by the first column, with the least and the greatest time (second)."""
     parts, plan = list(TABLES[entity].parts(options, segments, splits)), read_plan(options, ())
     sums: dict[str, Waiting] = {}
     found = run_tasks(spark, lambda part: list(_waiting_rows(entity, part, plan, *columns)), parts, core_count(spark))

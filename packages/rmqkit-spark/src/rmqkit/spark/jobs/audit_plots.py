@@ -1,7 +1,8 @@
-"""The plots of an audit's report, as SVG in the colours of the page around it.
+"""The plots of an audit's report, as SVG in the colours of the HTML page.
 
-matplotlib draws with stand-in colours (`_TEXT`, `_LINE`, `_SERIES`); they are replaced by variables of the page's style
-sheet, so that one drawing is readable on light and on dark. Text stays text. The size fits a column of 420 pixels.
+matplotlib draws with placeholder colours (`_TEXT`, `_LINE`, `_SERIES`). They are replaced by variables of the page's
+style sheet, so that a plot is readable on light and dark backgrounds. Texts are not converted to paths. The size fits a
+column of 420 pixels.
 """
 
 from __future__ import annotations
@@ -50,12 +51,12 @@ _STYLE: dict[str, Any] = {
 
 
 def has_plots() -> bool:
-    """Return True if matplotlib is there; looks without importing."""
+    """Return True if matplotlib is installed, without importing it."""
     return importlib.util.find_spec("matplotlib") is not None
 
 
 def draw(name: str, audit: Audit) -> str:
-    """One of `PLOTS` as an SVG element; empty when there is nothing to show."""
+    """Return one of `PLOTS` as an SVG element; empty if there is nothing to show."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -79,12 +80,12 @@ def draw(name: str, audit: Audit) -> str:
 
 
 def own_topics(audit: Audit) -> list[Topic]:
-    """The topics of applications, the largest first."""
+    """Return the topics of applications, the topic with the most messages first."""
     return sorted((one for one in audit.topics if not one.is_internal), key=lambda one: (-one.messages, one.topic))
 
 
 def duration_text(ms: float) -> str:
-    """In the unit that fits: ``12 ms``, ``3.5 s``, ``2.0 h``."""
+    """Format a duration in a suitable unit: ``12 ms``, ``3.5 s``, ``2 h``."""
     if abs(ms) < 1000:
         return f"{ms:,.0f} ms"
     for unit, length, limit in (("s", 1e3, 120e3), ("min", 60e3, 7200e3), ("h", 3600e3, 172_800e3)):
@@ -94,7 +95,7 @@ def duration_text(ms: float) -> str:
 
 
 def period_text(seconds: float) -> str:
-    """``hour``, ``15 min``."""
+    """Format the length of a period: ``hour``, ``15 min``."""
     named = {1: "second", 60: "minute", 3600: "hour", 86_400: "day"}
     return named.get(round(seconds)) or duration_text(seconds * 1000)
 
@@ -103,7 +104,7 @@ def period_text(seconds: float) -> str:
 
 
 def _traffic(axes: Axes, audit: Audit) -> bool:
-    """Bars over time, the largest topics stacked."""
+    """Draw bars over time, with the largest topics stacked."""
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 
     topics = [one.topic for one in own_topics(audit)]
@@ -141,7 +142,7 @@ def _topic_bars(axes: Axes, audit: Audit) -> bool:
 
 
 def _latency_by_topic(axes: Axes, audit: Audit) -> bool:
-    """From the median to the largest value, with marks at 95 and 99 of 100."""
+    """Draw a line from the median to the maximum per topic, with marks at the 95th and 99th percentile."""
     topics = [one for one in own_topics(audit) if one.latency_ms_max is not None][:_BARS_MAX]
     for row, one in enumerate(topics):
         values = [
@@ -221,7 +222,7 @@ PLOTS: dict[str, Callable[[Axes, Audit], bool]] = {
 
 
 def _bars(axes: Axes, rows: Sequence[tuple[str, list[int]]], what: str, series: Sequence[str] = ("",)) -> bool:
-    """Horizontal bars with their numbers, the first at the top."""
+    """Draw horizontal bars with their numbers, the first at the top."""
     rows = rows[:_BARS_MAX]
     if not rows:
         return False
@@ -242,7 +243,7 @@ def _bars(axes: Axes, rows: Sequence[tuple[str, list[int]]], what: str, series: 
 
 
 def _columns(axes: Axes, bars: Sequence[tuple[int, int, int]], labels: Sequence[str], what: str) -> bool:
-    """Vertical bars of a distribution."""
+    """Draw the vertical bars of a distribution."""
     if not bars:
         return False
     axes.bar(range(len(bars)), [count for _, _, count in bars], 0.86, color=_SERIES[0])
@@ -256,7 +257,7 @@ def _columns(axes: Axes, bars: Sequence[tuple[int, int, int]], labels: Sequence[
 
 
 def _of_own(audit: Audit, ranges: Sequence[Range]) -> Counter[tuple[int, int]]:
-    """The ranges of applications' topics, added up; all values below 0 are one."""
+    """Add up the ranges of applications' topics; all negative values are one range."""
     own = {one.topic for one in own_topics(audit)}
     sums: Counter[tuple[int, int]] = Counter()
     for one in ranges:
@@ -266,7 +267,7 @@ def _of_own(audit: Audit, ranges: Sequence[Range]) -> Counter[tuple[int, int]]:
 
 
 def _filled(bars: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """The ranges, and the empty ones between them."""
+    """Add the empty ranges between the given ranges."""
     filled: list[tuple[int, int, int]] = []
     for low, high, count in bars:
         while filled and filled[-1][1] + 1 < low:
@@ -277,14 +278,14 @@ def _filled(bars: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
 
 
 def _times(axes: Axes, longest_ms: float) -> None:
-    """Ticks at the powers of ten up to the longest time."""
+    """Set ticks at the powers of ten up to the longest time."""
     ticks = list(itertools.takewhile(lambda ms: ms <= 2 * longest_ms, (10**power for power in range(13))))
     axes.set_xticks([0, *ticks], [duration_text(ms) for ms in (0, *ticks)])
     axes.minorticks_off()
 
 
 def _legend(axes: Axes, **spacing: Any) -> None:
-    """A legend above the plot."""
+    """Add a legend above the plot."""
     figure: Any = axes.figure
     figure.legend(loc="outside upper left", **spacing)
 

@@ -1,8 +1,8 @@
-"""An audit as one HTML file that a person can read: a finding per section, a plot, and the numbers beneath.
+"""An audit as one HTML file: each section has a finding in a sentence, plots, and tables of numbers.
 
-The file needs nothing else: no script, no font, no address. Plots are SVG made by matplotlib (extra ``report``), whose
-colours are those of the page, light or dark as the reader's system is. Without matplotlib the tables are there and the
-page says how to get the plots. Times are UTC.
+The file is self-contained: it needs no scripts, fonts or network. Plots are SVG made by matplotlib (extra ``report``),
+in the light or dark colours of the reader's system. Without matplotlib the page has the tables, and a hint how to get
+the plots. Times are UTC.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _STYLE = Path(__file__).with_name("audit_report.css")
 
 
 def write_report(audit: Audit, file: str | os.PathLike[str]) -> None:
-    """Write the page; the file is there as a whole or not at all."""
+    """Write the page atomically: the file is complete, or does not exist."""
     path = Path(file)
     whole = path.with_name(path.name + ".tmp")
     with naming(path):
@@ -40,7 +40,7 @@ def write_report(audit: Audit, file: str | os.PathLike[str]) -> None:
 
 
 def findings(audit: Audit) -> list[tuple[str, str]]:
-    """Return the subjects of the report, each with its finding in a sentence."""
+    """Return the title of each section of the report, with its finding in a sentence."""
     return [(title, finding(audit)) for title, finding, _, _ in _SECTIONS]
 
 
@@ -87,7 +87,7 @@ def _section(audit: Audit, title: str, finding: Callable[[Audit], str], plots: S
 
 
 def _table(name: str, rows: Sequence[Struct], is_open: bool) -> str:
-    """Rows as a table that can be folded; nothing when there are none."""
+    """Return rows as a collapsible table; empty if there are no rows."""
     if not rows:
         return ""
     fields = rows[0].__struct_fields__
@@ -168,7 +168,7 @@ def _traffic_finding(audit: Audit) -> str:
 def _latency_finding(audit: Audit) -> str:
     topics = [one for one in own_topics(audit) if one.latency_ms_p99 is not None]
     if not topics:
-        return "No message tells how long it took from its producer to the store."
+        return "No message shows how long it took from its producer to the store."
     slowest = max(topics, key=lambda one: one.latency_ms_p99 or 0)
     skewed = sum(one.skewed for one in topics)
     clocks = f" The clocks differ: {skewed:,} messages were stored before they were born." if skewed else ""
@@ -272,7 +272,7 @@ class _Queue(Struct):
 
 
 def _queues(audit: Audit) -> list[_Queue]:
-    """Traffic by queue."""
+    """Return the traffic by queue."""
     found: dict[tuple[str, int], _Queue] = {}
     for one in audit.traffic:
         queue = found.setdefault((one.topic, one.queue_id), _Queue(one.topic, one.queue_id, 0, 0, one.begin, 0))

@@ -1,4 +1,4 @@
-"""The log of a store in a few small tables: what `rmqkit.spark.jobs.audit` counts, in the workers and added up."""
+"""The log of a store in a few small tables, counted in the workers and added up, for `rmqkit.spark.jobs.audit`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ READ = (
 _MARKS = (("realTopic", names.REAL_TOPIC), ("retryTopic", names.RETRY_TOPIC), ("dlqTopic", "DLQ_ORIGIN_TOPIC"))
 _KEYS_MAX = 4096
 _FINE_BITS = 7
-"""Values below 2 to this are counted one by one, larger ones by their leading bits, as many as these."""
+"""Number of leading bits that determine the range of a value; each value below 2 to this power has its own range."""
 
 REDUCED: dict[str, tuple[list[str], dict[str, str]]] = {
     "traffic": (["topic", "queueId", "period"], {"messages": "sum", "bytes": "sum", "first": "min", "last": "max"}),
@@ -39,7 +39,7 @@ REDUCED: dict[str, tuple[list[str], dict[str, str]]] = {
     "keys": (["topic", "key"], {"messages": "sum"}),
     "retries": (["topic", "origin", "times"], {"messages": "sum", "first": "min", "last": "max"}),
 }
-"""Table → what its rows are grouped by, and how its other columns are added up."""
+"""Tables by name: the columns to group by, and the aggregation of each other column."""
 
 
 class Reduced(Struct):
@@ -51,7 +51,7 @@ class Reduced(Struct):
 
 
 def reduce_split(split: Split, plan: ReadPlan, period_seconds: int) -> Reduced:
-    """One split."""
+    """Reduce one split to tables."""
     marks = [Column(name, "string", property_value(value)) for name, value in _MARKS]
     plan = replace(plan, columns=(*plan.columns, *marks))
     counts, buffer = SegmentCounts.of(split), map_range(split.path, split.low, split.high)
@@ -66,7 +66,7 @@ def add(one: Reduced, other: Reduced) -> Reduced:
 
 
 def _added(parts: Sequence[dict[str, pa.Table]], undercount: int, segments: list[SegmentCounts]) -> Reduced:
-    """Tables as one, with the most frequent keys."""
+    """Add up the tables of several parts, with only the most frequent keys."""
     tables: dict[str, pa.Table] = {}
     for name, (keys, sums) in REDUCED.items():
         whole = [part[name] for part in parts if name in part]
@@ -77,15 +77,15 @@ def _added(parts: Sequence[dict[str, pa.Table]], undercount: int, segments: list
             )
     if "keys" in tables and len(tables["keys"]) > _KEYS_MAX:
         by_count = tables["keys"].sort_by([("messages", "descending")])
-        # A dropped key has at most the count of the first one that is dropped. Each reduction can drop the same key
-        # again, so these bounds add up.
+        # No dropped key has more messages than the first dropped key. Each reduction can drop the same key again, so
+        # these bounds add up.
         undercount += by_count["messages"][_KEYS_MAX].as_py()
         tables["keys"] = by_count.slice(0, _KEYS_MAX).combine_chunks()
     return Reduced(tables, undercount, segments)
 
 
 def _tables(batch: pa.RecordBatch, period_seconds: int) -> dict[str, pa.Table]:
-    """A batch of messages, not grouped yet."""
+    """Convert a batch of messages to tables that are not grouped yet."""
     topic, count = batch["topic"], len(batch)
     stored, born = (batch[name].cast(pa.int64()).fill_null(0) for name in ("storeTimestamp", "bornTimestamp"))
     stored_us = stored.to_numpy()
@@ -105,8 +105,7 @@ def _tables(batch: pa.RecordBatch, period_seconds: int) -> dict[str, pa.Table]:
         ),
         "sizes": value_ranges(topic.filter(pa.array(is_first)), sizes[is_first]),
     }
-    # What waited by intent, or was sent back, says nothing of how long a send takes: delays, retries and half messages
-    # are left out.
+    # Latency excludes delayed, retried and half messages: their store time does not show the duration of a send.
     is_direct = pc.and_(pc.is_null(batch["realTopic"]), pc.equal(batch["reconsumeTimes"], 0))
     is_direct = pc.and_(is_direct, pa.array(batch["sysFlag"].to_numpy() & TRANSACTION_MASK == 0))
     is_direct = pc.and_(is_direct, pc.and_(batch["bornTimestamp"].is_valid(), batch["storeTimestamp"].is_valid()))
@@ -133,9 +132,9 @@ def _tables(batch: pa.RecordBatch, period_seconds: int) -> dict[str, pa.Table]:
 
 
 def value_ranges(topic: pa.Array, values: NDArray[np.int64]) -> pa.Table:
-    """Values by their leading bits; all that are below 0 are one range."""
+    """Group values into ranges by their leading bits; all negative values are one range."""
     bits = np.frexp(np.maximum(values, 0).astype("f8"))[1].astype("i8")
-    # The shift is part of the number: without it, ranges of different widths with equal leading bits would be one.
+    # The number includes the shift, or else ranges of different widths with equal leading bits would be merged.
     shift = np.maximum(bits - _FINE_BITS, 0)
     number = np.where(values < 0, -1, (shift << 32) | (values >> shift))
     low, ones = pa.array(values), pa.array(np.ones(len(values), "i8"))

@@ -1,20 +1,20 @@
-"""The differences between two stores: master and slave, before and after.
+"""The differences between two stores, such as a master and its slave, or a store before and after a change.
 
 =====  ====================================  =========================================================================
 stage  one task per                          compares
 =====  ====================================  =========================================================================
-1      split of the left log                 its bytes with those at the same physical offsets of the right log
-2      split that was not found equal        nothing yet: its messages by topic, queue and block of `_BLOCK` offsets,
-                                             24 bytes each
+1      split of the left log                 its bytes with the bytes at the same physical offsets of the right log
+2      split that was not found equal        nothing: it packs its messages by topic, queue and block of `_BLOCK`
+                                             offsets, 24 bytes each
 3      block                                 the messages of both sides by queue offset
 4      some queues                           the bounds of their consume queues
 =====  ====================================  =========================================================================
 
-Stage 1 finds everything equal if the right store is a copy, or a slave that is up to date. Where the logs differ,
-messages are the same if their records are, at any place of the logs: a digest of all bytes but the physical offset is
-compared, or, with ``content_only``, of body, topic and properties. Of several records for one queue offset the last one
-counts. Differences are ranges of queue offsets, so that a lost day is one row; when a block has very many, its last
-range counts fewer messages than it spans. Source: store.md §3, §4, §9.
+Stage 1 finds everything equal if the right store is a copy, or an up-to-date slave. If the logs differ, messages are
+compared by a digest of their records, which does not depend on the physical offset. With ``content_only`` the digest
+includes only body, topic and properties. If a queue offset has several records, the last one is compared.
+Differences are ranges of queue offsets, so that a lost day is one row. If a block has very many ranges, the rest of the
+block is one range with fewer messages than it spans. Source: store.md §3, §4, §9.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ _SCHEMA = (
 )
 
 Block = tuple[str, int, int]
-"""Topic, queue id, queue offset divided by `_BLOCK`."""
+"""Topic, queue id, and queue offset divided by `_BLOCK`."""
 
 
 class QueueDifference(Struct):
-    """A consume queue whose bounds differ; null where a side has no such queue, or an empty one."""
+    """A consume queue whose bounds differ; null if the queue is missing or empty on a side."""
 
     topic: str
     queue_id: int
@@ -74,7 +74,7 @@ class QueueDifference(Struct):
 
 
 class ConfigDifference(Struct):
-    """A value of a configuration file that differs, as JSON; null where a side has none."""
+    """A value of a configuration file that differs, as JSON; null if it is missing on a side."""
 
     file: str
     name: str
@@ -83,10 +83,10 @@ class ConfigDifference(Struct):
 
 
 class Diff(Struct):
-    """The differences between two stores. The logs are equal, byte by byte, from ``equal_begin`` up to ``equal_end``,
-    which is the end of the shorter log if nothing is wrong. ``differences`` has a row per range of messages: ``only
-    left``, ``only right`` or ``changed``, with the place of its first message. ``segments`` are the walked parts of the
-    files."""
+    """The differences between two stores. The logs are equal, byte by byte, from ``equal_begin`` up to ``equal_end``:
+    the first difference or the end of the shorter log. ``differences`` has a row per range of messages:
+    ``only left``, ``only right`` or ``changed``, with the log offsets of its first message. ``segments`` are the parts
+    of the files that were walked."""
 
     left: str
     right: str
@@ -117,10 +117,10 @@ def diff(
     *,
     content_only: bool = False,
 ) -> Diff:
-    """Compare two stores. The options are ``splitBytes`` of ``rocketmq-store``; data versions of configuration are not
-    compared, they count changes.
-    Raises SettingsError: an option cannot be used.
-    Raises StoreError: one of them is no readable store."""
+    """Compare two stores. ``options`` are those of ``rocketmq-store``, such as ``splitBytes``. Data versions of
+    configuration are not compared, because they only count changes.
+    Raises SettingsError: an option is not valid.
+    Raises StoreError: a store is missing or cannot be read."""
     left, right = address(spark, left), address(spark, right)
     ours, theirs = (store_options({**(options or {}), "path": path}) for path in (left, right))
     left_splits, right_splits = store_splits(ours), store_splits(theirs)
@@ -159,17 +159,17 @@ def diff(
     )
 
 
-# ---------------------------------------------------------------- bytes at the same place
+# ---------------------------------------------------------------- bytes at the same physical offset
 
 
 def equal_end(split: Split, others: Sequence[Split]) -> int:
-    """Find the physical offset up to which the bytes of a split are those of the other log, whose splits around it are
-    given in order. Raises StoreError: a file cannot be read."""
+    """Return the physical offset up to which a split is equal to the other log; ``others`` are the overlapping splits
+    of that log, in order. Raises StoreError: a file cannot be read."""
     at, end = _bounds(split)
     mine = np.frombuffer(map_range(split.path, split.low, split.high), "u1")
     for other in others:
         low, high = _bounds(other)
-        # The other log has a gap here. What lies behind it may be equal again, and is compared by queue offset then.
+        # The other log has a gap here. Bytes after it may be equal again; stage 3 compares them by queue offset.
         if low > at:
             break
         stop = min(high, end)
@@ -181,12 +181,12 @@ def equal_end(split: Split, others: Sequence[Split]) -> int:
             if unequal.any():
                 return at + int(unequal.argmax())
             at += count
-    assert at <= end, "no more is equal than there is"
+    assert at <= end, "the equal part ends within the split"
     return at
 
 
 def _bounds(split: Split) -> tuple[int, int]:
-    """The physical offsets of a split."""
+    """Return the physical offsets of a split."""
     return split.base_offset + split.low, split.base_offset + split.high
 
 
@@ -196,8 +196,8 @@ def _around(split: Split, others: Sequence[Split]) -> list[Split]:
 
 
 def without(splits: Sequence[Split], equal: Sequence[tuple[int, int]]) -> list[Split]:
-    """Leave ranges of equal bytes out of some splits. Records begin and end at the ends of these ranges on
-    one side, so they do on the other."""
+    """Remove ranges of equal bytes from some splits. Records begin and end at the bounds of these ranges on one side,
+    and therefore also on the other side."""
     left: list[Split] = []
     for split in splits:
         at, end = _bounds(split)
@@ -217,7 +217,7 @@ def without(splits: Sequence[Split], equal: Sequence[tuple[int, int]]) -> list[S
 def _compared(
     spark: SparkSession, left: Sequence[Split], right: Sequence[Split], *, content_only: bool
 ) -> list[SegmentCounts | tuple[Any, ...]]:
-    """Return the counts of the walked segments, and the ranges that differ."""
+    """Return the counts of the segments that were walked, and the ranges that differ."""
 
     def packed(one: tuple[int, Split]) -> Iterator[tuple[Block | None, tuple[int, Any]]]:
         side, split = one
@@ -235,7 +235,7 @@ def _compared(
 
 
 def pack(split: Split, *, content_only: bool) -> Iterator[tuple[Block | None, Any]]:
-    """Pack the messages of a split by block, as bytes; and, under None, what was walked over.
+    """Pack the messages of a split by block, as bytes; the key None has the counts of the walk.
     Raises StoreError: the file cannot be read."""
     found: defaultdict[Block, list[bytes]] = defaultdict(list)
     buffer, counts = map_range(split.path, split.low, split.high), SegmentCounts.of(split)
@@ -257,7 +257,7 @@ def _blocks(records: Records, content_only: bool) -> Iterator[tuple[Block, bytes
     names = [name.decode("utf-8", "replace") for name in topics.dictionary.to_pylist()]
     keys = np.stack([topics.indices.to_numpy(), records.field("queue_id"), entries["offset"] // _BLOCK])
     blocks, which = np.unique(keys, axis=1, return_inverse=True)
-    # numpy 2.0 gives the inverse another shape than the versions before and after it.
+    # In numpy 2.0 the inverse has another shape than in the versions before and after it.
     which = which.ravel()
     order = np.argsort(which, kind="stable")
     cuts = np.flatnonzero(np.diff(which[order])) + 1
@@ -266,7 +266,7 @@ def _blocks(records: Records, content_only: bool) -> Iterator[tuple[Block, bytes
 
 
 def _digests(records: Records, content_only: bool) -> NDArray[np.uint64]:
-    """Hash what makes each record the same as another, to 64 bits."""
+    """Hash the compared bytes of each record, to 64 bits."""
     places = records.field_at("physical_offset")
     starts = records.body_at if content_only else places + 8
     ends = (records.positions + records.sizes).tolist()
@@ -277,16 +277,16 @@ def _digests(records: Records, content_only: bool) -> NDArray[np.uint64]:
         ):
             digest = hashlib.blake2b(view[start:end], digest_size=8)
             if not content_only:
-                # Around the physical offset: two stores have the same message at different places of their logs.
+                # Leave out the physical offset: two stores may have a message at different physical offsets.
                 digest.update(view[at:place])
             digests.append(digest.digest())
     return np.frombuffer(b"".join(digests), "u8")
 
 
 def compare_block(key: Block, left: Iterable[bytes], right: Iterable[bytes]) -> Iterator[tuple[Any, ...]]:
-    """Compare a block and yield the ranges that differ, as rows of `Diff.differences`, the last of very many as one."""
+    """Compare a block and yield the ranges that differ, as rows of `Diff.differences`."""
     ours, theirs = _newest(left), _newest(right)
-    # By queue offset, not by place: masters and slaves agree on queue offsets, even if one of them has lost messages.
+    # Compare by queue offset, not by index: masters and slaves have the same queue offsets, even if one lost messages.
     common, at, other = np.intersect1d(ours["offset"], theirs["offset"], assume_unique=True, return_indices=True)
     is_changed = ours["digest"][at] != theirs["digest"][other]
     mine, yours = ours[at][is_changed], theirs[other][is_changed]
@@ -298,10 +298,10 @@ def compare_block(key: Block, left: Iterable[bytes], right: Iterable[bytes]) -> 
 
 
 def _newest(parts: Iterable[bytes]) -> NDArray[np.void]:
-    """Sort entries by queue offset, and keep the last record of each."""
+    """Sort entries by queue offset, and return the last record of each queue offset."""
     entries = np.frombuffer(b"".join(parts), ENTRY)
     entries = entries[np.lexsort((entries["physical"], entries["offset"]))]
-    # Cut to their number: of no entries np.append makes one value.
+    # The slice is for an empty array, for which np.append returns one value.
     newest: NDArray[np.void] = entries[np.append(np.diff(entries["offset"]) != 0, True)[: len(entries)]]
     return newest
 
@@ -324,7 +324,7 @@ def _ranges(
 
 
 def _queues(spark: SparkSession, left: str, right: str) -> tuple[list[QueueDifference], list[str]]:
-    """Bounds that differ, and why there may be none to compare."""
+    """Return the queue bounds that differ, and the reason if queues cannot be compared."""
     files: defaultdict[tuple[str, int], tuple[list[QueueFile], list[QueueFile]]] = defaultdict(lambda: ([], []))
     try:
         for side, root in enumerate((left, right)):
@@ -353,7 +353,7 @@ def _config_differences(left: str, right: str) -> list[ConfigDifference]:
 
 
 def _config_values(root: str) -> Iterator[tuple[tuple[str, str], str]]:
-    """File, name with all those above it, and value as JSON, of every value in a store's configuration."""
+    """Yield file, name (with the names of its parents) and JSON of every value in a store's configuration."""
     for file in list_files(join(resolve(root), "config")):
         if len(file.names) == 1 and file.names[0].endswith(".json"):
             try:

@@ -1,17 +1,18 @@
-"""Tables over the files of an archive, in the formats of Delta Lake and Iceberg, without Spark jars.
+"""Tables of Delta Lake and Iceberg over the files of an archive, made without Spark jars.
 
-The files are there already; a run adds them in one transaction, so readers of the table see a run as a whole. Each
-table remembers the number of the last run it took, so that one that is published again (after a kill) changes nothing.
+The files already exist; a run adds them in one transaction, so readers of the table see all files of a run or none.
+Each table stores the number of the last run that was added, so that a repeated publication (after a kill) changes
+nothing.
 
 =======  ==================================================  =============================================
-format   table                                               remembers the run in
+format   table                                               stores the run in
 =======  ==================================================  =============================================
 delta    the archive's folder; ``day`` is a column           the application transaction ``rmqkit.archive``
 iceberg  ``rmqkit.messages`` of the catalog; ``day`` hidden  the table property ``rmqkit.archive-run``
 =======  ==================================================  =============================================
 
-Without ``catalog`` properties the Iceberg catalog is an SQLite file in the archive's folder. Of given ones ``table`` is
-the table's name, everything else is pyiceberg's (``type``, ``uri``, ...).
+Without ``catalog`` properties the Iceberg catalog is an SQLite file in the archive's folder. The property ``table`` is
+the table's name, the others are pyiceberg's (``type``, ``uri``, ...).
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ _MS_MAX = 253_402_300_800_000  # the year 10000
 
 
 def committer(table_format: str, target: Target, schema: pa.Schema, catalog: Mapping[str, str]) -> Commit:
-    """Return the function that commits a run's files to the table.
-    Raises SettingsError: the format is not known. Raises ExtraMissing: its library is not installed."""
+    """Return the function that commits the files of a run to the table.
+    Raises SettingsError: the format is unknown, or Iceberg needs a catalog.
+    Raises ExtraMissing: the library of the format is not installed."""
     if table_format == "parquet":
         return lambda run: None
     if table_format == "delta":
@@ -78,8 +80,7 @@ def _commit_delta(run: Run, target: Target, schema: pa.Schema) -> None:
         )
         return
     table = DeltaTable(target.root)
-    # A run that was killed after this commit is finished again: the number that Delta stores prevents that files are
-    # added twice.
+    # A run that was killed after this commit is finished again: the number in the table prevents adding files twice.
     if (table.transaction_version(_APPLICATION) or 0) < run.number:
         table.create_write_transaction(actions, "append", columns, partition_by, commit_properties=properties)
 
@@ -90,7 +91,7 @@ def _added(file: ArchivedFile, partition_by: list[str]) -> Any:
     values = {"topic": file.topic, DAY: file.day}
     low: dict[str, Any] = {"commitLogOffset": file.offset_min}
     high: dict[str, Any] = {"commitLogOffset": file.offset_max}
-    # A file without bounds is always read; one with wrong bounds would be passed over with its rows.
+    # Readers always read a file without bounds, but would skip a file with wrong bounds.
     if file.stored_min_ms is not None and file.stored_max_ms is not None and file.stored_max_ms < _MS_MAX:
         low["storeTimestamp"], high["storeTimestamp"] = _iso(file.stored_min_ms), _iso(file.stored_max_ms)
     return AddAction(
@@ -120,7 +121,7 @@ def _commit_iceberg(run: Run, target: Target, schema: pa.Schema, given: Mapping[
             )
         if int(table.properties.get(_RUN_PROPERTY, 0)) >= run.number:
             return
-        # Files and number in one transaction: a kill between two would have the next run add the files again.
+        # Files and number in one transaction: after a kill between two, the next run would add the files again.
         with table.transaction() as transaction:
             if run.files:
                 transaction.add_files([f"{target.uri}/{file.path}" for file in run.files])
@@ -144,7 +145,7 @@ def _catalog(target: Target, given: Mapping[str, str]) -> Iterator[Any]:
 
 
 def _table(catalog: Any, name: str, target: Target, schema: pa.Schema, partition_by: tuple[str, ...]) -> Any:
-    """The table, made if it does not exist."""
+    """Return the table, and create it if it does not exist."""
     from pyiceberg.transforms import DayTransform, IdentityTransform
 
     if not catalog.table_exists(name):

@@ -1,16 +1,16 @@
-"""Tasks walk a commit log range by range; the driver puts together what they found.
+"""The walk over a commit log in tasks, range by range, and the combination of their results on the driver.
 
-A task cannot know where the log ends: zeros or stale records may be its end, or damage with more records behind. So it
-hands out *log ranges*, records back to back with what stopped them, and the driver decides which are in the log, by the
-rules by which one walk of `LogView` finds its end::
+A task cannot know the end of the log: zeros or stale records may be the end, or damage that more records follow.
+Therefore it returns *log ranges*: adjacent records, and the reason why they stop. The driver decides which ranges are
+in the log, by the rules of a single walk of `LogView`::
 
     driver   log_splits(log, ...)                                  one record is read per boundary
-    task     walked(split, ...) ─→ (LogRange, result of its records), a further one behind each damage
-    driver   in_log(log, ...)   ─→ what `LogView.runs` yields, with a result in place of each range
+    task     walked(split, ...) ─→ (LogRange, result of its records), another one after each damage
+    driver   in_log(log, ...)   ─→ the same as `LogView.runs`, with a result in place of each range
 
-A split ends at a record, so damage ends in the split where it begins. Every job says what it came across in each file
-(`SegmentCounts`), damage included: a task counts its split while it walks (`counted`), the driver adds up the splits of
-each file (`add_up`). How tasks are run is said in `rmqkit.spark.jobs.tasks`.
+A split ends at a record, so damage ends in the split where it begins. Every job returns the counts of each file
+(`SegmentCounts`), including damage: a task counts its split during the walk (`counted`), the driver adds up the splits
+of each file (`add_up`). `rmqkit.spark.jobs.tasks` runs the tasks.
 Source: store.md §2, §12.1.
 """
 
@@ -36,8 +36,8 @@ Result = TypeVar("Result")
 
 
 class LogRange(Struct):
-    """Records back to back, from ``low`` to ``high`` in their file; ``stored_ms`` is the last one's storeTimestamp.
-    Behind them is ``damage``, a blank (``blank_bytes``), or a record of the next split."""
+    """Adjacent records, from ``low`` to ``high`` in their file; ``stored_ms`` is the storeTimestamp of the last record.
+    They are followed by ``damage``, a blank (``blank_bytes``), or a record of the next split."""
 
     path: str
     start: int
@@ -53,7 +53,7 @@ class Work(Protocol[Result_co]):
     """The work of a task on the records of one range."""
 
     def add(self, segment: Segment, arrivals: DispatchColumns) -> None:
-        """Look at a run of records."""
+        """Process a run of records."""
 
     def result(self) -> Result_co:
         """Return the result for the driver."""
@@ -62,10 +62,10 @@ class Work(Protocol[Result_co]):
 class SegmentCounts(Struct):
     """The counts of one commit log file.
 
-    ``segment`` is its path, ``base_offset`` the physical offset of its first byte. Of the bytes that were walked,
-    ``bytes`` are records, ``blank_bytes`` the blank that closes a full file, and ``damaged_bytes`` no records at all,
-    in ``damages`` places where the walk had to find the next one. ``bad_crcs`` counts records whose body is not the
-    one that was stored, as far as the job looks at bodies; zeros behind the newest record count nowhere.
+    ``segment`` is its path, ``base_offset`` the physical offset of its first byte. Of the walked bytes, ``bytes`` are
+    records, ``blank_bytes`` the blank at the end of a full file, and ``damaged_bytes`` are damage, in ``damages``
+    places where the walk had to search for the next record. ``bad_crcs`` counts records whose body does not match its
+    CRC, if the job checks bodies. Zeros after the newest record are not counted.
     """
 
     segment: str
@@ -79,20 +79,20 @@ class SegmentCounts(Struct):
 
     @classmethod
     def of(cls, split: Split) -> SegmentCounts:
-        """Nothing counted yet, of a split's file."""
+        """Return zero counts for the file of a split."""
         return cls(str(split.path), split.base_offset)
 
     def add(self, other: SegmentCounts) -> None:
-        """Count what was read of another part of the same file."""
-        assert (self.segment, self.base_offset) == (other.segment, other.base_offset), "counts are of one file"
-        # The first two fields name the file; all that stand behind them are summed.
+        """Add the counts of another part of the same file."""
+        assert (self.segment, self.base_offset) == (other.segment, other.base_offset), "both counts are of one file"
+        # The first two fields identify the file; all other fields are summed.
         for name in self.__struct_fields__[2:]:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Raise what the disk refuses as a StoreError: the text of no other error gets from a task to the user."""
+    """Convert an OSError to a StoreError, because only the texts of rmqkit's errors get from a task to the user."""
     try:
         yield
     except OSError as error:
@@ -100,24 +100,24 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 def log_splits(log: LogView, split_bytes: int) -> list[Split]:
-    """Cut all files into splits, up to their last byte that is in no hole; each has at least one record.
-    Unlike `plan_splits` this trusts nothing: what is behind the log's end is read, too."""
+    """Cut all files into splits with at least one record each.
+    Unlike `plan_splits`, this includes the bytes after the end of the log, which may contain stale records."""
     splits = []
     for segment in log.segments:
         size = len(segment.buffer)
         anchors = Anchors(str(segment.path))
         bounds = scan.split(segment.buffer, segment.start, segment.data_end, split_bytes, anchors.point_at)
         bounds = bounds or [(0, size)]
-        # To the end of the file, hole and all: the blank that closes a full file is counted from there.
+        # Extend the last split to the end of the file, including a hole, to count the blank of a full file.
         bounds[-1] = bounds[-1][0], size
         splits += [Split(str(segment.path), segment.start, low, high) for low, high in bounds if size]
     return splits
 
 
 def walked(split: Split, begin: Callable[[int], Work[Result]]) -> Iterator[tuple[LogRange, Result]]:
-    """Walk over a split and yield its ranges, each with what a work made of it that began at its physical offset.
+    """Walk over a split and yield its ranges with their results; ``begin`` makes the work for a physical offset.
     Raises StoreError: the file cannot be read."""
-    # Opened in the task: a mapping is not pickled, and the executor maps the file of its own machine.
+    # Open the file in the task: a mapping cannot be pickled.
     with disk_errors(Path(split.path)):
         segment = Segment.opened(Path(split.path), split.base_offset)
     log_range = LogRange(split.path, split.base_offset, split.low, split.low)
@@ -126,8 +126,8 @@ def walked(split: Split, begin: Callable[[int], Work[Result]]) -> Iterator[tuple
         if isinstance(part, Damage):
             log_range.damage = part
             yield log_range, work.result()
-            assert part.end > part.position, "behind damage the walk goes on further"
-            # A result of its own for what follows: the driver may decide that the log ended at the damage.
+            assert part.end > part.position, "damage is not empty"
+            # Begin a new result after the damage: the driver may decide that the log ends at the damage.
             log_range = LogRange(split.path, split.base_offset, part.end, part.end)
             work = begin(segment.start + part.end)
             continue
@@ -142,15 +142,15 @@ def walked(split: Split, begin: Callable[[int], Work[Result]]) -> Iterator[tuple
 def in_log(
     log: LogView, found: Iterable[tuple[LogRange, Result]], counts: dict[Path, SegmentCounts]
 ) -> Iterator[tuple[Segment, tuple[LogRange, Result] | Damage]]:
-    """Yield the ranges and damage up to the log's end, in order, from those of all splits in order. Sets ``log.end``,
-    and enters into ``counts`` what each file holds."""
+    """Yield the ranges and damage up to the end of the log; ``found`` has the ranges of all splits in order. Sets
+    ``log.end``, and adds the counts of each file to ``counts``."""
     places = {segment.start: i for i, segment in enumerate(log.segments)}
     stored_ms, closed = 0, -1
     for log_range, result in found:
         i = places[log_range.start]
-        if i == closed:  # stale records behind a blank
+        if i == closed:  # stale records after a blank
             continue
-        assert log_range.low <= log_range.high, "a range ends behind its begin"
+        assert log_range.low <= log_range.high, "a range does not end before its start"
         segment = log.segments[i]
         count = counts.setdefault(segment.path, SegmentCounts(str(segment.path), segment.start))
         count.records += log_range.records
@@ -170,7 +170,7 @@ def in_log(
 
 
 def counted(parts: Iterable[Records | Damage], counts: SegmentCounts, split: Split) -> Iterator[Records | Damage]:
-    """Count the parts that a walk over a split yields, and pass them on; what is left in the end is the blank."""
+    """Yield and count the parts of a walk over a split; the remaining bytes are counted as the blank."""
     walked = 0
     for part in parts:
         if isinstance(part, Damage):
@@ -196,5 +196,5 @@ def add_up(counts: Iterable[SegmentCounts]) -> list[SegmentCounts]:
 
 
 def task_count(splits: Sequence[Split]) -> int:
-    """Return how many tasks some splits are worth."""
+    """Return the suitable number of tasks for some splits."""
     return max(1, len(grouped(splits, SPLIT_BYTES)))

@@ -1,8 +1,8 @@
-"""`planned_reads` finds out which columns of some tables a query uses, and which conditions its rows have to meet.
+"""The columns of tables that a query uses, and the conditions that its rows have to meet (`planned_reads`).
 
-Spark does not pass columns and filters to a source that is written in Python, but it passes them to its own reader of
-Parquet. So the query is planned over empty Parquet tables of the same columns, and the scans of that plan say what the
-reader would read.
+Spark does not pass columns and filters to a source that is written in Python, but it passes them to its own Parquet
+reader. Therefore the query is planned over empty Parquet tables with the same columns, and the scans in this plan show
+the columns and filters.
 
 ===============  =====================================================================================================
 session          source of the scans
@@ -11,11 +11,11 @@ classic          the nodes of the physical plan, as objects of the JVM
 Spark Connect    the text of the physical plan, from the server's answer to AnalyzePlan
 ===============  =====================================================================================================
 
-The result is never less than the query uses: if any leaf of the plan is unknown, if a scan has unexpected columns, or
-if a text is redacted, the answer is "every column, no condition". `unread` makes the columns that are left out raise an
-error when they are evaluated, so that a mistake here is never a wrong answer. Such a column is no plain attribute, and
-Spark simplifies less around it. So the query is planned a second time with `unread` in the place of these columns, and
-a column that this plan evaluates is read, too.
+The result always includes everything that the query uses: if a leaf of the plan is unknown, if a scan has unexpected
+columns, or if a text is redacted, the result is "every column, no condition". Evaluating a column that is left out
+raises an error (`unread`), so a mistake in this module never leads to wrong query results. Such a column is not a plain
+attribute, and Spark simplifies the plan less. Therefore the query is planned a second time with `unread` in place of
+these columns, and a column that the second plan evaluates is read, too.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _EMPTY = "file:/dev/null"
-"""An empty file on every machine: tables of it are planned and never read."""
+"""An empty file that every machine has; its tables are planned, but never read."""
 
 _COMPARISONS = {
     "EqualTo",
@@ -54,10 +54,10 @@ _HIDES: Mapping[str, Callable[[Any], Any]] = {
     "ReusedExchangeExec": lambda leaf: leaf.child(),
     "ReusedSubqueryExec": lambda leaf: leaf.child(),
 }
-"""Leaves that stand for another plan, and how to reach that plan."""
+"""Leaves that contain another plan, and functions that return this plan."""
 
 _READS_NO_FILE = {"OneRowRelationExec", "RangeExec", "LocalTableScanExec", "RowDataSourceScanExec"}
-"""Leaves that cannot read our tables. Others may: `UnionLoopExec` holds logical plans, `RDDScanExec` any lineage."""
+"""Leaves that cannot read the tables. Others may: `UnionLoopExec` has logical plans, `RDDScanExec` any lineage."""
 
 _TEXT_OPERATOR = re.compile(r"^\(\d+\) (.+)$", re.MULTILINE)
 _TEXT_SCAN = re.compile(r"^ReadSchema: (.*)$", re.MULTILINE)
@@ -66,7 +66,7 @@ _TEXT_CUT = ("(redacted)", "... ")
 _TEXT_FILTER = (
     r"(?<=[\[ ])(EqualTo|EqualNullSafe|In)\(({mark}t\d+c\d+)(?:,([\w%|.:+-]+)|, \[([\w%|.:,+-]+)\])\)(?=, |\]\n)"
 )
-"""Filters of a text that are not part of an Or or a Not, and whose values are simple."""
+"""Filters in a text that are not part of an Or or a Not, and have simple values."""
 
 _PLANS_MAX = 3
 
@@ -74,7 +74,7 @@ _log = logging.getLogger(__name__)
 
 
 Marked = Mapping[str, tuple[str, Column]]
-"""The table and the column of every name in a plan that is ours."""
+"""Table and column by their unique names in the plan."""
 
 
 class Read(Struct, frozen=True):
@@ -92,7 +92,7 @@ class _Scan(Struct, frozen=True):
 
 
 class _NotUnderstood(Exception):
-    """The plan has something that may read a table in a way that is not known here."""
+    """The plan may read a table in an unknown way."""
 
 
 def planned_reads(
@@ -101,17 +101,17 @@ def planned_reads(
     shapes: Mapping[str, Sequence[Column]],
     new_table: Callable[[str, DataFrame], None],
 ) -> dict[str, Read]:
-    """Plan some work over empty tables, and return what it needs of each table.
+    """Plan some work over empty tables, and return the part of each table that it needs.
 
     Args:
-        work: makes the data frame out of the tables that ``new_table`` received.
+        work: function that makes the data frame from the tables that were passed to ``new_table``.
         shapes: the columns of each table, by the table's name.
-        new_table: takes an empty table for the work, by its name.
+        new_table: function that receives the name of a table and the empty table.
 
     Raises:
-        AnalysisException: Spark does not understand the work.
+        AnalysisException: Spark cannot analyze the query of ``work``.
     """
-    # Names that no text of the work can contain: they are recognised in the plan.
+    # Unique column names, which identify the tables in the plan.
     mark = f"c{uuid.uuid4().hex}"
     marked = {f"{mark}t{i}c{j}": (name, one) for i, name in enumerate(shapes) for j, one in enumerate(shapes[name])}
     every = {name: frozenset(column.name for column in columns) for name, columns in shapes.items()}
@@ -125,16 +125,16 @@ def planned_reads(
 
     try:
         first = scans_with(every)
-        # Spark cannot load a table without a column: of a table whose rows are only counted one column is read.
+        # Spark cannot load a table without columns: if a query only counts rows, one column is read.
         columns = {name: _columns(first[name]) or frozenset({shapes[name][0].name}) for name in shapes}
         for _ in range(_PLANS_MAX):
             again = scans_with(columns)
             if all(_columns(again[name]) <= columns[name] for name in shapes):
-                # The conditions of one scan must not leave out rows of another.
+                # The conditions of one scan must not exclude rows of another scan.
                 tests = {name: reads[0].conditions if len(reads) == 1 else () for name, reads in first.items()}
                 return {name: Read(columns[name], tests[name]) for name in shapes}
             columns = {name: columns[name] | _columns(again[name]) for name in shapes}
-        unknown = "the columns of the plan change with what is read"
+        unknown = "the columns of the plan depend on the columns that are read"
     except _NotUnderstood as error:
         unknown = str(error)
     _log.info("every column and message is read: %s", unknown)
@@ -142,8 +142,8 @@ def planned_reads(
 
 
 def unread(column: Column, witness: str = "") -> str:
-    """Return an expression of Spark for a column that is not read: it has the column's type, and raises. It evaluates
-    the column ``witness``, if one is named."""
+    """Return a Spark expression for a column that is not read: it has the column's type, and raises an error. It also
+    evaluates the column ``witness``, if given."""
     said = f"rmqkit: the column {column.name} was not read, because the plan of the query did not use it: set the"
     text = f"'{said} option columns of spark.read.format(\"rocketmq-store\")'"
     text = f"concat({text}, cast({witness} as string))" if witness else text
@@ -151,7 +151,7 @@ def unread(column: Column, witness: str = "") -> str:
 
 
 def _empty_table(spark: SparkSession, table: str, plain: Collection[str], marked: Marked) -> DataFrame:
-    """Make an empty Parquet table in which all columns but the plain ones raise where they are evaluated."""
+    """Make an empty Parquet table in which evaluating a column that is not in ``plain`` raises an error."""
     own = {alias: column for alias, (name, column) in marked.items() if name == table}
     empty = spark.read.schema(", ".join(f"{alias} {column.spark}" for alias, column in own.items())).parquet(_EMPTY)
     shown = {alias: alias if column.name in plain else unread(column, alias) for alias, column in own.items()}
@@ -159,7 +159,7 @@ def _empty_table(spark: SparkSession, table: str, plain: Collection[str], marked
 
 
 def _columns(reads: Sequence[Read]) -> frozenset[str]:
-    """Unite the columns of several scans."""
+    """Return the columns of several scans."""
     return frozenset[str]().union(*(read.columns for read in reads))
 
 
@@ -177,7 +177,7 @@ def _scans_of_plan(frame: DataFrame, marked: Marked) -> list[_Scan]:
 
 
 def _scans_below(plan: Any, marked: Marked) -> Iterator[_Scan]:
-    """Yield the scans of our tables in a physical plan, its subqueries and the plans that its leaves stand for."""
+    """Yield the scans of the tables in a physical plan, its subqueries and the plans that its leaves contain."""
     for leaf in _each(plan.collectLeaves()):
         kind = leaf.getClass().getSimpleName()
         if kind in _HIDES:
@@ -186,7 +186,7 @@ def _scans_below(plan: Any, marked: Marked) -> Iterator[_Scan]:
             filters = list(_each(leaf.pushedDownFilters()))
             yield from _scan_of(leaf.relation().dataSchema(), leaf.requiredSchema(), filters, marked)
         elif kind == "BatchScanExec":
-            # Parquet is read so only if spark.sql.sources.useV1SourceList says so. Other sources are not ours.
+            # Parquet uses this scan only if spark.sql.sources.useV1SourceList is changed. Ignore other sources.
             scan = leaf.scan()
             if scan.getClass().getSimpleName() == "ParquetScan":
                 yield from _scan_of(scan.dataSchema(), scan.readSchema(), [], marked)
@@ -197,7 +197,7 @@ def _scans_below(plan: Any, marked: Marked) -> Iterator[_Scan]:
 
 
 def _scan_of(all_columns: Any, required: Any, filters: Sequence[Any], marked: Marked) -> Iterator[_Scan]:
-    """Yield the scan if its file has our columns."""
+    """Yield the scan if its file has the unique column names."""
     tables = {marked[name][0] for name in all_columns.fieldNames() if name in marked}
     if not tables:
         return
@@ -211,7 +211,7 @@ def _scan_of(all_columns: Any, required: Any, filters: Sequence[Any], marked: Ma
 
 
 def _condition_of(pushed: Any, marked: Marked) -> Condition | None:
-    """Read a filter (``org.apache.spark.sql.sources.Filter``); None for one that narrows no read of a store."""
+    """Convert a filter (``org.apache.spark.sql.sources.Filter``); None if it cannot limit the read of a store."""
     kind = pushed.getClass().getSimpleName()
     if kind not in _COMPARISONS or pushed.attribute() not in marked:
         return None
@@ -242,7 +242,7 @@ def _each(sequence: Any) -> Iterator[Any]:
 
 
 def _scans_of_text(frame: DataFrame, mark: str, marked: Marked) -> list[_Scan]:
-    # The text, not `explain`, which prints: sys.stdout belongs to the whole process.
+    # `explain` would print to sys.stdout, which the whole process shares.
     text: str = frame._explain_string(mode="formatted")  # type: ignore[operator]
     operators = _TEXT_OPERATOR.findall(text)
     for unknown in (*_TEXT_CUT, *_TEXT_UNKNOWN):
@@ -255,11 +255,11 @@ def _scans_of_text(frame: DataFrame, mark: str, marked: Marked) -> list[_Scan]:
     for schema in schemas:
         names = re.findall(rf"{mark}t\d+c\d+(?=:)", schema)
         if schema != "struct<>" and not names:
-            continue  # a file of somebody else
+            continue  # another file
         if schema != "struct<{}>".format(",".join(f"{name}:{marked[name][1].spark}" for name in names)):
             raise _NotUnderstood(f"a scan reads {schema}")
         read = Read(frozenset(marked[name][1].name for name in names))
-        # Without columns it may be a scan of any table.
+        # A scan without columns may belong to any table.
         scans += [
             _Scan(table, read) for table in {marked[name][0] for name in names} or {name for name, _ in marked.values()}
         ]
@@ -269,7 +269,7 @@ def _scans_of_text(frame: DataFrame, mark: str, marked: Marked) -> list[_Scan]:
 
 
 def _with_conditions(scan: _Scan, text: str, mark: str, marked: Marked) -> _Scan:
-    """Add the conditions on topic and queue in a text to a scan. They count only if it is the table's only scan."""
+    """Add the conditions on topic and queue in a text to a scan. The caller uses them only for a table's only scan."""
     conditions = []
     for kind, alias, value, values in re.findall(_TEXT_FILTER.format(mark=mark), text):
         table, column = marked[alias]

@@ -1,18 +1,18 @@
-"""`query` and `sql` find messages of a store, or of an archive of one: by key, id and time, or with SQL.
+"""Search for messages of a store or an archive: by key, id and time (`query`), or with SQL (`sql`).
 
 =======================  =======================================================================================
-asked for                read of a store
+request                  read of a store
 =======================  =======================================================================================
-offset message id        the one record at its place
-key, or unique id        what the index knows under it within the topic; without a topic, or an index, everything
-topic                    what the topic's consume queues point at; without them everything
-times                    of all that, the log files that may have such messages
-SQL                      the columns that the statement uses; for ``messages``, if it is read once, of the topics,
-                         queues and store times that its WHERE leaves (`_narrowed`)
+offset message id        the record at its physical offset
+key, or unique id        the records that the index has for it in the topic; without topic or index everything
+topic                    the records that the topic's consume queues point at; without consume queues everything
+times                    only the log files that may have messages of these times
+SQL                      the columns that the statement uses; ``messages``, if it is read once, only for the topics,
+                         queues and store times that its WHERE allows (`_narrowed`)
 =======================  =======================================================================================
 
-Of an archive (`rmqkit.spark.jobs.archive`, in any of its formats) the files are read that may hold such rows, by what
-its manifests say of topics, times and offsets. Times are bounds that belong to the range.
+The topics and times in the manifests of an archive (`rmqkit.spark.jobs.archive`, in any format) select the files to
+read. Bounds of times are inclusive.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 __all__ = ["VIEWS", "query", "sql"]
 
 VIEWS = {entity.value.replace("-", "_"): entity for entity in Entity}
-"""The tables of `sql`, by their names in a statement; an archive has ``messages`` only."""
+"""The tables of `sql`, by their names in a statement; an archive only has ``messages``."""
 
 _TESTED = ("topic", "msgId", "keys", "storeTimestamp", "storeHost", "commitLogOffset")
 
@@ -71,14 +71,14 @@ def query(
 
     Args:
         path: a store, or an archive.
-        options: of ``rocketmq-store``: columns, maxHashSlotNum, corruptRecordMode, ...
+        options: options of ``rocketmq-store``: columns, maxHashSlotNum, corruptRecordMode, ...
         key: one of the message's keys, or its unique id.
         msg_id: unique id, or offset message id.
         begin_ms, end_ms: first and last ``storeTimestamp``.
 
     Raises:
-        SettingsError: an option cannot be used.
-        StoreError: there is no readable store, or it has another number of index slots.
+        SettingsError: an option is not valid.
+        StoreError: the store is missing or cannot be read, or it has another number of index slots.
     """
     path = address(spark, path)
     parsed = store_options({**(options or {}), "path": path})
@@ -99,8 +99,8 @@ def query(
 def sql(spark: SparkSession, path: str, text: str, options: Mapping[str, str] | None = None) -> DataFrame:
     """Run a SELECT over the views `VIEWS` of a store or an archive; further options are those of
     ``rocketmq-store``. Other views of the session can be joined.
-    Raises SettingsError: an option cannot be used, or the session has a view of such a name.
-    Raises AnalysisException: Spark does not understand the statement."""
+    Raises SettingsError: an option is not valid, or the session has a view with the name of a table.
+    Raises AnalysisException: Spark cannot analyze the statement."""
     given, path = dict(options or {}), address(spark, path)
     parsed = store_options({**given, "path": path})
     runs = Target.of(path).runs()
@@ -118,7 +118,7 @@ def sql(spark: SparkSession, path: str, text: str, options: Mapping[str, str] | 
 def planned(
     spark: SparkSession, path: str, work: Callable[[DataFrame], DataFrame], options: Mapping[str, str] | None = None
 ) -> DataFrame:
-    """Do what `rmqkit.spark.read` says."""
+    """Implement `rmqkit.spark.read`."""
     given, path = dict(options or {}), address(spark, path)
     parsed = store_options({**given, "path": path})
     runs = Target.of(path).runs()
@@ -137,8 +137,8 @@ def _narrowest(
     new_table: Callable[[str, DataFrame], None],
     work: Callable[[], DataFrame],
 ) -> DataFrame:
-    """Do some work over tables that have nothing but what it uses; ``shapes`` are all columns of each."""
-    if runs and Target.of(path).is_local:  # Spark reads Parquet itself, and no column that it does not need
+    """Run some work over tables that have only the data that it uses; ``shapes`` has all columns of each table."""
+    if runs and Target.of(path).is_local:  # Spark itself reads Parquet, and only the columns that it needs
         for name in shapes:
             new_table(name, _archived(spark, path, runs, lambda file: True))
         return work()
@@ -153,8 +153,8 @@ def _narrowest(
                 chosen |= _narrowed(reads[name].conditions, given)
             frame = loaded(spark, path, chosen)
         new_table(name, frame.selectExpr(*(_shaped(column, needed) for column in columns)))
-    # The alias is a border: Spark lets where() use columns of the table that a select had dropped, and here those that
-    # the work does not use raise.
+    # Without the alias, where() on the result could use columns that a select has dropped. Evaluating them raises an
+    # error, because they were not read.
     return work().alias("messages")
 
 
@@ -183,7 +183,7 @@ def _tests(topic: str, key: str, msg_id: str, begin_ms: int | None, end_ms: int 
 
 
 def _place(msg_id: str) -> tuple[str, int] | None:
-    """Store host and physical offset in an offset message id; None if it cannot be one."""
+    """Return store host and physical offset in an offset message id; None if the text is not such an id."""
     try:
         ip, port, offset = decode_offset_id(msg_id)
     except ValueError:
@@ -195,7 +195,7 @@ def _place(msg_id: str) -> tuple[str, int] | None:
 
 
 def _source(options: StoreOptions, topic: str, key: str) -> dict[str, str]:
-    """The least that has to be read of a store."""
+    """Return the options that limit the read of a store as far as possible."""
     if not topic:
         return {}
     if key and "," not in key and find_index_files(options.path, options.index_slot_count):
@@ -206,13 +206,13 @@ def _source(options: StoreOptions, topic: str, key: str) -> dict[str, str]:
 
 
 def _times(begin_ms: int | None, end_ms: int | None) -> dict[str, str]:
-    """The options for bounds of storeTimestamp, both inclusive."""
+    """Return the options for inclusive bounds of storeTimestamp."""
     bounds = {"startingTimestamp": begin_ms or 0, "endingTimestamp": 0 if end_ms is None else end_ms + 1}
     return {name: str(value) for name, value in bounds.items() if value > 0}
 
 
 def _picked(options: StoreOptions, msg_id: str) -> pa.Table | None:
-    """The message whose offset message id this is; None when there is none at its place."""
+    """Return the message with an offset message id; None if its physical offset does not have this message."""
     place = _place(msg_id)
     if place is None:
         return None
@@ -241,13 +241,13 @@ def _archived(
     is_wanted: Callable[[ArchivedFile], bool],
     needed: Collection[str] | None = None,
 ) -> DataFrame:
-    """The rows of an archive's files; the topic is the one in the file, not the folder's (Spark takes 007 for 7)."""
+    """Return the rows of an archive's files; the topic is read from the file, not the folder (Spark makes 007 7)."""
     columns = _archive_columns(runs)
     target = Target.of(path)
     files = [file for run in runs for file in run.files if is_wanted(file)]
     if not files:
         return spark.createDataFrame([], to_ddl(columns))
-    # With a schema: else Spark runs a job of its own that reads footers before it plans.
+    # Pass a schema, or else Spark first runs a job that reads footers.
     if target.is_local:
         return spark.read.schema(to_ddl(columns)).parquet(*map(target.path_of, files))
     chosen = [column for column in columns if needed is None or column.name in needed]
@@ -260,7 +260,7 @@ def _archive_columns(runs: Collection[Run]) -> list[Column]:
 
 
 def _may_have(file: ArchivedFile, topic: str, begin_ms: int | None, end_ms: int | None) -> bool:
-    """Return True if rows of a file can be of a topic and time."""
+    """Return True if a file may have rows of a topic and time."""
     if topic and file.topic is not None and file.topic != topic:
         return False
     if begin_ms is not None and (file.stored_max_ms is None or file.stored_max_ms < begin_ms):
@@ -282,8 +282,8 @@ def _columns_of(options: StoreOptions, entity: Entity, runs: Collection[Run]) ->
 
 
 def _selected(spark: SparkSession, text: str, frames: Mapping[str, DataFrame]) -> DataFrame:
-    """Run a statement over data frames. PySpark gives each frame a name of its own, and the frames travel with the
-    statement: other threads of the session see no view, and Spark Connect can resolve them again at every action."""
+    """Run a statement over data frames. PySpark gives each frame a unique name, and passes the frames with the
+    statement. Other threads of the session see no view, and Spark Connect can resolve the frames at every action."""
     if not frames:
         return spark.sql(text)
     tables = ", ".join(f"{name} as (select * from {{{name}}})" for name in frames)
@@ -292,23 +292,24 @@ def _selected(spark: SparkSession, text: str, frames: Mapping[str, DataFrame]) -
 
 
 def _narrowed(tests: Sequence[Condition], given: Mapping[str, str]) -> dict[str, str]:
-    """Options that leave out what does not meet conditions; some of that may be left in. The statement has the
-    conditions still. Pushed filters would be kept by Spark for other statements (`rmqkit.spark.source.store`)."""
+    """Return options that exclude messages which do not meet the conditions. They may let some through, because the
+    statement still has the conditions. Spark would reuse pushed filters for other statements
+    (`rmqkit.spark.source.store`)."""
     low_us, high_us = bounds([test for test in tests if test.column == "storeTimestamp"])
     topics, queue_ids = wanted(tests, "topic"), wanted(tests, "queueId")
     options = {
-        # An option is split at commas and stripped, so it cannot name such a topic. All are read then, and the
-        # statement leaves out the rest.
+        # An option is split at commas and stripped, so it cannot contain a topic with commas or blanks. Then all topics
+        # are read, and the statement excludes the rest.
         "topic": "" if any("," in topic or topic.split() != [topic] for topic in topics) else ",".join(topics),
         "queueId": "" if any(queue_id < 0 for queue_id in queue_ids) else ",".join(map(str, queue_ids)),
         "startingTimestamp": "" if low_us is None or low_us < 1000 else str(low_us // 1000),
         "endingTimestamp": "" if high_us is None or high_us < 0 else str(high_us // 1000 + 1),
     }
-    # What the caller said wins: two bounds of one name cannot both be options.
+    # The caller's options take precedence: an option cannot have two values.
     taken = {name.lower() for name in given}
     return {name: value for name, value in options.items() if value and name.lower() not in taken}
 
 
 def _shaped(column: Column, needed: Collection[str]) -> str:
-    """Return the expression of a column of a view; a column that is not read raises where it is evaluated."""
+    """Return the expression of a column of a view; evaluating a column that is not read raises an error."""
     return f"`{column.name}`" if column.name in needed else f"{unread(column)} as `{column.name}`"

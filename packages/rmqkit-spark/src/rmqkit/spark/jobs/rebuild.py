@@ -1,24 +1,24 @@
-"""`rebuild` makes queues and index files from the log, on all cores. The result equals that of ``rmq store rebuild``
-(`rmqkit.store.offline.rebuild`), byte for byte.
+"""Queues and index files rebuilt from the log, on all cores. The result is equal to ``rmq store rebuild``
+(`rmqkit.store.offline.rebuild`), byte by byte.
 
 ======  ==============================  ================================================================================
-stage   one task per                    does
+stage   one task per                    work
 ======  ==============================  ================================================================================
 1       split of the log                packs the entries of its records: 20-byte entries for consume queues, by queue
-        (`spill_split`)                 and in runs of numbers; more columns for batch queues and with an extension;
-                                        hash, offset and time of every key. They are *spilled* to files under
+        (`spill_split`)                 and in runs of consecutive numbers; more columns for batch queues and with an
+                                        extension; hash, offset and time of every key. They are *spilled* to files under
                                         ``rebuilt``
 driver  –                               finds the end of the log, and assigns keys to index files by running count
 2       share of the queues             reads its part of all spills in the order of the log and writes the files of
-        (`build_queues`)                its queues; a lost record leaves a blank entry
-2       index file (`build_index`)      enters its keys, many at a time
+        (`build_queues`)                its queues; a lost record becomes a blank entry
+2       index file (`build_index`)      adds its keys, many at a time
 driver  –                               replaces the old directories by the new ones
 ======  ==============================  ================================================================================
 
-Only counts pass through Spark: Python workers exchange entries through the file system, which all of them share with
-the driver. The driver holds the lock of the store. The log, ``checkpoint`` and ``abort`` stay: after a stop in order a
-broker finds everything dispatched, after a crash its recovery starts at the checkpoint and finds entries that exist
-already. Source: store.md §4–§7, §11.
+Only counts pass through Spark: Python workers exchange entries through the file system, which they share with the
+driver. The driver holds the lock of the store. The log, ``checkpoint`` and ``abort`` are not changed: after a clean
+shutdown a broker finds everything dispatched; after a crash its recovery starts at the checkpoint and finds existing
+entries. Source: store.md §4–§7, §11.
 """
 
 from __future__ import annotations
@@ -76,18 +76,18 @@ _SPLIT_BYTES = 128 << 20
 _SHARES_PER_CORE = 3
 _KEYS_AT_ONCE = 1 << 19
 _ROW = np.dtype([("number", "i8"), ("entry", "V20"), ("stored_ms", "i8"), ("count", "i4")])
-"""A queue entry with what an extension or a batch queue needs besides; ``count`` is 0 outside of inner batches."""
+"""A queue entry with the fields for an extension or a batch queue; ``count`` is 0 outside of inner batches."""
 _KEY = np.dtype([("hash", "i4"), ("physical_offset", "i8"), ("stored_ms", "i8")])
 
 
 class Rebuilt(store_rebuild.Rebuilt):
-    """The numbers of rebuilt files, and counts of the log files' content."""
+    """The numbers of rebuilt files, and the counts of the log files."""
 
     segments: list[SegmentCounts] = field(default_factory=list)
 
 
 class Spilling(Struct):
-    """The input of every task. The spills are in ``folder/spills``. Queues are spread over ``shares``."""
+    """The input of every task. The spills are in ``folder/spills``. Queues are distributed over ``shares`` tasks."""
 
     folder: Path
     settings: StoreSettings
@@ -97,8 +97,8 @@ class Spilling(Struct):
 
 
 class Spilled(Struct):
-    """The spilled entries of one range: in ``path.queues`` the parts of every share, between ``bounds``, and keys in
-    ``path.keys``. ``batch_topics`` are the topics of its inner batches, fillers replace ``lost_bytes``."""
+    """The spilled entries of one range: the parts of all shares in ``path.queues``, between ``bounds``, and the keys in
+    ``path.keys``. ``batch_topics`` are the topics of its inner batches; ``lost_bytes`` were replaced by fillers."""
 
     path: Path
     bounds: list[int]
@@ -109,15 +109,16 @@ class Spilled(Struct):
 
 
 class QueueTask(Struct):
-    """The parts of one share in the order of the log: path, first and last byte, and how many entries may be missing
-    before them."""
+    """The parts of one share in the order of the log: path, first byte, end, and maximum number of entries that are
+    missing before the part."""
 
     parts: list[tuple[Path, int, int, int]]
     batch_topics: set[str]
 
 
 class IndexTask(Struct):
-    """The keys of one file: path, first key and number of each part, and the file before's last time and offset."""
+    """The keys of one file: path, first key and number of each part; ``after`` is the last time and offset of the
+    preceding file."""
 
     name: str
     parts: list[tuple[Path, int, int]] = field(default_factory=list)
@@ -125,7 +126,7 @@ class IndexTask(Struct):
 
 
 class _Entries(Struct, array_like=True):
-    """Entries of one queue: numbers that follow each other from ``first`` on, or with ``has_rows`` a `_ROW` each."""
+    """Entries of one queue: with consecutive numbers from ``first`` on, or with ``has_rows`` a `_ROW` each."""
 
     topic: str
     queue_id: int
@@ -152,15 +153,14 @@ def rebuild(
     """Rebuild the consume queues, the index, or both.
 
     Args:
-        settings: what the store was written with; without them the sizes are those of the files that are there.
-        target: where the files of a store at an address are written to: an address or a directory. A broker needs them
-            beside the log.
-        work_dir: where such a store is copied to meanwhile (`rmqkit.spark.jobs.staged`).
+        settings: the settings of the store's broker; by default the sizes of the existing files are used.
+        target: address or directory for the new files of a store at an address. A broker needs them next to the log.
+        work_dir: folder for the temporary copy of a store at an address (`rmqkit.spark.jobs.staged`).
 
     Raises:
-        SettingsError: there is no target for the files of a store at an address, or one for those of another.
-        StoreLocked: a broker holds the store.
-        StoreError: there is no store, its index sizes have to be said, or a disk refused; the old files are in place.
+        SettingsError: a store at an address has no target, or a store on a disk has one.
+        StoreLocked: a broker holds the lock of the store.
+        StoreError: the store is missing, its index sizes are unknown, or a disk failed; the old files are unchanged.
     """
     path, target, settings = address(spark, path), address(spark, target), settings_at(path, settings)
     if isinstance(resolve(path), RemotePath) != bool(target):
@@ -200,7 +200,7 @@ def _rebuilt(
         todo = _assigned(log, plan, found, store_rebuild.batch_topics_of(root), rebuilt)
         made = run_tasks(spark, partial(build, plan), todo)
         rebuilt.queues, rebuilt.index_files = sum(made), sum(isinstance(task, IndexTask) for task in todo)
-        # Only after all files are written and synced: until then the old ones stay, so that no error can harm them.
+        # Swap only after all files are written and synced: until then an error cannot damage the old files.
         if queues:
             store_rebuild.swap(root, folder, store_rebuild.QUEUE_TREES)
         if index:
@@ -212,7 +212,7 @@ def _rebuilt(
 
 
 def spill_split(plan: Spilling, numbered: tuple[int, Split]) -> list[tuple[LogRange, Spilled]]:
-    """Write the entries and keys of a split to files that its number names; returns its log ranges.
+    """Write the entries and keys of a split to files named by its number, and return its log ranges.
     Raises StoreError: a file cannot be read or written."""
     number, split = numbered
     path = plan.folder / "spills" / f"{number:06d}"
@@ -225,7 +225,7 @@ def spill_split(plan: Spilling, numbered: tuple[int, Split]) -> list[tuple[LogRa
 
 
 class _Spill:
-    """The entries that the records of one range make; queue entries stay in memory, about 50 bytes a record."""
+    """The entries for the records of one range; queue entries are held in memory, about 50 bytes per record."""
 
     def __init__(self, plan: Spilling, path: Path, queues: BinaryIO, keys: BinaryIO) -> None:
         self._plan, self._queues, self._keys = plan, queues, keys
@@ -257,8 +257,8 @@ class _Spill:
         columns["stored_ms"] = arrivals.store_timestamps[rows]
         columns["count"] = np.where(arrivals.sys_flags[rows] & INNER_BATCH, arrivals.batch_counts[rows], 0)
         topic = np.array(numbers, "i8")[arrivals.topic[rows]]
-        # Added and not or-ed: queue ids are signed, and the negative one of a strange record has to come back out of
-        # the key.
+        # Add instead of bitwise or: queue ids are signed, and `_grouped` must get a negative id of an unusual record
+        # back from the key.
         self._runs.append(((topic << 32) + arrivals.records.field("queue_id")[rows], columns))
         self._spilled.batch_topics |= store_rebuild.inner_batch_topics(arrivals)
         for name, (number, *entry, stored_ms) in store_rebuild.light_entries(arrivals):
@@ -266,25 +266,25 @@ class _Spill:
             self._light.append(_Entries(name, 0, number, row.tobytes(), has_rows=True, is_light=True))
 
     def result(self) -> Spilled:
-        """Write the entries, those of one share after the other."""
+        """Write the entries, share by share."""
         shares: list[list[_Entries]] = [[] for _ in range(self._plan.shares)]
         for entries in (*self._grouped(), *self._light):
-            # Python's own hash of a text differs between workers: all parts of a queue must meet in one share.
+            # Python's own hash of a text differs between workers, but all parts of a queue must be in the same share.
             shares[zlib.crc32(f"{entries.topic}/{entries.queue_id}".encode()) % len(shares)].append(entries)
         self._spilled.bounds = [self._queues.tell()]
         for share in shares:
             self._queues.write(msgspec.msgpack.encode(share))
             self._spilled.bounds.append(self._queues.tell())
-        assert len(self._spilled.bounds) == len(shares) + 1, "each share has its part"
+        assert len(self._spilled.bounds) == len(shares) + 1, "each share has a part"
         return self._spilled
 
     def _grouped(self) -> Iterator[_Entries]:
-        """The entries of each queue, in runs of numbers."""
+        """Yield the entries of each queue, in runs of consecutive numbers."""
         if not self._runs:
             return
         names = list(self._topics)
         keys, rows = (np.concatenate(columns) for columns in zip(*self._runs, strict=True))
-        # Stable: within a queue entries stay in the order of the log, which decides between two of one number.
+        # A stable sort preserves the order of the log, which decides between entries of a queue with the same number.
         order = np.argsort(keys, kind="stable")
         for group in np.split(order, np.flatnonzero(np.diff(keys[order])) + 1) if len(order) else ():
             key = int(keys[group[0]])
@@ -294,7 +294,7 @@ class _Spill:
             own = rows[group]
             has_rows = self._plan.settings.enable_consume_queue_ext or bool(own["count"].any())
             cuts = np.flatnonzero(np.diff(own["number"]) != 1) + 1
-            # The numbers of inner batches step by their members, so no run is made of a queue that has any.
+            # The numbers of inner batches increase by their members, so a queue with inner batches has no runs.
             for part in np.split(own, () if own["count"].any() else cuts):
                 data = part.tobytes() if has_rows else part["entry"].tobytes()
                 yield _Entries(topic, queue_id, int(part["number"][0]), data, has_rows)
@@ -310,7 +310,7 @@ def _assigned(
     batch_topics: set[str],
     rebuilt: Rebuilt,
 ) -> list[QueueTask | IndexTask]:
-    """Make the tasks of stage 2 out of the log ranges that are in the log."""
+    """Make the tasks of stage 2 from the ranges that are in the log."""
     counts: dict[Path, SegmentCounts] = {}
     queues = [QueueTask([], batch_topics) for _ in range(plan.shares if plan.queues else 0)]
     keys: list[tuple[Path, int, int]] = []
@@ -319,9 +319,9 @@ def _assigned(
         if isinstance(part, Damage):
             continue
         log_range, spilled = part
-        # Bytes before this range that are in no record: so many entries may be missing in a queue, and no more.
+        # Bytes before this range that are in no record: they limit the number of missing entries in a queue.
         lost_bytes = log_range.start + log_range.low - log.min_offset - record_bytes
-        assert lost_bytes >= 0, "ranges come in the order of the log and do not overlap"
+        assert lost_bytes >= 0, "ranges are in the order of the log and do not overlap"
         lost_bytes += spilled.lost_bytes
         record_bytes += log_range.high - log_range.low - spilled.lost_bytes
         rebuilt.records += log_range.records
@@ -334,7 +334,7 @@ def _assigned(
 
 
 def _index_tasks(parts: Iterable[tuple[Path, int, int]], keys_max: int) -> Iterator[IndexTask]:
-    """Share keys out among index files of ``keys_max`` keys, the last one with what is left."""
+    """Distribute keys over index files with ``keys_max`` keys each; the last file gets the rest."""
     task, room = IndexTask(""), keys_max
     for path, first, count in parts:
         while count:
@@ -363,14 +363,14 @@ def _read_keys(path: Path, first: int, count: int) -> NDArray[np.void]:
 
 
 def build(plan: Spilling, task: QueueTask | IndexTask) -> int:
-    """Write the files of a task to the disk; returns how many queues they are of.
+    """Write the files of a task to the disk, and return the number of their queues.
     Raises StoreError: a file cannot be read or written."""
     with disk_errors(plan.folder):
         return build_queues(plan, task) if isinstance(task, QueueTask) else build_index(plan, task)
 
 
 def build_queues(plan: Spilling, task: QueueTask) -> int:
-    """Write the queues of a share; returns how many."""
+    """Write the queues of a share, and return their number."""
     queues = ConsumeQueues(plan.folder, plan.settings, task.batch_topics.__contains__)
     for path, low, high, gap_max in task.parts:
         with path.open("rb") as file:
@@ -389,9 +389,9 @@ def _append(queue: ConsumeQueueBase, entries: _Entries, gap_max: int) -> None:
             physical_offset, size, tags_code = ENTRY.unpack(entry)
             queue.append_batch(number, count, physical_offset, size, tags_code, stored_ms)
         return
-    assert isinstance(queue, ConsumeQueue), "there are two kinds of queues"
+    assert isinstance(queue, ConsumeQueue), "the queue is a batch queue or a consume queue"
     packed = rows["entry"].tobytes() if entries.has_rows else entries.data
-    stored = rows["stored_ms"].tolist()  # only an extension keeps it
+    stored = rows["stored_ms"].tolist()  # only an extension stores it
 
     def enter_one(i: int) -> None:
         physical_offset, size, tags_code = ENTRY.unpack_from(packed, i * ENTRY.size)
@@ -402,7 +402,7 @@ def _append(queue: ConsumeQueueBase, entries: _Entries, gap_max: int) -> None:
 
 
 def build_index(plan: Spilling, task: IndexTask) -> int:
-    """Write one index file."""
+    """Write one index file, and return 0."""
     settings = plan.settings
     path = plan.folder / "index" / task.name
     file = IndexFile.create(path, settings.hash_slot_count, settings.index_entry_count)

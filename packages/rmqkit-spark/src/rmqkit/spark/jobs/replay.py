@@ -1,25 +1,25 @@
-"""`replay` sends stored messages, of a store or an archive, to a topic again: each once, also when it is interrupted.
+"""Replay of the messages of a store or an archive to a topic: each is sent once, even if the replay is interrupted.
 
 ::
 
     replay(spark, "/data/store", "orders-again", sink={"nameServer": "host:9876"}, topic="orders", where="tags = 'eu'")
 
-The log is replayed in stretches of ``chunk_bytes``, in its order; each is one batch of the transactional sink
-(`rmqkit.spark.sink.exactly_once`) whose number is the commit log offset that it ends before. A run with the same
-``replay_id`` goes on behind the last batch that the ledger has, and finishes that one first; so it also takes what a
-store has got since. It has to go on while brokers keep the ledger (``fileReservedTime``).
+The log is replayed in chunks of ``chunk_bytes``, in order. Each chunk is a batch of the transactional sink
+(`rmqkit.spark.sink.exactly_once`); the number of the batch is the commit log offset of its end. A run with the same
+``replay_id`` first finishes the last batch in the ledger, and then continues after it, including messages that were
+stored since. It must continue before the brokers delete the ledger (``fileReservedTime``).
 
-This is a driver of its own beside `rmqkit.admin.replay`, which runs in one process and has its state in a file. Here
-tasks of Spark send, and the ledger of their transactions is the state. Both take the names of RocketMQ's own properties
-and topics from `rmqkit.protocol`.
+`rmqkit.admin.replay` is a separate implementation, which runs in one process and stores its state in a file. Here
+Spark's tasks send, and the ledger of their transactions is the state. Both use the names of RocketMQ's own properties
+and topics in `rmqkit.protocol`.
 
 ===================  =============================================================================================
-of a message         what the replayed one has
+field                value in the replayed message
 ===================  =============================================================================================
-body, tags, keys,    the same; so do properties of the application. What RocketMQ itself put there is left behind,
-flag, sharding key   such as delays, retries, transactions and marks of the broker
-unique key           ``replay_id/batch/commitLogOffset:queueOffset``: where it is in the source
-queue                any, or the one that its sharding key chooses in the target
+body, tags, keys,    unchanged, like properties of the application. RocketMQ's own properties are dropped, such as
+flag, sharding key   delays, retries, transactions and marks of the broker
+unique key           ``replay_id/batch/commitLogOffset:queueOffset``, with its offsets in the source
+queue                any queue, or the queue for its sharding key in the target
 ===================  =============================================================================================
 """
 
@@ -57,8 +57,8 @@ _SENT = (*_PLANNED, "queueOffset", "tags", "keys", "properties", "flag", "body")
 
 
 class Filter(Struct, frozen=True):
-    """Which messages are replayed; without a topic all but those of the system, of retries and dead letters.
-    ``where`` is a condition of SQL over the columns of messages; times are bounds of ``storeTimestamp``."""
+    """The selection of messages to replay; without a topic all except system messages, retries and dead letters.
+    ``where`` is an SQL condition over the columns of messages; times are bounds of ``storeTimestamp``."""
 
     topic: str = ""
     tag: str = ""
@@ -87,7 +87,7 @@ class Replayed(Struct):
 
 
 class _Chunk(Struct):
-    """A stretch of the log, and what of it is wanted."""
+    """A part of the log, with the bounds of store times and the number of its selected messages by topic."""
 
     low: int
     high: int
@@ -96,7 +96,7 @@ class _Chunk(Struct):
     messages: dict[str, int]
 
 
-# Long: it declares and describes its options.
+# Long: the function declares and describes its options.
 def replay(
     spark: SparkSession,
     path: str,
@@ -114,18 +114,18 @@ def replay(
     """Send the selected messages of a store or an archive to a topic.
 
     Args:
-        options: of ``rocketmq-store``: corruptRecordMode, decompress, ...; verifyCrc is ``fail`` unless it is there.
-        sink: of the sink: nameServer, producerGroup, accessKey, ...
-        replay_id: the same again goes on; by default it follows from path, target and filter.
-        rate: messages a second at most, by one task; 0: as fast as possible.
-        is_ordered: messages with the same sharding key keep the log's order, which takes one task at a time.
-        chunk_bytes: of the log, that are staged together.
-        is_dry_run: only count.
+        options: options of ``rocketmq-store``: corruptRecordMode, decompress, ...; verifyCrc is ``fail`` by default.
+        sink: options of the sink: nameServer, producerGroup, accessKey, ...
+        replay_id: name of the replay; a run with the same name continues it. Default: from path, target and filter.
+        rate: maximum number of messages per second, sent by one task; 0 means no limit.
+        is_ordered: messages with the same sharding key keep the order of the log; uses one task at a time.
+        chunk_bytes: bytes of the log that are staged together.
+        is_dry_run: only count the messages.
 
     Raises:
-        SettingsError: an option or the condition cannot be used.
-        StoreError: there is no readable store.
-        ClientError, RemotingError, PeerRefused: brokers do not take the messages; the same call goes on.
+        SettingsError: an option or the condition is not valid.
+        StoreError: the store is missing or cannot be read.
+        ClientError, RemotingError, PeerRefused: brokers do not accept the messages; the same call continues the replay.
     """
     wanted = wanted or Filter()
     replay_id = replay_id or _identity(path, target_topic, wanted)
@@ -140,8 +140,7 @@ def replay(
     ledger = ExactlyOnce(parse_options(SinkOptions, given, FORMAT))
     try:
         done.up_to, unfinished = ledger.last_batches(replay_id)
-        # Decided and not done, and all half messages are there: nothing is staged again, the ledger knows what to
-        # commit.
+        # The batch is decided but not done, and all its half messages exist: the ledger has everything for the commit.
         if unfinished is not None and not is_dry_run and not ledger.progress(Batch(replay_id, unfinished)).gone:
             ledger.commit(Batch(replay_id, unfinished), ())
             done.up_to, unfinished = unfinished, None
@@ -152,25 +151,25 @@ def replay(
         with one_line():
             chunks = list(_chunks(source, done.up_to, unfinished, chunk_bytes))
             if chunks and not is_dry_run:
-                ledger.commit(Batch(replay_id, 0), ())  # from now on the ledger knows the replay
+                ledger.commit(Batch(replay_id, 0), ())  # the first entry of the replay in the ledger
             for chunk in chunks:
-                assert chunk.high > done.up_to or is_dry_run, "the log is replayed forward"
+                assert chunk.high > done.up_to or is_dry_run, "the replay never moves backwards"
                 if not is_dry_run:
                     rows = _rows(source, chunk, is_single=bool(rate) or is_ordered)
-                    # The batch's number is where its chunk ends: so the ledger alone says where the next run goes on.
+                    # The number of the batch is the end of its chunk, so the next run gets its start from the ledger.
                     rows.write.format(FORMAT).options(**given, batchId=str(chunk.high)).mode("append").save()
                     done.up_to = chunk.high
                 done.batches += 1
                 for topic, count in chunk.messages.items():
                     done.messages[topic] = done.messages.get(topic, 0) + count
     finally:
-        # Else its heartbeats would keep this process in the group, and brokers would ask it about half messages.
+        # Otherwise heartbeats would keep this process in the group, and brokers would send it check-backs.
         portal().run(ledger.producer.close)
     return done
 
 
 class _Source(Struct):
-    """Reads the messages that are wanted of a store or an archive."""
+    """The selected messages of a store or an archive."""
 
     spark: SparkSession
     path: str
@@ -178,7 +177,7 @@ class _Source(Struct):
     wanted: Filter
 
     def frame(self, columns: tuple[str, ...], begin_ms: int | None = None, end_ms: int | None = None) -> DataFrame:
-        """The wanted messages, with some columns and those that the condition names."""
+        """Return the selected messages, with the given columns and the columns of the condition."""
         from pyspark.errors import AnalysisException, ParseException
         from pyspark.sql import functions as f
 
@@ -204,7 +203,7 @@ class _Source(Struct):
         try:
             if wanted.where:
                 frame = frame.where(wanted.where)
-                frame.schema  # noqa: B018 - Spark Connect looks at a condition only now
+                frame.schema  # noqa: B018 - Spark Connect checks a condition only now
             return frame
         except (AnalysisException, ParseException) as error:
             line = str(error).strip().splitlines()[0]
@@ -214,14 +213,14 @@ class _Source(Struct):
 
 
 def _chunks(source: _Source, at: int, unfinished: int | None, chunk_bytes: int) -> Iterator[_Chunk]:
-    """Plan the remaining batches. The first may be a batch of which rows must be staged again, with its old bounds."""
+    """Plan the remaining batches. The first may be an unfinished batch with its old bounds, to stage its rows again."""
     from pyspark.sql import functions as f
 
     place = f.col("commitLogOffset")
-    # By place in the log, as all batches of a replay are: chunks of message counts would differ after retention.
+    # Chunks are ranges of log offsets: chunks by number of messages would change when retention deletes messages.
     number = f.floor(place / chunk_bytes).cast("bigint")
-    # A batch that lost half messages is staged again with the rows that it had: its bounds stay, even if chunk_bytes
-    # has changed.
+    # A batch that lost half messages is staged again with the same rows, so it keeps its bounds even if chunk_bytes has
+    # changed.
     if unfinished is not None:
         number = f.when(place < unfinished, f.lit(-1)).otherwise(number)
     rows = (
@@ -245,13 +244,13 @@ def _chunks(source: _Source, at: int, unfinished: int | None, chunk_bytes: int) 
 
 
 def _rows(source: _Source, chunk: _Chunk, *, is_single: bool) -> DataFrame:
-    """The messages of a chunk as the sink takes them."""
+    """Return the messages of a chunk with the columns of the sink."""
     from pyspark.sql import functions as f
 
     place = f.col("commitLogOffset")
     frame = source.frame(_SENT, chunk.begin_ms, chunk.end_ms).where((place >= chunk.low) & (place < chunk.high))
     if is_single:
-        # Not orderBy, which cuts the rows into ranges that several tasks send at once.
+        # orderBy would distribute the rows over ranges that several tasks send at the same time.
         frame = frame.coalesce(1).sortWithinPartitions("commitLogOffset", "queueOffset")
     return frame.select(
         "body",
@@ -260,13 +259,13 @@ def _rows(source: _Source, chunk: _Chunk, *, is_single: bool) -> DataFrame:
         "flag",
         f.map_filter("properties", lambda name, value: ~name.isin(*RESERVED_NAMES)).alias("properties"),
         f.col("properties")[SHARDING_KEY].alias("shardingKey"),
-        # A place in the log, not a row number: however Spark plans the read, the same message gets the same key.
+        # Offsets instead of row numbers, so that a message always gets the same key, however Spark plans the read.
         f.concat_ws(":", "commitLogOffset", "queueOffset").alias("rowKey"),
     )
 
 
 def _identity(path: str, target_topic: str, wanted: Filter) -> str:
-    """The same for the same task."""
+    """Return the default name of a replay, which is the same for the same arguments."""
     told = repr((path, target_topic, wanted)).encode()
     return f"replay-{hashlib.blake2b(told, digest_size=8).hexdigest()}"
 

@@ -1,8 +1,8 @@
-"""`staged` copies a store from an address to a disk, in tasks, for the jobs whose code works on files of a disk.
+"""Temporary copies of stores at an address on a disk, made in tasks, for jobs that need files on a disk.
 
-`verify` and `rebuild` look at every byte of a log in any order, map queues and index files, and write. So a store at
-an address (``s3://…``) is fetched first, as many pieces at a time as there are cores, into sparse files: zeros take no
-room. On a cluster the folder must be one that the driver and all executors share. It is removed in the end.
+`verify` and `rebuild` read every byte of a log in any order, map queues and index files, and write. Therefore a store
+at an address (``s3://…``) is fetched first, one piece per core at a time, into sparse files: zeros use no disk space.
+On a cluster the driver and all executors must share the folder of the copy. It is removed at the end.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LEFT_OUT = ("lock",)
 
 
 class _Piece(Struct):
-    """A range of a file to be fetched; ``target`` is there with its size."""
+    """A range of a file to fetch; ``target`` already exists with its full size."""
 
     source: str
     target: Path
@@ -48,16 +48,16 @@ class _Piece(Struct):
 def staged(
     spark: SparkSession, path: str, work_dir: str = "", is_wanted: Callable[[str], bool] = lambda tree: True
 ) -> Iterator[Path]:
-    """Give the directory of a store: its own, or a copy while the block runs if ``path`` is an address. Errors of the
-    block name the address.
+    """Provide the directory of a store: its own, or a copy for the time of the block if ``path`` is an address. Errors
+    of the block contain the address, not the path of the copy.
 
     Args:
-        work_dir: where the copy is made; by default the folder for temporary files.
-        is_wanted: whether the content of files is needed, by the name of the file or folder in the store's directory;
-            others are there with their names and sizes, and zeros.
+        work_dir: folder for the copy; by default the folder for temporary files.
+        is_wanted: function that returns True if the content of a file or folder in the store's directory is needed;
+            other files have only their names and sizes, and contain zeros.
 
     Raises:
-        StoreError: there is no store, or it cannot be copied.
+        StoreError: the store is missing, or cannot be copied.
     """
     source = resolve(path)
     if not isinstance(source, RemotePath):
@@ -72,11 +72,11 @@ def staged(
         with disk_errors(root):
             for file in list_files(source):
                 target = root.joinpath(*file.names)
-                # A name in an object store may contain `..`: nothing may be written outside of the copy.
+                # A name in an object store may contain `..`: write nothing outside of the copy.
                 if file.names[0] in _LEFT_OUT or root not in target.resolve().parents:
                     continue
                 target.parent.mkdir(parents=True, exist_ok=True)
-                # The whole size at once: tasks write their pieces in any order, and jobs judge files by their sizes.
+                # Set the full size at once: tasks write their pieces in any order, and jobs check the sizes of files.
                 with target.open("xb") as empty:
                     empty.truncate(file.size)
                 if is_wanted(file.names[0]):
@@ -85,7 +85,7 @@ def staged(
         if pieces:
             run_tasks(spark, fetch, pieces, min(len(pieces), 8 * core_count(spark)))
         yield root
-    # What fails names files of the copy, which nobody knows and which is gone then.
+    # The error names files of the copy, whose path the user does not know.
     except RmqError as error:
         raise _renamed(error, str(root), source) from None
     finally:
@@ -93,14 +93,14 @@ def staged(
 
 
 def settings_at(path: str, settings: StoreSettings | None) -> StoreSettings | None:
-    """A store's settings, for a copy of it: directories of the log that it names elsewhere are no part of that."""
+    """Return the settings for a copy of a store: the copy has no log directories outside of the store."""
     if settings is None or not isinstance(resolve(path), RemotePath):
         return settings
     return replace(settings, store_path_commit_log="", read_only_commit_log_store_paths="")
 
 
 def fetch(piece: _Piece) -> None:
-    """Copy a piece to its place; runs of zeros stay holes. Raises StoreError: it cannot be read, or written."""
+    """Copy a piece to its target; runs of zeros remain holes. Raises StoreError: reading or writing failed."""
     buffer = map_range(piece.source, piece.low, piece.high)
     nothing = bytes(_BLOCK_BYTES)
     with disk_errors(piece.target), piece.target.open("r+b") as file, memoryview(buffer) as view:
@@ -111,8 +111,8 @@ def fetch(piece: _Piece) -> None:
 
 
 def upload(spark: SparkSession, root: Path, trees: Sequence[str], target: str) -> int:
-    """Copy the files of some folders to an address or directory, in tasks; returns how many.
-    Raises StoreError: one cannot be written."""
+    """Copy the files of some folders to an address or directory, in tasks, and return their number.
+    Raises StoreError: a file cannot be written."""
     files = [
         path.relative_to(root).parts for tree in trees for path in sorted((root / tree).rglob("*")) if path.is_file()
     ]
@@ -126,7 +126,7 @@ def _upload(root: Path, target: str, names: tuple[str, ...]) -> None:
 
 
 def _renamed(error: RmqError, root: str, source: str) -> RmqError:
-    """The same error about the address in place of the copy."""
+    """Return the same error with the address in place of the path of the copy."""
     told = type(error).__new__(type(error))
     told.args = (str(error).replace(root, source),)
     return told

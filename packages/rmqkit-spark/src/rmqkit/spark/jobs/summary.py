@@ -1,15 +1,15 @@
-"""`summary` says what is in a store: messages, times and bytes of every topic and tag.
+"""The summary of a store: messages, times and bytes of every topic and tag.
 
-Each task reduces its split to one row per topic and tag; Spark adds those up. No body is read.
+Each task reduces its split to one row per topic and tag; Spark adds these rows up. No body is read.
 
 ===================  ===============================================================================
 column               value
 ===================  ===============================================================================
-topic, tags          as stored; tags is null for messages without one
-messages             how many, members of inner batches included
-firstStoreTimestamp  the broker's clock at the first of them, and
-lastStoreTimestamp   at the last
-bytes                of their records in the commit log; an inner batch counts with its first member
+topic, tags          as stored; tags is null for messages without tags
+messages             number of messages, including members of inner batches
+firstStoreTimestamp  store time of the first message
+lastStoreTimestamp   store time of the last message
+bytes                size of the records in the commit log; an inner batch is counted with its first member
 ===================  ===============================================================================
 """
 
@@ -39,9 +39,9 @@ _SCHEMA = (
 
 def summary(spark: SparkSession, path: str, options: Mapping[str, str] | None = None) -> DataFrame:
     """Count messages, times and bytes of a store by topic and tag: ``summary(spark, path).show(truncate=False)``.
-    Further options are those of ``rocketmq-store``, such as ``topic`` or ``corruptRecordMode``.
-    Raises SettingsError: an option cannot be used.
-    Raises StoreError: there is no readable store."""
+    ``options`` are those of ``rocketmq-store``, such as ``topic`` or ``corruptRecordMode``.
+    Raises SettingsError: an option is not valid.
+    Raises StoreError: the store is missing or cannot be read."""
     from pyspark.sql import functions
 
     parsed = store_options({**(options or {}), "path": address(spark, path)})
@@ -61,20 +61,20 @@ def summary(spark: SparkSession, path: str, options: Mapping[str, str] | None = 
 
 
 def record_bytes(batch: Any) -> tuple[Any, Any]:
-    """Find the bytes of every message's record, and whether it is the first of it: members of an inner batch share the
-    offset of their record, whose bytes the first one has."""
+    """Return the record size of every message, and the mask of messages that are first in their record. Members of an
+    inner batch share a record: the first member gets its size, the others get 0."""
     import numpy as np
 
-    # Before the first row stands -1 and not 0, which is the offset of the first record of a log.
+    # Prepend -1 instead of 0, because 0 is the offset of the first record of a log.
     is_first = np.diff(batch["commitLogOffset"].to_numpy(), prepend=-1) != 0
     return np.where(is_first, batch["storeSize"].to_numpy(), 0).astype("i8"), is_first
 
 
 def _reduced(split: Split, plan: ReadPlan) -> Iterator[tuple[Any, ...]]:
-    """The rows of one split."""
+    """Return the rows of one split."""
     import pyarrow as pa
 
-    # Grouped in the task: rows of messages never cross to the JVM, which costs more than decoding them.
+    # Group in the task: transferring a row per message to the JVM would cost more than decoding the messages.
     counted = [_counted(batch) for batch in read_split(split, plan)]
     if counted:
         grouped = pa.concat_tables(counted).group_by(["topic", "tags"])
@@ -83,7 +83,7 @@ def _reduced(split: Split, plan: ReadPlan) -> Iterator[tuple[Any, ...]]:
 
 
 def _counted(batch: Any) -> Any:
-    """One batch of messages, per topic and tag."""
+    """Count one batch of messages by topic and tag."""
     import pyarrow as pa
 
     sizes, _ = record_bytes(batch)

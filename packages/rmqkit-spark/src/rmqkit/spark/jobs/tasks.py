@@ -9,8 +9,8 @@ function           session in the driver's process             session of Spark 
 `rows_of_tasks`    ``createDataFrame`` of an RDD               the same, with a schema
 =================  ==========================================  =====================================================
 
-Over Connect the server's Python needs this package and the same minor version of Python, since functions are sent
-pickled. A job plans in the program that calls it, so the program must reach the store by the same path or address, too.
+Over Connect the server needs this package and the same minor version of Python, because functions are pickled. A job
+plans in the calling program, so the program must reach the store by the same path or address as the server.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _PROBE_ROWS = 1 << 16
 
 
 def core_count(spark: SparkSession) -> int:
-    """Return how many tasks Spark runs at once, as far as Spark reports it (its default parallelism)."""
+    """Return the number of tasks that Spark runs at the same time (its default parallelism)."""
     if not is_connect(spark):
         return spark.sparkContext.defaultParallelism
     # Connect does not report the number, but cuts a range into as many parts.
@@ -49,9 +49,8 @@ def core_count(spark: SparkSession) -> int:
 def run_tasks(
     spark: SparkSession, work: Callable[[Item], Result], items: Sequence[Item], task_count: int | None = None
 ) -> list[Result]:
-    """Run ``work`` on every item, one task per item if no other number is given; the results are in the order of the
-    items.
-    Raises RmqError: what a task ended with, as one line."""
+    """Run ``work`` on every item, by default in one task per item, and return the results in the order of the items.
+    Raises RmqError: a task failed; the text has one line."""
     if not items:
         return []
     with one_line():
@@ -66,7 +65,7 @@ def run_tasks(
             results: list[Result] = [pickle.loads(row[1]) for row in sorted(rows, key=lambda row: int(row[0]))]
         else:
             results = spark.sparkContext.parallelize(items, task_count or len(items)).map(work).collect()
-    assert len(results) == len(items), "each task has its result"
+    assert len(results) == len(items), "each item has a result"
     return results
 
 
@@ -76,7 +75,7 @@ def reduce_tasks(
     items: Sequence[Item],
     add: Callable[[Result, Result], Result],
 ) -> Result:
-    """Run ``work`` on every item, at least one, and add the results up.
+    """Run ``work`` on every item and add the results up; ``items`` must not be empty.
     Raises RmqError: as `run_tasks`."""
     if is_connect(spark):
         return functools.reduce(add, run_tasks(spark, work, items))
@@ -90,8 +89,8 @@ def regroup_tasks(
     items: Sequence[Item],
     fold: Callable[[Any, Iterable[Any]], Iterable[Result]],
 ) -> list[Result]:
-    """Run ``work`` on every item; it yields keys with values. Then run ``fold`` on every key with all its values, in no
-    order; returns what that yields. Keys are tuples of numbers and texts.
+    """Run ``work`` on every item; it yields keys with values. Then run ``fold`` on every key with all its values, in
+    any order, and return the yielded results. Keys are tuples of numbers and texts, or None.
     Raises RmqError: as `run_tasks`."""
     if not items:
         return []
@@ -104,7 +103,7 @@ def regroup_tasks(
 
         def pickled(item: Item) -> Iterator[tuple[bytes, bytes]]:
             for key, value in work(item):
-                # The text of a key and not its pickle, which differs between equal keys.
+                # Use the text of a key, not its pickle: equal keys can have different pickles.
                 yield repr(key).encode(), pickle.dumps((key, value))
 
         def folded(table: pa.Table) -> pa.Table:
@@ -124,13 +123,12 @@ def rows_of_tasks(
     task_count: int,
     schema: str,
 ) -> DataFrame:
-    """Run ``work`` on every item; the data frame has the few rows that it yields.
+    """Run ``work`` on every item, and return a data frame with the rows that it yields.
 
-    Shipping rows into the JVM costs more than decoding them, so a job that reduces does it in the Python workers,
-    before Spark sees anything. (``mapInArrow`` would do as well, but pyspark refuses it without pandas, which nothing
-    here needs.)
+    Transferring rows to the JVM costs more than decoding them, so a job reduces its rows in the Python workers first.
+    (``mapInArrow`` would work, too, but pyspark requires pandas for it.)
 
-    ``work`` is a function of an importable module, or a closure over what can be pickled; ``schema`` is Spark DDL."""
+    ``work`` is a function of an importable module, or a closure over picklable values; ``schema`` is Spark DDL."""
     if is_connect(spark):
         return _read(spark, work, items, task_count, schema)
     todo = spark.sparkContext.parallelize(items, task_count)
@@ -144,7 +142,7 @@ def _read(
     task_count: int | None,
     schema: str,
 ) -> DataFrame:
-    """The rows that ``work`` yields of items, neighbours in one task, by a source."""
+    """Return the rows that ``work`` yields for items, read by `TaskSource`; a task gets consecutive items."""
     count = min(task_count or len(items), len(items))
     groups = [items[len(items) * i // count : len(items) * (i + 1) // count] for i in range(count)]
     return spark.read.format(FORMAT).schema(schema).options(**task_options(work, groups)).load()

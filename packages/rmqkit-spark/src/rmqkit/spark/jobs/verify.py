@@ -1,21 +1,21 @@
-"""`verify` says whether a store is whole: it checks what ``rmq store verify`` does, on as many cores as there are.
+"""Verification of a store, with the checks of ``rmq store verify``, on all cores.
 
 ======  ===================================================  ===========================================================
-stage   one task per                                         looks at
+stage   one task per                                         checks
 ======  ===================================================  ===========================================================
-1       split of the log (`check_split`)                     every record: its parts, its place, its body's CRC on the
-                                                             mapped bytes, the CRC of the whole record where it has one;
-                                                             and which entries of queues and index files are exactly as
-                                                             these records make them
-2       index file, or about as many bytes of queues         everything else in it, one by one: entries that were not
-        (`check_files`)                                      found equal, extension units, chains, headers
-driver  –                                                    where the log ends, file names and sizes, ends of queues,
+1       split of the log (`check_split`)                     every record: its fields, its offset, its body's CRC on the
+                                                             mapped bytes, and the CRC of the whole record if it has
+                                                             one; it finds the entries of queues and index files that
+                                                             are equal to the expected entries
+2       index file, or queues of about the same size         everything else: entries that were not found equal, one by
+        (`check_files`)                                      one, extension units, chains, headers
+driver  –                                                    the end of the log, file names and sizes, ends of queues,
                                                              checkpoint and configuration
 ======  ===================================================  ===========================================================
 
-A store at an address is copied first (`rmqkit.spark.jobs.staged`). All work is done in the Python workers, by the code
-of `rmqkit.store.offline.check`; what comes back are counts, findings and ranges of numbers. Workers read the store by
-the driver's path. Source: store.md §2-§8, §12.1.
+A store at an address is copied first (`rmqkit.spark.jobs.staged`). The Python workers run the code of
+`rmqkit.store.offline.check`, and return counts, findings and ranges of numbers. They read the store by the same path as
+the driver. Source: store.md §2-§8, §12.1.
 """
 
 from __future__ import annotations
@@ -70,13 +70,13 @@ _TASKS_PER_CORE = 3
 
 
 class Verified(Report):
-    """A `Report`, and what the files of the log hold."""
+    """A `Report` with the counts of the log files."""
 
     segments: list[SegmentCounts] = field(default_factory=list)
 
 
 class Checked(Struct):
-    """The input of every task. Without ``sizes`` the tasks check only the log."""
+    """The input of every task. If ``sizes`` is None, the tasks check only the log."""
 
     root: Path
     settings: StoreSettings
@@ -84,7 +84,7 @@ class Checked(Struct):
 
 
 class Seen(Struct):
-    """The findings about the records of a range."""
+    """The result of checking the records of a range."""
 
     report: Report
     tallies: dict[tuple[str, int], QueueStat]
@@ -92,8 +92,7 @@ class Seen(Struct):
 
 
 class Files(Struct):
-    """Files for one task of the second stage, each with its entries that were found equal; and the log they are held
-    against."""
+    """Files for one task of the second stage, with their entries that were found equal, and the log for comparison."""
 
     log: list[tuple[Path, int]]
     log_end: int
@@ -116,14 +115,14 @@ def verify(
     """Check every record, queue entry, extension unit and index chain of a store.
 
     Args:
-        settings: what the store was written with; without them a file's length is compared with those of its kind.
-        read_only: take a store that a broker holds as it is at this moment.
-        log_only: leave out all files but the commit log.
-        work_dir: where a store at an address is copied to meanwhile (`rmqkit.spark.jobs.staged`).
+        settings: the settings of the store's broker; by default the size of a file is compared with files of its kind.
+        read_only: check a store although a broker uses it, in its current state.
+        log_only: check only the commit log.
+        work_dir: folder for the temporary copy of a store at an address (`rmqkit.spark.jobs.staged`).
 
     Raises:
-        StoreLocked: a broker holds the store.
-        StoreError: there is no store, its index sizes have to be said, or a file cannot be read.
+        StoreLocked: a broker holds the lock of the store.
+        StoreError: the store is missing, its index sizes are unknown, or a file cannot be read.
     """
     path, settings = address(spark, path), settings_at(path, settings)
     with staged(spark, path, work_dir, lambda tree: not log_only or tree == "commitlog") as root:
@@ -152,7 +151,7 @@ def _verified(
     if derived is not None:
         queues, index = _shared(log, report, derived, seen.equal, core_count(spark))
         checked = run_tasks(spark, partial(check_files, plan), [*queues, *index])
-        # Results are in the order of the tasks: those of queues first, which say where queues end.
+        # Results are in the order of the tasks: the results of queues first, which contain the ends of the queues.
         for part, ends in checked[: len(queues)]:
             report.join(part)
             derived.ends |= ends
@@ -171,7 +170,7 @@ class _Checks:
         self._seen = Seen(Report(), {}, Equal())
         self._derived: DerivedFiles | None = None
         if plan.sizes is not None:
-            # No log: a task has its split alone. What needs other files of the log is checked in the second stage.
+            # An empty log, because a task has only its split. The second stage does the checks that need other files.
             log, report = LogView([]), self._seen.report
             self._derived = DerivedFiles(plan.root, log, plan.settings, report, plan.sizes, compared_from=start)
 
@@ -189,16 +188,16 @@ class _Checks:
 
 
 def check_split(plan: Checked, split: Split) -> list[tuple[LogRange, Seen]]:
-    """Check the records of a split (stage 1); returns its log ranges, and what was seen in each.
+    """Check the records of a split (stage 1), and return its log ranges with their results.
     Raises StoreError: a file cannot be read."""
     with disk_errors(plan.root):
         return list(walked(split, partial(_Checks, plan)))
 
 
 def check_files(plan: Checked, files: Files) -> tuple[Report, dict[tuple[str, str, int], QueueEnd]]:
-    """Check some files (stage 2); returns what is wrong with them, and where the queues among them end.
+    """Check some files (stage 2), and return the findings and the ends of their queues.
     Raises StoreError: as `check_split`."""
-    assert plan.sizes is not None, "files are looked at"
+    assert plan.sizes is not None, "stage 2 runs only with the sizes of files"
     with disk_errors(plan.root):
         log = LogView(files.log)
         log.end = files.log_end
@@ -213,7 +212,7 @@ def check_files(plan: Checked, files: Files) -> tuple[Report, dict[tuple[str, st
 def joined(
     log: LogView, report: Verified, found: Iterable[tuple[LogRange, Seen]], derived: DerivedFiles | None
 ) -> Seen:
-    """Join what all tasks of stage 1 saw of the log, up to its end; findings and counts go to the report as well."""
+    """Join the results of stage 1 up to the end of the log, and add their findings and counts to the report."""
     counts: dict[Path, SegmentCounts] = {}
     damages = LogDamage(report)
     whole = Seen(report, {}, Equal())
@@ -226,15 +225,15 @@ def joined(
                 before.join(stat)
             else:
                 whole.tallies[key] = stat
-    # After the last range: only then `log.end` is known, and what lies behind it.
+    # Check after the last range, because `log.end` is only known now.
     damages.check_tail(derived.indexed_end if derived is not None else lambda: 0)
     damages.check_behind(log)
-    # What a crash left behind the end was counted as damage before anybody could know where the end is.
+    # Stale bytes of a crash after the end were counted as damage, because the end was not known yet.
     if damages.stale is not None:
         segment, damage = damages.stale
         counts[segment.path].damages -= 1
         counts[segment.path].damaged_bytes -= damage.end - damage.position
-        assert counts[segment.path].damaged_bytes >= 0, "only damage that was counted is taken off"
+        assert counts[segment.path].damaged_bytes >= 0, "only counted damage is subtracted"
     report.segments = list(counts.values())
     return whole
 
@@ -242,7 +241,7 @@ def joined(
 def _shared(
     log: LogView, report: Report, derived: DerivedFiles, equal: Equal, cores: int
 ) -> tuple[list[Files], list[Files]]:
-    """Share queues, and index files, among tasks that are about equal."""
+    """Distribute queues and index files over tasks of about the same size."""
     files = [(segment.path, segment.start) for segment in log.segments]
 
     def new_task() -> Files:

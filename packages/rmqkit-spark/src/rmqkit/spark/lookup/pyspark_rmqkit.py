@@ -1,9 +1,9 @@
-"""PySpark imports this module in the process that looks for data sources, because its name begins with ``pyspark_``.
+"""PySpark imports this module in the process that searches for data sources, because of its prefix ``pyspark_``.
 
-That process looks once, when a session is first used with a Python source, and then waits for more work until the
-session ends. Then the JVM closes the connection, the process writes its EOFError into the closed connection, and
-PySpark's daemon prints a traceback with a BrokenPipeError. It imports nothing else of ours, so `keep_quiet` is called
-from here. `rmqkit.spark.session` puts this folder, and no other module, on the path of the session's processes.
+The process searches once, when a session first uses a Python source, and then waits for more work until the session
+stops. Then the JVM closes the connection, the process writes its EOFError into the closed connection, and PySpark's
+daemon prints a traceback with a BrokenPipeError. The process imports no other module of rmqkit, so this module calls
+`keep_quiet`. `rmqkit.spark.session` adds this folder to the path of the session's processes.
 """
 
 import contextlib

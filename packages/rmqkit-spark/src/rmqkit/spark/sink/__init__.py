@@ -1,16 +1,16 @@
-"""The room `sink` writes rows to topics, at least once or exactly once.
+"""The writers of rows to topics, at least once or exactly once.
 
 ==================  ================================================================================================
-module              does
+module              contents
 ==================  ================================================================================================
-`writers`           is what Spark calls: write in a task, commit and abort on the driver
-`rows`              makes messages of rows, each with a key of its own
-`producer`          sends messages, stages half messages, ends them with END_TRANSACTION
-`exactly_once`      commits the half messages of a batch once, even after crashes
-`ledger`            says what entries mean (pure); `ledger_topic` writes and reads them
+`writers`           the methods that Spark calls: write in a task, commit and abort on the driver
+`rows`              messages made of rows, each with a unique key
+`producer`          sending messages, staging half messages, and ending them with END_TRANSACTION
+`exactly_once`      committing the half messages of a batch once, even after crashes
+`ledger`            meaning of the ledger's entries (pure); `ledger_topic` writes and reads them
 ==================  ================================================================================================
 """
 
 from rmqkit.spark.daemon import keep_quiet
 
-keep_quiet()  # the first thing of ours that a worker of Spark imports
+keep_quiet()  # called here because a Spark worker imports this package first

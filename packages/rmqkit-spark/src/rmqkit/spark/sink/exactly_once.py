@@ -1,23 +1,23 @@
-"""`ExactlyOnce` makes each row of a batch visible once: the ledger decides, the holder of the batch's lease commits.
+"""Rows that become visible exactly once: the ledger decides a batch, the holder of the batch's lease commits it.
 
 ==============================  ======================================================================================
 step                            actor, and the result of a crash after the step
 ==============================  ======================================================================================
 1 stage rows as half messages   tasks; consumers do not see the rows, which are rolled back when brokers check them
-2 write parts, then a decision  the driver; from here on the rows are committed, any later process makes them visible
+2 write parts, then a decision  the driver; the rows are now committed, and a later process would make them visible
 3 END_TRANSACTION, commit       the holder of the lease; a process that replaces the holder waits until no request of
                                 the holder can still take effect, then looks every row up in the target before it
                                 commits the row
-4 write ``done``                the holder, once every commit was answered with success or looked up
+4 write ``done``                the holder, after every commit has succeeded or was found in the target
 ==============================  ======================================================================================
 
-Brokers do not record decisions: a second commit of a half message is a second message. So a commit is repeated only
-after the row was looked up, in the queues themselves, from where they ended at the decision. This is exact once the
-dispatcher has caught up, while an index may lag. The sink never answers a check of a broker (check-back) with commit:
-it answers unknown while the batch is open, and roll back afterwards. A decided batch with an expired lease is finished
-first, from its own half messages.
+Brokers do not record decisions: a second commit of a half message makes a second message. Therefore a commit is
+repeated only after the row was looked up in the queues, from the ends that they had at the decision. This is exact when
+the dispatcher has caught up, while an index may lag. The sink never answers a check of a broker (check-back) with
+commit: it answers unknown while the batch is open, and roll back afterwards. A decided batch with an expired lease is
+finished first, from its own half messages.
 
-What can still go wrong, and what the broker does about it: docs/decisions/0006. Source: behaviour.md §9.1.
+Remaining risks, and the broker's part in them: docs/decisions/0006. Source: behaviour.md §9.1.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ _GONE = "Find prepared transaction message failed"
 
 
 class _Tenure(Struct, frozen=True):
-    """A lease: the offset of the entry that began it, and until when (ms, monotonic) its holder may send."""
+    """A lease: the offset of its first entry, and the time (ms, monotonic) until which its holder may send."""
 
     since: int
     ends_ms: float
 
 
 class ExactlyOnce:
-    """The transactional sink of one process: tasks stage with it, the driver commits with it, and it answers brokers'
-    check-backs."""
+    """The transactional sink of one process: tasks stage rows with it, the driver commits batches with it, and it
+    answers check-backs of brokers."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
@@ -74,50 +74,50 @@ class ExactlyOnce:
         self._finishing = threading.Lock()
         self.producer.start()
 
-    # -- what tasks do
+    # -- called by tasks
 
     def progress(self, batch: Batch) -> Progress:
-        """Read from the ledger where a batch is.
-        Raises ClientError: its ledger is not there, or has forgotten the sink."""
+        """Read the state of a batch from the ledger.
+        Raises ClientError: the ledger is missing, or has no entries of the sink any more."""
         return self._ledger.progress(batch)
 
     def last_batches(self, sink_id: str) -> tuple[int, int | None]:
-        """Find the newest batch of a sink that is done, 0 without one, and one that is decided and not done yet."""
+        """Return the newest batch of a sink that is done (or 0), and a batch that is decided but not done (or None)."""
         return self._ledger.last_batches(sink_id)
 
     def roll_back(self, halves: Sequence[Half], batch: Batch) -> None:
-        """Have half messages forgotten; brokers that do not hear it ask later."""
+        """Roll half messages back; a broker that does not get the request sends a check-back later."""
         until_ms = self.producer.now_ms + self._options.settle_ms
         ended = self.producer.end(halves, batch, TransactionState.ROLLBACK, until_ms)
         if ended.unsent or ended.is_in_doubt:
             _log.warning("%d half messages of batch %s wait for a check-back", len(ended.unsent), batch.prefix)
 
-    # -- what the driver does
+    # -- called by the driver
 
     def commit(self, batch: Batch, packed: Iterable[bytes]) -> None:
-        """Make staged rows visible, each once, unless the batch was decided before: then finish what was decided.
-        Raises ClientError, RemotingError, PeerRefused: it could not be finished yet; another call goes on."""
+        """Make each staged row visible once. If the batch was already decided, finish the decided rows instead.
+        Raises ClientError, RemotingError, PeerRefused: the commit is not complete; another call continues it."""
         with self._finishing:
             self._commit(batch, list(packed))
 
     def abort(self, batch: Batch, packed: Iterable[bytes]) -> None:
-        """Forget staged rows of a batch that has failed, unless it was decided."""
+        """Roll the staged rows of a failed batch back, unless the batch was decided."""
         if self._ledger.progress(batch).is_decided:
             return
         self.roll_back([half for piece in packed for half in unpack_halves(piece)], batch)
         self._ledger.append(Entry(Kind.ABORTED, batch))
 
-    # -- what brokers ask
+    # -- called for check-backs of brokers
 
     def answer_check(self, message: ReceivedMessage) -> TransactionState:
-        """Answer a broker how the transaction of a half message ended. Runs in a thread of the producer."""
+        """Answer the check-back of a half message. Runs in a thread of the producer."""
         batch = Batch.of_key(message.msg_id)
         if batch is None:
-            return TransactionState.UNKNOWN  # another program's, of the same group
+            return TransactionState.UNKNOWN  # of another program in the same group
         now = self._ledger.progress(batch, age_ms=_CHECK_AGE_MS)
         lapsed_ms = now.held_ms + 2 * self._ledger.lease_ms
         if now.is_decided and not now.is_done and message.store_timestamp > lapsed_ms:
-            # Not waited for: a commit of this process is at it already, and the broker asks again.
+            # Do not wait: a commit of this process is already running, and the broker repeats the check-back.
             if not self._finishing.acquire(blocking=False):
                 return TransactionState.UNKNOWN
             try:
@@ -136,19 +136,19 @@ class ExactlyOnce:
         if before.is_done:
             return
         halves = [half for piece in pieces for half in unpack_halves(piece)]
-        # Spark runs a batch again that was decided: the half messages of the decision are committed, those staged this
-        # time would be a second message each.
+        # Spark repeats a decided batch: the half messages of the decision are committed. A commit of the half messages
+        # that were staged now would make a second message each.
         if before.is_decided and not before.gone:
             self.roll_back(halves, batch)
             self._finish(batch)
         elif not halves and not before.is_decided:
-            self._ledger.append(Entry(Kind.DONE, batch, self._claimant))  # that the ledger knows the sink
+            self._ledger.append(Entry(Kind.DONE, batch, self._claimant))  # so that the ledger has an entry of the sink
         else:
             _check_new(batch, halves, before)
-            sent_ms = self.producer.now_ms  # before the entry is written: the lease runs from no later than this
+            sent_ms = self.producer.now_ms  # before the entry is written: the lease starts at this time or later
             now = self._decide(batch, pieces, halves, before)
-            assert now.is_decided, "the decision was read back"
-            assert now.holder, "a decision gives somebody the lease"
+            assert now.is_decided, "the batch is decided after its decision was written"
+            assert now.holder, "a decided batch has a holder of its lease"
             if now.decided_by != self._claimant:
                 self.roll_back(halves, batch)
             if before.is_decided or now.since != now.decision or now.holder != self._claimant:
@@ -157,21 +157,21 @@ class ExactlyOnce:
                 self._finish(batch, _Tenure(now.since, sent_ms + self._options.settle_ms), halves)
 
     def _decide(self, batch: Batch, pieces: Sequence[bytes], halves: Iterable[Half], now: Progress) -> Progress:
-        """Write the parts and the decision; returns where the batch is then."""
+        """Write the parts and the decision, and return the new state of the batch."""
         lows = now.lows
         if not now.is_decided:
-            # Before the decision, or a row that another process makes visible could lie in front of them.
+            # Read the ends before the decision: after it another process may make rows visible below later ends.
             bounds = self.producer.pool.bounds(self._queues(halves))
             lows = tuple(Low(*_place(queue), bound.high) for queue, bound in sorted(bounds.items()))
-        # Parts first: a decision that names a part which a crash kept from being written could never be finished.
+        # Write the parts first: a decision whose part is missing after a crash could never be finished.
         parts = [self._ledger.append(Entry(Kind.PART, batch, halves=bundle)) for bundle in _bundles(pieces)]
-        assert parts == sorted(set(parts)), "parts lie in the order in which they were written"
+        assert parts == sorted(set(parts)), "the offsets of the parts increase in the order of writing"
         self._ledger.append(Entry(Kind.DECISION, batch, self._claimant, parts=tuple(parts), lows=lows))
         return self._ledger.progress(batch)
 
     def _finish(self, batch: Batch, tenure: _Tenure | None = None, pending: Sequence[Half] | None = None) -> None:
-        """Commit what is decided and not visible; ``pending`` None looks it up. A tenure that was interrupted makes
-        what was looked up worthless, because somebody else may have committed meanwhile."""
+        """Commit the decided rows that are not visible: ``pending``, or if None the result of a lookup. If the lease
+        was interrupted, the lookup is repeated, because another process may have committed rows meanwhile."""
         deadline_ms = self.producer.now_ms + self._options.patience_ms
         refused: dict[str, PeerRefused] = {}
         while True:
@@ -184,14 +184,14 @@ class ExactlyOnce:
                 pending = self._not_visible(batch)
                 self._check_not_gone(batch, pending, refused)
                 refused.clear()
-                since, tenure = tenure.since, self._claim(batch)  # the look-up may have taken longer than the lease
+                since, tenure = tenure.since, self._claim(batch)  # the lookup may have taken longer than the lease
                 if tenure is None:
                     return
                 if tenure.since != since:
                     pending = None
                     continue
-            # From here on nothing is committed that somebody else may have committed since it was looked up.
-            assert tenure.since == since, "the lease is the one under which rows were looked up"
+            # Since the lookup of the rows no other process can have committed them.
+            assert tenure.since == since, "the rows were looked up under the current lease"
             count = self._options.rows_per_s or len(pending)
             with pace(min(count, len(pending)), self._options.rows_per_s):
                 ended = self.producer.end(pending[:count], batch, TransactionState.COMMIT, tenure.ends_ms)
@@ -199,19 +199,19 @@ class ExactlyOnce:
             if len(ended.unsent) + len(ended.refused) < len(pending) and not ended.is_in_doubt:
                 deadline_ms = self.producer.now_ms + self._options.patience_ms
             if not (ended.unsent or ended.is_in_doubt or ended.refused):
-                # Only now: the entry has check-backs answered with rollback.
+                # Write this entry last: from now on check-backs are answered with rollback.
                 self._ledger.append(Entry(Kind.DONE, batch, self._claimant))
                 return
             pending = self._after(ended, refused, deadline_ms)
 
     def _after(self, ended: Ended, refused: dict[str, PeerRefused], deadline_ms: float) -> list[Half] | None:
-        """Say what is pending after a round; None when that has to be looked up, which is when it can be."""
+        """Return the pending half messages after a round of commits; None if they have to be looked up."""
         for half, error in ended.refused:
             refused[half.row] = error
         if self.producer.now_ms > deadline_ms:
             why = ended.error or next((error for _, error in ended.refused), None)
             raise why or ClientError(f"rocketmq: claims take longer than transactionSettleMs={self._options.settle_ms}")
-        if ended.is_in_doubt:  # an answer may be late by the time of writing the request and that of carrying it out
+        if ended.is_in_doubt:  # the request may still be written and executed
             self.producer.pause(self._options.settle_ms)
             return None
         if ended.refused:
@@ -220,14 +220,15 @@ class ExactlyOnce:
         return ended.unsent
 
     def _check_not_gone(self, batch: Batch, pending: Iterable[Half], refused: dict[str, PeerRefused]) -> None:
-        """Raises ClientError: half messages are neither visible nor there; the ledger says so, too."""
+        """Check that the broker still has the half messages of invisible rows, and record missing ones in the ledger.
+        Raises ClientError: half messages are missing."""
         gone = tuple(half.row for half in pending if half.row in refused and refused[half.row].remark == _GONE)
         if gone:
             self._ledger.append(Entry(Kind.GONE, batch, rows=gone))
             _raise_gone(batch, gone)
 
     def _claim(self, batch: Batch) -> _Tenure | None:
-        """Get the lease of a batch, or keep it; None when there is nothing left to do."""
+        """Acquire or extend the lease of a batch; None if the batch is done."""
         while True:
             sent_ms = self.producer.now_ms
             own = self._ledger.append(Entry(Kind.CLAIM, batch, self._claimant))
@@ -241,15 +242,15 @@ class ExactlyOnce:
             self.producer.pause(max(wait_ms, _POLL_MS))
 
     def _not_visible(self, batch: Batch) -> list[Half]:
-        """Find the decided half messages whose rows nobody can see yet."""
+        """Find the decided half messages whose rows are not visible yet."""
         now = self._ledger.progress(batch)
         halves = [half for offset in now.parts for half in self._ledger.halves(offset)]
         visible = self._visible(batch, now.lows, halves)
-        latest = {half.row: half for half in halves}  # of a row that was staged again the later one is there
+        latest = {half.row: half for half in halves}  # for a row that was staged again, the later half message exists
         return [half for row, half in latest.items() if row not in visible]
 
     def _visible(self, batch: Batch, lows: Iterable[Low], halves: Sequence[Half]) -> set[str]:
-        """Read the rows of a batch that consumers can see out of the queues, as they are now."""
+        """Read the visible rows of a batch from the queues."""
         pool = self.producer.pool
         queues = self._queues(halves)
         self._wait_settled(queues)
@@ -263,8 +264,8 @@ class ExactlyOnce:
         return rows
 
     def _wait_settled(self, queues: Sequence[MessageQueue]) -> None:
-        """Wait until what brokers have taken in can be pulled. One that stood still has requests before it that were
-        written long ago: they take effect, or not, in the time after it goes on."""
+        """Wait until all messages that brokers have stored can be pulled. A broker that was suspended has old requests
+        in its buffers: these take effect, or never will, within ``transactionSettleMs`` after it continues."""
         while True:
             asked_ms = self.producer.now_ms
             self.producer.pool.wait_dispatched(queues)
@@ -284,9 +285,9 @@ class ExactlyOnce:
             ) from error
 
     def _queues(self, halves: Iterable[Half]) -> list[MessageQueue]:
-        """Find the queues that rows may be in. A row is on the broker of its half message: one that is in no route just
-        now, or a topic that was created by sending and is not in the routes yet, has to be waited for.
-        Raises NoRoute: it does not appear."""
+        """Return the queues that may contain the rows. A row is on the broker of its half message. Wait for a broker
+        that is in no route now, and for the route of a topic that was just created by sending.
+        Raises NoRoute: the broker or the topic does not appear."""
         wanted = {(half.topic, half.broker_name) for half in halves}
         deadline_ms = self.producer.now_ms + self._options.patience_ms
         while True:
@@ -304,12 +305,12 @@ class ExactlyOnce:
 
 
 def _place(queue: MessageQueue) -> tuple[str, str, int]:
-    """The parts of a queue that a `Low` begins with."""
+    """Return the first three fields of a `Low` for a queue."""
     return queue.topic, queue.broker_name, queue.queue_id
 
 
 def _bundles(pieces: Iterable[bytes]) -> Iterable[tuple[bytes, ...]]:
-    """Put pieces together that go into one part each."""
+    """Group pieces into the parts of a decision."""
     bundle: list[bytes] = []
     for piece in pieces:
         if bundle and sum(map(len, bundle)) + len(piece) > _PART_BYTES_MAX:
@@ -321,8 +322,8 @@ def _bundles(pieces: Iterable[bytes]) -> Iterable[tuple[bytes, ...]]:
 
 
 def _check_new(batch: Batch, halves: Sequence[Half], now: Progress) -> None:
-    """Raises ClientError: rows have the same key, some that are to be staged again are missing, or the sink was at a
-    later batch already."""
+    """Check a batch before its decision. Raises ClientError: rows have the same key, rows that must be staged again are
+    missing, or the sink has already committed a later batch."""
     if len({half.row for half in halves}) < len(halves):
         row = Counter(half.row for half in halves).most_common(1)[0][0]
         raise ClientError(f"rocketmq: batch {batch.prefix[:-1]} has several rows with key {row}: make rowKey unique")
@@ -342,5 +343,5 @@ def _check_new(batch: Batch, halves: Sequence[Half], now: Progress) -> None:
 def _raise_gone(batch: Batch, gone: Sequence[str]) -> NoReturn:
     raise ClientError(
         f"rocketmq: {len(gone)} half messages of batch {batch.prefix[:-1]} are gone from their broker, the first that"
-        f" of row {gone[0]}: start the query again, it stages these rows once more"
+        f" of row {gone[0]}: start the query again to stage these rows again"
     )

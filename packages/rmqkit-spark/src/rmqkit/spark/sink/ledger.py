@@ -1,23 +1,25 @@
-"""The ledger says what a transactional sink decided about each batch, in the order of one queue of a topic.
+"""The ledger: the decisions of a transactional sink about its batches, in the order of one queue of a topic.
 
 ========  ====================  ====================================================================================
-entry     written               says
+entry     written               meaning
 ========  ====================  ====================================================================================
 part      before a decision     some of the batch's half messages (`Half`)
-decision  before the first      **these rows are committed**: the offsets of the parts, and how far the target's
-          END_TRANSACTION       queues reached; the first one of a batch counts, later ones do not
-claim     while committing      who is at it; a claim counts unless somebody else's is younger than a lease
-gone      when half messages    rows that have to be staged again because nothing is left to commit; the next
+decision  before the first      **these rows are committed**: the offsets of the parts, and the ends of the target's
+          END_TRANSACTION       queues; only the first decision of a batch is valid
+claim     while committing      a process acquires or extends the lease; invalid if another process has a claim that is
+                                younger than a lease
+gone      when half messages    rows that have to be staged again because their half messages are missing; the next
           were deleted          decision of the batch adds them
 done      at the end            every row is visible
-aborted   after a failure       half messages born before are of no use
+aborted   after a failure       half messages with an earlier born time are void
 ========  ====================  ====================================================================================
 
-The topic is ``rmqkit-ledger-<producer group>``; entries go to the first queue of the first broker that has it, and
-nothing reads them in another order than that queue's, so all who look agree on who decided and who holds the lease
-(`progress`, pure). A lease is three times ``transactionSettleMs``: its holder begins END_TRANSACTIONs for one such time
-after it asked for it; each of those is written within another, and takes effect within a third, or never does. A batch
-can be judged while the topic keeps its entries (``fileReservedTime``). See docs/decisions/0006.
+The topic is ``rmqkit-ledger-<producer group>``. All entries are in the first queue of the first broker that has the
+topic. Every process reads them in the order of this queue, so all processes agree on the decision and on the holder of
+the lease (`progress`, pure). A lease lasts three times ``transactionSettleMs``: its holder starts END_TRANSACTION
+requests during the first third; each request is written within another third, and takes effect within the last third
+or never. The state of a batch is known while the topic retains its entries (``fileReservedTime``). See
+docs/decisions/0006.
 """
 
 from __future__ import annotations
@@ -35,27 +37,27 @@ HALVES_PER_PART = 10_000
 
 
 class Batch(Struct, frozen=True, order=True):
-    """One batch of one sink; what the keys of its rows begin with."""
+    """One batch of one sink; the keys of its rows begin with its `prefix`."""
 
     sink_id: str
     batch_id: int
 
     @property
     def prefix(self) -> str:
-        """The first parts of the keys."""
+        """The first part of the keys."""
         return f"{self.sink_id}/{self.batch_id}/"
 
     @classmethod
     def of_key(cls, row_key: str) -> Batch | None:
-        """Read the batch out of a row's key; None when the key is not a sink's."""
+        """Parse the batch in a row's key; None if the key does not belong to a sink."""
         sink_id, _, rest = row_key.partition("/")
         batch_id, found, _ = rest.partition("/")
         return cls(sink_id, int(batch_id)) if sink_id and found and batch_id.isdecimal() else None
 
 
 class Half(Struct, frozen=True, gc=False):
-    """A half message: the row, without its batch, and what END_TRANSACTION needs.
-    ``lane`` is the row's queue when the order in it matters, else -1."""
+    """A half message: the row key without its batch, and the fields for END_TRANSACTION.
+    ``lane`` is the row's queue if the order in the queue matters, else -1."""
 
     row: str
     topic: str
@@ -66,7 +68,7 @@ class Half(Struct, frozen=True, gc=False):
 
 
 class Low(Struct, frozen=True, array_like=True):
-    """The end of a queue of the target when a batch was decided: a row of the batch can only lie behind it."""
+    """The end of a queue of the target when a batch was decided: rows of the batch are not before it."""
 
     topic: str
     broker_name: str
@@ -86,7 +88,7 @@ class Kind(enum.Enum):
 
 
 class Entry(Struct, frozen=True, omit_defaults=True):
-    """One message of the ledger; its body is this as MessagePack."""
+    """One message of the ledger; its body is this struct as MessagePack."""
 
     kind: Kind
     batch: Batch
@@ -97,12 +99,12 @@ class Entry(Struct, frozen=True, omit_defaults=True):
     rows: tuple[str, ...] = ()
 
     def encode(self) -> bytes:
-        """The body."""
+        """Return the message body."""
         return msgspec.msgpack.encode(self)
 
     @staticmethod
     def decode(body: bytes) -> Entry:
-        """Read a body. Raises BodyError: it is no entry."""
+        """Decode a message body. Raises BodyError: it is not an entry."""
         try:
             return _DECODER.decode(body)
         except msgspec.MsgspecError as error:
@@ -110,7 +112,7 @@ class Entry(Struct, frozen=True, omit_defaults=True):
 
 
 class Written(Struct, frozen=True):
-    """An entry where it lies; times are of the broker's and the writer's clock."""
+    """An entry with its offset; ``stored_ms`` is a time of the broker's clock, ``born_ms`` of the writer's clock."""
 
     entry: Entry
     offset: int
@@ -119,18 +121,18 @@ class Written(Struct, frozen=True):
 
 
 class Progress(Struct):
-    """The state of a batch, as the entries of the ledger give it.
+    """The state of a batch, computed from the entries of the ledger.
 
     Attributes:
-        decision: offset of the decision that counts, -1 without one.
-        decided_by: who wrote it.
-        parts: offsets of the parts that belong to it and to later additions.
-        holder, since, held_ms: who holds the lease, the offset of the entry that gave it, and the broker's time of the
-            newest one that kept it.
+        decision: offset of the valid decision, -1 without a decision.
+        decided_by: claimant that wrote the decision.
+        parts: offsets of the parts of the decision, and of later additions.
+        holder, since, held_ms: holder of the lease, offset of the entry that began it, and the broker's time of the
+            newest entry that extended it.
         gone: rows that have to be staged again.
-        is_past: the sink is at a later batch.
+        is_past: the sink has decided a later batch.
         aborted_ms: the writer's time of the newest abort.
-        is_known: the sink has any entry here.
+        is_known: the ledger has an entry of the sink.
     """
 
     decision: int = -1
@@ -156,7 +158,7 @@ _DECODER = msgspec.msgpack.Decoder(Entry)
 
 
 def progress(entries: Iterable[Written], batch: Batch, lease_ms: int) -> Progress:
-    """Conclude from the entries of a ledger, in their order, where a batch is."""
+    """Compute the state of a batch from the entries of a ledger, in their order."""
     now = Progress()
     for written in entries:
         entry = written.entry
@@ -173,7 +175,7 @@ def progress(entries: Iterable[Written], batch: Batch, lease_ms: int) -> Progres
             now.gone = frozenset(entry.rows)
         elif entry.kind is Kind.DECISION:
             _decide(now, written, lease_ms)
-        # Before the decision there is nothing to hold: the decision itself gives the first lease.
+        # A claim before the decision has no effect: the decision begins the first lease.
         elif entry.kind is Kind.CLAIM and now.is_decided:
             _claim(now, written, lease_ms)
     return now
@@ -182,7 +184,7 @@ def progress(entries: Iterable[Written], batch: Batch, lease_ms: int) -> Progres
 def _decide(now: Progress, written: Written, lease_ms: int) -> None:
     entry = written.entry
     if now.is_decided and not now.gone:
-        return  # of two drivers that decide at once the first one counts: both read this same order
+        return  # two drivers decided at the same time: the first is valid, both read this order
     if now.is_decided:
         now.parts, now.gone = now.parts + entry.parts, frozenset()
     else:
@@ -196,7 +198,7 @@ def _decide(now: Progress, written: Written, lease_ms: int) -> None:
 def _claim(now: Progress, written: Written, lease_ms: int) -> None:
     claimant = written.entry.claimant
     if claimant != now.holder:
-        # Two times of one broker's clock: the clocks of the claimants do not matter.
+        # Compare two times of the broker's clock, so that the clocks of the claimants do not matter.
         if now.holder and written.stored_ms < now.held_ms + lease_ms:
             return
         now.holder, now.since = claimant, written.offset
@@ -204,13 +206,13 @@ def _claim(now: Progress, written: Written, lease_ms: int) -> None:
 
 
 def pack_halves(halves: Sequence[Half]) -> list[bytes]:
-    """Pack half messages into few bytes, some thousands in each piece."""
+    """Pack half messages into few bytes, at most ``HALVES_PER_PART`` in each piece."""
     pieces = [halves[at : at + HALVES_PER_PART] for at in range(0, len(halves), HALVES_PER_PART)]
     return [_pack(piece) for piece in pieces]
 
 
 def unpack_halves(packed: bytes) -> list[Half]:
-    """Unpack the half messages of a piece. Raises BodyError: it is none."""
+    """Unpack the half messages of a piece. Raises BodyError: it is not a piece of half messages."""
     try:
         places, rows, where, queue_steps, log_steps = _PIECE.decode(zlib.decompress(packed))
         halves, queue_offset, log_offset = [], 0, 0
@@ -220,7 +222,7 @@ def unpack_halves(packed: bytes) -> list[Half]:
             halves.append(Half(row, *places[place], queue_offset, log_offset))
         return halves
     except (zlib.error, msgspec.MsgspecError, ValueError, IndexError) as error:
-        raise BodyError(f"{len(packed)} bytes of a ledger's part are no half messages: {error}") from None
+        raise BodyError(f"{len(packed)} bytes of a ledger's part are not half messages: {error}") from None
 
 
 _PIECE = msgspec.msgpack.Decoder(
@@ -229,7 +231,7 @@ _PIECE = msgspec.msgpack.Decoder(
 
 
 def _pack(halves: Sequence[Half]) -> bytes:
-    """Offsets as steps from the one before: they mostly rise by little, which zlib shortens to a few bytes a row."""
+    """Pack half messages, with offsets as differences: most are small, so zlib needs only a few bytes per row."""
     distinct = dict.fromkeys((half.topic, half.broker_name, half.lane) for half in halves)
     places = {place: number for number, place in enumerate(distinct)}
     return zlib.compress(

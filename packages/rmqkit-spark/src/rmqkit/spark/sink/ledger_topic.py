@@ -1,7 +1,7 @@
-"""`LedgerTopic` writes ledger entries to one queue of a topic and reads them back in order. What they mean: `ledger`.
+"""The topic of a ledger: entries (`ledger`) are written to one of its queues, and read back in order.
 
-An append returns once everything up to the new entry was read, so what the ledger says then is what everybody else
-reads there, too. The first entry creates the topic at brokers that create topics by themselves.
+An append returns after all entries up to the new entry were read, so its caller sees the same ledger as every other
+process. The first entry creates the topic, if the broker creates topics automatically.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ROUTE_PAUSE_MS = 100.0
 
 
 def ledger_topic(group: str) -> str:
-    """Name the topic that says what a producer group's sinks decided."""
+    """Return the ledger topic of a producer group."""
     return f"rmqkit-ledger-{group}"
 
 
@@ -34,7 +34,7 @@ class LedgerTopic:
     """The ledger's topic; thread-safe.
 
     Attributes:
-        entries: the newest entries that were read, without their half messages; written only here, under the lock.
+        entries: the newest entries, without their half messages; changed only by this class, under the lock.
     """
 
     def __init__(self, options: SinkOptions, producer: SinkProducer) -> None:
@@ -50,8 +50,8 @@ class LedgerTopic:
         self._read_ms = -math.inf
 
     def append(self, entry: Entry) -> int:
-        """Write an entry and read everything up to it; returns its offset."""
-        # Written first, judged afterwards: what the queue's order says is what every other process will read.
+        """Write an entry, read all entries up to it, and return its offset."""
+        # Write first, and evaluate afterwards, because every other process reads the entries in the queue's order.
         message = Message(
             topic=self.topic,
             body=entry.encode(),
@@ -62,19 +62,19 @@ class LedgerTopic:
             home = self._find_home()
             offset = self._make_home(message) if home is None else self._producer.send_one(message, home).queue_offset
             self._read_on(offset)
-            assert offset < self._high, "an entry is read back before anybody acts on it"
+            assert offset < self._high, "a new entry was read back"
         return offset
 
     def progress(self, batch: Batch, age_ms: float = 0.0) -> Progress:
-        """Read what the ledger says about a batch now, or said ``age_ms`` ago at most.
-        Raises ClientError: it is not there, or has forgotten the sink."""
+        """Return the state of a batch, which may be up to ``age_ms`` old.
+        Raises ClientError: the ledger is missing, or has no entries of the sink any more."""
         with self._lock:
-            # The first batch may be what creates the topic, so nobody waits for it. A later one had a ledger, whose
-            # broker may be starting again.
+            # The first batch may create the topic, so do not wait for the topic. For a later batch the ledger exists,
+            # but its broker may be restarting.
             if self._find_home(0 if batch.batch_id == 0 else self._patience_ms) is None:
                 if batch.batch_id > 0 and self._fails_when_lost:
                     raise ClientError(
-                        f"rocketmq: topic {self.topic}, which says what was decided about the batches before"
+                        f"rocketmq: topic {self.topic}, which has the decisions about the batches before"
                         f" {batch.prefix[:-1]}, is in no route: start its broker; if this query has never been"
                         " transactional before, failOnLedgerLoss=false begins a new one"
                     )
@@ -89,13 +89,13 @@ class LedgerTopic:
             if not now.is_known and batch.batch_id > 0 and self._low > 0 and self._fails_when_lost:
                 raise ClientError(
                     f"rocketmq: topic {self.topic} has no entry of sink {batch.sink_id} any more: if the checkpoint"
-                    f" has commits/{batch.batch_id - 1} and batch {batch.batch_id} was never begun,"
-                    " failOnLedgerLoss=false goes on; else compare the target with the source first"
+                    f" has commits/{batch.batch_id - 1} and batch {batch.batch_id} was never started,"
+                    " failOnLedgerLoss=false continues; else compare the target with the source first"
                 )
             return now
 
     def last_batches(self, sink_id: str) -> tuple[int, int | None]:
-        """Find the newest batch of a sink that is done, 0 without one, and one that is decided and not done yet."""
+        """Return the newest batch of a sink that is done (or 0), and a batch that is decided but not done (or None)."""
         with self._lock:
             if self._find_home() is None:
                 return 0, None
@@ -106,12 +106,12 @@ class LedgerTopic:
             return newest, max((one for one in self._batches(sink_id, Kind.DECISION) if one > newest), default=None)
 
     def halves(self, offset: int) -> list[Half]:
-        """Read the half messages of a part. Raises BodyError: the entry is none."""
+        """Read the half messages of a part. Raises BodyError: the entry has no valid half messages."""
         packed = next(iter(self._written(offset, offset + 1))).entry.halves
         return [half for piece in packed for half in unpack_halves(piece)]
 
     def stored_ms(self, offset: int) -> int:
-        """Look up when the broker stored an entry that was read."""
+        """Return the time when the broker stored an entry that was read."""
         return next(written.stored_ms for written in reversed(self.entries) if written.offset == offset)
 
     def _batches(self, sink_id: str, kind: Kind) -> list[int]:
@@ -125,7 +125,7 @@ class LedgerTopic:
         )
 
     def _find_home(self, patience_ms: float = 0.0) -> MessageQueue | None:
-        """Find the queue of all entries; None when no route names the topic, as while its broker starts again."""
+        """Return the queue of all entries; None if no route has the topic, as during a restart of its broker."""
         deadline_ms = self._producer.now_ms + patience_ms
         while self._home is None:
             try:
@@ -137,8 +137,8 @@ class LedgerTopic:
         return self._home
 
     def _make_home(self, message: Message) -> int:
-        """Have the topic created by sending the first entry to it; others shall find it when this returns.
-        Raises NoRoute: brokers do not create topics by themselves."""
+        """Create the topic by sending the first entry to it, and wait until other processes can find it.
+        Raises NoRoute: brokers do not create topics automatically."""
         try:
             home = min(self._producer.queues(self.topic))
         except NoRoute as error:
@@ -148,13 +148,13 @@ class LedgerTopic:
         return sent.queue_offset
 
     def _bounds(self) -> tuple[int, int]:
-        assert self._home is not None, "nothing is read before it is found"
+        assert self._home is not None, "the queue of the ledger is known"
         bound = self._producer.pool.bounds([self._home])[self._home]
         return bound.low, bound.high
 
     def _read_on(self, wanted: int = -1) -> None:
-        """Read what is new, at least up to an offset: what was stored is dispatched a little later."""
-        # The time before the read: what is as old as this has at least all that was there then.
+        """Read the new entries, at least up to an offset; a stored entry is dispatched to its queue a little later."""
+        # Take the time before the read: the entries then include everything that was written up to this time.
         self._read_ms = self._producer.now_ms
         while (bounds := self._bounds())[1] <= wanted:
             self._producer.pause(_POLL_MS)
@@ -173,7 +173,7 @@ class LedgerTopic:
         self._low = low
 
     def _written(self, low: int, high: int) -> list[Written]:
-        assert self._home is not None, "nothing is read before it is found"
+        assert self._home is not None, "the queue of the ledger is known"
         found: list[Written] = []
         if low < high:
             for body in self._producer.pool.bodies(Range(self._home, low, high)):

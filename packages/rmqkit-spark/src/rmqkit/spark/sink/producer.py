@@ -1,9 +1,9 @@
-"""`SinkProducer` sends rows, stages them as half messages and ends those with END_TRANSACTION, for blocking callers.
+"""`SinkProducer` sends rows, stages them as half messages and ends these with END_TRANSACTION, for blocking callers.
 
-A process has one of these per set of options and keeps it: a Python worker that is used again connects once, and while
-it lives its heartbeats make it a member of the producer group, whom brokers ask about half messages
-(CHECK_TRANSACTION_STATE). Work runs on the loop thread of the process (`rmqkit.client.runtime.process`). What passes by
-itself (no answer, no route, a busy broker) is tried again for ``brokerPatienceMs``; what lasts is raised at once.
+A process has one `SinkProducer` per set of options and reuses it, so a reused Python worker connects once. While it
+runs, its heartbeats make it a member of the producer group, and brokers send it check-backs of half messages
+(CHECK_TRANSACTION_STATE). Requests run on the loop thread of the process (`rmqkit.client.runtime.process`). Temporary
+errors (no answer, no route, a busy broker) are retried for ``brokerPatienceMs``; other errors are raised at once.
 Source: behaviour.md §9.1.
 """
 
@@ -57,7 +57,7 @@ class Ended(Struct):
 
 
 class SinkProducer:
-    """A producer of the sink's group. ``check`` answers brokers that ask about half messages."""
+    """A producer of the sink's group. ``check`` answers check-backs of half messages."""
 
     def __init__(self, options: SinkOptions, check: Check) -> None:
         self.options = options
@@ -67,7 +67,7 @@ class SinkProducer:
         self._producer: TransactionProducer
 
     def start(self) -> None:
-        """Join the group: from now on brokers may ask."""
+        """Join the group: from now on brokers may send check-backs."""
         self._producer = self._portal.run(self._started)
         self._portal.close_at_exit(self)
 
@@ -81,25 +81,25 @@ class SinkProducer:
 
     @property
     def is_from_parent(self) -> bool:
-        """Return True if it is that of the process that this one was forked from."""
+        """Return True if the producer belongs to the parent of this forked process."""
         return self._portal.is_from_parent
 
     @property
     def now_ms(self) -> float:
-        """Monotonic time, which leases are measured with."""
+        """Monotonic time, used for leases."""
         return self.pool.runtime.clock.monotonic_ms()
 
     async def close(self) -> None:
-        """Leave the group and let go of the connections; on the portal's loop."""
+        """Leave the group and close the connections; call it on the portal's loop."""
         await self._producer.close()
         await self.pool.runtime.close()
 
     def pause(self, pause_ms: float) -> None:
-        """Wait, while check-backs are answered."""
+        """Wait, and answer check-backs meanwhile."""
         self._portal.run(lambda: asyncio.sleep(max(0.0, pause_ms) / 1000))
 
     def queues(self, topic: str) -> list[MessageQueue]:
-        """Ask for the queues a topic may be sent to, or is going to have. Raises NoRoute: there are none."""
+        """Return the writable queues of a topic, or the queues that it will have. Raises NoRoute: it has no queue."""
         return self._portal.run(lambda: self._patiently(lambda: self._producer.queues(topic)))
 
     def send_one(self, message: Message, queue: MessageQueue) -> SendResult:
@@ -107,22 +107,22 @@ class SinkProducer:
         return self._portal.run(lambda: self._patiently(lambda: self._producer.send(message, queue=queue)))
 
     def send(self, rows: Sequence[PlacedMessage]) -> None:
-        """Send rows, in batches; the placed ones of a queue in their order.
-        Raises MessageIllegal: one cannot be sent.
-        Raises NoRoute, PeerRefused, SendFailed: the brokers do not take it."""
+        """Send rows, in batches; rows that are placed in the same queue are sent in their order.
+        Raises MessageIllegal: a row cannot be sent.
+        Raises NoRoute, PeerRefused, SendFailed: the brokers do not accept the rows."""
         placed = [row for row in rows if row.is_placed]
         free = rows if not placed else [row for row in rows if not row.is_placed]
         self._portal.run(lambda: self._send_all(free, None))
         self._portal.run(lambda: self._send_all(placed, by_place))
 
     def stage(self, rows: Iterable[PlacedMessage], batch: Batch, staged: list[Half]) -> None:
-        """Store rows as half messages; adds what is stored to ``staged``, also of a call that fails.
+        """Store rows as half messages; adds the stored ones to ``staged``, even if the call fails.
         Raises MessageIllegal, NoRoute, PeerRefused, SendFailed: as `send`."""
         self._portal.run(lambda: self._stage_all(list(rows), batch, staged))
 
     def end(self, halves: Sequence[Half], batch: Batch, state: TransactionState, until_ms: float) -> Ended:
-        """Tell the brokers how half messages end and wait for the answers; what could not be sent until then, or came
-        behind something of its lane that was not answered, is unsent."""
+        """Send END_TRANSACTION for half messages and wait for the answers. Half messages whose request could not be
+        sent before ``until_ms``, or follow an unanswered or refused one of their lane, are unsent."""
         return self._portal.run(lambda: self._end_all(halves, batch, state, until_ms))
 
     async def _send_all(self, rows: Sequence[PlacedMessage], selector: Selector | None) -> None:
@@ -155,7 +155,7 @@ class SinkProducer:
         except* RmqError as errors:
             raise errors.exceptions[0] from None
         finally:
-            # Also after a failure: the caller rolls back what was stored.
+            # Also after a failure: the caller rolls back the stored half messages.
             staged += [found[number] for number in sorted(found)]
         assert len(found) == len(rows), "each row has its half message"
 
@@ -182,14 +182,14 @@ class SinkProducer:
         async with asyncio.TaskGroup() as tasks:
             for _ in range(min(self.options.sends_max, len(halves))):
                 tasks.create_task(work(), name="end half messages")
-        assert len(ended.unsent) + len(ended.refused) <= len(halves), "a half message ends in one way"
+        assert len(ended.unsent) + len(ended.refused) <= len(halves), "no half message is both unsent and refused"
         return ended
 
     async def _end_lane(
         self, lane: Sequence[Half], batch: Batch, state: TransactionState, until_ms: float, ended: Ended
     ) -> None:
         for number, half in enumerate(lane):
-            # After one was not answered the next would most likely not be either, and each would take its time.
+            # After a request without an answer, the next requests would probably time out, too.
             if ended.is_in_doubt or self.now_ms >= until_ms:
                 ended.unsent += lane[number:]
                 return
@@ -199,7 +199,7 @@ class SinkProducer:
                 await self.pool.runtime.calls.ask_end_transaction(address, header, self.options.settle_ms)
             except PeerRefused as error:
                 ended.refused.append((half, error))
-                # The next one of a lane must not become visible before this one, which is tried again.
+                # The next row of a lane must not become visible before this row, which is retried.
                 if half.lane >= 0:
                     ended.unsent += lane[number + 1 :]
                     return
@@ -237,8 +237,8 @@ class SinkProducer:
 
 
 def sending_settings(options: SinkOptions) -> ProducerSettings:
-    """Make settings of a producer that goes on for ``brokerPatienceMs``, so that what goes to one queue keeps its order
-    through a restart of the broker; a try takes ``sendTimeoutMs``."""
+    """Make the settings of a producer that retries for ``brokerPatienceMs``, so that messages to one queue keep their
+    order during a restart of the broker; a try takes at most ``sendTimeoutMs``."""
     return ProducerSettings(
         send_timeout_ms=max(options.patience_ms, options.send_timeout_ms),
         try_timeout_ms=options.send_timeout_ms,
@@ -250,7 +250,7 @@ def sending_settings(options: SinkOptions) -> ProducerSettings:
 
 @contextlib.contextmanager
 def pace(count: int, rows_per_s: int) -> Iterator[None]:
-    """Have what is done with some rows take as long as their number wants; no limit when that is 0."""
+    """Wait after the block, so that ``count`` rows take as long as ``rows_per_s`` requires; 0 means no limit."""
     started_ms = SYSTEM_CLOCK.monotonic_ms()
     yield
     if rows_per_s:
@@ -259,14 +259,14 @@ def pace(count: int, rows_per_s: int) -> Iterator[None]:
 
 
 def _passes(error: RmqError) -> bool:
-    """Return True if another try may end otherwise."""
+    """Return True if another try may succeed."""
     return isinstance(error, RemotingError | NoRoute | SendFailed) or (
         isinstance(error, PeerRefused) and error.code in RETRYABLE
     )
 
 
 def _lanes(halves: Sequence[Half]) -> Iterator[Sequence[Half]]:
-    """Group half messages that have to be committed one after the other; the others come each alone."""
+    """Group the half messages that must be committed in order; yield each other half message alone."""
     ordered: dict[tuple[str, str, int], list[Half]] = {}
     for half in halves:
         if half.lane >= 0:
@@ -275,4 +275,4 @@ def _lanes(halves: Sequence[Half]) -> Iterator[Sequence[Half]]:
 
 
 def _never(message: Message, argument: object) -> None:
-    """The sink ends transactions itself."""
+    """Do nothing: the sink ends transactions itself."""

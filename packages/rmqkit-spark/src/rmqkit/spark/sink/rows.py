@@ -1,26 +1,26 @@
-"""`messages` turns the rows of an Arrow batch into messages; `check_columns` checks the schema on the driver.
+"""Messages made of the rows of an Arrow batch (`messages`), and the check of the schema (`check_columns`).
 
 ==============  ==========================  =======================================================================
-column          type                        becomes
+column          type                        message field
 ==============  ==========================  =======================================================================
-body            binary, string              the body; the only column that must be there, and never null or empty
-topic           string                      where to; option ``topic`` wins over it, as in Spark's Kafka sink
+body            binary, string              the body; the only required column, never null or empty
+topic           string                      the topic; the option ``topic`` takes precedence, as in Spark's Kafka sink
 tags            string                      TAGS
 keys            string, array<string>       KEYS; several are separated by blanks
-properties      map<string,string>          properties of the application; a row read from a topic has RocketMQ's, too,
-                                            which option ``reservedProperties`` drops
+properties      map<string,string>          properties of the application; a row read from a topic also has RocketMQ's
+                                            properties, which the option ``reservedProperties`` can drop
 flag            int                         the flag
 delayLevel      int                         DELAY: one of the broker's delay levels
 deliverTimeMs   bigint                      TIMER_DELIVER_MS: ms since the epoch
-shardingKey     string                      __SHARDINGKEY; rows with equal keys go to one queue, in their order
-queueId         int                         the queue, of the first broker by name that has it
+shardingKey     string                      __SHARDINGKEY; rows with equal keys are sent to one queue, in order
+queueId         int                         the queue, on the first broker (by name) that has this queue
 rowKey          string                      last part of the row's key, instead of partition and row number
 ==============  ==========================  =======================================================================
 
-**The row's key** is ``sinkId/batch/partition/row``, or ``sinkId/batch/rowKey``, and is sent as UNIQ_KEY: then it is the
-``msgId`` that every client shows, brokers find it by index, and a row that is sent again has the key it had. Numbered
-rows mean the same row again only if the plan gives each partition the same rows in the same order (no shuffle in front
-of the sink without a sort); otherwise name a ``rowKey``.
+**The row's key** is ``sinkId/batch/partition/row``, or ``sinkId/batch/rowKey``, and is sent as UNIQ_KEY. It is the
+``msgId`` that every client shows, the index contains it, and a row that is sent again has the same key. Row numbers
+only identify rows if each run gives each partition the same rows in the same order (no shuffle without a sort before
+the sink); otherwise add a column ``rowKey``.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ class RowKeys(Struct, frozen=True):
 
     @property
     def prefix(self) -> str:
-        """Return the prefix of all keys of a batch."""
+        """The prefix of all keys of the batch."""
         return f"{self.sink_id}/{self.batch_id}/"
 
     def key(self, number: int, row_key: str | None) -> str:
         """Make the key of a row.
-        Raises MessageIllegal: the row's own part is too long or has no characters to be used."""
+        Raises MessageIllegal: ``row_key`` is empty, too long, or has characters that are not printable."""
         if row_key is None:
             return f"{self.prefix}{self.partition}/{number}"
         if not 0 < len(row_key) <= ROW_KEY_CHARS_MAX or not row_key.isprintable():
@@ -77,7 +77,8 @@ class RowKeys(Struct, frozen=True):
 
 
 def check_columns(schema: StructType, topic: str, *, may_delay: bool, source: str) -> None:
-    """Raises SettingsError: a column is unknown (the nearest is named) or of another type, or one is missing."""
+    """Check the columns of rows to write. Raises SettingsError: a column is unknown (the text suggests a similar one),
+    has another type, or is missing."""
     for field in schema.fields:
         wanted = SINK_COLUMNS.get(field.name)
         if wanted is None:
@@ -101,10 +102,10 @@ def check_columns(schema: StructType, topic: str, *, may_delay: bool, source: st
 def messages(
     batch: pa.RecordBatch, first: int, topic: str, keys: RowKeys, *, drops_reserved: bool = False
 ) -> Iterator[PlacedMessage]:
-    """Make messages of a batch of a task's rows, whose first has number ``first``. Properties that are RocketMQ's own
-    are dropped on wish.
-    Raises MessageIllegal: a row cannot be a message; rows are named by partition and number."""
-    # Whole columns become Python values at once: converting row by row costs several times as much.
+    """Make messages of a batch of a task's rows; the first row has the number ``first``. With ``drops_reserved``
+    RocketMQ's own properties are dropped.
+    Raises MessageIllegal: a row cannot be sent; the text has its partition and number."""
+    # Convert whole columns to Python values: converting row by row takes several times as long.
     columns = {name: batch.column(name).to_pylist() for name in batch.schema.names}
     empty: Sequence[None] = (None,) * batch.num_rows
     names = [name for name in SINK_COLUMNS if name != "body"]
@@ -122,7 +123,7 @@ def messages(
         queue_id,
         row_key,
     ) in enumerate(rows, first):
-        where = topic or own_topic  # as Kafka's sink: rows read from a topic and written to another carry the first
+        where = topic or own_topic  # as in Kafka's sink: rows read from another topic have that topic in the column
         if not body or not where:
             missing = "topic" if body else "body"
             raise MessageIllegal(f"row {number} of partition {keys.partition} has no {missing}: filter it out before")

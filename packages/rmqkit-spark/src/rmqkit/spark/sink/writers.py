@@ -1,4 +1,4 @@
-"""The writers send the rows of batches and streams to topics: the format ``rocketmq``.
+"""The writers of the format ``rocketmq``, which send the rows of batches and streams to topics.
 
 ::
 
@@ -7,16 +7,16 @@
       .option("checkpointLocation", path).start()
 
 ==================  ===================================================================================================
-deliveryGuarantee   what happens
+deliveryGuarantee   effect
 ==================  ===================================================================================================
-at-least-once       tasks send their rows; one that is run again sends the same keys (`rmqkit.spark.sink.rows`) again,
-                    so that readers can drop what they have (``dropDuplicates(["msgId"])``)
-transactional       tasks stage their rows as half messages, the driver commits them: each row is seen once, and none
-                    of a batch that failed (`rmqkit.spark.sink.exactly_once`). Rows become visible one by one
+at-least-once       tasks send their rows; a repeated task sends the same keys (`rmqkit.spark.sink.rows`) again, so
+                    that readers can drop duplicates (``dropDuplicates(["msgId"])``)
+transactional       tasks stage their rows as half messages, the driver commits them: each row becomes visible once, no
+                    row of a failed batch does (`rmqkit.spark.sink.exactly_once`). Rows become visible one by one
 ==================  ===================================================================================================
 
-``write`` runs in the executors' Python workers, ``commit`` and ``abort`` in a process beside the driver. A batch that
-is run again after it was committed, or with the ``sinkId`` and ``batchId`` of one that was, adds nothing: so
+``write`` runs in the executors' Python workers, ``commit`` and ``abort`` in a process on the driver's machine. A batch
+that was already committed, or has the ``sinkId`` and ``batchId`` of a committed batch, adds no rows. Thus
 ``foreachBatch`` can write exactly once, too.
 """
 
@@ -55,7 +55,7 @@ class Staged(WriterCommitMessage):
 
 
 class _Writing:
-    """Sends or stages rows, and commits or gives up what was staged: the same for batches and streams."""
+    """The common part of batch and stream writers: sends or stages rows, and commits or rolls staged rows back."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
@@ -76,7 +76,7 @@ class _Writing:
         staged: list[Half] = []
         try:
             for rows in self._rows(batches, keys):
-                # A batch that is decided stages nothing again, but for rows whose half messages brokers have deleted.
+                # Of a decided batch, stage only rows whose half messages the brokers have deleted.
                 if now.is_decided:
                     rows = [row for row in rows if (row.msg_id or "").removeprefix(batch.prefix) in now.gone]
                 sink.producer.stage(rows, batch, staged)
@@ -87,7 +87,7 @@ class _Writing:
         return Staged(keys.sink_id, len(staged), pack_halves(staged))
 
     def _rows(self, batches: Iterator[pa.RecordBatch], keys: RowKeys) -> Iterator[list[PlacedMessage]]:
-        """Yield the messages of a task, some at a time, no faster than ``maxRowsPerSecond``."""
+        """Yield the messages of a task in lists, limited to ``maxRowsPerSecond``."""
         limit = self._options.rows_per_s
         number = 0
         drops_reserved = self._options.reserved_properties is ReservedProperties.DROP
@@ -101,7 +101,7 @@ class _Writing:
 
     def _commit(self, batch_id: int, messages: Sequence[WriterCommitMessage | None]) -> None:
         done = [message for message in messages if isinstance(message, Staged)]
-        assert len({message.sink_id for message in done}) <= 1, "the tasks of a batch write for one sink"
+        assert len({message.sink_id for message in done}) <= 1, "the tasks of a batch have the same sink id"
         if done and self._options.guarantee is DeliveryGuarantee.TRANSACTIONAL:
             packed = (piece for message in done for piece in message.halves)
             exactly_once(self._options).commit(Batch(done[0].sink_id, batch_id), packed)
@@ -114,11 +114,11 @@ class _Writing:
 
 
 class BatchWriter(_Writing, DataSourceArrowWriter):
-    """Writes a DataFrame once; ``sinkId`` or an id of its own, and ``batchId``, name it in its rows' keys."""
+    """Writer of one data frame; the keys of its rows contain ``sinkId`` (by default a new id) and ``batchId``."""
 
     def __init__(self, options: SinkOptions) -> None:
         super().__init__(options)
-        # Made once, on the driver, and pickled with the writer: all tasks, and second tries of one, make the same keys.
+        # Made once, on the driver, and pickled with the writer: all tasks, and repeated tasks, make the same keys.
         self._sink_id = options.sink_id or uuid.uuid4().hex
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
@@ -130,12 +130,12 @@ class BatchWriter(_Writing, DataSourceArrowWriter):
         self._commit(self._options.batch_id, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Forget what tasks staged, because one of them failed, or the commit."""
+        """Roll the staged rows back, because a task or the commit failed."""
         self._abort(self._options.batch_id, messages)
 
 
 class StreamWriter(_Writing, DataSourceStreamArrowWriter):
-    """Writes the micro-batches of a stream; ``sinkId`` or the query's id names it in its rows' keys."""
+    """Writer of the micro-batches of a stream; the keys of its rows contain ``sinkId`` or the id of the query."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         """Send or stage the rows of a task."""
@@ -147,17 +147,17 @@ class StreamWriter(_Writing, DataSourceStreamArrowWriter):
         return self.stage(iterator, RowKeys(sink_id, batch_id, context.partitionId()))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Make the rows of a micro-batch visible; called again for one whose end Spark did not note."""
+        """Make the rows of a micro-batch visible; called again if Spark did not record its end."""
         self._commit(batchId, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Forget what tasks staged, because one of them failed, or the commit."""
+        """Roll the staged rows back, because a task or the commit failed."""
         self._abort(batchId, messages)
 
 
 def sink_options(given: Mapping[str, str], schema: StructType, *, overwrite: bool) -> SinkOptions:
     """Parse the options of a write.
-    Raises SettingsError: one is unknown or cannot be used, or the columns do not fit."""
+    Raises SettingsError: an option is unknown or not valid, or the columns do not match."""
     known = {key: text for key, text in given.items() if key.lower() not in _SPARKS_OWN}
     options = parse_options(SinkOptions, known, _SOURCE)
     if overwrite:
@@ -175,7 +175,7 @@ open_sinks: dict[SinkOptions, ExactlyOnce] = {}
 
 
 def exactly_once(options: SinkOptions) -> ExactlyOnce:
-    """Get the transactional sink of this process with some options; it is made when it is first asked for."""
+    """Return the transactional sink of this process for some options; the first call makes it."""
     known = open_sinks.get(options)
     if known is None or known.producer.is_from_parent:
         known = open_sinks[options] = ExactlyOnce(options)
@@ -191,7 +191,7 @@ def _producer(options: SinkOptions) -> SinkProducer:
 
 
 def _unknown(message: ReceivedMessage) -> TransactionState:
-    """A sink without transactions has no half messages; those of its group are other processes'."""
+    """Answer UNKNOWN, because a check-back to a sink without transactions is about another process's half message."""
     return TransactionState.UNKNOWN
 
 

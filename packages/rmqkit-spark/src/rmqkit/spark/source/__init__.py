@@ -1,15 +1,15 @@
-"""The room `source` reads: stores as files (`store`), live topics from brokers (`broker`).
+"""The readers: stores as files (`store`), live topics from brokers (`broker`).
 
 =====================  =============================================================================================
-module                 does
+module                 contents
 =====================  =============================================================================================
-`store`, `broker`      plan a read on the driver, and read a partition in a task
-`tables`               gives everything in a store that is not messages
+`store`, `broker`      the plan of a read on the driver, and the read of a partition in a task
+`tables`               everything in a store that is not messages
 =====================  =============================================================================================
 
-What a task does with a part of a store is `rmqkit.arrow`, which needs no Spark.
+Tasks read parts of a store with `rmqkit.arrow`, which does not need Spark.
 """
 
 from rmqkit.spark.daemon import keep_quiet
 
-keep_quiet()  # the first thing of ours that a worker of Spark imports
+keep_quiet()  # called here because a Spark worker imports this package first

@@ -1,8 +1,8 @@
-"""`ArchiveSource` reads files of an archive from an object store, for `rmqkit.spark.jobs.query`.
+"""Files of an archive in an object store, read by `rmqkit.spark.jobs.query`.
 
-Spark reads ``s3://`` and ``s3a://`` itself only with Hadoop's jars for it, which PySpark's wheel does not have. This
-source opens the files with pyarrow.fs, as the archive was written, with the same address and credentials. It is no
-format for programs: Spark with those jars, or any reader of Parquet, reads an archive without rmqkit.
+Spark can only read ``s3://`` and ``s3a://`` with Hadoop's jars, which PySpark's wheel does not contain. This source
+opens the files with pyarrow.fs, like the writer of the archive, with the same address and credentials. It is an
+internal format: Spark with Hadoop's jars, or any other Parquet reader, reads an archive without rmqkit.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _BATCH_ROWS = 8192
 
 
 class ArchiveSource(DataSource):
-    """The files that option ``files`` names, as JSON, below option ``path``. The caller gives the schema."""
+    """The files in the option ``files`` (JSON) below the option ``path``. The caller passes the schema."""
 
     @classmethod
     def name(cls) -> str:
@@ -41,20 +41,20 @@ class ArchiveSource(DataSource):
 
 
 class ArchiveReader(DataSourceReader):
-    """Reads one file in each task."""
+    """Reader of one file in each task."""
 
     def __init__(self, paths: Sequence[str], columns: Sequence[Column]) -> None:
         self._paths = list(paths)
         self._schema = arrow_schema(columns)
 
     def partitions(self) -> Sequence[InputPartition]:
-        """One for each file."""
+        """Return a partition for each file."""
         return [InputPartition(path) for path in self._paths]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a file. Raises StoreError: it cannot be read."""
+        """Yield the rows of a file. Raises StoreError: the file cannot be read."""
         with open_input(partition.value) as file:
             for batch in pq.ParquetFile(file).iter_batches(_BATCH_ROWS, columns=self._schema.names):
-                # Spark accepts batches of exactly its schema's types; Parquet gives what the file was written with.
+                # Spark only accepts the exact types of its schema; Parquet returns the types of the file.
                 arrays = [batch.column(field.name).cast(field.type) for field in self._schema]
                 yield pa.RecordBatch.from_arrays(arrays, schema=self._schema)

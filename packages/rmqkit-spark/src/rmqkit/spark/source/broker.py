@@ -1,4 +1,4 @@
-"""`BrokerReader` reads live topics as a table, `BrokerStreamReader` as a stream: the format ``rocketmq``.
+"""The readers of the format ``rocketmq``: live topics as a table (`BrokerReader`) or stream (`BrokerStreamReader`).
 
 ::
 
@@ -8,24 +8,24 @@
 =======================  =============================================================================================
 class                    runs in
 =======================  =============================================================================================
-`BrokerReader`           a batch: the offsets are settled when Spark plans it
-`BrokerStreamReader`     a stream: in one Python process beside the driver, which keeps its connections
-``read`` of both         the executors' Python workers: pull a range of a queue, decode it as store files are
+`BrokerReader`           the driver: computes the offsets when Spark plans the batch
+`BrokerStreamReader`     one Python process on the driver's machine, which keeps its connections
+``read`` of both         the executors' Python workers: pull a range of a queue, and decode it like store files
 =======================  =============================================================================================
 
-Options are those of Spark's Kafka source where that has one (``docs/spark-options.md`` compares them). The checkpoint
-is the truth about a stream's progress; brokers learn of it only with ``commitOffsetsToGroup``. A queue that appears
-while a stream runs is read from its first message.
+The options have the names of Spark's Kafka source if it has the option (``docs/spark-options.md`` compares them). Only
+the checkpoint defines a stream's progress; with ``commitOffsetsToGroup`` the brokers store it, too. A queue that is
+created while a stream runs is read from its first message.
 
-Spark keeps, and options say, offsets as ``{"orders": {"broker-a": {"0": 123, "1": 77}}}``. An offset is that of the
-next message, so an end is exclusive. A checkpoint has marks beside the offsets::
+Checkpoints and options contain offsets as ``{"orders": {"broker-a": {"0": 123, "1": 77}}}``. An offset is the offset of
+the next message, so an end is exclusive. A checkpoint also contains marks::
 
     ".marks": {"orders": {"broker-a": {"0": [8123, 1700000000000, 0]}}}
 
-These are, of the message before the offset, its log offset and its store time in ms (-1 if unknown), and how often the
-queue was made again since the query began. If the broker has another message there, the topic was deleted and made
-again, and a batch reads the new queue from its first message. A batch in which the last number grows begins there.
-Checkpoints without marks are read, too.
+A mark has three numbers: the log offset and the store time in ms of the message before the offset (-1 if unknown), and
+how often the queue was created again since the query began. If the broker has another message there, the topic was
+deleted and created again, and the batch reads the new queue from its first message. Such a batch increases the third
+number. Checkpoints without marks are supported.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ FORMAT = "rocketmq"
 
 EARLIEST = -2
 LATEST = -1
-"""What options say in place of an offset; neither is ever stored."""
+"""Values that options may contain in place of an offset; checkpoints never contain them."""
 
 _NO_LIMIT = (1 << 63) - 1
 _CHECK_INTERVAL_MS = 60_000
-_MARKS = ".marks"  # no name of a topic has a dot
+_MARKS = ".marks"  # topic names have no dots
 _NO_MARK = Mark(-1, -1)
 _SHAPE = 'it must look like {"topic":{"broker-a":{"0":123}}}'
 
@@ -75,7 +75,7 @@ _log = logging.getLogger(__name__)
 
 
 class Place(Struct, frozen=True):
-    """The position of a stream, which Spark stores in a checkpoint.
+    """The position of a stream, stored in a checkpoint.
 
     Attributes:
         offsets: offset of the next message of each queue.
@@ -98,7 +98,7 @@ class _Reading:
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the messages of a range of a queue; runs in a task."""
         part = partition.value
-        if not isinstance(part, Range):  # a batch of nothing has one partition of nothing
+        if not isinstance(part, Range):  # an empty batch has one empty partition
             return
         assert part.low < part.high, "a task has messages to read"
         options = self._options
@@ -127,14 +127,14 @@ class _Reading:
         return [InputPartition(part) for part in parts]
 
     def _started(self, bounds: Mapping[MessageQueue, Bounds], default: str) -> Offsets:
-        """Find the offsets that the options say to begin at."""
+        """Return the start offsets of the options."""
         options = self._options
         if options.starting_timestamps or options.starting_timestamp_ms:
             return self._at_times("starting", options.starting_timestamps, options.starting_timestamp_ms, bounds)
         return self._at_offsets("startingOffsets", options.starting_offsets or default, bounds, EARLIEST)
 
     def _ended(self, bounds: Mapping[MessageQueue, Bounds]) -> Offsets:
-        """Find the offsets that the options say to end at."""
+        """Return the end offsets of the options."""
         options = self._options
         if options.ending_timestamps or options.ending_timestamp_ms:
             return self._at_times("ending", options.ending_timestamps, options.ending_timestamp_ms, bounds)
@@ -173,7 +173,8 @@ class _Reading:
         return offsets
 
     def _check_there(self, start: Offsets, bounds: Mapping[MessageQueue, Bounds]) -> Offsets:
-        """Draw the start up to what queues still have. Raises DataLost: failOnDataLoss, and something is gone."""
+        """Raise start offsets to the first stored messages of their queues.
+        Raises DataLost: ``failOnDataLoss`` is set, and messages were deleted."""
         kept = dict(start)
         for queue, offset in start.items():
             if queue in bounds and offset < bounds[queue].low:
@@ -183,8 +184,8 @@ class _Reading:
         return kept
 
     def _up_to_ends(self, offsets: Offsets, bounds: Mapping[MessageQueue, Bounds]) -> Offsets:
-        """Draw offsets that options name back to the ends of queues: nothing is there.
-        Raises DataLost: failOnDataLoss, and one was behind."""
+        """Lower the offsets of options to the ends of their queues.
+        Raises DataLost: ``failOnDataLoss`` is set, and an offset is greater than the end of its queue."""
         kept = dict(offsets)
         for queue, offset in offsets.items():
             if (high := bounds[queue].high) < offset:
@@ -194,10 +195,10 @@ class _Reading:
 
 
 class BrokerReader(_Reading, DataSourceReader):
-    """Reads one batch: offsets are settled when Spark plans it, on the driver."""
+    """Reader of one batch, whose offsets are computed when Spark plans it, on the driver."""
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Plan ranges of the queues as they are now."""
+        """Plan ranges of the current messages of the queues."""
         bounds = self._pool().bounds(self._queues())
         start = self._check_there(self._up_to_ends(self._started(bounds, "earliest"), bounds), bounds)
         end = self._up_to_ends(self._ended(bounds), bounds)
@@ -205,8 +206,8 @@ class BrokerReader(_Reading, DataSourceReader):
 
 
 class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The reader that Spark calls between the batches of a stream. It is in a Python process beside the driver, which
-    Spark may replace at any time, so all lasting state is in the checkpoint."""
+    """The reader that Spark calls between the batches of a stream, in a Python process on the driver's machine. Spark
+    may replace this process at any time, so all permanent state is in the checkpoint."""
 
     def __init__(self, options: LiveOptions, names: Sequence[str], clock: Clock = SYSTEM_CLOCK) -> None:
         super().__init__(options, names)
@@ -220,26 +221,26 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         self._fresh_marks: dict[MessageQueue, Mark] = {}
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Say where a new query begins."""
+        """Return the start of a new query."""
         bounds = self._pool().bounds(self._queues())
         return self._told(Place({}), self._up_to_ends(self._started(bounds, "latest"), bounds), set())
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """Limit a batch as ``maxOffsetsPerTrigger`` says; with other limits alone by one that is never reached,
-        because with `ReadAllAvailable` no batch would be limited or wait."""
+        """Return the limit ``maxOffsetsPerTrigger``. If only other limits are set, return a limit that is never
+        reached, because `ReadAllAvailable` would disable all limits and waits."""
         if not (self._options.offsets_max or self._options.offsets_min or self._options.bytes_max):
             return ReadAllAvailable()
         return ReadMaxRows(self._options.offsets_max or _NO_LIMIT)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """Fix the end at what there is now; of queues whose broker is away, when it is back."""
-        # Set before brokers are asked: that the query ends at all must not depend on whether they answer now.
+        """Fix the end of the query at the current ends of the queues; for an unreachable broker, when it is back."""
+        # Set before the requests to brokers: the query must stop even if a broker does not answer now.
         self._target = {}
         with contextlib.suppress(NoRoute):
             self._target, _ = self._ends(Place({}))
 
     def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:  # noqa: N802
-        """Say where the next batch ends: where the last one did while a batch has to wait for more messages."""
+        """Return the end of the next batch; the end of the last batch while the next one waits for more messages."""
         before = _kept({} if start is None else start)
         begun = before.offsets
         self._latest, anew = self._ends(before)
@@ -247,29 +248,29 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         if self._target is not None:
             self._target = {**{queue: end[queue] for queue in begun}, **self._target}
             end = {queue: min(end[queue], offset) for queue, offset in self._target.items() if queue in end}
-        # A queue that is new has no start in the checkpoint yet, one that was made again has that of another queue.
-        # Both begin at their first message.
+        # A new queue has no start in the checkpoint yet; a queue that was created again has the start of the old queue.
+        # Both are read from their first message.
         new = (end.keys() - begun.keys()) | anew
         bounds = self._pool().bounds(sorted(new))
         begun = {**begun, **{queue: bounds[queue].low for queue in new}}
-        # An end never goes back, or Spark would read rows twice.
+        # An end never moves backwards, or Spark would read rows twice.
         end = {queue: max(offset, begun[queue]) for queue, offset in end.items()}
-        assert end.keys() <= begun.keys(), "what a batch ends at has a begin"
+        assert end.keys() <= begun.keys(), "every queue with an end has a start"
         if isinstance(limit, ReadAllAvailable):
             return self._told(before, end, anew)
         if start is not None and self._waits(begun, end):
-            # Return the last batch's end again: Spark makes no batch of that, and calls again.
+            # For the end of the last batch Spark makes no batch, and calls again.
             return start
         if isinstance(limit, ReadMaxRows):
             end = limited(begun, end, limit.max_rows)
         if self._options.bytes_max:
             end = limited(begun, end, self._count_of(self._options.bytes_max, begun, end))
-        assert all(offset >= begun[queue] for queue, offset in end.items()), "an end never goes back"
+        assert all(offset >= begun[queue] for queue, offset in end.items()), "an end never moves backwards"
         return self._told(before, end, anew)
 
     def _told(self, before: Place, end: Offsets, anew: Collection[MessageQueue]) -> dict[str, Any]:
-        """Write where a batch ends, with the marks of the messages before. A queue that did not move keeps its mark, so
-        that Spark sees the same offsets and makes no batch."""
+        """Return the end of a batch as JSON, with the marks of the messages before it. A queue whose end did not change
+        keeps its mark, so that Spark sees the same offsets and makes no batch."""
         moved = {queue: at for queue, at in end.items() if queue in anew or at != before.offsets.get(queue)}
         self._fresh_marks = self._pool().marks(moved)
         kept = {queue: mark for queue, mark in before.marks.items() if queue in end and queue not in moved}
@@ -277,9 +278,9 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         return to_json(end, {**kept, **self._fresh_marks}, renewals)
 
     def _waits(self, begun: Offsets, end: Offsets) -> bool:
-        """Return True if there are fewer messages than ``minOffsetsPerTrigger``, and time is left for more to come.
-        The first batch of a query does not wait, nor one that reads what there was when the query began: nothing
-        more comes.
+        """Return True if there are fewer messages than ``minOffsetsPerTrigger``, and ``maxTriggerDelay`` has not
+        passed. The first batch of a query does not wait, nor does a batch of ``availableNow``, which gets no more
+        messages.
         """
         if not self._options.offsets_min or self._target is not None:
             return False
@@ -292,23 +293,25 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         return True
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
-        """Say how far the queues reach, for the progress that Spark shows: the stream is behind by the difference."""
+        """Return the current ends of the queues. Spark shows them in the progress, to compute the backlog."""
         return to_json(self._latest) if self._latest else None
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Plan ranges from one offset to the other; from the first message of a queue that was deleted and made again
-        meanwhile (`_ends`)."""
+        """Plan ranges from ``start`` to ``end``; a queue that was deleted and created again meanwhile (`_ends`) is read
+        from its first message."""
         before, after = _kept(start), _kept(end)
         begun = {queue: offset for queue, offset in before.offsets.items() if queue in after.offsets}
         anew = {queue for queue in begun if after.renewals.get(queue, 0) != before.renewals.get(queue, 0)}
-        # Checkpoints without marks say it by an end before the start.
+        # In checkpoints without marks such a queue has an end that is less than the start.
         anew |= {queue for queue, offset in begun.items() if offset > after.offsets[queue]}
         begun |= dict.fromkeys(anew, 0)
-        assert all(offset <= after.offsets[queue] for queue, offset in begun.items()), "a batch begins before it ends"
-        # Only of queues with something to read: a broker that is away must not hold up a batch of the others.
+        assert all(offset <= after.offsets[queue] for queue, offset in begun.items()), (
+            "no start is greater than its end"
+        )
+        # Only queues with messages to read: an unreachable broker must not delay a batch of other brokers.
         ended = {queue: high for queue, high in after.offsets.items() if begun.get(queue, 0) < high}
-        # Of a batch that Spark plans again the messages may be gone since; those of the queue that has their offsets
-        # now are read by the next batch.
+        # When Spark plans a batch again, its queue may have been deleted and created again meanwhile. The next batch
+        # reads the messages that have these offsets in the new queue.
         others = self._made_again(
             {queue: high for queue, high in ended.items() if after.marks.get(queue) != self._fresh_marks.get(queue)},
             after.marks,
@@ -319,20 +322,20 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         return self._parts(self._check_there(begun, bounds), ended)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Save the offsets of a batch that is done for the group of ``commitOffsetsToGroup``."""
-        # Spark calls this only when it plans the next batch, so the group is a batch behind the checkpoint. Nothing
-        # reads it back: a failed query goes on from the checkpoint alone.
+        """Save the offsets of a completed batch for the group of ``commitOffsetsToGroup``."""
+        # Spark calls this only when it plans the next batch, so the offsets of the group lag one batch behind the
+        # checkpoint. They are never read: a failed query continues from the checkpoint.
         if self._options.commit_group:
             there = {queue: offset for queue, offset in _kept(end).offsets.items() if queue not in self.given_up}
             self._pool().commit(self._options.commit_group, there)
 
     def stop(self) -> None:
-        """The query has ended; the connections stay for the next one of this process."""
+        """Do nothing: the connections stay open for the next query of this process."""
 
     def _ends(self, before: Place) -> tuple[Offsets, set[MessageQueue]]:
-        """Ask how far queues reach now, and which of them are other ones than those that were read before: they were
-        deleted and made again, or their broker lost the end, and are read from the first message. A queue that was read
-        before and is in no route stays where it is."""
+        """Return the current ends of the queues, and the queues to read from their first message: queues that were
+        deleted and created again, or whose broker lost messages at the end. A queue that was read before and is in no
+        route keeps its offset."""
         options, begun = self._options, before.offsets
         waited_for = {queue: offset for queue, offset in begun.items() if queue not in self.given_up}
         assigned = _assigned(options.assigned) if options.assigned else []
@@ -350,7 +353,7 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
                 why = "no route has the queue, its topic or broker is gone"
                 self._pool().report(DataLost(queue, offset, None, why))
                 self.given_up.add(queue)
-        # A request for each queue that has something new. The others may stay so for days: they are asked now and then.
+        # Check each queue that has new messages. Other queues may have none for days: check them from time to time.
         reached = {queue: offset for queue, offset in begun.items() if queue in ends and queue not in anew}
         moved = {queue: offset for queue, offset in reached.items() if ends[queue] > offset}
         now_ms = self._clock.monotonic_ms()
@@ -362,8 +365,8 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         return {**{queue: begun[queue] for queue in begun.keys() - ends.keys()}, **ends}, anew
 
     def _made_again(self, offsets: Offsets, marks: Mapping[MessageQueue, Mark]) -> set[MessageQueue]:
-        """Find the queues whose message before an offset is not the one of the mark.
-        Raises DataLost: failOnDataLoss, and there is one."""
+        """Find the queues whose message before an offset does not match its mark.
+        Raises DataLost: ``failOnDataLoss`` is set, and such a queue exists."""
         now = self._pool().marks({queue: offset for queue, offset in offsets.items() if queue in marks})
         others = {queue for queue, mark in now.items() if mark != marks[queue]}
         for queue in sorted(others):
@@ -376,8 +379,8 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         return others
 
     def _count_of(self, size: int, begun: Offsets, end: Offsets) -> int:
-        """Estimate how many messages of the queues that have any are about so many bytes: brokers tell no sizes, so a
-        few records of each are looked at, and the mean runs on."""
+        """Estimate the number of messages whose size is about ``size`` bytes. Brokers do not report sizes, so the mean
+        size in each queue is estimated from a few records of each batch."""
         backlog = {queue: high - begun[queue] for queue, high in end.items() if high > begun[queue]}
         for queue in backlog:
             seen = self._pool().mean_bytes(queue, begun[queue])
@@ -389,7 +392,7 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
 
 def live_options(given: Mapping[str, str]) -> LiveOptions:
     """Parse the options of a read.
-    Raises SettingsError: one is unknown or cannot be used, or what to read is not clear."""
+    Raises SettingsError: an option is unknown or not valid, or the topics are missing or ambiguous."""
     options = parse_options(LiveOptions, {key: text for key, text in given.items() if key.lower() != "path"}, FORMAT)
     asked = [bool(wanted_topics(options)), bool(options.pattern), bool(options.assigned)]
     if sum(asked) != 1:
@@ -409,7 +412,7 @@ def live_options(given: Mapping[str, str]) -> LiveOptions:
 
 
 def checked_names(given: Mapping[str, str], schema: StructType) -> list[str]:
-    """List the names of a schema's columns. Raises SettingsError: one is not ours, or of another type."""
+    """List the names of a schema's columns. Raises SettingsError: a column is unknown, or has another type."""
     check_types(read_columns(live_options(given), schema.names), schema, FORMAT)
     return list(schema.names)
 
@@ -421,14 +424,14 @@ def read_columns(options: LiveOptions, names: Sequence[str]) -> list[Column]:
 
 
 def _tags(options: LiveOptions, topic: str) -> frozenset[str]:
-    """List the wanted tags, because brokers compare hashes only. None of them means any."""
+    """Return the wanted tags, because brokers compare only hashes. An empty set means any tag."""
     if options.expression_type != TAG:
         return frozenset()
     return frozenset(subscription(topic, options.expression).tags_set)
 
 
 def _kept(told: Any) -> Place:
-    """A place out of a checkpoint. Raises SettingsError: it is not what this format had put there."""
+    """Parse a position in a checkpoint. Raises SettingsError: it does not have the format of `to_json`."""
     try:
         return place_of(told)
     except ValueError as error:
@@ -461,7 +464,7 @@ def to_json(
     marks: Mapping[MessageQueue, Mark] | None = None,
     renewals: Mapping[MessageQueue, int] | None = None,
 ) -> dict[str, Any]:
-    """Write offsets as Spark keeps them in a checkpoint."""
+    """Return offsets in the form of a checkpoint."""
     told = _nested(offsets)
     noted = {
         queue: [mark.log_offset, mark.stored_ms, count]
@@ -473,7 +476,7 @@ def to_json(
 
 
 def from_json(told: Mapping[str, Any]) -> Offsets:
-    """Read the offsets that `to_json` wrote, without the marks. Raises ValueError: they have another shape."""
+    """Parse the offsets of `to_json`, without the marks. Raises ValueError: they have another shape."""
     offsets: Offsets = {}
     for queue, offset in _flat({topic: brokers for topic, brokers in told.items() if topic != _MARKS}):
         if isinstance(offset, bool) or not isinstance(offset, int):
@@ -483,13 +486,13 @@ def from_json(told: Mapping[str, Any]) -> Offsets:
 
 
 def place_of(told: Mapping[str, Any]) -> Place:
-    """Read what `to_json` wrote. Raises ValueError: it has another shape."""
+    """Parse the result of `to_json`. Raises ValueError: it has another shape."""
     if not isinstance(told, dict):
         raise ValueError(_SHAPE)
     place = Place(from_json(told), {}, {})
     for queue, noted in _flat(told.get(_MARKS, {})):
         if not (isinstance(noted, list) and len(noted) == 3 and all(type(one) is int for one in noted)):
-            raise ValueError(f"{noted!r} is no mark")
+            raise ValueError(f"{noted!r} is not a mark")
         log_offset, stored_ms, count = noted
         if log_offset >= 0:
             place.marks[queue] = Mark(log_offset, stored_ms)
@@ -516,8 +519,8 @@ def _flat(told: Mapping[str, Any]) -> Iterator[tuple[MessageQueue, Any]]:
 
 
 def read_option(name: str, text: str) -> Offsets | None:
-    """Read the offsets that an option gives; None for one of the words that stand for all queues.
-    Raises SettingsError: it is neither."""
+    """Parse the offsets of an option; None if the option is a word such as ``latest``, not JSON.
+    Raises SettingsError: the JSON does not contain offsets."""
     if not text.startswith("{"):
         return None
     try:
@@ -527,20 +530,22 @@ def read_option(name: str, text: str) -> Offsets | None:
 
 
 def limited(start: Offsets, end: Offsets, count_max: int) -> Offsets:
-    """Draw ``end`` nearer, so that about ``count_max`` messages lie between: of each queue in proportion to what it
-    has, but at least one of each that has any, or a small queue beside large ones would never move."""
+    """Lower ``end``, so that about ``count_max`` messages remain after ``start``. Each queue gets a number in
+    proportion to its messages, but at least one, or a small queue among large ones would never advance."""
     backlog = {queue: max(offset - start.get(queue, offset), 0) for queue, offset in end.items()}
     total = sum(backlog.values())
     if total <= count_max:
         return dict(end)
     taken = {queue: max(1, count * count_max // total) if count else 0 for queue, count in backlog.items()}
-    assert all(0 <= taken[queue] <= count for queue, count in backlog.items()), "a limit takes no more than there is"
+    assert all(0 <= taken[queue] <= count for queue, count in backlog.items()), (
+        "a queue gives no more messages than it has"
+    )
     return {queue: offset - backlog[queue] + taken[queue] for queue, offset in end.items()}
 
 
 def ranges(start: Offsets, end: Offsets, *, parts_min: int = 0, count_max: int = 0) -> Iterator[Range]:
-    """Cut what lies between into pieces for tasks, none larger than ``count_max``; with ``parts_min`` at least so many
-    pieces where there are as many messages, large queues being cut first."""
+    """Cut the messages from ``start`` to ``end`` into ranges for tasks, with at most ``count_max`` messages each. Large
+    queues are cut further to get at least ``parts_min`` ranges, if there are enough messages."""
     whole = {queue: (start[queue], high) for queue, high in sorted(end.items()) if start.get(queue, high) < high}
     total = sum(high - low for low, high in whole.values())
     for queue, (low, high) in whole.items():
@@ -548,5 +553,5 @@ def ranges(start: Offsets, end: Offsets, *, parts_min: int = 0, count_max: int =
         if count_max:
             parts = max(parts, -(-(high - low) // count_max))
         bounds = [low + (high - low) * i // parts for i in range(parts + 1)]
-        assert (bounds[0], bounds[-1]) == (low, high), "the pieces are the whole"
+        assert (bounds[0], bounds[-1]) == (low, high), "the ranges cover the whole queue"
         yield from (Range(queue, one, other) for one, other in itertools.pairwise(bounds) if one < other)

@@ -1,4 +1,4 @@
-"""`StoreSource` is the Spark format ``rocketmq-store``: it reads a broker's files without the broker.
+"""The Spark format ``rocketmq-store``, which reads a broker's files without the broker.
 
 ::
 
@@ -8,7 +8,7 @@
 class                        runs in
 ===========================  =========================================================================================
 `StoreSource`                the driver's Python: options, schema
-`StoreReader.partitions`     the planner process: which files, which splits (`splits.plan_splits`)
+`StoreReader.partitions`     the planner process: files and splits (`splits.plan_splits`)
 `StoreReader.read`           the executors' Python workers: `reader.read_split`, `reads`, `tables.read_table`
 ===========================  =========================================================================================
 
@@ -16,20 +16,20 @@ class                        runs in
 request                                    read
 =========================================  ===========================================================================
 everything                                 the log, split by bytes
-startingTimestamp, endingTimestamp         the files of the log that may have such messages
+startingTimestamp, endingTimestamp         the files of the log that may have messages of these times
 topic, queue with offsetsFrom=consumequeue  the records that the queues point at
 topic and key                              the records that the index points at, then compared
 =========================================  ===========================================================================
 
 Spark has no column pruning for Python sources: name the needed columns by ``.schema("topic string, ...")`` or
-``option("columns", ...)``, or let `rmqkit.spark.read` find them. Then no other column is decoded or shipped. The
+``option("columns", ...)``, or let `rmqkit.spark.read` find them. Then no other column is decoded or transferred. The
 options ``topic``, ``queueId``, ``startingTimestamp`` and ``endingTimestamp`` exclude messages before they are decoded.
 Filters are never pushed into the reader: Spark 4.1 to 4.3 reuses the reader of the first plan with its filters for
 later actions of the same data frame. It does not report that these actions have no filters, so they would lack rows.
-``filterPushdown=true`` is refused. A planned read of all columns and messages of a large log is reported in the log.
+``filterPushdown=true`` is refused. A read of all columns and messages of a large log writes a warning to the log.
 
-Spark plans a data frame once, at its first action, and keeps the partitions: a data frame is a snapshot of the log at
-that moment. Messages that arrive later are seen by the next ``load``.
+Spark plans a data frame once, at its first action, and reuses the partitions: a data frame is a snapshot of the log at
+this time. The next ``load`` sees messages that arrived later.
 """
 
 from __future__ import annotations
@@ -66,19 +66,19 @@ _log = logging.getLogger(__name__)
 
 
 class StoreSource(DataSource):
-    """The format ``rocketmq-store`` as Spark knows it. Spark makes one per read, on the driver."""
+    """The format ``rocketmq-store``. Spark makes an instance per read, on the driver."""
 
     @classmethod
     def name(cls) -> str:
-        """Name what ``spark.read.format`` is given."""
+        """Return the name for ``spark.read.format``."""
         return FORMAT
 
     def schema(self) -> str | StructType:
-        """The columns when the caller gives no schema."""
+        """Return the columns if the caller passes no schema."""
         return declared(chosen_columns(store_options(given_options(self.options)), ()), self.options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Make a reader of the columns in ``schema``, which is the caller's or ours."""
+        """Make a reader of the columns in ``schema``: the caller's schema, or the result of `schema`."""
         options = store_options(given_options(self.options, schema))
         columns = chosen_columns(options, schema.names)
         check_types(columns, schema, FORMAT)
@@ -88,14 +88,14 @@ class StoreSource(DataSource):
 
 
 class StoreReader(DataSourceReader):
-    """Plans a read of messages on the driver, and reads a partition in a task."""
+    """Reader of messages: it plans a read on the driver, and reads a partition in a task."""
 
     def __init__(self, options: StoreOptions, plan: ReadPlan) -> None:
         self._options = options
         self._plan = plan
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Plan what tasks read of the store as it is now."""
+        """Plan the parts of the current store that tasks read."""
         parts = store_parts(self._options, self._plan.conditions)
         if not self._plan.conditions and len(self._plan.columns) == len(available_columns(self._options)):
             size = sum(part.high - part.low for part in parts if isinstance(part, Split))
@@ -105,20 +105,20 @@ class StoreReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Yield the messages of one partition as Arrow record batches; runs in a task."""
-        # Batch by batch: when limit() has enough Spark ends the worker, and no more of the log is read.
+        # Yield each batch at once: when limit() has enough rows, Spark stops the worker, and the rest is not read.
         for part in partition.value:
             yield from read_part(part, self._plan)
 
 
 class TableReader(DataSourceReader):
-    """Plans and reads what is not messages (`rmqkit.spark.source.tables`)."""
+    """Reader of the tables that are not messages (`rmqkit.spark.source.tables`)."""
 
     def __init__(self, options: StoreOptions, names: Sequence[str]) -> None:
         self._options = options
         self._names = list(names)
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Plan the parts of the table as it is now."""
+        """Plan the parts of the current table."""
         segments = find_segments(self._options.path, words(self._options.log_paths))
         is_log = self._options.entity is Entity.RAW
         splits = plan_splits(segments, self._options.split_bytes) if is_log else []
@@ -132,8 +132,8 @@ class TableReader(DataSourceReader):
 
 
 def store_options(given: Mapping[str, str]) -> StoreOptions:
-    """Parse the options of a read; settings of Hadoop's connector to S3 (``fs.s3a.…``) go into the path.
-    Raises SettingsError: one is unknown or cannot be used, or there is no path."""
+    """Parse the options of a read; settings of Hadoop's S3 connector (``fs.s3a.…``) are added to the path.
+    Raises SettingsError: an option is unknown or not valid, or the path is missing."""
     s3 = {name: value for name, value in given.items() if name.lower().startswith(_S3)}
     options = parse_options(StoreOptions, {name: given[name] for name in given.keys() - s3.keys()}, FORMAT)
     if not options.path and not options.log_paths:
@@ -143,7 +143,7 @@ def store_options(given: Mapping[str, str]) -> StoreOptions:
             f"{FORMAT}: filterPushdown=true cannot be used: Spark would keep the filters of one action for later ones"
             " of the same data frame; use the options topic, queueId, startingTimestamp and endingTimestamp"
         )
-    # Refused, not ignored: the tables have no such columns, and a read that is larger than asked for looks right.
+    # Refuse instead of ignoring: the tables lack these columns, and users would not notice unfiltered rows.
     if options.entity is not Entity.MESSAGES:
         for name, value in (
             ("queueId", options.queue_ids),
@@ -156,8 +156,8 @@ def store_options(given: Mapping[str, str]) -> StoreOptions:
 
 
 def store_splits(options: StoreOptions) -> list[Split]:
-    """The splits of the store's log as it is now.
-    Raises StoreError: the store is not there or cannot be read (its subclass StoreMismatch: its files do not fit)."""
+    """Return the splits of the store's current log.
+    Raises StoreError: the store is missing or cannot be read (its subclass StoreMismatch: its files do not fit)."""
     return plan_splits(find_segments(options.path, words(options.log_paths)), options.split_bytes)
 
 
@@ -179,7 +179,7 @@ def store_parts(options: StoreOptions, conditions: Sequence[Condition] = ()) -> 
 
 
 def _partitions(parts: Sequence[Any], split_bytes: int) -> list[InputPartition]:
-    """Make a task for each part, but put small ones together: a task costs more than many a file."""
+    """Make a task for each part, but group small parts: a task costs more than the read of a small file."""
     splits = [part for part in parts if isinstance(part, Split)]
     size = len(parts) // _PARTITIONS_MAX + 1
     groups: list[tuple[Any, ...]] = [*grouped(splits, split_bytes)]
@@ -190,7 +190,7 @@ def _partitions(parts: Sequence[Any], split_bytes: int) -> list[InputPartition]:
 
 
 def chosen_columns(options: StoreOptions, names: Iterable[str]) -> list[Column]:
-    """Choose the columns of a read: those named, else those of the option, else all.
+    """Return the columns of a read: the named columns, or else the columns of the option, or else all.
     Raises SettingsError: a column does not exist."""
     wanted_names = list(names) or words(options.columns)
     if options.entity is Entity.MESSAGES:
@@ -207,8 +207,8 @@ def available_columns(options: StoreOptions) -> list[Column]:
 
 
 def read_plan(options: StoreOptions, names: Iterable[str]) -> ReadPlan:
-    """Plan what to make of a store's records; all columns if no names are given.
-    Raises SettingsError: a column does not exist, or reports have no column to go to."""
+    """Make the plan for the records of a store; an empty ``names`` means all columns.
+    Raises SettingsError: a column does not exist, or damage has to be reported without the column for it."""
     available = available_columns(options)
     columns = choose(available, list(names) or [column.name for column in available], FORMAT)
     if _reports(options) and CORRUPT_COLUMN not in columns:

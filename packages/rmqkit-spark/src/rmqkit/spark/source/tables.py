@@ -1,14 +1,14 @@
-"""Tables show what a store holds besides messages: the option ``entity`` of ``rocketmq-store``.
+"""The tables of a store that are not messages: the option ``entity`` of ``rocketmq-store``.
 
 ==============  ================================================================================================
 entity          one row for each
 ==============  ================================================================================================
 consumequeue    entry of a consume queue
 index           entry of an index file; the time is exact to the second
-commitlog-raw   record of the log, as its bytes
+commitlog-raw   record of the log, as bytes
 topics          topic of ``config/topics.json``
-offsets         queue that a group consumes (``config/consumerOffset.json``); ``lag`` counts to the end of the queue
-delay           message that waits for its delay level, with the time when it is due and where it will go
+offsets         queue that a group consumes (``config/consumerOffset.json``); ``lag`` is relative to the queue's end
+delay           message that waits for its delay level, with its delivery time, topic and queue
 transactions    half message that is neither committed nor rolled back, with its producer group and past checks
 ==============  ================================================================================================
 
@@ -71,7 +71,7 @@ def read_table(entity: Entity, part: Any, chosen: Sequence[str], plan: ReadPlan)
     table = TABLES[entity]
     columns = choose(table.columns, chosen, entity.value)
     for rows in table.rows(part, plan):
-        assert rows.keys() >= {column.name for column in table.columns}, "an entity has all of its columns"
+        assert rows.keys() >= {column.name for column in table.columns}, "the rows have all columns of the entity"
         arrays = [_array(rows[column.name], column) for column in columns]
         yield pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(columns))
 
@@ -79,7 +79,7 @@ def read_table(entity: Entity, part: Any, chosen: Sequence[str], plan: ReadPlan)
 def _array(values: Any, column: Column) -> pa.Array:
     if isinstance(values, pa.Array):
         return values.cast(column.arrow)
-    if isinstance(values, np.ndarray):  # big-endian as it lies in the file
+    if isinstance(values, np.ndarray):  # big-endian, as in the file
         return pa.array(values.astype(values.dtype.newbyteorder("="))).cast(column.arrow)
     return pa.array(values, column.arrow)
 
@@ -184,8 +184,8 @@ def _offset_rows(options: StoreOptions, plan: ReadPlan) -> Iterator[Arrays]:
 
 
 def _config(root: str, name: str, table: str) -> dict[str, Any]:
-    """Read a table of a broker's config file, empty when the broker never wrote the file.
-    Raises StoreError: there is no config directory, or the file is not what a broker writes."""
+    """Read a table of a broker's config file; an empty table if the file does not exist.
+    Raises StoreError: the config directory is missing, or the file does not have a broker's format."""
     folder = join(resolve(root), "config")
     path = join(folder, name)
     content = read_file(path)
@@ -204,7 +204,7 @@ def _config(root: str, name: str, table: str) -> dict[str, Any]:
 
 
 class _Waiting(Struct, frozen=True):
-    """Messages of a queue; of those ``left_out`` are decided already."""
+    """Messages of a queue, except ``left_out``: the half messages that are already decided."""
 
     split: QueueSplit
     left_out: frozenset[int] = frozenset()
@@ -228,7 +228,7 @@ def _transaction_parts(options: StoreOptions, segments: Sequence[Segment], split
 
 
 def _decided(ops: Sequence[QueueSplit], queue_id: int) -> Iterator[int]:
-    """Yield the queue offsets of the half messages that op messages name."""
+    """Yield the queue offsets of the half messages in op messages."""
     for split in ops:
         if split.file.queue_id != queue_id:
             continue
@@ -244,20 +244,20 @@ def _decided(ops: Sequence[QueueSplit], queue_id: int) -> Iterator[int]:
 
 def _waiting_rows(part: _Waiting, plan: ReadPlan) -> Iterator[dict[str, Any]]:
     numbers, entries = chosen_entries(part.split)
-    # Rows come in the order of the log, entries in that of the queue: they are brought together by physical offset.
+    # Rows are in the order of the log, entries in the order of the queue: match them by physical offset.
     order = np.argsort(entries["offset"], kind="stable")
     offsets = entries["offset"].astype("i8")[order]
     codes = entries["tags_code"].astype("i8")[order]
     numbers = numbers[order]
     for batch in read_queue(part.split, replace(plan, columns=MESSAGE_COLUMNS)):
         at = np.searchsorted(offsets, batch["commitLogOffset"].to_numpy())
-        assert (offsets[at] == batch["commitLogOffset"].to_numpy()).all(), "each message has the entry that led to it"
+        assert (offsets[at] == batch["commitLogOffset"].to_numpy()).all(), "each message has an entry that points at it"
         kept = ~np.isin(numbers[at], list(part.left_out))
         batch, at = batch.filter(pa.array(kept)), at[kept]
         properties = [dict(one) for one in batch["properties"].to_pylist()]
         yield {
             **dict(zip(batch.schema.names, batch.columns, strict=True)),
-            # The queue of a delay level has the time of delivery, in ms, where other queues have the hash of the tags.
+            # Entries in the queue of a delay level have the delivery time, in ms, in place of the hash of the tags.
             "deliverTimestamp": codes[at] * 1000,
             "delayLevel": batch["queueId"].to_numpy() + 1,
             "realTopic": [one.get(names.REAL_TOPIC) for one in properties],

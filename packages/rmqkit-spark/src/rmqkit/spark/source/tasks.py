@@ -1,7 +1,7 @@
-"""`TaskSource` runs functions in Spark's tasks where the session has no RDDs, for `rmqkit.spark.jobs.tasks`.
+"""`TaskSource` runs functions in tasks of a session without RDDs, for `rmqkit.spark.jobs.tasks`.
 
-Spark Connect sends data frames to its server, and no functions over lists. So a list of items travels as the options
-of a source, whose partitions are the tasks: each gets its own items and no others. It is no format for programs.
+Spark Connect sends data frames to its server, but no functions over lists. Therefore a list of items is passed in the
+options of a source, whose partitions are the tasks: each task gets only its own items. It is an internal format.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 FORMAT = "rmqkit-tasks"
-# With "secret" in their names Spark shows the values in no plan: items may have addresses with credentials.
+# Spark hides values of options with "secret" in their names: items may contain addresses with credentials.
 _WORK = "secretwork"
 _GROUPS = "secretgroups"
 
 
 def task_options(work: Callable[[Any], Iterable[tuple[Any, ...]]], groups: Sequence[Sequence[Any]]) -> dict[str, str]:
-    """The options of a read whose rows are what ``work`` yields of every item; each group is the items of a task."""
+    """Return the options to read the rows that ``work`` yields for items; each task gets one group of items."""
     dumps: Callable[[Any], bytes] = cloudpickle.dumps
-    # Each group by itself: the planner handles bytes only, and the one task that gets a group unpickles it.
+    # Pickle each group separately: the planner handles only bytes, and a task unpickles only its own group.
     pickled = [dumps(list(group)) for group in groups]
     return {_WORK: b64encode(dumps(work)).decode(), _GROUPS: b64encode(pickle.dumps(pickled)).decode()}
 
 
 class TaskSource(DataSource):
-    """Rows that a function makes of items. The caller gives the schema."""
+    """Rows that a function makes of items. The caller passes the schema."""
 
     @classmethod
     def name(cls) -> str:
@@ -43,19 +43,19 @@ class TaskSource(DataSource):
 
 
 class TaskReader(DataSourceReader):
-    """Runs one group of items in each task."""
+    """Reader that processes one group of items in each task."""
 
     def __init__(self, work: bytes, groups: bytes) -> None:
         self._work, self._groups = work, groups
 
     def partitions(self) -> Sequence[InputPartition]:
-        """One for each group. The groups stay behind: what reads a partition has a copy of this reader."""
+        """Return a partition for each group, and drop the groups, so that tasks get a reader without them."""
         assert self._groups, "Spark plans a read once"
         groups, self._groups = pickle.loads(self._groups), b""
         return [InputPartition(group) for group in groups]
 
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
-        """Yield what the function makes of a task's items."""
+        """Yield the results of the function for the items of a task."""
         work = pickle.loads(self._work)
         for item in pickle.loads(partition.value):
             yield from work(item)
