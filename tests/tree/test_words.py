@@ -17,10 +17,7 @@ import pytest
 
 from tests.sources import FOLDERS, ROOT
 
-LEFT = {
-    "rmqkit-server": 0,
-    "rmqkit-tools": 1,
-}
+LEFT: dict[str, int] = {}
 FIRST = re.compile(r"(What|Whether|Who|Of|As|By|For those|How|Where|When|Those|Nobody|Told|Tells)\b")
 WORDS = re.compile(r"\b(told|tells|anew|whatever|once more|comes again|come again)\b", re.IGNORECASE)
 _DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef

@@ -136,7 +136,7 @@ class Assembly:
     _authentication: Authentication | None = None
     _grpc_refusal: GrpcRefusal | None = None
 
-    # A long function: it makes the parts of a broker in the order in which they need each other.
+    # Long: it makes the parts of a broker in the order in which they need each other.
     def __post_init__(self) -> None:
         settings, store_settings, clock = self.settings, self.store_settings, self.clock
         folder, has_light = self.store_root / "config", store_settings.enable_light_queues

@@ -142,7 +142,7 @@ class Broker:
 
     # -- inside
 
-    # A long function, so that the order of a start is in one place, and each stop is next to its start.
+    # Long: the order of a start is in one place, and each stop is next to its start.
     async def _start(self) -> None:
         settings = self._settings
         settings.broker_name = settings.broker_name or socket.gethostname()
