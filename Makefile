@@ -74,7 +74,7 @@ mutants: $(MUTATOR) ## change the code of ten rooms, one place at a time, and co
 	@$(BIN)/python -m tests.mutants --bin $(MUTATOR)/bin $(ARGS)
 
 .PHONY: slow
-slow: $(STAMP) ## the tests that `make test` leaves out: programs of ours under load and kills, clusters of Spark and its commands, pages of the documents with Spark, the examples, the built site, the benches
+slow: $(STAMP) ## the tests that `make test` leaves out: programs of ours under load and kills, clusters of Spark and its commands, pages of the documents, the examples, the built site, the benches
 	@$(PYTEST) $(PROCESSES) --ignore=tests/interop -m slow $(ARGS)
 
 interop: $(STAMP) ## the tests beside Apache's brokers and clients, Go, Node and C++; skipped, with the reason, where these are missing

@@ -32,6 +32,7 @@ def _runs(*, with_spark: bool) -> Iterator[object]:
             yield pytest.param(name, blocks, id=name)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(_SECONDS_MAX)
 @pytest.mark.parametrize(("name", "blocks"), list(_runs(with_spark=False)))
 def test_a_page_does_what_it_says(name: str, blocks: list[Block], tmp_path: Path):

@@ -12,7 +12,7 @@ import pytest
 from tests.fuzz.fuzz_decoders import CORPUS, FRESH_PEAK, fuzz, targets
 from tests.fuzz.targets import TARGETS
 
-LIMITS = ("-runs=10000", "-seed=4")
+LIMITS = ("-runs=5000", "-seed=4")
 """The same inputs in every run, however busy the machine is."""
 
 

@@ -18,7 +18,7 @@ from rmqkit.proxy.transport.http2 import Http2Connection
 from rmqkit.proxy.transport.stream import Http2Stream
 from rmqkit.remoting.router import Router
 from rmqkit.remoting.server import RemotingServer
-from tests.interop.go_and_node import BUILD_SECONDS, cached, complete, fetch, find_tool
+from tests.interop.go_and_node import BUILD_SECONDS, GO_BUILD, GO_ENV, cached, complete, fetch, find_tool
 from tests.interop.kit import Unavailable, move_into_place
 
 HERE = Path(__file__).with_name("h2spec")
@@ -45,14 +45,12 @@ def prepare_h2spec() -> Path:
     program = cached("h2spec", sorted(HERE.glob("go.*")))
     if not program.exists():
         go = find_tool("go")
-        env = {"GOTOOLCHAIN": "local", "GOPATH": str(program.parent / "go"), "GOFLAGS": "-modcacherw -buildvcs=false"}
-        fetch([go, "mod", "download"], HERE, env)
-        with tempfile.TemporaryDirectory(dir=program.parent, prefix="building-") as objects:
-            env["GOCACHE"] = objects
-            command = [go, "build", "-o", f"{objects}/program", "github.com/summerwind/h2spec/cmd/h2spec"]
-            built = complete(command, HERE, env, BUILD_SECONDS)
-            assert built.returncode == 0, f"go build failed in {HERE}:\n{built.stderr}"
-            move_into_place(Path(objects, "program"), program)
+        fetch([go, "mod", "download"], HERE, GO_ENV)
+        with tempfile.TemporaryDirectory(dir=program.parent, prefix="building-") as built:
+            command = [go, *GO_BUILD, "-o", f"{built}/program", "github.com/summerwind/h2spec/cmd/h2spec"]
+            done = complete(command, HERE, GO_ENV, BUILD_SECONDS)
+            assert done.returncode == 0, f"go build failed in {HERE}:\n{done.stderr}"
+            move_into_place(Path(built, "program"), program)
     return program
 
 

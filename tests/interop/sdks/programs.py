@@ -30,14 +30,21 @@ from typing import Any, Self
 
 import msgspec
 
-from tests.interop.go_and_node import BUILD_SECONDS, Program, cached, complete, fetch, find_tool, node_modules
+from tests.interop.go_and_node import (
+    BUILD_SECONDS,
+    GO_BUILD,
+    GO_ENV,
+    Program,
+    cached,
+    complete,
+    fetch,
+    find_tool,
+    node_modules,
+)
 from tests.interop.kit import LOGGING_OFF, Unavailable, fetch_jars, find_java, move_into_place
 
 HERE = Path(__file__).parent
 JAVA_HEAP_MB = 256
-# 400 packages are compiled, which go's own caches keep; without optimising it takes a third less.
-GO_BUILD = ("build", "-gcflags=all=-l -N", "-ldflags=-s -w")
-GO_ENV = {"GOTOOLCHAIN": "local", "GOFLAGS": "-buildvcs=false"}
 LOAD = ("push", "simple")
 """The consumers of ``load``."""
 

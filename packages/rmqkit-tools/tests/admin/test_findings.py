@@ -208,7 +208,7 @@ async def test_what_gets_worse_is_found_within_two_samples(
 
 
 @pytest.mark.slow
-async def test_a_healthy_cluster_under_load_has_no_findings_for_ten_minutes(tmp_path: Path) -> None:
+async def test_a_healthy_cluster_under_load_has_no_findings_for_five_minutes(tmp_path: Path) -> None:
     handled: dict[str, int] = {}
 
     def handler(name: str) -> Callable[[ReceivedMessage], Awaitable[None]]:
@@ -243,15 +243,15 @@ async def test_a_healthy_cluster_under_load_has_no_findings_for_ten_minutes(tmp_
         loading = asyncio.create_task(load())
         async with Console(world.namesrv) as console:
             browser = Browser(console)
-            for _ in range(20):
+            for _ in range(10):
                 snapshot = await survey(world.admin)
                 assert findings(snapshot) == []
                 assert snapshot.troubles == {}
                 assert (await browser.json("/local/"))["findings"] == []
                 await asyncio.sleep(20)
         assert "the lag of 3 groups, by two looks 10 s apart" in well_text(snapshot)
-        assert min(handled.values()) >= 8, handled
-        assert handled["billing"] > 1000, handled
+        assert min(handled.values()) >= 4, handled
+        assert handled["billing"] > 500, handled
         loading.cancel()
 
 
