@@ -71,8 +71,8 @@ def _run() -> None:
         if text and _wants_json():
             import json
 
-            told = {"error": text, "kind": type(error).__name__, "exitCode": code}
-            print(json.dumps(told, ensure_ascii=False), file=sys.stderr)
+            report = {"error": text, "kind": type(error).__name__, "exitCode": code}
+            print(json.dumps(report, ensure_ascii=False), file=sys.stderr)
         elif text:
             print(f"rmq: {text}", file=sys.stderr)
         sys.exit(code)
@@ -85,11 +85,11 @@ def _wants_json() -> bool:
 
 def _misunderstood(error: TyperException) -> str:
     """Return the error of a command line, and the command for its help; "" if the help was already printed."""
-    told, context = " ".join(error.format_message().split()), getattr(error, "ctx", None)
-    if not told or context is None:
-        return told
-    end = "" if told[-1] in ".?!" else "."
-    return f"{told}{end} See: {context.command_path} {context.help_option_names[0]}"
+    text, context = " ".join(error.format_message().split()), getattr(error, "ctx", None)
+    if not text or context is None:
+        return text
+    end = "" if text[-1] in ".?!" else "."
+    return f"{text}{end} See: {context.command_path} {context.help_option_names[0]}"
 
 
 if __name__ == "__main__":

@@ -157,7 +157,7 @@ async def test_pause_resume_and_who_may_run_what(tmp_path: Path) -> None:
         assert twice.status in (200, 400, 409)
         await until(lambda: console.jobs.progress(console.jobs.find(name)).sent >= 20, "it sends")
         with pytest.raises(Exception, match="another console"):  # its lock: two consoles send nothing twice
-            Jobs(folder, credentials=None, tls=None, told=lambda *_: None).resume(console.jobs.find(name), None)
+            Jobs(folder, credentials=None, tls=None, report=lambda *_: None).resume(console.jobs.find(name), None)
         path = f"/local/jobs/{name}"
         assert (await browser.post(path, {"action": "burn"})).status == 400
         assert (await browser.post(path, {"action": "pause"})).status == 200

@@ -25,7 +25,7 @@ from rmqkit.console import Console
 from rmqkit.console.html.charts import Line, Mark, line_chart, sparkline
 from rmqkit.console.views import history as history_view
 from rmqkit.console.watch import history
-from rmqkit.console.watch.figures import FIGURES, told
+from rmqkit.console.watch.figures import FIGURES, values_of
 from rmqkit.console.watch.history import DAY_MS, HOUR_MS, History, packed, unpacked
 from rmqkit.protocol.message import Message
 from rmqkit.protocol.schemas.brokers import HaConnectionInfo, HaRuntimeInfo
@@ -371,7 +371,7 @@ def snapshot(
 
 
 def test_figures_of_a_snapshot() -> None:
-    found = {(figure, name): value for figure, name, value in told(snapshot())}
+    found = {(figure, name): value for figure, name, value in values_of(snapshot())}
     assert found == {
         ("disk", "b"): 0.5, ("boot", "b"): 1000, ("in", "b"): 1.25, ("out", "b"): 0.0, ("timer", "b"): 3.0,
         ("half", "b"): 9.0,
@@ -381,20 +381,20 @@ def test_figures_of_a_snapshot() -> None:
 
 
 def test_what_a_silent_broker_told_last_is_unknown() -> None:
-    found = {(figure, name): value for figure, name, value in told(snapshot(trouble="no answer within 3 s"))}
+    found = {(figure, name): value for figure, name, value in values_of(snapshot(trouble="no answer within 3 s"))}
     silent = {key for key, value in found.items() if value is None}
     assert silent >= {("disk", "b"), ("in", "b"), ("lag", "g"), ("age", "g"), ("dead", "g"), ("put", "t")}
     assert ("slave", "b@10.0.0.2") not in found
     asked = snapshot()
     asked.troubles["lags of b"] = "no answer within 3 s"
-    assert {figure: value for figure, _, value in told(asked)}["lag"] is None
+    assert {figure: value for figure, _, value in values_of(asked)}["lag"] is None
 
 
 def test_a_figure_that_is_no_number_is_unknown() -> None:
     odd = snapshot()
     odd.brokers[0].row.in_tps, odd.brokers[0].row.out_tps = float("nan"), float("inf")
     odd.groups["g"].lag = 1 << 80
-    found = {figure: value for figure, _, value in told(odd)}
+    found = {figure: value for figure, _, value in values_of(odd)}
     assert (found["in"], found["out"], found["lag"]) == (None, None, None)
 
 

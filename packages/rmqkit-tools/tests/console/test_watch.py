@@ -12,7 +12,7 @@ from rmqkit.broker.server import Broker
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.client.producer.transaction import TransactionProducer, TransactionState
 from rmqkit.console import Console
-from rmqkit.console.watch.figures import told
+from rmqkit.console.watch.figures import values_of
 from rmqkit.console.watch.watcher import STEP, Watcher, _steps, _turn
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command
@@ -86,7 +86,7 @@ async def test_the_age_of_half_messages(tmp_path: Path) -> None:
         async def age() -> float | None:
             watcher.refresh()
             await watcher.round()
-            return {figure: value for figure, _, value in told(watcher.snapshot)}["half"]
+            return {figure: value for figure, _, value in values_of(watcher.snapshot)}["half"]
 
         await admin.topics.create("Orders", read_queues=1, write_queues=1)
         assert await age() == 0

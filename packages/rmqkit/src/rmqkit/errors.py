@@ -326,8 +326,8 @@ class PeerRefused(RmqError):
         special = (text for part, text in REMARKS.get(code, {}).items() if part in (remark or ""))
         wanted = next(special, REMEDIES.get(code))
         remedy = f"; {wanted}" if wanted else ""
-        told = " ".join((remark or "no remark").partition("\nSee http")[0].split())  # in one line, without the link
-        super().__init__(f"{address} answered with code {code}: {told}{remedy}")
+        one_line = " ".join((remark or "no remark").partition("\nSee http")[0].split())  # in one line, without the link
+        super().__init__(f"{address} answered with code {code}: {one_line}{remedy}")
         self.code = code
         self.remark = remark or ""
         self.address = address

@@ -188,12 +188,12 @@ class LogArchive:
 
     async def _seal(self, work: Work) -> None:
         """Write one segment. Raises StoreError: it could not be written."""
-        told = await self._writing(msgspec.json.encode(work) + b"\n")
+        written = await self._writing(msgspec.json.encode(work) + b"\n")
         # `stop` may have killed the process. Then the partial segment is not an error.
         if self._is_stopping:
             return
         try:
-            sealed = msgspec.json.decode(told, type=Sealed)
+            sealed = msgspec.json.decode(written, type=Sealed)
         except msgspec.DecodeError:
             raise StoreError(f"{work.path} is not archived: the process that should write it died") from None
         if sealed.error:

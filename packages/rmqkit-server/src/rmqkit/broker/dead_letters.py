@@ -62,12 +62,12 @@ class DeadLetters:
         reason = f"{kind} message for {message.topic} cannot be stored: {refused.status.name}, {refused.reason}"
         bare = to_dead_letters(message, group)
         self._ensure_topic(bare.topic, 1)
-        told = changed(
+        with_reason = changed(
             bare, {property_names.DEAD_LETTER_REASON: reason, property_names.DLQ_ORIGIN_TOPIC: message.topic}
         )
         same = msgspec.structs.replace(message, topic=bare.topic, queue_id=0)
         put = refused
-        for one in (told, bare, same):
+        for one in (with_reason, bare, same):
             put = self._store.put(one)
             if put.status is PutStatus.OK:
                 _log.error("%s; it is in %s at %d", reason, one.topic, put.queue_offset)

@@ -105,10 +105,10 @@ def with_s3_settings(text: str, settings: Mapping[str, str]) -> str:
     place, _, query = text[scheme.end() :].partition("?")
     user, _, place = place.rpartition("@") if _USER.match(f":/{place}") else ("", "", place)
     bucket = place.partition("/")[0]
-    told = {name.lower().removeprefix("spark.hadoop."): value for name, value in settings.items()}
+    given = {name.lower().removeprefix("spark.hadoop."): value for name, value in settings.items()}
 
     def setting(name: str) -> str:
-        return told.get(f"fs.s3a.bucket.{bucket}.{name}") or told.get(f"fs.s3a.{name}", "")
+        return given.get(f"fs.s3a.bucket.{bucket}.{name}") or given.get(f"fs.s3a.{name}", "")
 
     asked = dict(parse_qsl(query))
     if not user and setting("access.key"):

@@ -64,19 +64,19 @@ def one_line() -> Iterator[None]:
 
 def error_within(error: BaseException) -> RmqError | None:
     """Find rmqkit's error in the text of an exception of PySpark (as ``query.exception()``); None if it has none."""
-    told = str(error)
-    if _PYTHON_SLOW.search(told):
+    message = str(error)
+    if _PYTHON_SLOW.search(message):
         return PythonSlow()
-    if missing := _MISSING.search(told):
+    if missing := _MISSING.search(message):
         return SettingsError(
             f"Spark's executors have no Python package {missing[1]}: {extras.install('spark')} with the Python"
             " that they run (PYSPARK_PYTHON), or give them an environment that has it (spark.archives)"
         )
-    if garbled := _NO_JSON.search(told):
+    if garbled := _NO_JSON.search(message):
         return SettingsError(
             f"rocketmq: the checkpoint has unusable offsets, no JSON: {garbled[1]}; {CHECKPOINT_REMEDY}"
         )
-    raised = _RAISED.findall(told)
+    raised = _RAISED.findall(message)
     if not raised:
         return None
     module, name, text = raised[-1]  # the last one: earlier ones are causes that it was raised from

@@ -91,9 +91,9 @@ def backlog(progress: Mapping[str, Any]) -> dict[str, int]:
     return behind
 
 
-def _offsets(told: Any) -> Iterator[tuple[tuple[str, str, str], int]]:
+def _offsets(offsets: Any) -> Iterator[tuple[tuple[str, str, str], int]]:
     """Yield the offsets by queue that a source reports; nothing for a source with offsets of another form."""
-    topics = json.loads(told) if isinstance(told, str) and told.startswith("{") else told
+    topics = json.loads(offsets) if isinstance(offsets, str) and offsets.startswith("{") else offsets
     for topic, brokers in topics.items() if isinstance(topics, dict) else ():
         for broker_name, queues in brokers.items() if isinstance(brokers, dict) else ():
             for queue_id, offset in queues.items() if isinstance(queues, dict) else ():

@@ -346,9 +346,9 @@ class Flusher:
 
     def _fail(self, what: str, error: OSError, *, is_final: bool = False) -> None:
         with self._failing:
-            was_told, self._is_final = self.failure is not None and not is_final, self._is_final or is_final
+            was_reported, self._is_final = self.failure is not None and not is_final, self._is_final or is_final
             self.failure, self._failed_at_ms = error, self._clock.monotonic_ms()
-        if was_told:
+        if was_reported:
             return
         remedy = "restart the broker, which recovers" if is_final else "it is tried again until the disk takes it"
         said = "flush of %s failed, errno %s %s: no message is accepted; %s"

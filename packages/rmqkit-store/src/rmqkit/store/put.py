@@ -102,7 +102,7 @@ class Appender:
     ) -> None:
         self.is_open = False
         self.refusal = ""
-        self._told = ""
+        self._logged_reason = ""
         self._commit_log = log
         self._queues = queues
         self.dispatcher = dispatcher
@@ -519,16 +519,16 @@ class Appender:
             self._commit_log.append(data, now_ms)
         except OSError as error:
             return self._not_taken(_not_written(error))
-        if self._told:
+        if self._logged_reason:
             _log.warning("messages are accepted again")
-            self._told = ""
+            self._logged_reason = ""
         return None
 
     def _not_taken(self, refused: PutResult) -> PutResult:
         """Log once that the disk refuses, however many messages come."""
-        if self._told != refused.reason:
+        if self._logged_reason != refused.reason:
             _log.error("no messages are accepted: %s", refused.reason)
-            self._told = refused.reason
+            self._logged_reason = refused.reason
         return refused
 
     def _unavailable(self) -> str:

@@ -57,7 +57,7 @@ from rmqkit.store.queues.table import ConsumeQueues, light_numbers
 __all__ = ["configured_topics", "mend_after_crash", "mend_queues", "tell_odd_queues"]
 
 _log = logging.getLogger(__name__)
-_TOLD_MAX = 20
+_LOG_LINES_MAX = 20
 
 
 class _Broken(Struct):
@@ -195,14 +195,14 @@ def tell_odd_queues(root: Path, queues: ConsumeQueues, known: Set[tuple[str, int
     ]
     topics = configured_topics(root) if made else None
     odd = [(queue, reason) for queue in made if (reason := _oddity(queue, topics, log_start))]
-    for queue, reason in odd[:_TOLD_MAX]:
+    for queue, reason in odd[:_LOG_LINES_MAX]:
         said = (
             "record at %d of the log: it is of queue %s-%d, but %s: it may be damaged, and %d messages be missed there"
         )
         count = queue.max_offset - queue.min_offset
         first = queue.entry(max(queue.first_index, queue.min_offset if isinstance(queue, ConsumeQueue) else 0))[0]
         _log.warning(said, first, queue.topic, queue.queue_id, reason, count)
-    if len(odd) > _TOLD_MAX:
+    if len(odd) > _LOG_LINES_MAX:
         _log.warning("store %s: %d queues should not exist", root, len(odd))
 
 
@@ -303,7 +303,7 @@ def _log_made_anew(root: Path, broken: list[_Broken]) -> None:
             kept = queue.min_offset if isinstance(queue, ConsumeQueue) else queue.first_index
         made, lost = max(0, queue.end_index - kept), max(0, queue.next_offset - queue.max_offset)
         made_all, lost_all = made_all + made, lost_all + lost
-        if i < _TOLD_MAX:
+        if i < _LOG_LINES_MAX:
             lack = f"; the log does not have the last {lost}: lost, the next message is {queue.next_offset}"
             place, said = (queue.topic, queue.queue_id), lack if lost else ""
             _log.warning("%s-%d: %s: %d entries rebuilt from the log%s", *place, one.reason, made, said)
@@ -313,21 +313,21 @@ def _log_made_anew(root: Path, broken: list[_Broken]) -> None:
 
 def _log_entered_anew(root: Path, broken: list[_Broken], counts: dict[ConsumeQueueBase, int]) -> None:
     """Say what was done: nothing of queues whose messages before are not in the log any more, as of a slave's."""
-    made_all = lost_all = told = 0
+    made_all = lost_all = lines = 0
     for one in broken:
         queue = one.queue
         made = max(0, queue.max_offset - queue.min_offset - counts[queue])
         lost = 0 if queue.queue.files else queue.next_offset
         made_all, lost_all = made_all + made, lost_all + lost
         if made or lost:
-            told += 1
-            if told <= _TOLD_MAX:
+            lines += 1
+            if lines <= _LOG_LINES_MAX:
                 lack = f"; the log has none of its messages, the next one is {lost}" if lost else ""
                 place = queue.topic, queue.queue_id
                 _log.warning("%s-%d: %s: %d messages entered anew from the log%s", *place, one.reason, made, lack)
-    if told:
+    if lines:
         said = "store %s: %d queues were damaged: %d messages entered anew from the log, %d messages lost"
-        _log.warning(said, root, told, made_all, lost_all)
+        _log.warning(said, root, lines, made_all, lost_all)
 
 
 class _Entries:

@@ -161,8 +161,8 @@ class Explainer:
             if found.physical_offset == physical_offset:  # Apache's brokers have a message at offset 0, too
                 found.broker_name = name
                 return found
-        if (told := await self._status(address)) is not None:
-            known.log_min, known.log_max = int(told["commitLogMinOffset"]), int(told["commitLogMaxOffset"])
+        if (status := await self._status(address)) is not None:
+            known.log_min, known.log_max = int(status["commitLogMinOffset"]), int(status["commitLogMaxOffset"])
         return None
 
     async def _by_key(self, facts: Facts, key: str) -> str:
@@ -218,8 +218,8 @@ class Explainer:
             facts.transaction = await self._transaction(halves)
         with contextlib.suppress(UnknownName):
             await self._once(names.TRACE_TOPIC, lambda: self._calls.route(names.TRACE_TOPIC))
-            told = await traces_of(self._admin.messages, unique_key)
-            facts.traces = [one for one in told if one.kind == "Sub" and one.group in ("", self._group)]
+            records = await traces_of(self._admin.messages, unique_key)
+            facts.traces = [one for one in records if one.kind == "Sub" and one.group in ("", self._group)]
 
     def _is_copy(self, one: ReceivedMessage) -> bool:
         """Return True if a message with the same unique key belongs to the topic (and if scheduled, to the group)."""
@@ -307,8 +307,8 @@ class Explainer:
         facts.is_read_forbidden = bool(forbidden & _READ_FORBIDDEN)
         facts.connection, facts.members = await self._once("members", self._members)
         if facts.is_past and facts.message is not None and facts.retry is None:
-            told = await self._status(address)
-            if told is not None and int(told.get("bootTimestamp", facts.now_ms)) <= facts.message.store_timestamp:
+            status = await self._status(address)
+            if status is not None and int(status.get("bootTimestamp", facts.now_ms)) <= facts.message.store_timestamp:
                 queue_id = facts.message.queue_id
                 key = (address, queue_id)
                 facts.is_fetched = await self._once(key, lambda: self._maybe(self._is_fetched(*key)))

@@ -141,10 +141,10 @@ class Jobs:
         *,
         credentials: Credentials | None,
         tls: ClientTls | None,
-        told: Callable[[Job, str, str], None],
+        report: Callable[[Job, str, str], None],
     ) -> None:
         self._folder = folder
-        self._credentials, self._tls, self._told = credentials, tls, told
+        self._credentials, self._tls, self._report = credentials, tls, report
         self._runs: dict[str, _Run] = {}
         self._jobs: dict[str, Job] = {}
         if folder is not None:
@@ -304,7 +304,7 @@ class Jobs:
             value="; " + job.why if job.why else "",
         )
         outcome = "failed" if job.status is Status.FAILED else "done" if job.status is Status.DONE else "paused"
-        self._told(job, outcome, detail)
+        self._report(job, outcome, detail)
 
     async def _replay(self, job: Job, run: _Run, stop: Stop, credentials: Credentials | None) -> None:
         options = self._options(credentials)

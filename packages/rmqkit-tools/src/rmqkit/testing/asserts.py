@@ -73,8 +73,8 @@ class _Group:
             again.difference_update(map(_origin, _records(context, topic, queue_id, begin)))
         return sum(end - begin for *_, begin, end in self.begun) + len(again)
 
-    def told(self) -> list[str]:
-        dead = [f"dead letter: {_told(record)}" for record in self.dead]
+    def lines_of(self) -> list[str]:
+        dead = [f"dead letter: {_record_text(record)}" for record in self.dead]
         return [*self.lines, *dead, f"members online: {self.members}"]
 
 
@@ -116,8 +116,8 @@ class Asserts(ABC):
             of = f"{state.held} messages of topic {topic}"
             left = state.left
             if left:
-                return _text(f"group {group} has not consumed {left} of {of}", state.told())
-            return _text(f"group {group} gave up {len(state.dead)} of {of}", state.told()) if state.dead else ""
+                return _text(f"group {group} has not consumed {left} of {of}", state.lines_of())
+            return _text(f"group {group} gave up {len(state.dead)} of {of}", state.lines_of()) if state.dead else ""
 
         why = lambda: "" if first is None else self._why(group, topic, first)  # noqa: E731
         self._wait(fault, timeout, groups=lambda: [group], why=why)
@@ -143,7 +143,9 @@ class Asserts(ABC):
                 return ""
             what = f"keys {' '.join(missing)}" if missing else "a message" if count is None else f"{count} messages"
             where = "" if topic is None else f" from topic {topic}"
-            return _text(f"the dead letters of group {group} do not have {what}{where}: {found} found", state.told())
+            return _text(
+                f"the dead letters of group {group} do not have {what}{where}: {found} found", state.lines_of()
+            )
 
         self._wait(fault, timeout)
 
@@ -159,10 +161,10 @@ class Asserts(ABC):
             masters, lines = self.masters(), []
             for group in wanted():
                 state = _group(masters, group, None, far)
-                lines += [f"group {group}: {line}" for line in state.told()] if state.left else []
+                lines += [f"group {group}: {line}" for line in state.lines_of()] if state.left else []
             for context in masters:
-                lines += [f"delayed by {seconds:.0f} s: {_told(one)}" for one, seconds in _delayed(context)]
-                lines += [f"undecided transaction: {_told(one)}" for one in _undecided(context)]
+                lines += [f"delayed by {seconds:.0f} s: {_record_text(one)}" for one, seconds in _delayed(context)]
+                lines += [f"undecided transaction: {_record_text(one)}" for one in _undecided(context)]
             return _text("messages are pending", lines) if lines else ""
 
         self._wait(fault, timeout, groups=wanted)
@@ -260,7 +262,7 @@ def _group(masters: list[BrokerContext], group: str, topic: str | None, far: _Fa
             if _property(record, property_names.REAL_TOPIC) == retry and _is_of(record, topic):
                 state.retried.append(record)
                 state.first = state.first or record
-                line = f"to be retried in {seconds:.0f} s: {_told(record)}; rmq_clock.advance() makes it sooner"
+                line = f"to be retried in {seconds:.0f} s: {_record_text(record)}; rmq_clock.advance() makes it sooner"
                 state.lines.append(line)
         dead = _records(context, names.dlq_topic(group), 0, 0)
         state.dead += [one for one in dead if _is_of(one, topic)]
@@ -289,7 +291,7 @@ def _add_queues(state: _Group, context: BrokerContext, group: str, topic: str, f
         held += end - begin
         if offset < end:
             record = next(_records(context, topic, queue_id, offset), None)
-            after = "" if record is None else f", next is {_told(record)}"
+            after = "" if record is None else f", next is {_record_text(record)}"
             state.lines.append(f"{name} {topic} queue {queue_id}: at {offset} of {end}{after}")
             state.begun.append((context, topic, queue_id, offset, end))
             state.first = state.first or record
@@ -347,14 +349,14 @@ def _property(record: Record, name: str) -> str:
     return decode_properties(record.properties).get(name, "")
 
 
-def _told(record: Record) -> str:
+def _record_text(record: Record) -> str:
     """Return the description of a message in a failure."""
     of = decode_properties(record.properties)
     marks = {"keys": of.get("KEYS"), "tags": of.get("TAGS"), "id": of.get("UNIQ_KEY")}
-    told = "".join(f", {name} {value}" for name, value in marks.items() if value)
+    marked = "".join(f", {name} {value}" for name, value in marks.items() if value)
     topic = of.get(property_names.RETRY_TOPIC) or of.get(property_names.REAL_TOPIC) or record.topic
     tried = f", tried {record.reconsume_times} times" if record.reconsume_times else ""
-    return f"message {record.queue_offset} of {topic}{told}{tried}"
+    return f"message {record.queue_offset} of {topic}{marked}{tried}"
 
 
 def _text(head: str, lines: list[str]) -> str:

@@ -90,9 +90,9 @@ class Chaos:
         self._repeated: dict[tuple[str, str, int], int] = {}
 
     def __str__(self) -> str:
-        told = "".join(f"{name}={value:g}, " for name, value in self.dials.items())
+        listed = "".join(f"{name}={value:g}, " for name, value in self.dials.items())
         happened = ", ".join(f"{count} {name}" for name, count in sorted(self.happened.items())) or "nothing yet"
-        return f"chaos({told}seed={self.seed}) did {happened}"
+        return f"chaos({listed}seed={self.seed}) did {happened}"
 
     def falls(self, dial: str) -> bool:
         """Draw a random number for a dial that is a share. Return True, and count it, if the dial takes effect."""

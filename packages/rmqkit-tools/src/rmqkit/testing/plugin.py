@@ -68,9 +68,9 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     report = yield
     cluster = getattr(item, "funcargs", {}).get("rmq_broker")
     if report.failed and report.when == "call" and cluster is not None:
-        told = dict.fromkeys(str(broker.dials) for broker in cluster.brokers if broker.dials.dials)
-        if told:
-            report.sections.append(("rmq chaos", "\n".join(told)))
+        listed = dict.fromkeys(str(broker.dials) for broker in cluster.brokers if broker.dials.dials)
+        if listed:
+            report.sections.append(("rmq chaos", "\n".join(listed)))
     return report
 
 

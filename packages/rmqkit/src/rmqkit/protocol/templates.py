@@ -46,7 +46,7 @@ def answer_template(
 
 
 def answer_pieces(
-    store_host: bytes, told: Mapping[str, str], code: int = ResponseCode.SUCCESS
+    store_host: bytes, properties: Mapping[str, str], code: int = ResponseCode.SUCCESS
 ) -> tuple[tuple[bytes, ...], tuple[bytes, ...], bytes]:
     """Return the constant pieces of the headers of answers to sends, as three values.
 
@@ -57,7 +57,7 @@ def answer_pieces(
     second argument. ``code``: the response code; the message is stored in any case."""
     names = ("msgId", "queueId", "queueOffset", "transactionId")
     marks = {"<id>": f"{store_host.hex().upper()}\0", "<queue>": "\0", "<offset>": "\0", "<key>": "\0"}
-    values = {**dict(zip(names, marks, strict=True)), **told}
+    values = {**dict(zip(names, marks, strict=True)), **properties}
     timed = {**values, "recallHandle": "<handle>"}
     plain_form = answer_template(values, marks, code=code)
     timed_form = answer_template(timed, {**marks, '"recallHandle":"<handle>"': '"recallHandle":"\0"'}, code=code)

@@ -73,11 +73,11 @@ def tries_max(command: Command, asked: int | None, group: SubscriptionGroupConfi
 
 def stamps_of(settings: BrokerSettings) -> tuple[dict[str, str], dict[str, str]]:
     """Return the properties that every message gets, and the part of them that the answer contains."""
-    told = {
+    answered = {
         property_names.MSG_REGION: settings.region_id,
         property_names.TRACE_ON: "true" if settings.trace_on else "false",
     }
-    return {**told, property_names.CLUSTER: settings.cluster_name}, told
+    return {**answered, property_names.CLUSTER: settings.cluster_name}, answered
 
 
 def decode_v1(command: Command, **missing: str) -> SendMessageRequest:

@@ -120,10 +120,10 @@ class SendHandlers(Handlers[SendContext]):
         return (
             when_published(self._context.topics_published, answer)
             if isinstance(answer, Command)
-            else self._when_stored_and_told(answer)
+            else self._when_stored_and_published(answer)
         )
 
-    async def _when_stored_and_told(self, answer: Awaitable[Command | None]) -> Command | None:
+    async def _when_stored_and_published(self, answer: Awaitable[Command | None]) -> Command | None:
         stored = await answer
         return None if stored is None else await when_published(self._context.topics_published, stored)
 

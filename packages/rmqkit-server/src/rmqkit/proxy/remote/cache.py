@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 from rmqkit.clock import Clock
 from rmqkit.errors import RmqError
 
-__all__ = ["Kept"]
+__all__ = ["Cache"]
 
 _FRESH_MS = 20_000.0
 # Short, because a topic may have been created just now: Apache's proxy does not see it for 20 s to 5 minutes.
@@ -26,7 +26,7 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
-class Kept(Generic[T]):
+class Cache(Generic[T]):
     """A bounded cache of answers by name, for 20 s. Concurrent calls for the same name share one request.
 
     Args:

@@ -37,7 +37,7 @@ from rmqkit.proxy.backend import (
     Wanted,
     hand_back,
 )
-from rmqkit.proxy.remote.cache import Kept
+from rmqkit.proxy.remote.cache import Cache
 from rmqkit.proxy.remote.users import ProxyUserSettings, Users
 from rmqkit.remoting.address import split_address
 from rmqkit.remoting.authentication import Credentials, inner_credentials
@@ -87,12 +87,12 @@ class RemoteBackend:
         self._remoting = remoting(router, inner)
         self._calls = BrokerCalls(self._remoting, _CONFIG_TIMEOUT_MS)
         self._name_servers = NameServers(name_servers, self._calls)
-        self._routes = Kept(self._fetch_route, clock)
-        self._groups = Kept(self._fetch_group, clock)
-        self._clusters = Kept(self._fetch_cluster, clock)
-        self._topics = Kept(self._fetch_topic, clock)
-        self._named = Kept(self._fetch_master, clock)
-        self._all = Kept(self._fetch_names, clock)
+        self._routes = Cache(self._fetch_route, clock)
+        self._groups = Cache(self._fetch_group, clock)
+        self._clusters = Cache(self._fetch_cluster, clock)
+        self._topics = Cache(self._fetch_topic, clock)
+        self._named = Cache(self._fetch_master, clock)
+        self._all = Cache(self._fetch_names, clock)
         self._masters: dict[str, str] = {}
         self._producers: dict[str, list[_RemotePeer]] = {}
         self._turn = itertools.count()

@@ -343,9 +343,9 @@ class RemotingPort:
         # Heartbeats are sent to the brokers of a client's routes, as if the client connected to them itself.
         client.brokers |= _masters_of(route)
         brokers = [replace(data, broker_addrs=dict.fromkeys(data.broker_addrs, own)) for data in route.broker_datas]
-        told = replace(route, broker_datas=brokers)
+        rewritten = replace(route, broker_datas=brokers)
         is_strict = command.version >= _STRICT_JSON_SINCE or header.accept_standard_json_only
-        return reply(command, body=msgspec.json.encode(told) if is_strict else fastjson.dumps(told))
+        return reply(command, body=msgspec.json.encode(rewritten) if is_strict else fastjson.dumps(rewritten))
 
     async def _heartbeat(self, client: _Client, command: Command) -> Command:
         data = decode_body(command, HeartbeatData)

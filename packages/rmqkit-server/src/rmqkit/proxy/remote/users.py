@@ -26,7 +26,7 @@ from rmqkit.protocol.command import Command, decode_fields
 from rmqkit.protocol.fastjson import decode_as
 from rmqkit.protocol.schemas.access import AclInfo, SubjectRequest, UserInfo, UserRequest
 from rmqkit.proxy.backend import Wanted
-from rmqkit.proxy.remote.cache import Kept
+from rmqkit.proxy.remote.cache import Cache
 from rmqkit.proxy.schema.status import Code, Refused, refusal_of
 from rmqkit.remoting.authentication import GRPC_WINDOW, GRPC_WINDOW_MS, CallSignature, Credentials, secret_of
 from rmqkit.settings import Setting
@@ -87,8 +87,8 @@ class Users:
         self.has_policies = settings.authorization_enabled
         self._inner = inner
         self._ask = ask
-        self._users = Kept(self._fetch_user, clock, stale_ms=_STALE_MS)
-        self._policies = Kept(self._fetch_policies, clock, stale_ms=_STALE_MS)
+        self._users = Cache(self._fetch_user, clock, stale_ms=_STALE_MS)
+        self._policies = Cache(self._fetch_policies, clock, stale_ms=_STALE_MS)
 
     async def signer(self, metadata: Mapping[str, str]) -> str | None:
         """Return the user who signed a call, or None if authentication is off.
@@ -134,7 +134,7 @@ class Users:
             raise Refused(Code.UNAUTHORIZED, f"User:{user} not found.")
         if found.user_type == SUPER:
             return
-        policies = await self._told(self._policies, user)
+        policies = await self._cached(self._policies, user)
         index = PolicyIndex(user, None) if policies is None else policies
         for resource, actions in wanted:
             if (remark := index.refusal(resource, actions, addresses)) is not None:
@@ -146,13 +146,13 @@ class Users:
         return self._inner is not None and name == self._inner.access_key
 
     async def _user(self, name: str) -> UserInfo | None:
-        return await self._told(self._users, name)
+        return await self._cached(self._users, name)
 
     @staticmethod
-    async def _told(kept: Kept[T], name: str) -> T | None:
+    async def _cached(entries: Cache[T], name: str) -> T | None:
         """Return the brokers' answer about a user. Raises Refused: no broker answers."""
         try:
-            return await kept.find(name)
+            return await entries.find(name)
         except RmqError as error:
             _log.warning("cannot get user %s from a broker: %s", name, error)
             refused = refusal_of(error)

@@ -135,8 +135,8 @@ _OK_FIRST, _OK_LAST = b"\x0a" + _OK, b"\x1a" + _OK
 
 def sent_answer(message_id: str, queue_offset: int) -> bytes:
     """Encode a `SendMessageResponse` for one stored message."""
-    told = _sized(message_id.encode())
-    entry = _OK_FIRST + b"\x12" + told + b"\x1a" + told
+    id_field = _sized(message_id.encode())
+    entry = _OK_FIRST + b"\x12" + id_field + b"\x1a" + id_field
     if queue_offset:
         entry += b"\x20" + _varint(queue_offset)
     return _OK_FIRST + b"\x12" + _sized(entry)

@@ -414,13 +414,13 @@ class Receiving:
         )
         answer = await peer.ask(handle.pop.broker_name, request(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, header))
         _expect(answer, "change invisible time failed")
-        told = decode_header(answer, ChangeInvisibleTimeResponse)
+        renewed = decode_header(answer, ChangeInvisibleTimeResponse)
         pop = structs.replace(
             handle.pop,
             check_point_offset=handle.offset,
-            pop_time=told.pop_time,
-            invisible_time=told.invisible_time,
-            revive_queue_id=told.revive_qid,
+            pop_time=renewed.pop_time,
+            invisible_time=renewed.invisible_time,
+            revive_queue_id=renewed.revive_qid,
         )
         return Handle(pop, handle.physical_offset)
 

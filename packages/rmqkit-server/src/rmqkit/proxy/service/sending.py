@@ -143,10 +143,10 @@ class Sending:
         before, behind = _PLAIN_HEADER
         values = name, name, queue_id, born_ms, _encode_json(properties), _encode_json(queues.name)
 
-        def sent(told: Command) -> tuple[Code, bytes]:
-            if told.code == ResponseCode.SUCCESS:
-                return Code.OK, sent_answer(message_id, decode_header(told, _Stored).queue_offset)
-            found = self._sent(topic, [message_id], "NORMAL", queues.name, told, client.user)
+        def sent(response: Command) -> tuple[Code, bytes]:
+            if response.code == ResponseCode.SUCCESS:
+                return Code.OK, sent_answer(message_id, decode_header(response, _Stored).queue_offset)
+            found = self._sent(topic, [message_id], "NORMAL", queues.name, response, client.user)
             return Code(found.status.code), found.SerializeToString()
 
         backend.gather_send(client.peer, (before % values, behind), body, answer(sent))
@@ -217,17 +217,17 @@ class Sending:
             return _SendResponse(status=failed, entries=[_SendEntry(status=failed) for _ in ids])
         if answer.code != ResponseCode.SUCCESS:
             raise Refused(code_of_broker(answer.code), answer.remark or f"code {answer.code}")
-        told = decode_header(answer, SendMessageResponse)
+        header = decode_header(answer, SendMessageResponse)
         if kind == "TRANSACTION":
-            place = decode_offset_id(told.msg_id)[2]
-            self._keep(self._halves, (topic, ids[0]), _Half(broker, told.queue_offset, place, frozenset([user])))
+            place = decode_offset_id(header.msg_id)[2]
+            self._keep(self._halves, (topic, ids[0]), _Half(broker, header.queue_offset, place, frozenset([user])))
         entries = [
             _SendEntry(
                 status=OK,
                 message_id=one,
                 transaction_id=one,
-                offset=told.queue_offset + number,
-                recall_handle=told.recall_handle or "",
+                offset=header.queue_offset + number,
+                recall_handle=header.recall_handle or "",
             )
             for number, one in enumerate(ids)
         ]

@@ -350,8 +350,8 @@ class _GrpcCall(Http2Stream):
         if code == _OK:
             block = _OK_BLOCK
         else:
-            told = urllib.parse.quote(text[:_TEXT_MAX], safe=_SHOWN).encode()[: FRAME_BYTES_MAX // 2]
-            block = header_block([(b"grpc-status", b"%d" % code), (b"grpc-message", told)])
+            quoted = urllib.parse.quote(text[:_TEXT_MAX], safe=_SHOWN).encode()[: FRAME_BYTES_MAX // 2]
+            block = header_block([(b"grpc-status", b"%d" % code), (b"grpc-message", quoted)])
         self.write_tail(block if self._has_head else _HEAD_BLOCK + block)
 
 

@@ -204,8 +204,8 @@ def _check_same(runs: Sequence[Run], settings: ArchiveSettings, segments: Sequen
     if runs and runs[-1].settings != settings:
         before = runs[-1].settings
         names = [name for name in settings.__struct_fields__ if getattr(before, name) != getattr(settings, name)]
-        told = ", ".join(f"{name}={getattr(before, name)}, not {getattr(settings, name)}" for name in names)
-        raise SettingsError(f"archive {target.root} was made with {told}: use the same, or another target")
+        differences = ", ".join(f"{name}={getattr(before, name)}, not {getattr(settings, name)}" for name in names)
+        raise SettingsError(f"archive {target.root} was made with {differences}: use the same, or another target")
     by_offset = {segment.base_offset: segment for segment in segments}
     for known in (known for run in runs for known in run.segments):
         segment = by_offset.get(known.base_offset)

@@ -266,8 +266,8 @@ def _rows(source: _Source, chunk: _Chunk, *, is_single: bool) -> DataFrame:
 
 def _identity(path: str, target_topic: str, wanted: Filter) -> str:
     """Return the default name of a replay, which is the same for the same arguments."""
-    told = repr((path, target_topic, wanted)).encode()
-    return f"replay-{hashlib.blake2b(told, digest_size=8).hexdigest()}"
+    identity = repr((path, target_topic, wanted)).encode()
+    return f"replay-{hashlib.blake2b(identity, digest_size=8).hexdigest()}"
 
 
 def _later(one: int | None, other: int | None) -> int | None:

@@ -127,6 +127,6 @@ def _upload(root: Path, target: str, names: tuple[str, ...]) -> None:
 
 def _renamed(error: RmqError, root: str, source: str) -> RmqError:
     """Return the same error with the address in place of the path of the copy."""
-    told = type(error).__new__(type(error))
-    told.args = (str(error).replace(root, source),)
-    return told
+    renamed = type(error).__new__(type(error))
+    renamed.args = (str(error).replace(root, source),)
+    return renamed

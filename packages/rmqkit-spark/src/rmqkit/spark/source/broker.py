@@ -223,7 +223,7 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Return the start of a new query."""
         bounds = self._pool().bounds(self._queues())
-        return self._told(Place({}), self._up_to_ends(self._started(bounds, "latest"), bounds), set())
+        return self._batch_end(Place({}), self._up_to_ends(self._started(bounds, "latest"), bounds), set())
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         """Return the limit ``maxOffsetsPerTrigger``. If only other limits are set, return a limit that is never
@@ -243,21 +243,21 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         """Return the end of the next batch; the end of the last batch while the next one waits for more messages."""
         before = _kept({} if start is None else start)
         begun = before.offsets
-        self._latest, anew = self._ends(before)
+        self._latest, renewed = self._ends(before)
         end = self._latest
         if self._target is not None:
             self._target = {**{queue: end[queue] for queue in begun}, **self._target}
             end = {queue: min(end[queue], offset) for queue, offset in self._target.items() if queue in end}
         # A new queue has no start in the checkpoint yet; a queue that was created again has the start of the old queue.
         # Both are read from their first message.
-        new = (end.keys() - begun.keys()) | anew
+        new = (end.keys() - begun.keys()) | renewed
         bounds = self._pool().bounds(sorted(new))
         begun = {**begun, **{queue: bounds[queue].low for queue in new}}
         # An end never moves backwards, or Spark would read rows twice.
         end = {queue: max(offset, begun[queue]) for queue, offset in end.items()}
         assert end.keys() <= begun.keys(), "every queue with an end has a start"
         if isinstance(limit, ReadAllAvailable):
-            return self._told(before, end, anew)
+            return self._batch_end(before, end, renewed)
         if start is not None and self._waits(begun, end):
             # For the end of the last batch Spark makes no batch, and calls again.
             return start
@@ -266,15 +266,15 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         if self._options.bytes_max:
             end = limited(begun, end, self._count_of(self._options.bytes_max, begun, end))
         assert all(offset >= begun[queue] for queue, offset in end.items()), "an end never moves backwards"
-        return self._told(before, end, anew)
+        return self._batch_end(before, end, renewed)
 
-    def _told(self, before: Place, end: Offsets, anew: Collection[MessageQueue]) -> dict[str, Any]:
+    def _batch_end(self, before: Place, end: Offsets, renewed: Collection[MessageQueue]) -> dict[str, Any]:
         """Return the end of a batch as JSON, with the marks of the messages before it. A queue whose end did not change
         keeps its mark, so that Spark sees the same offsets and makes no batch."""
-        moved = {queue: at for queue, at in end.items() if queue in anew or at != before.offsets.get(queue)}
+        moved = {queue: at for queue, at in end.items() if queue in renewed or at != before.offsets.get(queue)}
         self._fresh_marks = self._pool().marks(moved)
         kept = {queue: mark for queue, mark in before.marks.items() if queue in end and queue not in moved}
-        renewals = {queue: before.renewals.get(queue, 0) + (queue in anew) for queue in end}
+        renewals = {queue: before.renewals.get(queue, 0) + (queue in renewed) for queue in end}
         return to_json(end, {**kept, **self._fresh_marks}, renewals)
 
     def _waits(self, begun: Offsets, end: Offsets) -> bool:
@@ -301,10 +301,10 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         from its first message."""
         before, after = _kept(start), _kept(end)
         begun = {queue: offset for queue, offset in before.offsets.items() if queue in after.offsets}
-        anew = {queue for queue in begun if after.renewals.get(queue, 0) != before.renewals.get(queue, 0)}
+        renewed = {queue for queue in begun if after.renewals.get(queue, 0) != before.renewals.get(queue, 0)}
         # In checkpoints without marks such a queue has an end that is less than the start.
-        anew |= {queue for queue, offset in begun.items() if offset > after.offsets[queue]}
-        begun |= dict.fromkeys(anew, 0)
+        renewed |= {queue for queue, offset in begun.items() if offset > after.offsets[queue]}
+        begun |= dict.fromkeys(renewed, 0)
         assert all(offset <= after.offsets[queue] for queue, offset in begun.items()), (
             "no start is greater than its end"
         )
@@ -342,27 +342,27 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         bounds = self._pool().reach(wanted_topics(options), options.pattern, assigned, waited_for)
         ends = {queue: bound.high for queue, bound in bounds.items()}
         self.given_up &= {queue for queue, offset in begun.items() if ends.get(queue, -1) < offset}
-        anew: set[MessageQueue] = set()
+        renewed: set[MessageQueue] = set()
         for queue, offset in begun.items():
             high = ends.get(queue)
             if high is not None and high < offset:
                 self._pool().report(DataLost(queue, high, offset, f"the queue ends at {high}"))
-                anew.add(queue)
+                renewed.add(queue)
                 self.given_up.discard(queue)
             elif high is None and queue in waited_for:
                 why = "no route has the queue, its topic or broker is gone"
                 self._pool().report(DataLost(queue, offset, None, why))
                 self.given_up.add(queue)
         # Check each queue that has new messages. Other queues may have none for days: check them from time to time.
-        reached = {queue: offset for queue, offset in begun.items() if queue in ends and queue not in anew}
+        reached = {queue: offset for queue, offset in begun.items() if queue in ends and queue not in renewed}
         moved = {queue: offset for queue, offset in reached.items() if ends[queue] > offset}
         now_ms = self._clock.monotonic_ms()
         if is_due := self._checked_ms is None or now_ms - self._checked_ms >= _CHECK_INTERVAL_MS:
             self._checked_ms = now_ms
-        anew |= self._made_again(reached if is_due else moved, before.marks)
-        for queue in anew:
+        renewed |= self._made_again(reached if is_due else moved, before.marks)
+        for queue in renewed:
             _log.warning("queue %d of %s on %s is read from its first message", *_named(queue))
-        return {**{queue: begun[queue] for queue in begun.keys() - ends.keys()}, **ends}, anew
+        return {**{queue: begun[queue] for queue in begun.keys() - ends.keys()}, **ends}, renewed
 
     def _made_again(self, offsets: Offsets, marks: Mapping[MessageQueue, Mark]) -> set[MessageQueue]:
         """Find the queues whose message before an offset does not match its mark.
@@ -430,13 +430,13 @@ def _tags(options: LiveOptions, topic: str) -> frozenset[str]:
     return frozenset(subscription(topic, options.expression).tags_set)
 
 
-def _kept(told: Any) -> Place:
+def _kept(noted: Any) -> Place:
     """Parse a position in a checkpoint. Raises SettingsError: it does not have the format of `to_json`."""
     try:
-        return place_of(told)
+        return place_of(noted)
     except ValueError as error:
         raise SettingsError(
-            f"{FORMAT}: the checkpoint has unusable offsets, {json.dumps(told):.100}: {error}; {CHECKPOINT_REMEDY}"
+            f"{FORMAT}: the checkpoint has unusable offsets, {json.dumps(noted):.100}: {error}; {CHECKPOINT_REMEDY}"
         ) from None
 
 
@@ -465,32 +465,32 @@ def to_json(
     renewals: Mapping[MessageQueue, int] | None = None,
 ) -> dict[str, Any]:
     """Return offsets in the form of a checkpoint."""
-    told = _nested(offsets)
+    tree = _nested(offsets)
     noted = {
         queue: [mark.log_offset, mark.stored_ms, count]
         for queue in offsets
         for mark, count in [((marks or {}).get(queue, _NO_MARK), (renewals or {}).get(queue, 0))]
         if mark != _NO_MARK or count
     }
-    return told | ({_MARKS: _nested(noted)} if noted else {})
+    return tree | ({_MARKS: _nested(noted)} if noted else {})
 
 
-def from_json(told: Mapping[str, Any]) -> Offsets:
+def from_json(tree: Mapping[str, Any]) -> Offsets:
     """Parse the offsets of `to_json`, without the marks. Raises ValueError: they have another shape."""
     offsets: Offsets = {}
-    for queue, offset in _flat({topic: brokers for topic, brokers in told.items() if topic != _MARKS}):
+    for queue, offset in _flat({topic: brokers for topic, brokers in tree.items() if topic != _MARKS}):
         if isinstance(offset, bool) or not isinstance(offset, int):
             raise ValueError(f"{offset!r} is no offset")
         offsets[queue] = offset
     return offsets
 
 
-def place_of(told: Mapping[str, Any]) -> Place:
+def place_of(tree: Mapping[str, Any]) -> Place:
     """Parse the result of `to_json`. Raises ValueError: it has another shape."""
-    if not isinstance(told, dict):
+    if not isinstance(tree, dict):
         raise ValueError(_SHAPE)
-    place = Place(from_json(told), {}, {})
-    for queue, noted in _flat(told.get(_MARKS, {})):
+    place = Place(from_json(tree), {}, {})
+    for queue, noted in _flat(tree.get(_MARKS, {})):
         if not (isinstance(noted, list) and len(noted) == 3 and all(type(one) is int for one in noted)):
             raise ValueError(f"{noted!r} is not a mark")
         log_offset, stored_ms, count = noted
@@ -508,9 +508,9 @@ def _nested(values: Mapping[MessageQueue, Any]) -> dict[str, Any]:
     return nested
 
 
-def _flat(told: Mapping[str, Any]) -> Iterator[tuple[MessageQueue, Any]]:
+def _flat(tree: Mapping[str, Any]) -> Iterator[tuple[MessageQueue, Any]]:
     try:
-        for topic, brokers in told.items():
+        for topic, brokers in tree.items():
             for broker_name, queues in brokers.items():
                 for queue_id, value in queues.items():
                     yield MessageQueue(topic, broker_name, int(queue_id)), value

@@ -156,7 +156,7 @@ class ConsumeQueues:
         self._syncing = threading.Lock()  # held while a queue waits for the disk, by either thread
         self._is_recovering = False
         self._held_bytes_max = 0
-        self._told = False
+        self._is_refusal_logged = False
 
     def __iter__(self) -> Iterator[ConsumeQueueBase]:
         return iter(list(self.table.values()))
@@ -298,9 +298,9 @@ class ConsumeQueues:
                 queue.write_held()
             except OSError as error:
                 refused = error
-        if refused is not None and not self._told:
+        if refused is not None and not self._is_refusal_logged:
             _log.error("consume queues cannot be written, their newest entries stay in memory: %s", refused)
-        self._told = refused is not None
+        self._is_refusal_logged = refused is not None
         return refused is None
 
     def sync(self, least_bytes: int = 0) -> None:

@@ -142,14 +142,14 @@ class Access:
     async def delete_policy(self, user: str, resource: str = "", broker: str | None = None) -> list[Done]:
         """Delete a user's policy on a resource, or all of the user's policies. Raises PeerRefused: there is none."""
         header = DeleteAclRequest(subject_of(user), "Custom" if resource else None, resource or None)
-        told = _("policy on {resource} deleted", resource=resource) if resource else _("policies deleted")
-        return await self._each(RequestCode.AUTH_DELETE_ACL, user, told, broker, header)
+        change = _("policy on {resource} deleted", resource=resource) if resource else _("policies deleted")
+        return await self._each(RequestCode.AUTH_DELETE_ACL, user, change, broker, header)
 
     async def _each(
-        self, code: int, user: str, told: str, broker: str | None, header: Struct, body: Struct | None = None
+        self, code: int, user: str, change: str, broker: str | None, header: Struct, body: Struct | None = None
     ) -> list[Done]:
         masters = await self._calls.masters(broker=broker)
         content = b"" if body is None else msgspec.json.encode(body)
         for address in masters.values():
             await self._calls.ask(address, code, header, body=content)
-        return [Done(name, _("user {user} {told}", user=user, told=told)) for name in masters]
+        return [Done(name, _("user {user} {change}", user=user, change=change)) for name in masters]

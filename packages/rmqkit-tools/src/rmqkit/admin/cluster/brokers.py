@@ -92,8 +92,8 @@ class Brokers:
     ) -> list[Done]:
         """Change settings. Raises PeerRefused: a setting may not be changed (NO_PERMISSION), or a value is wrong."""
         body = "\n".join(properties_line(key, value) for key, value in changes.items()).encode()
-        told = ", ".join(f"{key}={value}" for key, value in changes.items())
-        return await self._each(RequestCode.UPDATE_BROKER_CONFIG, told, broker, cluster, body)
+        text = ", ".join(f"{key}={value}" for key, value in changes.items())
+        return await self._each(RequestCode.UPDATE_BROKER_CONFIG, text, broker, cluster, body)
 
     async def clean(self, what: str, broker: str | None = None, cluster: str | None = None) -> list[Done]:
         """Make brokers delete expired or unused files; ``what`` is a key of `CLEANING`."""
@@ -129,11 +129,11 @@ class Brokers:
         return TestSend(broker_name=name, queue_id=queue_id, result=result, rt_ms=rt_ms, msg_id=msg_id)
 
     async def _each(
-        self, code: int, told: str, broker: str | None, cluster: str | None, body: bytes = b""
+        self, code: int, text: str, broker: str | None, cluster: str | None, body: bytes = b""
     ) -> list[Done]:
         addresses = await self._calls.addresses(broker, cluster)
         await self._calls.fan_out(addresses, lambda address: self._calls.ask(address, code, body=body))
-        return [Done(address, told) for address in addresses]
+        return [Done(address, text) for address in addresses]
 
 
 class _Stats(Struct, rename="camel", gc=False):
@@ -151,10 +151,10 @@ def _offset_tables(body: bytes | memoryview) -> list[tuple[str, dict[MessageQueu
     """Return the offsets in an answer by queue, one table for each group and topic. The usual form of an answer is
     decoded on a fast path."""
     try:
-        told = decode_with_texts(body, _StatsList).consume_stats_list
+        groups = decode_with_texts(body, _StatsList).consume_stats_list
         return [
             (group, {_QUEUE.decode(text): offsets for text, offsets in stats.offset_table.items()})
-            for by_group in told
+            for by_group in groups
             for group, all_stats in by_group.items()
             for stats in all_stats
         ]

@@ -150,8 +150,8 @@ class NameServers:
     async def update_config(self, changes: Mapping[str, str]) -> list[Done]:
         """Change settings. Raises PeerRefused: a setting may not be changed (NO_PERMISSION)."""
         body = "\n".join(properties_line(key, value) for key, value in changes.items()).encode()
-        told = ", ".join(f"{key}={value}" for key, value in changes.items())
-        return await self.everywhere(RequestCode.UPDATE_NAMESRV_CONFIG, told, body=body)
+        text = ", ".join(f"{key}={value}" for key, value in changes.items())
+        return await self.everywhere(RequestCode.UPDATE_NAMESRV_CONFIG, text, body=body)
 
     async def wipe_write_permission(self, broker: str) -> dict[str, int]:
         """Remove the write permission of a broker from all routes. Return the number of changed topics by address.
@@ -198,8 +198,8 @@ class NameServers:
             RequestCode.DELETE_KV_CONFIG, _("{namespace} {key} deleted", namespace=namespace, key=key), header
         )
 
-    async def everywhere(self, code: int, told: str, header: Struct | None = None, body: bytes = b"") -> list[Done]:
+    async def everywhere(self, code: int, text: str, header: Struct | None = None, body: bytes = b"") -> list[Done]:
         """Send the same request to every name server. Return the given text for each."""
         for address in self._calls.name_servers:
             await self._calls.ask(address, code, header, body=body)
-        return [Done(address, told) for address in self._calls.name_servers]
+        return [Done(address, text) for address in self._calls.name_servers]

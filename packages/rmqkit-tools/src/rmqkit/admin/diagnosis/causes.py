@@ -421,14 +421,14 @@ def _not_wanted(f: Facts) -> _Verdict | None:
     message, own = f.message, f.subscriptions
     if f.connection is None or message is None or f.retry is not None:
         return None
-    told = f.connection.subscription_table.get(f.topic)
+    subscription = f.connection.subscription_table.get(f.topic)
     if len({_expression(one) for one in own.values()}) > 1 and not all(_wants(one, message) for one in own.values()):
         some = sorted(own.items())[:_SHOWN]
         each = joined(", ", [_("{client} {what}", client=client, what=_expression(one)) for client, one in some])
         return Cause.SUBSCRIPTIONS_DIFFER, _(
             "the clients of group {group} subscribe to {topic} differently: {each}", each=each, **f.named
         )
-    if told is None:  # the group may have had a subscription when it passed the message
+    if subscription is None:  # the group may have had a subscription when it passed the message
         return (
             None
             if f.is_past
@@ -437,13 +437,13 @@ def _not_wanted(f: Facts) -> _Verdict | None:
                 _("group {group} does not subscribe to topic {topic}", **f.named),
             )
         )
-    if _wants(told, message):
+    if _wants(subscription, message):
         return None
-    is_tag = is_tag_type(told.expression_type)
+    is_tag = is_tag_type(subscription.expression_type)
     has = _("its tag is {tags}", tags=message.tags or _("none")) if is_tag else _("its properties do not satisfy that")
-    wants = _("group {group} subscribes to {filter}, and {has}", group=f.group, filter=told.sub_string, has=has)
+    wants = _("group {group} subscribes to {filter}, and {has}", group=f.group, filter=subscription.sub_string, has=has)
     younger = _("the subscription is younger than the message, and may have been another when the group passed it")
-    is_younger = f.is_past and told.sub_version > message.store_timestamp
+    is_younger = f.is_past and subscription.sub_version > message.store_timestamp
     cause = Cause.FILTERED_BY_TAG if is_tag else Cause.FILTERED_BY_SQL92
     why = joined("; ", [wants, younger] if is_younger else [wants])
     return cause, _("{asked} is filtered: {why}", asked=f.asked, why=why)
@@ -825,9 +825,9 @@ class Facts(Struct, kw_only=True):
     @property
     def consumed_offset(self) -> int | None:
         """Return the group's offset: the broker's, or an owner's if it is higher (owners commit every 5 s)."""
-        told = [held.commit_offset for held in self.owners.values() if held.commit_offset >= 0]
+        offsets = [held.commit_offset for held in self.owners.values() if held.commit_offset >= 0]
         committed = self.place.committed if self.place is not None else None
-        return max(told if committed is None else (*told, committed), default=None)
+        return max(offsets if committed is None else (*offsets, committed), default=None)
 
     @property
     def named(self) -> dict[str, Any]:
@@ -842,8 +842,8 @@ class Facts(Struct, kw_only=True):
     @property
     def retries_max(self) -> int:
         """Return the number of retries before a dead letter: a client's own limit, or else the group's."""
-        told = [info.properties.get("maxReconsumeTimes", "") for info in self.members.values() if info is not None]
-        own = [int(text) for text in told if text.isdecimal()]
+        limits = [info.properties.get("maxReconsumeTimes", "") for info in self.members.values() if info is not None]
+        own = [int(text) for text in limits if text.isdecimal()]
         return min(own) if own else self.config.retry_max_times if self.config is not None else 16
 
 

@@ -100,12 +100,12 @@ async def look(admin: Admin, cluster: str | None = None) -> Look:
     states = await asyncio.gather(*(_state(admin, row, troubles) for row in await admin.clusters.listed(cluster)))
     masters = {one.row.broker_name: one.row.addr for one in states if one.is_master and not one.trouble}
     groups: dict[str, GroupState] = {}
-    for name, table in (await _told(masters, admin.groups.table, "groups", troubles)).items():
+    for name, table in (await _answers(masters, admin.groups.table, "groups", troubles)).items():
         for group, config in table.items():
             if not names.is_system_group(group):
                 groups.setdefault(group, GroupState(name=group)).configs[name] = config
     taken_ms = admin.calls.clock.monotonic_ms()
-    stats = await _told(masters, admin.brokers.consume_stats, "lags", troubles)
+    stats = await _answers(masters, admin.brokers.consume_stats, "lags", troubles)
     progress = [row for rows in stats.values() for row in rows]
     found = lags(progress)
     for lag in found.values():
@@ -117,7 +117,7 @@ async def look(admin: Admin, cluster: str | None = None) -> Look:
     members = await _members(admin, groups, troubles)
     for group, connection in members.items():
         groups[group].members = len(connection.connection_set)
-    producers = await _told(masters, admin.clients.all_producers, "producers", troubles)
+    producers = await _answers(masters, admin.clients.all_producers, "producers", troubles)
     snapshot = Snapshot(
         at_ms=admin.calls.clock.now_ms(),
         name_servers=name_servers,
@@ -241,7 +241,7 @@ async def _state(admin: Admin, row: BrokerRow, troubles: dict[str, str]) -> Brok
     return state
 
 
-async def _told(
+async def _answers(
     masters: dict[str, str], asking: Callable[[str], Awaitable[T]], what: str, troubles: dict[str, str]
 ) -> dict[str, T]:
     """Return the masters' answers by broker name; note the failure of each master that does not answer."""

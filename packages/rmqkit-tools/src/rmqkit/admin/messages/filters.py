@@ -119,19 +119,19 @@ class Filters:
         Raises UnknownName: there is no such topic. Raises SettingsError: see `apply_filter`."""
         apply_filter(expression, kind, {})
         found = await page(self._calls, topic, Span(), count=min(count, MESSAGES_MAX), budget=_BUDGET)
-        told = FilterTest(expression=expression, type=kind, tested=[])
+        outcome = FilterTest(expression=expression, type=kind, tested=[])
         for message in found.messages:
             place = f"{message.broker_name}:{message.queue_id}:{message.queue_offset}"
-            told.tested.append(apply_filter(expression, kind, message.properties, place))
+            outcome.tested.append(apply_filter(expression, kind, message.properties, place))
         try:
             wanted = await self._broker_wants(topic, expression, kind, found.messages)
         except RmqError as error:
-            told.trouble = str(error)
-            return told
-        for one, message in zip(told.tested, found.messages, strict=True):
+            outcome.trouble = str(error)
+            return outcome
+        for one, message in zip(outcome.tested, found.messages, strict=True):
             at = message.broker_name or "", message.queue_id
             one.broker_says = None if at not in wanted else message.queue_offset in wanted[at]
-        return told
+        return outcome
 
     async def _broker_wants(
         self, topic: str, expression: str, kind: str, messages: Iterable[ReceivedMessage]

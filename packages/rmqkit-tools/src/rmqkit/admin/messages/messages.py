@@ -401,17 +401,17 @@ async def traces_of(messages: Messages, msg_id: str, trace_topic: str = TRACE_TO
         written = await messages.by_key(trace_topic, msg_id)
     except UnknownName as error:
         raise UnknownName("topic", trace_topic, error.asked, remedy=_("no client has traced anything yet")) from None
-    told = [
+    records = [
         (message, trace)  # a handler's begin and end may be in two messages
         for message in written
         for trace in _readable(message)
         if trace.msg_id == msg_id
     ]
-    ends = {trace.request_id: trace for __, trace in told if isinstance(trace, SubscribeAfterTrace)}
-    begun = {trace.request_id for __, trace in told if isinstance(trace, SubscribeBeforeTrace)}
+    ends = {trace.request_id: trace for __, trace in records if isinstance(trace, SubscribeAfterTrace)}
+    begun = {trace.request_id for __, trace in records if isinstance(trace, SubscribeBeforeTrace)}
     rows = [
         _row(message, trace, ends.get(trace.request_id) if isinstance(trace, SubscribeBeforeTrace) else trace)
-        for message, trace in told
+        for message, trace in records
         if not (isinstance(trace, SubscribeAfterTrace) and trace.request_id in begun)
     ]
     if not rows:

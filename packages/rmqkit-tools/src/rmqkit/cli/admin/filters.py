@@ -53,14 +53,14 @@ def _word(verdict: bool | None) -> str:
     return "unknown" if verdict is None else "yes" if verdict else "no"
 
 
-def _told(part: Part) -> str:
+def _outcome_text(part: Part) -> str:
     if part.is_property:
         return "missing" if part.value is None else repr(part.value)
     return part.error or {True: "true", False: "false", None: "unknown"}[part.verdict]
 
 
 def _lines(part: Part, depth: int = 0) -> list[str]:
-    return [f"{'  ' * depth}{part.text}: {_told(part)}"] + [
+    return [f"{'  ' * depth}{part.text}: {_outcome_text(part)}"] + [
         line for one in part.parts for line in _lines(one, depth + 1)
     ]
 
@@ -70,4 +70,4 @@ def _reasons(part: Part) -> list[str]:
     inner = [one for one in part.parts if not one.is_property]
     if inner and not part.text.startswith("(NOT "):
         return [line for one in inner if one.verdict is not True for line in _reasons(one)]
-    return [f"{part.text} is {_told(part)}"]
+    return [f"{part.text} is {_outcome_text(part)}"]

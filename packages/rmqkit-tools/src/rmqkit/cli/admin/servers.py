@@ -146,7 +146,7 @@ async def send_test(
 async def ha_status(admin: Admin, broker: Broker = None, cluster: Cluster = None) -> View:
     """Show how far the slaves of a broker, or of all masters of a cluster, are behind."""
     found = await admin.brokers.ha_status(broker, cluster)
-    return View(found, [part for address, told in found.items() for part in _replication(address, told)])
+    return View(found, [part for address, status in found.items() for part in _replication(address, status)])
 
 
 @BROKER.verb("store")
@@ -203,9 +203,9 @@ def _by_address(tables: dict[str, dict[str, str]]) -> View:
 
 def _replication(address: str, status: HaRuntimeInfo) -> list[object]:
     if not status.master:
-        told = status.ha_client_runtime_info
+        info = status.ha_client_runtime_info
         return [
-            f"{address} is a slave of {told.master_addr or 'an unknown master'}; its log ends at {told.max_offset:,}"
+            f"{address} is a slave of {info.master_addr or 'an unknown master'}; its log ends at {info.max_offset:,}"
         ]
     from msgspec import UNSET
 

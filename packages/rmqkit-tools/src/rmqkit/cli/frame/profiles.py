@@ -114,8 +114,8 @@ def read() -> Profiles:
         raise SettingsError(f"{path} is not a file of profiles: {error}") from None
     holding = sorted(name for name, profile in found.profiles.items() if profile.secret_key)
     if holding and mode & _OTHERS and sys.platform != "win32":
-        told = f"{path} holds the secret key of {', '.join(holding)} and other users can read it (mode {mode:o})"
-        raise SettingsError(f"{told}: chmod 600 {path}")
+        warning = f"{path} holds the secret key of {', '.join(holding)} and other users can read it (mode {mode:o})"
+        raise SettingsError(f"{warning}: chmod 600 {path}")
     return found
 
 

@@ -80,7 +80,7 @@ def consume(
     check_format(line_format)
     as_json, is_cut = options["as_json"], line_format == LINE_FORMAT and not is_whole and sys.stdout.isatty()
 
-    def told(queues: set[MessageQueue], held: set[MessageQueue]) -> None:
+    def changed(queues: set[MessageQueue], held: set[MessageQueue]) -> None:
         note(f"group {group} has {len(held):,} of {len(queues):,} queues of {topic} here")
 
     def tell_if_idle(consumer: PushConsumer) -> None:
@@ -97,7 +97,7 @@ def consume(
             consumer = PushConsumer(group, settings=settings, runtime=runtime)
             consumer.subscribe(topic, sql or tags, expression_type="TAG" if sql is None else "SQL92")
             if sys.stderr.isatty():
-                consumer.on_queues_changed(topic, told)
+                consumer.on_queues_changed(topic, changed)
             stream, left = consumer.messages(), count
             with contextlib.suppress(TimeoutError):
                 async with consumer, asyncio.timeout(seconds):
@@ -112,7 +112,7 @@ def consume(
                         if left == 0:
                             return
 
-    with _warnings_told():
+    with _warnings_printed():
         run(work)
 
 
@@ -122,7 +122,7 @@ class _Notes(logging.Handler):
 
 
 @contextlib.contextmanager
-def _warnings_told() -> Iterator[None]:
+def _warnings_printed() -> Iterator[None]:
     """Print the consumer's warnings on stderr: a consumer retries and logs, where other commands stop with an error."""
     notes, log = _Notes(logging.WARNING), logging.getLogger("rmqkit")
     log.addHandler(notes)

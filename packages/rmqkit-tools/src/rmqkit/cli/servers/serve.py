@@ -294,8 +294,8 @@ def _grpc(address: str) -> str:
 
 def _metrics(*addresses: str) -> str:
     """Return the part of the ready line with the ports for Prometheus, if any is open."""
-    told = ",".join(filter(None, addresses))
-    return f" metrics={told}" if told else ""
+    listed = ",".join(filter(None, addresses))
+    return f" metrics={listed}" if listed else ""
 
 
 def settle() -> None:

@@ -126,15 +126,15 @@ class Shard:
 
     async def _read_ready(self, stream: asyncio.StreamReader) -> None:
         async for line in _lines(stream):
-            if (told := _READY.match(line)) is None:
+            if (matched := _READY.match(line)) is None:
                 continue
             self._is_ready = True
             if self._is_stale:
                 self.reload()
             if self.ready.done():
-                _log.warning("%s is ready again at %s", self._name, told[1].decode())
+                _log.warning("%s is ready again at %s", self._name, matched[1].decode())
             else:
-                self.ready.set_result((told[1].decode(), (told[2] or b"").decode()))
+                self.ready.set_result((matched[1].decode(), (matched[2] or b"").decode()))
 
     async def _read_log(self, stream: asyncio.StreamReader) -> None:
         async for line in _lines(stream):
@@ -201,11 +201,11 @@ class Shards:
         for name, shard in zip(self._commands, self._shards, strict=True):
             self._tasks.start(keep_doing(shard.live, wake=asyncio.Event(), name=name), name)
         try:
-            told = await asyncio.gather(*(shard.ready for shard in self._shards))
+            started = await asyncio.gather(*(shard.ready for shard in self._shards))
         except BaseException:
             await self._tasks.close()
             raise
-        self.addresses, self.metrics_addresses = (list(part) for part in zip(*told, strict=True))
+        self.addresses, self.metrics_addresses = (list(part) for part in zip(*started, strict=True))
 
     async def stop(self) -> None:
         """Stop all shards. Raises RmqError: a shard did not stop cleanly."""

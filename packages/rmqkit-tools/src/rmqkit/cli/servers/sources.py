@@ -278,8 +278,8 @@ class Running:
         are only printed if they are given."""
         described = [row for one in self.configurations for row in one.described()]
         unused = unused_keys(self.sources.unused)
-        told = {row.key: row for row in described if row.key not in unused or row.source != "default"}
-        rows = sorted(told.items())
+        shown = {row.key: row for row in described if row.key not in unused or row.source != "default"}
+        rows = sorted(shown.items())
         if as_json:
             print(msgspec.json.format(msgspec.json.encode([row for _, row in rows], enc_hook=plain)).decode())
             return

@@ -47,7 +47,7 @@ from rmqkit.admin.diagnosis.health import Snapshot
 from rmqkit.clock import Clock
 from rmqkit.console.alerts.channels import NAME, Channel, Event, deliver
 from rmqkit.console.html.render import clean
-from rmqkit.console.watch.figures import FIGURES, told
+from rmqkit.console.watch.figures import FIGURES, values_of
 from rmqkit.errors import RmqError, SettingsError
 from rmqkit.remoting.client import Backoff
 from rmqkit.sentences import _, plain
@@ -146,7 +146,7 @@ class Alert(Struct, rename="camel", kw_only=True):
     id: str = ""
     fired_ms: int = 0
     count: int = 1
-    is_told: bool = False
+    is_notified: bool = False
 
 
 class Waiting(Struct, rename="camel", kw_only=True):
@@ -352,7 +352,7 @@ class Alerts:
         values: dict[str, dict[str, float | None]] = {"gone": self._gone(snapshot), "growth": self._growth(snapshot)}
         if not self.rules:
             return
-        for figure, name, value in told(snapshot):
+        for figure, name, value in values_of(snapshot):
             values.setdefault(figure, {})[name] = value
         for rule in self.rules.values():
             self._judge(rule, values.get(rule.figure, {}), at_ms)
@@ -407,8 +407,8 @@ class Alerts:
             self._resolve(rule, alert, at_ms, _("the rule no longer looks at it"))
         elif at_ms - alert.seen_ms > HOUR_MS:
             self._resolve(rule, alert, at_ms, _("nobody told of it for an hour"))
-        elif alert.state == "firing" and not alert.is_told and rule.silent_until_ms <= at_ms:
-            alert.is_told = True
+        elif alert.state == "firing" and not alert.is_notified and rule.silent_until_ms <= at_ms:
+            alert.is_notified = True
             self._tell(rule, self._event(rule, alert, "firing", at_ms))
 
     def _pattern(self, rule: Rule) -> re.Pattern[str]:
@@ -444,7 +444,7 @@ class Alerts:
         if why:
             event.value, event.text = None, _("{text} ({why})", text=event.text, why=why)
         self._note("resolved", rule.name, alert.target, event.text)
-        if alert.is_told:
+        if alert.is_notified:
             self._tell(rule, event)
 
     def _event(self, rule: Rule, alert: Alert, state: str, at_ms: int) -> Event:

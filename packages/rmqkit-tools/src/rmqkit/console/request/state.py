@@ -161,7 +161,7 @@ class Hub:
                 one.alerts.take(rules)
         self._is_started = False
         self.hooks = Hooks(self, installed() if hooks is None else hooks)
-        self.jobs = Jobs(jobs, credentials=credentials, tls=tls, told=self._note_job)
+        self.jobs = Jobs(jobs, credentials=credentials, tls=tls, report=self._note_job)
         self.audit = Audit(audit, clock)  # last, so that an earlier error leaves no file open
 
     # -- life

@@ -59,9 +59,9 @@ class BehindProxy:
                     {"type": "http.response.body", "body": f"{peer} is not the proxy of this console\n".encode()}
                 )
                 return
-            told = dict(scope["headers"]).get(b"x-forwarded-for", b"").decode("latin-1").rpartition(",")[2].strip()
-            if told:
-                scope = {**scope, "client": (told, 0)}
+            client = dict(scope["headers"]).get(b"x-forwarded-for", b"").decode("latin-1").rpartition(",")[2].strip()
+            if client:
+                scope = {**scope, "client": (client, 0)}
         await self._app(scope, receive, send)
 
 

@@ -268,7 +268,7 @@ async def _known(ask: Ask) -> tuple[str, UserRow]:
     raise UnknownName("user", user, _("the brokers"), sorted({row.username for row in await ask.admin.access.users()}))
 
 
-async def _told(ask: Ask, user: str) -> dict[str, str]:
+async def _state_of_user(ask: Ask, user: str) -> dict[str, str]:
     """Return the state of a user at the brokers, for a comparison."""
     rows = [row for row in await ask.admin.access.users(user) if row.username == user]
     found = {_("user at {broker}", broker=row.broker_name): f"{row.user_type}, {row.user_status}" for row in rows}
@@ -315,7 +315,7 @@ async def _change(
             requests=[_("{request} to {broker}", request=request, broker=one) for one in brokers],
             typed=typed,
             run=lambda: _at_each(brokers, lambda broker: run(given, broker)),
-            look=lambda: _told(ask, user), seen=await _told(ask, user),
+            look=lambda: _state_of_user(ask, user), seen=await _state_of_user(ask, user),
         )  # fmt: skip
 
     return await change(ask, form, plan)

@@ -99,12 +99,12 @@ async def settings(ask: Ask) -> Page:
     """Show the settings of one broker with their meaning, and compare them with the other brokers."""
     state = state_of(ask)
     others = [one.row.addr for one in ask.snapshot.brokers]
-    told = dict(zip(others, await asyncio.gather(*(part(_config(ask, address)) for address in others)), strict=True))
+    answers = dict(zip(others, await asyncio.gather(*(part(_config(ask, address)) for address in others)), strict=True))
     labels = {one.row.addr: _label(one) for one in ask.snapshot.brokers}
     title = _("Settings of {label}", label=_label(state))
     crumbs = [(_("Brokers"), ask.link("brokers")), (state.row.broker_name, ask.link("brokers", ask.params["b"]))]
     command = shell("rmq broker settings -b", state.row.addr)
-    page = _page(ask, told, state.row.addr, labels, title, command)
+    page = _page(ask, answers, state.row.addr, labels, title, command)
     page.crumbs = crumbs
     return page
 
@@ -122,15 +122,15 @@ async def name_servers(ask: Ask) -> Page:
     """Show the settings of the first name server with their meaning, and compare them with the others."""
     calls, addresses = ask.admin.calls, list(ask.admin.calls.name_servers)
     asked = (part(calls.fetch_properties(one, RequestCode.GET_NAMESRV_CONFIG)) for one in addresses)
-    told = dict(zip(addresses, await asyncio.gather(*asked), strict=True))
-    shown = next((one for one in addresses if told[one].value is not None), addresses[0])
-    return _page(ask, told, shown, {}, _("Name servers"), "rmq namesrv settings")
+    answers = dict(zip(addresses, await asyncio.gather(*asked), strict=True))
+    shown = next((one for one in addresses if answers[one].value is not None), addresses[0])
+    return _page(ask, answers, shown, {}, _("Name servers"), "rmq namesrv settings")
 
 
-def _page(ask: Ask, told: dict[str, Part], address: str, labels: dict[str, str], title: str, command: str) -> Page:
+def _page(ask: Ask, answers: dict[str, Part], address: str, labels: dict[str, str], title: str, command: str) -> Page:
     """Return the page of one server's settings, compared with the other servers."""
     wanted, only = ask.text("q").lower(), ask.text("only", "all")
-    texts = {one: found.value for one, found in told.items() if found.value is not None}
+    texts = {one: found.value for one, found in answers.items() if found.value is not None}
     rows: list[SettingRow] = described(texts.get(address, {}))
     beside: dict[str, Compared] = {one.key: one for one in compared(texts)}
     found = [
@@ -145,8 +145,8 @@ def _page(ask: Ask, told: dict[str, Part], address: str, labels: dict[str, str],
         "settings": found,
         "differs": {row.key: _named(beside[row.key], labels) for row in found if beside[row.key].differs},
         "total": len(rows),
-        "servers": list(told),
-        "troubles": {one: answer.trouble for one, answer in told.items() if answer.trouble},
+        "servers": list(answers),
+        "troubles": {one: answer.trouble for one, answer in answers.items() if answer.trouble},
     }
     more = {"q": ask.text("q"), "only": only if only in ("changed", "differs") else "all"}
     return Page("settings.html", title, values, more, command=command)

@@ -29,7 +29,7 @@ _UNIT, _UNIT_SUB = 1, 2
 _SECRET_WORDS = ("secret", "password", "credential", "initauthenticationuser")
 
 
-def _told(configs: Mapping[str, Struct]) -> dict[str, str]:
+def _settings_at_brokers(configs: Mapping[str, Struct]) -> dict[str, str]:
     """Return the settings at brokers as names and texts, for a comparison."""
     return {
         _("{name} at {broker}", name=row.name, broker=broker): text
@@ -180,13 +180,13 @@ async def _topic_review(
 
     async def look() -> dict[str, str]:
         found = await part(admin.topics.config(name))
-        return _told(found.value or {})
+        return _settings_at_brokers(found.value or {})
 
     return Review(
         target=name, rows=rows,
         requests=[_("UPDATE_AND_CREATE_TOPIC (17) to {broker}", broker=broker) for broker in brokers],
         command=shell("rmq topic create", name, "-r", wanted["read_queue_nums"], "-w", wanted["write_queue_nums"]),
-        back=ask.link("topics", name), run=run, look=look, seen=_told(configs),
+        back=ask.link("topics", name), run=run, look=look, seen=_settings_at_brokers(configs),
     )  # fmt: skip
 
 
@@ -227,7 +227,7 @@ async def _deleted(
     )  # fmt: skip
 
     async def look() -> dict[str, str]:
-        return _told(await configs(name))
+        return _settings_at_brokers(await configs(name))
 
     async def plan(given: dict[str, str]) -> Review:
         seen = await look()
@@ -327,13 +327,13 @@ async def _group(ask: Ask, known: str, configs: Mapping[str, SubscriptionGroupCo
 
         async def look() -> dict[str, str]:
             tables = await admin.groups.tables()
-            return _told({broker: table[name] for broker, table in tables.items() if name in table})
+            return _settings_at_brokers({broker: table[name] for broker, table in tables.items() if name in table})
 
         return Review(
             target=name, rows=rows,
             requests=[_("UPDATE_AND_CREATE_SUBSCRIPTIONGROUP (200) to {broker}", broker=broker) for broker in brokers],
             command=shell("rmq group create", name), back=ask.link("groups", name), run=run, look=look,
-            seen=_told(found),
+            seen=_settings_at_brokers(found),
         )  # fmt: skip
 
     return await change(ask, form, plan)
@@ -525,13 +525,13 @@ async def broker_settings(ask: Ask) -> Page:
     address, name = state.row.addr, ask.params["b"]
     back = ask.link("brokers", name, "settings")
 
-    async def told() -> dict[str, str]:
+    async def config() -> dict[str, str]:
         return (await ask.admin.brokers.config(address))[address]
 
     crumbs = [*ask.crumbs("brokers", name), (_("Settings"), back)]
     command = shell("rmq broker config-set -b", address, "KEY", "VALUE")
     return await _settings(
-        ask, name, told, lambda changes: ask.admin.brokers.update_config(changes, address),
+        ask, name, config, lambda changes: ask.admin.brokers.update_config(changes, address),
         "UPDATE_BROKER_CONFIG (25)", back, crumbs, command,
     )  # fmt: skip
 
@@ -540,20 +540,20 @@ async def name_server_settings(ask: Ask) -> Page:
     """Change settings of all name servers."""
     first = ask.admin.calls.name_servers[0]
 
-    async def told() -> dict[str, str]:
+    async def config() -> dict[str, str]:
         return (await ask.admin.name_servers.config())[first]
 
     back = ask.link("name-servers")
     return await _settings(
-        ask, _("name servers"), told, ask.admin.name_servers.update_config, "UPDATE_NAMESRV_CONFIG (318)", back,
+        ask, _("name servers"), config, ask.admin.name_servers.update_config, "UPDATE_NAMESRV_CONFIG (318)", back,
         [(_("Name servers"), back)], "rmq namesrv config-set KEY VALUE",
     )  # fmt: skip
 
 
 async def _settings(
-    ask: Ask, target: str, told: Any, put: Any, request: str, back: str, crumbs: list[tuple[str, str]], command: str
+    ask: Ask, target: str, config: Any, put: Any, request: str, back: str, crumbs: list[tuple[str, str]], command: str
 ) -> Page:
-    known = await told()
+    known = await config()
     rows = {row.key: row for row in described(known)}
     key = ask.text("key")
     meaning = _(rows[key].help) if key in rows and rows[key].help else _("not in the tables of rmqkit")
@@ -591,7 +591,7 @@ async def _settings(
             return {name: str(hash(now.get(name))) if name in secret else now.get(name, "") for name in wanted}
 
         async def look() -> dict[str, str]:
-            return compared(await told())
+            return compared(await config())
 
         async def run() -> list[str]:
             await put(wanted)

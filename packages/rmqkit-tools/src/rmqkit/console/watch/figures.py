@@ -39,13 +39,13 @@ from rmqkit.admin.diagnosis.health import Snapshot, span_text
 from rmqkit.console.html import render
 from rmqkit.sentences import _
 
-__all__ = ["FIGURES", "Figure", "Told", "told"]
+__all__ = ["FIGURES", "Figure", "Value", "values_of"]
 
 DAY_S = 86_400
 _VALUE_MAX = 1 << 61
 _SPANS_S = (10, 20, 30, 60, 120, 240, 600, 1200, 1800, 3600, 7200, 4 * 3600, 6 * 3600, 12 * 3600, DAY_S)
 
-Told = tuple[str, str, float | None]
+Value = tuple[str, str, float | None]
 """The name of a figure, the name of its object, and its value."""
 
 
@@ -137,14 +137,14 @@ FIGURES: dict[str, Figure] = {
 BOOT = "boot"
 
 
-def told(snapshot: Snapshot) -> Iterator[Told]:
+def values_of(snapshot: Snapshot) -> Iterator[Value]:
     """Yield all figures of a snapshot, brokers first, then the groups with the largest lag."""
-    for figure, name, value in _told(snapshot):
+    for figure, name, value in _values_of(snapshot):
         # A broker may report a value that is not a number, or is too large.
         yield figure, name, value if value is not None and -_VALUE_MAX < value < _VALUE_MAX else None
 
 
-def _told(snapshot: Snapshot) -> Iterator[Told]:
+def _values_of(snapshot: Snapshot) -> Iterator[Value]:
     silent = {one.row.broker_name for one in snapshot.brokers if one.is_master and one.trouble}
     silent |= {what.rpartition(" ")[2] for what in snapshot.troubles if what.startswith("lags of ")}
     yield from _brokers(snapshot, snapshot.at_ms)
@@ -163,7 +163,7 @@ def _told(snapshot: Snapshot) -> Iterator[Told]:
             yield "put", topic.name, None if silent & set(topic.brokers) else topic.in_tps
 
 
-def _brokers(snapshot: Snapshot, now_ms: int) -> Iterator[Told]:
+def _brokers(snapshot: Snapshot, now_ms: int) -> Iterator[Value]:
     registered: dict[str, int] = {}
     for state in snapshot.brokers:
         if not state.is_master:

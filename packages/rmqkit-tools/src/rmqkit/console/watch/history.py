@@ -252,7 +252,7 @@ class History:
     async def follow(self, snapshot: Snapshot) -> None:
         """Store a snapshot's figures in steps that yield to the loop. A series begins with its first known figure."""
         groups, is_full = 0, False
-        for number, (figure, name, value) in enumerate(figures.told(snapshot), 1):
+        for number, (figure, name, value) in enumerate(figures.values_of(snapshot), 1):
             if number % STEP == 0:
                 await asyncio.sleep(0)
             if value is None and (figure, name) not in self._names:
@@ -293,7 +293,7 @@ class History:
             if one.level is LEVELS[_LONG] or now_ms - begin_ms <= one.level.kept:
                 finer = await self._slots(one, key, begin_ms, end_ms)
                 parts = {at - at % coarse.step for coarse in LEVELS if coarse.step > step for at in finer}
-                found = {at: told for at, told in found.items() if at not in parts or told[0] <= step}
+                found = {at: row for at, row in found.items() if at not in parts or row[0] <= step}
                 found |= {at: (step, value) for at, value in finer.items()}
         scale = FIGURES[figure].scale if figure in FIGURES else 1
         points: list[Point] = []

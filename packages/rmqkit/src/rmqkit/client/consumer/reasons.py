@@ -68,8 +68,8 @@ def traceback_of(error: BaseException) -> str:
     first = error.__traceback__
     while first is not None and first.tb_frame.f_globals.get("__name__", "").startswith(_OURS):
         first = first.tb_next
-    told = traceback.TracebackException(type(error), error, first, limit=-_FRAMES_MAX)
-    return "".join(told.format()).rstrip()
+    shortened = traceback.TracebackException(type(error), error, first, limit=-_FRAMES_MAX)
+    return "".join(shortened.format()).rstrip()
 
 
 def handler_name(handler: Callable[..., object]) -> str:
