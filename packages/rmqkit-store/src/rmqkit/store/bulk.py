@@ -249,7 +249,7 @@ class BulkDispatcher:
         """Enter a run of records in the index only.
 
         Raises:
-                OSError: a file cannot be written.
+            OSError: a file cannot be written.
         """
         if self._index is not None:
             keys = arrivals.keys(with_tags=self._index.tags_as_keys)

@@ -62,12 +62,12 @@ class DispatchRequest(Struct, gc=False):
     """One record, as the dispatcher passes it to queues, index and owner (``DispatchRequest``).
 
     Attributes:
-            queue_offset: number of the message in its queue; for an inner batch, the number of the first message.
-            tags_code: hash of the tags, or the delivery time in the delay topic.
-            physical_offset, size: place of the record in the log, in bytes.
-            properties: the stored property string.
-            batch_count: number of messages in an inner batch.
-            keys, hashes: the index keys, or their hashes (4 bytes each in the machine's byte order), if the put knew
+        queue_offset: number of the message in its queue; for an inner batch, the number of the first message.
+        tags_code: hash of the tags, or the delivery time in the delay topic.
+        physical_offset, size: place of the record in the log, in bytes.
+        properties: the stored property string.
+        batch_count: number of messages in an inner batch.
+        keys, hashes: the index keys, or their hashes (4 bytes each in the machine's byte order), if the put knew
             them; otherwise the index reads the keys from ``properties``.
     """
 
@@ -199,21 +199,21 @@ class Dispatcher:
     """The dispatcher that enters the records of the log into the queues, in log order.
 
     Args:
-            on_arrival: called with records, in log order, after they are in the queues.
-            index: the index for the keys; None without an index (``messageIndexEnable``).
+        on_arrival: called with records, in log order, after they are in the queues.
+        index: the index for the keys; None without an index (``messageIndexEnable``).
         bitmap_of: returns the filter bitmap of a record, or empty bytes; called before the record is entered.
-            has_light: whether records are also entered in light queues (``enableMultiDispatch``).
-            read_log: returns the records between two physical offsets, up to a maximum number, and the end of the last.
+        has_light: whether records are also entered in light queues (``enableMultiDispatch``).
+        read_log: returns the records between two physical offsets, up to a maximum number, and the end of the last.
 
     Attributes:
-            is_batching: whether records wait for the next `run` although they could be dispatched. Set while several
-                more records are about to arrive, because all of them together then cost one write per queue.
-            position: physical offset up to which everything was dispatched.
-            pending: the waiting records: a physical end, and the records that were put together before it, as a list or
+        is_batching: whether records wait for the next `run` although they could be dispatched. Set while several
+            more records are about to arrive, because all of them together then cost one write per queue.
+        position: physical offset up to which everything was dispatched.
+        pending: the waiting records: a physical end, and the records that were put together before it, as a list or
             as `StoredSends`. Any other value is a part of a long batch, whose requests are created by the dispatch.
-            failure: the error that stopped the dispatcher, or None.
-            dispatched_timestamp: storeTimestamp of the newest dispatched record.
-            tags_as_keys: whether TAGS are keys of the index.
+        failure: the error that stopped the dispatcher, or None.
+        dispatched_timestamp: storeTimestamp of the newest dispatched record.
+        tags_as_keys: whether TAGS are keys of the index.
     """
 
     def __init__(

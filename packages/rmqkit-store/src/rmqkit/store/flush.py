@@ -66,7 +66,7 @@ class Flusher:
 
     Args:
         dispatched_timestamp: returns the storeTimestamp of the newest record in the queues.
-            dispatched_offset: returns the physical offset up to which the log is in the queues.
+        dispatched_offset: returns the physical offset up to which the log is in the queues.
         on_durable: called from the flush thread after each cycle that flushed the log, was requested or follows a
             failure.
         on_committed: called from the commit thread when more of the log became readable.
@@ -75,9 +75,9 @@ class Flusher:
 
     Attributes:
         durable_offset: physical offset up to which the log is known to be on the disk.
-            failure: the error that stopped flushes of the log, or None.
+        failure: the error that stopped flushes of the log, or None.
         behind: the error that kept queues, index or checkpoint from the disk in the last flush cycle, or None.
-            commit_failure: the error of the last commit, or None; the next commit tries again.
+        commit_failure: the error of the last commit, or None; the next commit tries again.
     """
 
     def __init__(

@@ -40,15 +40,15 @@ class InnerMessage(Struct, gc=False):
     decoded and encoded at most once.
 
     Attributes:
-            body: the body as it will be stored; for `MessageStore.put_batch` the wire batch body.
-            string: the property string; None while only ``values`` holds the properties.
-            born_host, store_host: packed IP and port, 8 or 20 bytes.
-            keys: its UNIQ_KEY, KEYS and TAGS if the sender knows them and that there is no INNER_NUM; otherwise
-                `index_keys` finds them.
-            values: the properties by name; None before the first use of `parsed`. Never
+        body: the body as it will be stored; for `MessageStore.put_batch` the wire batch body.
+        string: the property string; None while only ``values`` holds the properties.
+        born_host, store_host: packed IP and port, 8 or 20 bytes.
+        keys: its UNIQ_KEY, KEYS and TAGS if the sender knows them and that there is no INNER_NUM; otherwise
+            `index_keys` finds them.
+        values: the properties by name; None before the first use of `parsed`. Never
             changed: each step makes a new dict.
-            was_accepted: whether the message is a copy of a stored message, which a lowered ``maxMessageSize`` does not
-                refuse.
+        was_accepted: whether the message is a copy of a stored message, which a lowered ``maxMessageSize`` does not
+            refuse.
     """
 
     topic: str
@@ -104,11 +104,11 @@ class PutResult(Struct, gc=False):
     """The result of a put.
 
     Attributes:
-            physical_offset: place of the (first) record.
-            end_offset: end of the last byte written; it is on the disk when ``store.durable_offset`` has reached it.
-            queue_offset: number of the (first) message in its queue.
-            physical_offsets: one per message of a batch.
-            reason: the reason of a refusal.
+        physical_offset: place of the (first) record.
+        end_offset: end of the last byte written; it is on the disk when ``store.durable_offset`` has reached it.
+        queue_offset: number of the (first) message in its queue.
+        physical_offsets: one per message of a batch.
+        reason: the reason of a refusal.
     """
 
     status: PutStatus

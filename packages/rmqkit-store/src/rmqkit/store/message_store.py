@@ -100,8 +100,8 @@ class MessageStore:
         disk_used_percent: returns the use of the disk of a directory, in percent.
         on_durable: called from the flush thread after each cycle that flushed the log, was requested or follows a
             failure, with the offset up to which the log is on the disk, or with the error that stopped flushing. Under
-                    SYNC_FLUSH the owner then calls `dispatch`. On a slave the offset may be greater than the end of a
-                    log that was cut meanwhile: use `durable_offset` instead.
+            SYNC_FLUSH the owner then calls `dispatch`. On a slave the offset may be greater than the end of a
+            log that was cut meanwhile: use `durable_offset` instead.
         on_committed: called from the commit thread when more of the log became readable; the owner then calls
             `dispatch`. Only with the transient store pool.
         on_flushed: called from the flush thread with the duration of each flush of the log, in ms.
@@ -600,10 +600,10 @@ class MessageStore:
         Source: store.md §16.1.
 
         Args:
-                codes: tag codes (i32) to accept, None for all.
-                accept: a further test of the stored record.
-                accept_entry: a further test of the queue entry, made before the record is accessed.
-                joins: whether records may be joined into fewer pieces.
+            codes: tag codes (i32) to accept, None for all.
+            accept: a further test of the stored record.
+            accept_entry: a further test of the queue entry, made before the record is accessed.
+            joins: whether records may be joined into fewer pieces.
         """
         queue = self._readable(topic, queue_id)
         if queue is None:

@@ -64,9 +64,9 @@ class _Broken(Struct):
     """A broken queue.
 
     Attributes:
-            note: the note of the last stop, if it is valid.
-            kept: number of entries from index 0 on that stay; None if none stays.
-            end_index: one past the last entry before the repair.
+        note: the note of the last stop, if it is valid.
+        kept: number of entries from index 0 on that stay; None if none stays.
+        end_index: one past the last entry before the repair.
     """
 
     queue: ConsumeQueueBase
@@ -87,7 +87,7 @@ def mend_queues(
     """Find broken queues, rebuild them and log it; return True if any was found. The queues must be recovered before.
 
     Args:
-            dispatcher: enters records in the queues only, not in the index.
+        dispatcher: enters records in the queues only, not in the index.
 
     Raises:
         OSError: a file cannot be read or written.
@@ -118,7 +118,7 @@ def mend_after_crash(
     The log must have been scanned and have its final end.
 
     Args:
-            dispatcher: enters records in the queues only, not in the index.
+        dispatcher: enters records in the queues only, not in the index.
         gap_max: greatest number of consecutive messages that a queue may lack, see `BulkDispatcher`.
 
     Raises:

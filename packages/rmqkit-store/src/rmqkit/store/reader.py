@@ -72,7 +72,7 @@ class GetResult(Struct):
         next_begin_offset: queue offset to read from next.
         records: stored records, as slices of the mapped log that stay valid while they are held. A slice may hold
             several records, then ``joined_count`` is set.
-            joined_count: total number of records if a slice may hold several; else 0.
+        joined_count: total number of records if a slice may hold several; else 0.
         suggest_slave: whether the reader lags so far that a slave should serve it.
         size: bytes of the records.
     """
@@ -122,10 +122,10 @@ class Reader:
         """Read messages from an offset on.
 
         Args:
-                codes: tag codes to accept, None for all.
-                accept: a further test of the record itself.
-                accept_entry: a further test of the entry, made before the record is accessed.
-                joins: whether records may be joined.
+            codes: tag codes to accept, None for all.
+            accept: a further test of the record itself.
+            accept_entry: a further test of the entry, made before the record is accessed.
+            joins: whether records may be joined.
         """
         low, high = queue.min_offset, queue.max_offset
         if high == 0:

@@ -104,11 +104,11 @@ class Replica:
     Args:
         enter_run: enters a run of records into queues and index, and returns the newest record of each queue; raises
             OSError.
-            note_start: called with the start offset of the first file of an empty log, before the file is created.
+        note_start: called with the start offset of the first file of an empty log, before the file is created.
 
     Attributes:
-            whole_end: physical offset one past the last whole record or blank.
-            divergence: the error that stopped all appends, or None.
+        whole_end: physical offset one past the last whole record or blank.
+        divergence: the error that stopped all appends, or None.
     """
 
     def __init__(
@@ -149,15 +149,15 @@ class Replica:
         Args:
             physical_offset: must be `max_physical_offset`; or the start of any file while the log is empty (and that
                 property is 0).
-                data: must not cross the end of the file; it may begin and end inside a record.
+            data: must not cross the end of the file; it may begin and end inside a record.
 
         Raises:
-                LogDiverged: at the position of a head there are other bytes, or the record has another offset. The log
+            LogDiverged: at the position of a head there are other bytes, or the record has another offset. The log
                 now ends there, and every later call raises the same error.
-                StoreError: the bytes do not begin at the end of the log: connect to the
+            StoreError: the bytes do not begin at the end of the log: connect to the
                 master again. (`StoreUnavailable`:
-                    the last flush failed.)
-                OSError: the write failed; the log is unchanged, and the same bytes may be appended again.
+                the last flush failed.)
+            OSError: the write failed; the log is unchanged, and the same bytes may be appended again.
         """
         log = self._log
         # Refuse all later appends: after a cut the master's bytes would fit by offset, and

@@ -56,10 +56,10 @@ def connect(
 
     Args:
         name_servers: as for a `Producer`.
-            settings: settings of the connections: TLS, credentials, intervals. Settings of a
+        settings: settings of the connections: TLS, credentials, intervals. Settings of a
             single client do not change them.
-            hooks: the hooks of every producer and consumer.
-            wait_ready: as for a `Producer`.
+        hooks: the hooks of every producer and consumer.
+        wait_ready: as for a `Producer`.
 
     Raises SettingsError: an address or a setting is not valid. Raises TimeIllegal: the time is not valid."""
     return ConnectedClients(name_servers, settings=settings, clock=clock, hooks=hooks, wait_ready=wait_ready)
@@ -164,14 +164,14 @@ class ConnectedClients:
         The loop ends when this object is closed. If you leave the loop earlier, the reading stops.
 
         Args:
-                expression, expression_type: as for `PushConsumer.subscribe`. The brokers filter.
-                start: ``"first"`` is the first stored message. ``"new"`` is the end of every queue. A `datetime`, or
-                    seconds since the epoch, is a time; a `timedelta` is a time that long ago. To continue where you
-                    stopped, pass the next offset of each queue, ``{MessageQueue("Orders", "broker-a", 0): 17}``; other
-                    queues are read from their first message.
-                keys: return only messages with one of these keys or message ids.
-                stop_at_end: end after the messages that were stored when the loop began.
-                group: the group of the requests, for brokers that check permissions. No client joins the group.
+            expression, expression_type: as for `PushConsumer.subscribe`. The brokers filter.
+            start: ``"first"`` is the first stored message. ``"new"`` is the end of every queue. A `datetime`, or
+                seconds since the epoch, is a time; a `timedelta` is a time that long ago. To continue where you
+                stopped, pass the next offset of each queue, ``{MessageQueue("Orders", "broker-a", 0): 17}``; other
+                queues are read from their first message.
+            keys: return only messages with one of these keys or message ids.
+            stop_at_end: end after the messages that were stored when the loop began.
+            group: the group of the requests, for brokers that check permissions. No client joins the group.
 
         Raises SettingsError: an argument is not valid. Raises ClientError: this object is not open. The loop raises
         NoRoute if the topic does not exist, and PeerRefused if a broker refuses. If a broker is unreachable, the loop

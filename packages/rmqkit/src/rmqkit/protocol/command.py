@@ -186,14 +186,14 @@ class Command(Struct, gc=False):
     """A request or response.
 
     Attributes:
-            code: request code, or the response code of a response (`RESPONSE` in ``flag``).
-            opaque: the number that pairs a response with its request.
-            flag: bit 0 response, bit 1 one-way.
-            fields: ``extFields``, undecoded if received as JSON (`decode_header`, `decode_fields`), or None.
-            body: the bytes after the header; several pieces are written without being joined.
-            remark: free text; in responses the text of an error.
-            language: name of the peer's language, or None if unknown.
-            version: the peer's protocol version number.
+        code: request code, or the response code of a response (`RESPONSE` in ``flag``).
+        opaque: the number that pairs a response with its request.
+        flag: bit 0 response, bit 1 one-way.
+        fields: ``extFields``, undecoded if received as JSON (`decode_header`, `decode_fields`), or None.
+        body: the bytes after the header; several pieces are written without being joined.
+        remark: free text; in responses the text of an error.
+        language: name of the peer's language, or None if unknown.
+        version: the peer's protocol version number.
     """
 
     code: int

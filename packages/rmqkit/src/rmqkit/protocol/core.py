@@ -243,7 +243,7 @@ class Core(Struct):
     """The compiled code that a process uses: all of it, or none. Its methods return None if plain Python is used.
 
     Attributes:
-            fault: the reason why plain Python is used; empty if the compiled core is used.
+        fault: the reason why plain Python is used; empty if the compiled core is used.
     """
 
     fault: str

@@ -38,7 +38,7 @@ class Message(Struct, kw_only=True):
         keys: words by which the message can be found later.
         properties: names and values of your application, as text. Most names of RocketMQ are refused.
         flag: a number of your application; brokers do not use it.
-            wait_store: False lets the broker answer before the message is flushed and replicated.
+        wait_store: False lets the broker answer before the message is flushed and replicated.
         sharding_key: the key by which ordered sends choose the queue.
         priority: 0 or higher. The message goes to the queue with this number, or to the last queue. A consumer that
             pops a topic with ``message.type=PRIORITY`` receives the highest priority first. You cannot combine it

@@ -86,14 +86,14 @@ class Operation(Struct, frozen=True):
     Attributes:
         tier: 1 for requests that real clients and registering brokers need; 2 for tools, replication and access
             control; 3 for POP, controller, static topics, cold data and lite topics.
-            servers: programs that answer it; callers try the first program first.
-            request_header, response_header: types of ``extFields``; None if it has no specific fields.
-            request_body, response_body: a type for `rmqkit.protocol.fastjson.decode_as`, or a `Content`, or None; the
+        servers: programs that answer it; callers try the first program first.
+        request_header, response_header: types of ``extFields``; None if it has no specific fields.
+        request_body, response_body: a type for `rmqkit.protocol.fastjson.decode_as`, or a `Content`, or None; the
             body of a successful response.
-            right: the right that a broker requires; None if every client may send the request.
-            is_reading: the request changes nothing, so a connection for reading may send it. A pull is reading
+        right: the right that a broker requires; None if every client may send the request.
+        is_reading: the request changes nothing, so a connection for reading may send it. A pull is reading
             unless its flags commit an offset.
-            is_typed: the four types are declared. False for requests that rmqkit does not use.
+        is_typed: the four types are declared. False for requests that rmqkit does not use.
     """
 
     code: RequestCode

@@ -100,7 +100,7 @@ class Layout(Struct, frozen=True, gc=False):
     """The positions of the fields before the body, for a combination of host sizes.
 
     Attributes:
-            head: struct of all `HEAD_FIELDS`.
+        head: struct of all `HEAD_FIELDS`.
         positions: field name → byte position in the record.
         head_bytes: size of the head; the body begins there.
     """
@@ -145,7 +145,7 @@ class Record(Struct, gc=False):
         born_host: sender as IP and port, 8 or 20 packed bytes (`host_text`).
         store_timestamp: the broker's clock at the append, ms since the epoch.
         store_host: broker as IP and port, 8 or 20 packed bytes.
-            prepared_transaction_offset: physical offset of the half message of a committed message, else 0.
+        prepared_transaction_offset: physical offset of the half message of a committed message, else 0.
         body: stored bytes, possibly compressed (`COMPRESSED`) or a batch (`INNER_BATCH`).
         properties: the property string (`properties.decode_properties`).
     """

@@ -164,12 +164,12 @@ class Archive:
     """The segments of one log.
 
     Args:
-            place: the place of the segments.
-            owner: decides which segments belong to the log; None accepts all.
+        place: the place of the segments.
+        owner: decides which segments belong to the log; None accepts all.
 
-        Attributes:
-            place: the place of the segments.
-            changes: how often segments were added or dropped.
+    Attributes:
+        place: the place of the segments.
+        changes: how often segments were added or dropped.
     """
 
     def __init__(self, place: Place, owner: Owner | None = None) -> None:
@@ -348,9 +348,9 @@ class Archive:
         """Compare the newest segments with the log.
 
         Args:
-                first_record: returns the first record of the log file that begins at an
+            first_record: returns the first record of the log file that begins at an
                 offset, None if the file is gone.
-                log_end: end of the log.
+            log_end: end of the log.
 
         Raises:
             StoreError: the segments belong to another log.
@@ -403,8 +403,8 @@ class Archive:
         The read stops at the end of the segment, so that a caller waits for one object only.
 
         Args:
-                codes: tag codes to accept, None for all; ``tags_code`` computes the code of a record's TAGS.
-                accept: a further test of the record itself.
+            codes: tag codes to accept, None for all; ``tags_code`` computes the code of a record's TAGS.
+            accept: a further test of the record itself.
 
         Raises:
             StoreError: a segment is damaged.

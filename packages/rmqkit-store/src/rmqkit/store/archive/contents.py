@@ -55,10 +55,10 @@ class Group:
 
     Attributes:
         queue: topic and queue id; `OTHER_RECORDS`, `OTHER_BYTES`.
-            queue: topic and queue id, or `OTHER_RECORDS`, or `OTHER_BYTES`.
-            first: number of the first message; 0 for parts that are in no queue.
-            end: one past the number of the last message; 0 for parts that are in no queue.
-            parts: indexes of the records among the parts of the file, in the order of their numbers.
+        queue: topic and queue id, or `OTHER_RECORDS`, or `OTHER_BYTES`.
+        first: number of the first message; 0 for parts that are in no queue.
+        end: one past the number of the last message; 0 for parts that are in no queue.
+        parts: indexes of the records among the parts of the file, in the order of their numbers.
     """
 
     queue: _Queue

@@ -62,8 +62,8 @@ class LogIdentity:
 
     Args:
         root: the store directory.
-            first_record: returns the first record of the log file that begins at an offset, None if the file is gone.
-            makes: whether this broker creates an identity if there is none; True for a master.
+        first_record: returns the first record of the log file that begins at an offset, None if the file is gone.
+        makes: whether this broker creates an identity if there is none; True for a master.
     """
 
     def __init__(self, root: Path, first_record: Callable[[int], bytes | None], *, makes: bool) -> None:

@@ -86,13 +86,13 @@ class Directory(Struct, frozen=True, array_like=True):
     """The contents of a segment.
 
     Attributes:
-            start: physical offset of the start of the log file.
-            end: physical offset of its end.
-            records_end: physical offset of the end of its records; a blank fills the rest.
+        start: physical offset of the start of the log file.
+        end: physical offset of its end.
+        records_end: physical offset of the end of its records; a blank fills the rest.
         identity: a digest of the first record; distinguishes this log from other logs with the same offsets.
         first_time, last_time: earliest and latest storeTimestamp, in ms.
-            record_count: number of records.
-            other_bytes: number of bytes that are not a record.
+        record_count: number of records.
+        other_bytes: number of bytes that are not a record.
         queues: by topic and queue id.
         places, keys: first physical offset, or hash, of each part.
         log: the identity of the log (`rmqkit.store.archive.identity`); empty in segments of releases that had none.
@@ -144,7 +144,7 @@ def write_segment(log: Buffer, start: int, out: BinaryIO, *, with_tags: bool, lo
         log_id: the identity of the log.
 
     Raises:
-            OSError: the segment cannot be written.
+        OSError: the segment cannot be written.
     """
     contents = contents_of(log, start, with_tags=with_tags)
     writing = _Writing(out, contents)

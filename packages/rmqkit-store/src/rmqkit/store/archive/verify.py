@@ -82,8 +82,8 @@ def verify(place: Place, progress: Callable[[int, int], None] = lambda done, tot
     """Check all segments of a place.
 
     Raises:
-            StoreError: the place has no segments.
-            OSError: it cannot be reached.
+        StoreError: the place has no segments.
+        OSError: it cannot be reached.
     """
     sizes = segments_in(place)
     if not sizes:

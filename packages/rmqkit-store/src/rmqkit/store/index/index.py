@@ -106,9 +106,9 @@ class KeyRows(Struct, gc=False):
     """The keys of records that were stored together, hashed by the compiled core.
 
     Attributes:
-            physical_offset, last_offset: offset of the first and of the last record.
-            count, key_count: number of records, and of their keys.
-            rows: the input of `index_entries`.
+        physical_offset, last_offset: offset of the first and of the last record.
+        count, key_count: number of records, and of their keys.
+        rows: the input of `index_entries`.
     """
 
     physical_offset: int

@@ -365,7 +365,7 @@ class LogStart:
     """The note of a store. Owner thread only.
 
     Args:
-            is_replica: whether the store is a slave's. Its master determines the start of its log.
+        is_replica: whether the store is a slave's. Its master determines the start of its log.
     """
 
     def __init__(self, root: Path, log: CommitLog, *, is_replica: bool = False) -> None:

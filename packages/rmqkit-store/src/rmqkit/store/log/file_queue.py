@@ -34,15 +34,15 @@ class FileQueue:
     """One queue of files, oldest first.
 
     Args:
-            directories: directories of the files; file number ``k`` goes to ``directories[k
+        directories: directories of the files; file number ``k`` goes to ``directories[k
             % n]``, without avoided ones.
         file_bytes: size of every file.
         setting: the key of the size setting, for error texts.
-            read_only: further directories whose files are read; they get no new files.
+        read_only: further directories whose files are read; they get no new files.
 
     Attributes:
-            avoided: directories that are too full for new files; used only if all directories are avoided.
-            found: the result of `check`, stored by the owner for `load`.
+        avoided: directories that are too full for new files; used only if all directories are avoided.
+        found: the result of `check`, stored by the owner for `load`.
     """
 
     def __init__(

@@ -48,9 +48,9 @@ class MappedFile:
 
     Attributes:
         wrote: bytes from the start of the file that hold data.
-            synced: bytes from the start of the file that are known to be on the disk; -1 if zeros after them are not.
-            is_named_durably: whether the file's name is known to be on the disk.
-            again_from: position from which the next `sync` must write the bytes again, because the last one failed. -1
+        synced: bytes from the start of the file that are known to be on the disk; -1 if zeros after them are not.
+        is_named_durably: whether the file's name is known to be on the disk.
+        again_from: position from which the next `sync` must write the bytes again, because the last one failed. -1
             if this includes zeros after a cut, None if the last sync did not fail.
     """
 

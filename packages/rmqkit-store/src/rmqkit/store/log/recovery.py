@@ -69,7 +69,7 @@ class LogEnd(Struct):
         last_store_timestamp: storeTimestamp of the last sound record, 0 without any.
         newest_store_timestamp: the greatest storeTimestamp; it differs from the last one if the clock was set back.
         record_count: number of sound records in the scan.
-            remains: the bytes after the end, unless they are known to be no part of the
+        remains: the bytes after the end, unless they are known to be no part of the
             log. None if the end is a blank.
     """
 
@@ -102,7 +102,7 @@ def find_log_end(
             dispatched again.
         clean: whether the store was closed cleanly.
         newest: offset and size of the newest record in any queue, (-1, 0) without one; it ends at D.
-            indexed_end: end of the newest record that has a queue entry, even if the record is damaged.
+        indexed_end: end of the newest record that has a queue entry, even if the record is damaged.
     """
     check = _Check(settings, None if clean else checkpoint.physic_timestamp)
     files = log.queue.files

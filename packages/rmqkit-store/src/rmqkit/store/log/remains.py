@@ -89,7 +89,7 @@ class Remains(Struct):
         files: the log files with content after the end, each with the position where its content ends.
         record_files: the names of the files that hold sound records.
         records, record_bytes: number of sound records, and the bytes of all of them.
-            misplaced: the names of files that begin with a record of another offset.
+        misplaced: the names of files that begin with a record of another offset.
         first_timestamp, oldest_timestamp: storeTimestamp of the first sound record, and the smallest one.
     """
 

@@ -133,9 +133,9 @@ class Damage:
     """Bytes that are not records.
 
     Attributes:
-            position: place where a record was expected, in bytes from the start of the segment.
-            end: start of the next sound record, or the end of the scanned part.
-            reason: the check that failed.
+        position: place where a record was expected, in bytes from the start of the segment.
+        end: start of the next sound record, or the end of the scanned part.
+        reason: the check that failed.
     """
 
     position: int
@@ -151,13 +151,13 @@ class Records:
 
     Attributes:
         buffer: the segment.
-            base_offset: physical offset of the first byte of the segment.
-            positions, sizes: place of each record, in bytes.
-            heads: the bytes before the body, read as if both hosts were IPv4. All fields are right if ``host_bits`` is
+        base_offset: physical offset of the first byte of the segment.
+        positions, sizes: place of each record, in bytes.
+        heads: the bytes before the body, read as if both hosts were IPv4. All fields are right if ``host_bits`` is
             0, otherwise only those before bornHost; `field` handles both.
-            host_bits: ``(sysFlag & 0x30) >> 4``, the layout of each record.
-            body_at, topic_at, properties_at: start of each variable field.
-            body_bytes, topic_bytes, properties_bytes: length of each variable field.
+        host_bits: ``(sysFlag & 0x30) >> 4``, the layout of each record.
+        body_at, topic_at, properties_at: start of each variable field.
+        body_bytes, topic_bytes, properties_bytes: length of each variable field.
     """
 
     buffer: Buffer
@@ -262,11 +262,11 @@ def walk(
 
     Args:
         buffer: the whole segment.
-            base_offset: physical offset of its first byte (the number in the file name).
-            low: start of a record.
-            high: end of the part (exclusive): the start of a record, or the end of the segment.
-            rows_max: greatest number of records in one run.
-            bytes_max: a run ends with the record that reaches this many bytes.
+        base_offset: physical offset of its first byte (the number in the file name).
+        low: start of a record.
+        high: end of the part (exclusive): the start of a record, or the end of the segment.
+        rows_max: greatest number of records in one run.
+        bytes_max: a run ends with the record that reaches this many bytes.
     """
     high = len(buffer) if high is None else high
     position, last = low, None

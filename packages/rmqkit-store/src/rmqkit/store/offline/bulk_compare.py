@@ -80,7 +80,7 @@ class QueueComparison:
         file_bytes: the size of its files.
 
     Attributes:
-            ranges: the numbers of the equal entries of each queue.
+        ranges: the numbers of the equal entries of each queue.
     """
 
     def __init__(self, folder: Path, file_bytes: int, delays_ms: tuple[int, ...]) -> None:
@@ -128,14 +128,14 @@ class IndexComparison:
 
     Args:
         data: the file, mapped; its length is right.
-            log_start: physical offset of the start of the log, or of its compared part; earlier entries are skipped.
+        log_start: physical offset of the start of the log, or of its compared part; earlier entries are skipped.
 
     Attributes:
-            begin_timestamp, end_timestamp, begin_offset, end_offset, slots_used, index_count: fields of the header; the
-                last one at least 1.
-            entries_at: position of entry 0.
-            chain_count: number of slots that have entries, set at the end of `unequal`.
-            ranges: the numbers of the equal entries.
+        begin_timestamp, end_timestamp, begin_offset, end_offset, slots_used, index_count: fields of the header; the
+            last one at least 1.
+        entries_at: position of entry 0.
+        chain_count: number of slots that have entries, set at the end of `unequal`.
+        ranges: the numbers of the equal entries.
     """
 
     def __init__(self, data: Buffer, slot_count: int, entry_count: int, log_start: int = 0) -> None:

@@ -147,8 +147,8 @@ def verify(
     """Check every record, queue entry, extension unit and index chain of a store.
 
     Args:
-            settings: the settings of the store; without them a file's length is compared with other files of its kind.
-            read_only: check a store that a broker holds, in its present state.
+        settings: the settings of the store; without them a file's length is compared with other files of its kind.
+        read_only: check a store that a broker holds, in its present state.
 
     Raises:
         StoreLocked: a broker holds the store.
@@ -259,9 +259,9 @@ def dump(
         begin_ms, end_ms: store times, inclusive.
         key: a word of KEYS, or the unique key.
         begin_offset: physical offset of the first record.
-            verify_crc: skip messages whose body does not match its CRC.
-            on_damage: called for bytes that are not a record, and for bodies that are unreadable or skipped; the scan
-                continues after them.
+        verify_crc: skip messages whose body does not match its CRC.
+        on_damage: called for bytes that are not a record, and for bodies that are unreadable or skipped; the scan
+            continues after them.
 
     Raises:
         StoreLocked, StoreError, OSError: as `verify`, raised by the first message.

@@ -68,10 +68,10 @@ class Report(Struct):
         damaged_bytes: bytes of the log that are not records.
         tail: the finding about such bytes at the end of the log, or None.
         open_ends: the findings about such bytes at the end of an older segment.
-            gaps: ranges of such bytes, and records with a wrong checksum, that are followed by other records of their
-                segment: by path and position, the position of the end of the range.
-            is_live: whether a broker holds the store; the part that the broker is writing is not checked.
-            is_unclean: whether ``abort`` exists: the broker was not stopped cleanly, and its next start repairs
+        gaps: ranges of such bytes, and records with a wrong checksum, that are followed by other records of their
+            segment: by path and position, the position of the end of the range.
+        is_live: whether a broker holds the store; the part that the broker is writing is not checked.
+        is_unclean: whether ``abort`` exists: the broker was not stopped cleanly, and its next start repairs
             the store as far as possible.
     """
 

@@ -72,12 +72,12 @@ def rebuild(
     """Rebuild the consume queues, the index, or both.
 
     Args:
-            settings: the settings of the store; without them the sizes are those of the existing files.
+        settings: the settings of the store; without them the sizes are those of the existing files.
 
     Raises:
         StoreLocked: a broker holds the store.
-            StoreError: there is no store, or its index sizes are unknown.
-            OSError: a file cannot be written; the old files are still in place.
+        StoreError: there is no store, or its index sizes are unknown.
+        OSError: a file cannot be written; the old files are still in place.
     """
     log = open_log(root, settings, Report())
     sizes = sizes_of(root, settings)

@@ -85,12 +85,12 @@ def repair(
     """Repair all damage that can be repaired.
 
     Args:
-            settings: the settings of the store; without them the sizes are those of the existing files.
+        settings: the settings of the store; without them the sizes are those of the existing files.
 
     Raises:
         StoreLocked: a broker holds the store.
-            StoreError: there is no store, or its index sizes are unknown.
-            OSError: a file cannot be written; completed steps stay.
+        StoreError: there is no store, or its index sizes are unknown.
+        OSError: a file cannot be written; completed steps stay.
     """
     renames = list(_renames(root, settings))
     named = [Step(str(path), f"named {target.name}: its records say that they lie there") for path, target in renames]

@@ -56,13 +56,13 @@ class ConsumeQueueBase(ABC):
     Attributes:
         next_offset: queue offset of the next message put; not less than ``max_offset`` (the *queue offset table*).
         min_offset, max_offset: first readable message and one past the last, as queue offsets.
-            max_physical_offset: end of the newest indexed record, or of the newest record of a deleted topic with the
+        max_physical_offset: end of the newest indexed record, or of the newest record of a deleted topic with the
             same name; -1 without a record.
-            recovered_record: physicalOffset and size of that record when the queue was
+        recovered_record: physicalOffset and size of that record when the queue was
             recovered, (-1, 0) without a record.
-            queue, file_queues: the files of its entries; these files and the files of its extension, if it has one.
-            on_open: called before the queue opens a file while no other file of the queue is open.
-            on_gap: called before a message is indexed although messages before it are missing.
+        queue, file_queues: the files of its entries; these files and the files of its extension, if it has one.
+        on_open: called before the queue opens a file while no other file of the queue is open.
+        on_gap: called before a message is indexed although messages before it are missing.
     """
 
     __slots__ = tuple(

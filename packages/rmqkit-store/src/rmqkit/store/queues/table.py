@@ -125,7 +125,7 @@ class ConsumeQueues:
 
     Attributes:
         table: the queues by topic and queue id.
-            open_max: number of queues that may have open files before others are closed. `load` sets it so that twice
+        open_max: number of queues that may have open files before others are closed. `load` sets it so that twice
             as many queues use half of the files that the process may have open.
         dirty: queues with entries that are not on the disk; filled by the queues, emptied by `sync`.
         deleted_ends: by topic, the physical offset before which its records belong to a deleted topic with its name.

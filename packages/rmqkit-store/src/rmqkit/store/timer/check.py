@@ -51,7 +51,7 @@ class Waiting:
 
     Attributes:
         slots: the slots by time.
-            counts: number of messages by the hash of their topic, minus recalled messages.
+        counts: number of messages by the hash of their topic, minus recalled messages.
         samples: a unit for each hash.
         fault: the reason why the log is not credible; empty if it is credible.
     """

@@ -58,10 +58,10 @@ class TimerFiles:
     """The timer files of the store directory ``root``.
 
     Attributes:
-            checkpoint: the checkpoint of the last `load` or `write`.
-            is_lost: whether messages before the checkpoint's queue offset may be missing on the wheel.
-            fault: the fault that `recover` found; empty without a fault.
-            waiting: the waiting messages according to the log, if `recover` read all of it.
+        checkpoint: the checkpoint of the last `load` or `write`.
+        is_lost: whether messages before the checkpoint's queue offset may be missing on the wheel.
+        fault: the fault that `recover` found; empty without a fault.
+        waiting: the waiting messages according to the log, if `recover` read all of it.
     """
 
     def __init__(self, root: Path, *, log_file_bytes: int, precision_ms: int) -> None:

@@ -124,12 +124,12 @@ class ConsumeLater(Exception):
     In ordered consumption, the queue waits from the first of these messages on, and a delay level makes no difference.
 
     Args:
-            delay_level: 1 to 18 for a delay level of the broker; 0 lets the broker choose. For popped messages, a level
+        delay_level: 1 to 18 for a delay level of the broker; 0 lets the broker choose. For popped messages, a level
             is a step of the retry delays of POP.
-            messages: the messages of a batch that are delivered again; None means all. The others are acknowledged.
-            delay: the exact delay instead of a level: seconds or a `timedelta`. Pushed messages wait in the broker's
-                timer, which has a precision of seconds. A broker without a timer (4.x) uses
-                the next longer delay level.
+        messages: the messages of a batch that are delivered again; None means all. The others are acknowledged.
+        delay: the exact delay instead of a level: seconds or a `timedelta`. Pushed messages wait in the broker's
+            timer, which has a precision of seconds. A broker without a timer (4.x) uses
+            the next longer delay level.
 
     Raises ValueError: both a delay and a level are set, or the level is negative.
     Raises TimeIllegal: the delay is not valid.
@@ -159,9 +159,9 @@ class Reject(ConsumeLater):
     """Raise this in a handler to send a message to the dead letters at once: ``raise Reject("no such customer")``.
 
     Args:
-            reason: the reason, at most 1,000 characters; it is stored in the property ``rmqkit_reason``. None uses the
-                exception in ``raise … from``.
-            messages: the messages of a batch that are rejected; None means all. The others are acknowledged.
+        reason: the reason, at most 1,000 characters; it is stored in the property ``rmqkit_reason``. None uses the
+            exception in ``raise … from``.
+        messages: the messages of a batch that are rejected; None means all. The others are acknowledged.
     """
 
     def __init__(self, reason: str | None = None, messages: Collection[ReceivedMessage] | None = None) -> None:

@@ -82,7 +82,7 @@ class SqliteDedupe:
         path: the path of the database; the table ``rmqkit_seen`` is created in it.
         key: returns the key of a message; None means ``msg_id``.
         keep_hours: how long keys are stored.
-            busy_seconds: how long a transaction may wait for others; after that, the handler fails and the message is
+        busy_seconds: how long a transaction may wait for others; after that, the handler fails and the message is
             delivered again.
 
     Raises SettingsError: the path is not a file, or a time is not positive.

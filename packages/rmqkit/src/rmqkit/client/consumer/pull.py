@@ -52,7 +52,7 @@ class PullResult(Struct):
     """The result of a pull.
 
     Attributes:
-            status: whether messages were found, or why none were found.
+        status: whether messages were found, or why none were found.
         next_begin_offset: the offset for the next pull, with any status.
         min_offset: the first offset of the queue.
         max_offset: one past the last offset of the queue.

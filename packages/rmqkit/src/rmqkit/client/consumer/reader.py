@@ -84,10 +84,10 @@ class Wanted(Struct, frozen=True):
     """The messages to read.
 
     Attributes:
-            expression: tags (``A || B``) or SQL92, by which brokers filter.
-            expression_type: ``TAG`` or ``SQL92``.
-            keys: keys or message ids; a message needs one of them. Empty means all messages.
-            queues: ``3``, or ``broker-a:3``. Empty means all queues.
+        expression: tags (``A || B``) or SQL92, by which brokers filter.
+        expression_type: ``TAG`` or ``SQL92``.
+        keys: keys or message ids; a message needs one of them. Empty means all messages.
+        queues: ``3``, or ``broker-a:3``. Empty means all queues.
     """
 
     expression: str = "*"
@@ -181,10 +181,10 @@ class TopicReader:
     """Reads a topic; a context manager.
 
     Args:
-            consumer: executes the pulls. The routes of a `rmqkit.PullConsumer` decide how soon new queues are found
-                (``route_interval_ms``).
-            note: called with a line of text: a broker is unreachable, is back, or messages are gone.
-            stop_at_end: stop after the messages that were stored at the beginning.
+        consumer: executes the pulls. The routes of a `rmqkit.PullConsumer` decide how soon new queues are found
+            (``route_interval_ms``).
+        note: called with a line of text: a broker is unreachable, is back, or messages are gone.
+        stop_at_end: stop after the messages that were stored at the beginning.
     """
 
     def __init__(

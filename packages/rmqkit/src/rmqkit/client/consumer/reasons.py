@@ -35,10 +35,10 @@ class Reason(Struct, frozen=True):
     """The reason why a message is given up.
 
     Attributes:
-            text: the error.
-            traceback: the traceback of the exception, empty without an exception.
-            handler: the name of the handler, empty if none was called.
-            tries: how often the group tried the message.
+        text: the error.
+        traceback: the traceback of the exception, empty without an exception.
+        handler: the name of the handler, empty if none was called.
+        tries: how often the group tried the message.
     """
 
     text: str

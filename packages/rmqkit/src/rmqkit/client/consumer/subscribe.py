@@ -138,22 +138,22 @@ class Subscribing:
             topic: the topic; it does not have to exist yet.
             expression: ``*`` for all messages, ``A || B`` for tags, or with ``expression_type="SQL92"`` a SQL92
                 expression.
-                handler: called with each message, possibly more than once. A coroutine function runs on the event loop,
-                    a plain function in a thread. Without a handler, read the messages with `messages`.
+            handler: called with each message, possibly more than once. A coroutine function runs on the event loop,
+                a plain function in a thread. Without a handler, read the messages with `messages`.
             expression_type: ``TAG`` or ``SQL92``. If a broker cannot filter by the SQL92 expression, `start` fails; for
                 a subscription after the start, the error is only logged.
-                body: the type of the value that the handler gets instead of the body, read from JSON: a
+            body: the type of the value that the handler gets instead of the body, read from JSON: a
                 msgspec Struct, a dataclass, a pydantic model, or another type that msgspec or pydantic
                 supports, such as ``list[Order]``.
-                    A handler with two parameters receives the message, too. If a body does not fit, the handler is not
-                    called, and the message goes to the dead letters with the reason in the property ``rmqkit_reason``.
-                batch_max: greatest number of messages in the list that the handler gets, all of one queue, 1 to 1024.
+                A handler with two parameters receives the message, too. If a body does not fit, the handler is not
+                called, and the message goes to the dead letters with the reason in the property ``rmqkit_reason``.
+            batch_max: greatest number of messages in the list that the handler gets, all of one queue, 1 to 1024.
                 If the handler raises, all of them are delivered again, or only those that `ConsumeLater` names.
-                dedupe: acknowledges messages that were handled already, without calling the handler: a `SqliteDedupe`,
-                    a `RedisDedupe`, or a function that gets the message and returns true if
-                    your program has handled it.
-                    The function may be a coroutine function if the handler is one. You cannot combine ``dedupe`` with
-                    ``batch_max`` or broadcasting.
+            dedupe: acknowledges messages that were handled already, without calling the handler: a `SqliteDedupe`,
+                a `RedisDedupe`, or a function that gets the message and returns true if
+                your program has handled it.
+                The function may be a coroutine function if the handler is one. You cannot combine ``dedupe`` with
+                ``batch_max`` or broadcasting.
             retry: the number and the delays of retries after this handler fails. None means the delays of the broker
                 and ``retries_max`` of the settings. A `ConsumeLater` with a delay or a level has priority.
                 In ordered consumption, the queue waits for the delay.

@@ -31,11 +31,11 @@ class Sending(Struct):
 
     Attributes:
         group: the producer group.
-            messages: the message, or the messages of the batch. In `Producer.send_many` the list begins with the first
-                message, and the others are added as they arrive.
-            is_batch: whether it is a batch.
-            is_half: whether the message is sent in a transaction.
-            properties: a hook can add properties here; they are sent with every message.
+        messages: the message, or the messages of the batch. In `Producer.send_many` the list begins with the first
+            message, and the others are added as they arrive.
+        is_batch: whether it is a batch.
+        is_half: whether the message is sent in a transaction.
+        properties: a hook can add properties here; they are sent with every message.
     """
 
     group: str
@@ -135,12 +135,12 @@ class TransactionEnd(Struct):
 
     Attributes:
         group: the producer group.
-            message: the message that was sent; after a check by the broker, the stored message of the check.
-            msg_id: the unique key of the message.
-            transaction_id: the id of the transaction, if the broker assigned one.
-            state: COMMIT_MESSAGE, ROLLBACK_MESSAGE or UNKNOW, as in Java's clients.
-            address: the address of the broker, ``host:port``; None if it is unknown.
-            is_checked: whether the broker checked the transaction.
+        message: the message that was sent; after a check by the broker, the stored message of the check.
+        msg_id: the unique key of the message.
+        transaction_id: the id of the transaction, if the broker assigned one.
+        state: COMMIT_MESSAGE, ROLLBACK_MESSAGE or UNKNOW, as in Java's clients.
+        address: the address of the broker, ``host:port``; None if it is unknown.
+        is_checked: whether the broker checked the transaction.
     """
 
     group: str

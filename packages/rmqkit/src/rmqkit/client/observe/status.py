@@ -57,7 +57,7 @@ class QueueStatus(Struct, kw_only=True):
         state: the state of the queue.
         reason: the reason of the state: a message, a limit, an address, a code.
         since_ms: the time when this state began, in ms since the epoch.
-            is_stalled: whether the queue has a backlog and does not advance.
+        is_stalled: whether the queue has a backlog and does not advance.
         consumed_offset: the first offset that is not consumed; None until the start offset is known.
         pulled_offset: the next offset to pull.
         max_offset: one past the last message, from the response to the last pull.

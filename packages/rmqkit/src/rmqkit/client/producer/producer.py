@@ -50,11 +50,11 @@ class Producer(Client):
         group: the producer group.
         name_servers: ``host:port;host:port``, or a list; None means the environment variable ``NAMESRV_ADDR``, or the
             name server at 127.0.0.1:9876.
-            settings: timeouts, retries, compression and more.
+        settings: timeouts, retries, compression and more.
         runtime: use the connections of this runtime instead of new ones.
         hooks: objects that are called for every send.
-            wait_ready: how long `start` may wait until a name server answers and knows a broker, in seconds or as a
-                `timedelta`; with 0 it does not wait, and only needs a response from a name server.
+        wait_ready: how long `start` may wait until a name server answers and knows a broker, in seconds or as a
+            `timedelta`; with 0 it does not wait, and only needs a response from a name server.
     """
 
     closes_last = True
@@ -103,9 +103,9 @@ class Producer(Client):
 
         Args:
             message: the topic, followed by the body; or a `Message`.
-                timeout: seconds or a `timedelta` for all attempts and pauses, without the wait for other sends. The
-                    default is ``send_timeout_ms`` of the settings. With ``batch.auto``, a send with
-                    this argument is not batched.
+            timeout: seconds or a `timedelta` for all attempts and pauses, without the wait for other sends. The
+                default is ``send_timeout_ms`` of the settings. With ``batch.auto``, a send with
+                this argument is not batched.
             queue: send to this queue only.
             selector: a function that chooses the queue (see `rmqkit.client.producer.selectors`). The message is sent to
                 this queue only. The default is `by_sharding_key` for a message with a ``sharding_key``: messages with
@@ -113,12 +113,12 @@ class Producer(Client):
             fields: the other fields of a `Message`: ``tags``, ``keys``, ``properties``, ``delay``, ``deliver_at``, …
 
         Raises:
-                TypeError: there is no body, or both a `Message` and fields.
-                MessageIllegal: the message breaks a rule; nothing was sent.
-                NoRoute: no broker accepts messages for the topic.
-                PeerRefused: a broker refused the message, and other brokers would refuse it, too.
-                SendFailed: every attempt failed.
-                ClientError: the producer is not started, or the selector chose no queue.
+            TypeError: there is no body, or both a `Message` and fields.
+            MessageIllegal: the message breaks a rule; nothing was sent.
+            NoRoute: no broker accepts messages for the topic.
+            PeerRefused: a broker refused the message, and other brokers would refuse it, too.
+            SendFailed: every attempt failed.
+            ClientError: the producer is not started, or the selector chose no queue.
         """
         message = message_of(message, body, fields)
         if (

@@ -109,8 +109,8 @@ class TransactionProducer(Producer):
     broker sends checks to other producers of the group. All other arguments are those of a `Producer`.
 
     Args:
-            execute: your local transaction. It is called with the message and the argument when the message is stored.
-            check: called with the stored message when the broker checks the outcome, possibly more than once.
+        execute: your local transaction. It is called with the message and the argument when the message is stored.
+        check: called with the stored message when the broker checks the outcome, possibly more than once.
     """
 
     def __init__(
@@ -148,8 +148,8 @@ class TransactionProducer(Producer):
         """Store a message, run the local transaction, and send its outcome to the broker.
 
         Args:
-                timeout: time to store the message, in seconds or as a `timedelta`.
-                check_after: the time after the send in which the broker sends no checks, for local transactions that
+            timeout: time to store the message, in seconds or as a `timedelta`.
+            check_after: the time after the send in which the broker sends no checks, for local transactions that
                 take long. The default is the broker's ``transactionTimeOut`` (6 s). An outcome that ``execute`` returns
                 later than that has no effect: then only the result of ``check`` is used.
 

@@ -94,7 +94,7 @@ class ClientRuntime:
     ``name_servers``: as for `name_server_list`. Raises SettingsError: an address is not ``host:port``.
 
     Attributes:
-            namespace: prefix of all names on brokers; names in the client do not have it.
+        namespace: prefix of all names on brokers; names in the client do not have it.
         client_id: ``<ip>@<pid>#<nanoseconds>``, followed by the unit name if it is set.
         name_servers: the addresses of the name servers.
         keys: unique keys for messages.

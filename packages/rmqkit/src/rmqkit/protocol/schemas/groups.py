@@ -165,9 +165,9 @@ class FilterData(Struct, rename="camel", kw_only=True):
     """The SQL92 expression of a group.
 
     Attributes:
-            born_time: ms since the epoch; bitmaps of messages stored later include this expression.
-            client_version: the subscription's version; an older version changes nothing.
-            dead_time: when the group left; the filter is dead if this is not before ``born_time``.
+        born_time: ms since the epoch; bitmaps of messages stored later include this expression.
+        client_version: the subscription's version; an older version changes nothing.
+        dead_time: when the group left; the filter is dead if this is not before ``born_time``.
     """
 
     bloom_filter_data: BloomData | None = None

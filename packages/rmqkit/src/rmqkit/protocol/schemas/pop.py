@@ -163,9 +163,9 @@ class PopCheckPoint(Struct, kw_only=True, gc=False):
     """``ck``: messages of one queue that were popped together; times in ms.
 
     Attributes:
-            diffs: their offsets, relative to ``start_offset``.
-            acked_bits: bit i is set if the message ``diffs[i]`` is acknowledged.
-            tries: how often it was stored again because its messages could not be retried.
+        diffs: their offsets, relative to ``start_offset``.
+        acked_bits: bit i is set if the message ``diffs[i]`` is acknowledged.
+        tries: how often it was stored again because its messages could not be retried.
     """
 
     # Java's int, with a bit for each of at most 32 messages.

@@ -194,7 +194,7 @@ class MemberRouteResponse(Struct, gc=False):
     """Response of rmqkit's name servers to GET_ROUTEINFO_BY_TOPIC for the topic that names the brokers of a group.
 
     Attributes:
-            registered_from: JSON, the IP address from which each ``host:port`` registered;
+        registered_from: JSON, the IP address from which each ``host:port`` registered;
             Apache's name servers omit it.
     """
 
