@@ -125,7 +125,7 @@ class BodyMismatch(BodyError):
     """
 
     def __init__(self, type_name: str, reason: str) -> None:
-        super().__init__(f"the body is no {type_name}: {reason}")
+        super().__init__(f"the body is not of type {type_name}: {reason}")
         self.type_name = type_name
         self.reason = reason
 
@@ -192,8 +192,8 @@ class StoreDamaged(StoreError):
 
     def __init__(self, root: str, physical_offset: int, found: str) -> None:
         super().__init__(
-            f"store {root} is damaged: no record lies at {physical_offset} of its commit log ({found}); a start would "
-            f"cut that off; to keep it, run: rmq store repair {shlex.quote(root)}"
+            f"store {root} is damaged: there is no record at {physical_offset} of its commit log ({found}); a start "
+            f"would cut that off; to keep it, run: rmq store repair {shlex.quote(root)}"
         )
         self.physical_offset = physical_offset
 

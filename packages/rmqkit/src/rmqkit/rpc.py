@@ -225,7 +225,7 @@ class BrokerCalls:
         is_stored: bool = False,
         timeout_ms: float = OFFSET_TIMEOUT_MS,
     ) -> int | None:
-        """QUERY_CONSUMER_OFFSET: return the offset of a group in a queue, or None if the broker has none. For a young
+        """QUERY_CONSUMER_OFFSET: return the offset of a group in a queue, or None if the broker has none. For a new
         queue the broker returns 0 then, unless ``is_stored`` asks for a stored offset."""
         # None omits the field (setZeroIfNotFound), whose default is true in brokers.
         header = QueryConsumerOffsetRequest(

@@ -53,7 +53,7 @@ def moment_ms(value: Moment, name: str) -> int:
     else:
         raise TimeIllegal(f"{name} is {value!r}: give a datetime, or seconds since the epoch")
     if not 0 <= seconds < _SECONDS_MAX:
-        raise TimeIllegal(f"{name} is {value!r}, no time in seconds: give a datetime, or seconds since the epoch")
+        raise TimeIllegal(f"{name} is {value!r}, not a time in seconds: give a datetime, or seconds since the epoch")
     return round(seconds * 1000)
 
 

@@ -261,7 +261,7 @@ class Flusher:
         if found is None:
             raise BytesLost(path)
         if found < end:
-            raise OSError(errno.EIO, "the last record is not whole yet", str(path))
+            raise OSError(errno.EIO, "the last record is incomplete", str(path))
 
     def cut_log(self, end: int) -> None:
         """Cut a replica's log at a physical offset. The lock excludes a flush, which would

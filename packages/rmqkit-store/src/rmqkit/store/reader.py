@@ -146,8 +146,7 @@ class Reader:
     def _common(
         self, queue: ConsumeQueue, queue_offset: int, count_max: int, codes: frozenset[int] | None, *, joins: bool
     ) -> GetResult | None:
-        """The common pull: from memory, out of one log file, by plain tag codes. Return None
-        if a pull is not that simple.
+        """Execute a common pull: from memory, out of one log file, by plain tag codes. Return None for other pulls.
         The result equals that of `_general`, which a test checks; checks with a known outcome are skipped. The loop is
         the plain version of the core's `SelectRecords`."""
         settings, log = self._settings, self._log
@@ -206,7 +205,7 @@ class Reader:
         accept: Callable[[memoryview], bool] | None,
         accept_entry: EntryTest | None,
     ) -> GetResult:
-        """The pull that handles all cases."""
+        """Execute any pull."""
         result = GetResult(GetStatus.NO_MATCHED_MESSAGE, queue_offset, queue.min_offset, queue.max_offset)
         scanned = queue.scan(queue_offset, max(self._settings.filter_bytes_max, count_max * queue.entry_bytes))
         if scanned is None:

@@ -77,8 +77,8 @@ def log_part(log: CommitLog, end: int, physical_offset: int, size_max: int) -> m
     """
     if not max(0, log.min_offset) <= physical_offset <= log.max_offset:
         raise StoreError(
-            f"the log holds {max(0, log.min_offset)} to {log.max_offset} and is asked for what follows "
-            f"{physical_offset}: a slave that is behind needs a new copy, one that is ahead another master"
+            f"the log holds {max(0, log.min_offset)} to {log.max_offset}, and a slave requests it from "
+            f"{physical_offset} on: a slave that is behind needs a new copy, one that is ahead another master"
         )
     file = log.queue.find(physical_offset)
     if file is None or physical_offset >= end:
@@ -170,7 +170,7 @@ class Replica:
         end = log.max_offset
         if physical_offset != end and (end or physical_offset % log.queue.file_bytes):
             raise StoreError(
-                f"the master sends its log from {physical_offset} on and ours ends at {end}: connect to it anew; an "
+                f"the master sends its log from {physical_offset} on and ours ends at {end}: connect to it again; an "
                 f"empty log can only begin with a file, and mappedFileSizeCommitLog is {log.queue.file_bytes}"
             )
         if not len(data):

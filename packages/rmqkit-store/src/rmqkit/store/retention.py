@@ -257,7 +257,7 @@ class Retention:
         if self.decision.is_disk_full and not before.is_disk_full:
             _log.error("store %s: %s", self._root, self.refusal)
         elif before.is_disk_full and not self.decision.is_disk_full:
-            _log.warning("store %s: the disk has room again, %s: messages are accepted", self._root, self.use)
+            _log.warning("store %s: the disk has space again, %s: messages are accepted", self._root, self.use)
 
     def _drop_log_files(self, now_ms: int, dispatched_offset: int) -> int:
         queue, settings = self._commit_log.queue, self._settings

@@ -321,7 +321,7 @@ def parse_delay_levels(text: str) -> tuple[int, ...]:
             raise SettingsError(f"messageDelayLevel: level {level!r} must be a number followed by s, m, h or d")
         delays.append(int(match[1]) * _UNIT_MS[match[2]])
     if not delays:
-        raise SettingsError("messageDelayLevel names no level: give at least one, such as 1s")
+        raise SettingsError("messageDelayLevel contains no level: give at least one, such as 1s")
     return tuple(delays)
 
 

@@ -638,7 +638,7 @@ def test_a_store_that_was_killed_says_so(tmp_path):
 
 
 def test_no_store(tmp_path):
-    with pytest.raises(StoreError, match=r"is no store, there is no .*/commitlog: name its storePathRootDir"):
+    with pytest.raises(StoreError, match=r"is not a store: there is no .*/commitlog: name its storePathRootDir"):
         verify(tmp_path)
 
 

@@ -39,7 +39,7 @@ def subscription(
         return SubscriptionData(topic=topic, sub_string=ALL, sub_version=version)
     tags = list(dict.fromkeys(tag for part in text.split("||") if (tag := part.strip())))
     if not tags:
-        raise ValueError(f"subscription expression {expression!r} names no tag: use '*' or 'A || B'")
+        raise ValueError(f"subscription expression {expression!r} contains no tag: use '*' or 'A || B'")
     return SubscriptionData(
         topic=topic, sub_string=text, tags_set=tags, code_set=[java_hash(tag) for tag in tags], sub_version=version
     )

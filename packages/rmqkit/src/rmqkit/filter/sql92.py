@@ -65,7 +65,7 @@ def parse_double(text: str) -> int:
     """Return a double in its sortable form. Raises ValueError."""
     match = _DOUBLE.fullmatch(text)
     if match is None:
-        raise ValueError(f"{text!r} is no double")
+        raise ValueError(f"{text!r} is not a double")
     if hexadecimal := match["hex"]:
         try:
             return sortable(float.fromhex(hexadecimal))
@@ -84,7 +84,7 @@ def sortable(number: float) -> int:
 
 def _integer(text: str, end: int) -> int:
     if _INTEGER.fullmatch(text) is None:
-        raise ValueError(f"{text!r} is no integer")
+        raise ValueError(f"{text!r} is not an integer")
     number = int(text)
     if not -end <= number < end:
         raise ValueError(f"{text!r} does not fit")
@@ -198,7 +198,7 @@ def _compiled(text: str) -> Expression | str:
 
 @functools.cache
 def _grammar() -> Lark:
-    """The parser's tables. lark is imported here, by `prepare` or the first expression: it takes most of the time."""
+    """Return the parser. lark is imported here, by `prepare` or the first expression: it takes most of the time."""
     from lark import Lark
 
     options: dict[str, Any] = {"parser": "lalr", "lexer": "basic", "g_regex_flags": re.ASCII, "transformer": _Terms()}

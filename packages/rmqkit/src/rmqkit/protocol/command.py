@@ -69,7 +69,7 @@ class Frame(Struct, gc=False):
 
 
 class FrameSplitter:
-    """Splits a byte stream into frames, one call per read; a frame over ``frame_bytes_max`` is refused.
+    """A splitter of a byte stream into frames, one call per read; a frame over ``frame_bytes_max`` is refused.
     ``header_bytes_max``: a power of two that headers must stay below; None: any header that fits in its frame.
     ``sends``: collects consecutive plain sends in a `Sends` instead of their frames, and acks of popped messages in an
     `Acks`.

@@ -156,7 +156,7 @@ ACKS: Any = getattr(_native, "Acks", None)
 
 
 class SendsReader(Protocol):
-    """Extracts plain sends and acks from bytes."""
+    """An extractor of plain sends and acks from bytes."""
 
     def read(self, chunk: bytes, start: int, count_max: int = sys.maxsize, /) -> Sends | Acks | None:
         """Return the plain requests that follow one another from ``start``; None if the first frame is not plain."""
@@ -174,7 +174,7 @@ None if a record is elsewhere or not after the previous one, or if an entry has 
 
 
 class LogReader(Protocol):
-    """Reads many records of a log at once; `rmqkit.store.log.scan` does the same with numpy."""
+    """A reader of many records of a log at once; `rmqkit.store.log.scan` does the same with numpy."""
 
     def sound_records(
         self, buffer: Any, base_offset: int | None, low: int, high: int, rows_max: int, bytes_max: int, /
@@ -190,7 +190,7 @@ class LogReader(Protocol):
 
 
 class GrpcSendsReader(Protocol):
-    """Reads plain sends from the requests of gRPC's SendMessage."""
+    """A reader of plain sends in the requests of gRPC's SendMessage."""
 
     def read(self, request: bytes, born_host: str, /) -> tuple[str, str, str, str, bytes, int] | None:
         """Return topic, message id, message group, property string, body and born time in ms of a request with one
@@ -199,7 +199,7 @@ class GrpcSendsReader(Protocol):
 
 
 class GrpcMessages(Protocol):
-    """Converts popped records to the messages of gRPC's ReceiveMessage."""
+    """A converter of popped records to the messages of gRPC's ReceiveMessage."""
 
     def encode(
         self,
@@ -229,7 +229,7 @@ GrpcHeaders = tuple[bytes, "float | None", dict[str, str]]
 
 
 class HeaderBlockDecoder(Protocol):
-    """Reads the header blocks of one side of an HTTP/2 connection."""
+    """A reader of the header blocks of one side of an HTTP/2 connection."""
 
     def decode(self, block: bytes, /) -> list[tuple[bytes, bytes]]:
         """Return the headers of a block.

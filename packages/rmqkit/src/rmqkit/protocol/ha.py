@@ -45,7 +45,7 @@ def split_frames(received: memoryview) -> tuple[list[Frame], int]:
     while available - at >= HEAD_BYTES:
         offset, size = _HEAD.unpack_from(received, at)
         if not (0 <= offset <= _OFFSET_MAX and 0 <= size <= DATA_BYTES_MAX):
-            raise FrameError(f"an HA frame of {size} bytes for offset {offset}: at most {DATA_BYTES_MAX} can come")
+            raise FrameError(f"an HA frame of {size} bytes for offset {offset}: at most {DATA_BYTES_MAX} are allowed")
         end = at + HEAD_BYTES + size
         if end > available:
             break

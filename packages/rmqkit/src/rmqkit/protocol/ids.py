@@ -241,7 +241,7 @@ def encode_acked(start_offset: int, queue_offsets: Iterable[int]) -> bytes:
 def decode_acked(start_offset: int, acked: bytes) -> list[int]:
     """Return the offsets of a batch ack, ascending. Raises HeaderError: more than 65 536 bits."""
     if len(acked) * 8 > _ACK_BITS_MAX:
-        raise HeaderError(f"batch ack has {len(acked)} bytes of bits: at most {_ACK_BITS_MAX // 8} make sense")
+        raise HeaderError(f"batch ack has {len(acked)} bytes of bits: at most {_ACK_BITS_MAX // 8} are allowed")
     return [start_offset + 8 * i + bit for i, byte in enumerate(acked) if byte for bit in range(8) if byte & (1 << bit)]
 
 

@@ -86,7 +86,7 @@ def group_of_retry_topic(topic: str) -> str:
 
 
 def dlq_topic(group: str) -> str:
-    """Return the topic of a group's messages that were given up."""
+    """Return the topic of a group's dead letters."""
     return DLQ_PREFIX + group
 
 

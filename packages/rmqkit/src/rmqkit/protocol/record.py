@@ -498,7 +498,9 @@ def batch_bounds(body: bytes | memoryview, position: int = 0, count_max: int | N
         body_at = position + _HEAD_BYTES
         properties_at = body_at + body_bytes + 2
         if body_bytes < 0 or end > total or properties_at > end:
-            raise BodyError(f"batch entry at byte {position}: size {size} with a body of {body_bytes} bytes cannot be")
+            raise BodyError(
+                f"batch entry at byte {position}: size {size} with a body of {body_bytes} bytes is impossible"
+            )
             # a negative length leads to a place before the properties, never to the end after them
         if properties_at + _length(body, properties_at - 2)[0] != end:
             raise BodyError(f"batch entry at byte {position}: its parts do not add up to its size {size}")

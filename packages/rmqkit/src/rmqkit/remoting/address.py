@@ -81,7 +81,7 @@ class AdminAddresses:
     The text is ``loopback``, ``any``, ``none``, addresses and networks (``10.1.0.0/16``), separated by commas or
     semicolons. A proxy on this machine makes every client local unless the proxy reports the client's address with the
     PROXY protocol. The proxy's own address must be one of ``proxyProtocolAddresses``.
-    Raises ValueError: a part is none of these; the text names it."""
+    Raises ValueError: a part is invalid; the error contains it."""
 
     __slots__ = ("_networks", "_text")
 
@@ -89,7 +89,7 @@ class AdminAddresses:
         self._text = text.strip()
         parts = list(filter(None, re.split(r"[\s,;]+", self._text)))
         if not parts:
-            raise ValueError("must name loopback, any, or addresses and networks such as 10.1.0.0/16")
+            raise ValueError("must contain loopback, any, or addresses and networks such as 10.1.0.0/16")
         self._networks = [_network(text) for part in parts for text in _NAMED.get(part.lower(), (part,))]
 
     def __str__(self) -> str:

@@ -205,7 +205,7 @@ async def diagnosed(error: ConnectionLost | RequestTimedOut, address: str, *, is
             return error if is_encrypted else TlsMismatch(address, "it wants TLS", "use --tls (tls.enable=true)")
     except (TimeoutError, OSError):
         return error
-    return WrongProtocol(address, "it closes the connection when asked")
+    return WrongProtocol(address, "it closes the connection after a request")
 
 
 async def _said_to(address: str, request: bytes) -> bytes:

@@ -363,7 +363,7 @@ class Connection(Link):
             self._flush_soon()
 
     def send_frame(self, *pieces: Body) -> None:
-        """`send` for an encoded reply with a JSON header; its pieces are not joined."""
+        """Send an encoded reply with a JSON header, as `send` does; its pieces are not joined."""
         if self._transport is not None and not self._transport.is_closing():
             self._unsent += pieces
             if not self._flush_due:

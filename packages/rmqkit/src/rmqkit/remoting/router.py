@@ -141,7 +141,7 @@ class Router:
         return self.fast_path(connection, units)  # type: ignore[arg-type]
 
     def _remaining_of_acks(self, connection: Connection, units: list[Any]) -> Iterator[Frame]:
-        """`remaining` for units that contain acks."""
+        """Return `remaining` for units that contain acks."""
         assert self.fast_path is not None, "the port has a fast path"
         for unit in units:
             if type(unit) is not ACKS:
@@ -303,7 +303,7 @@ def decode_body(command: Command, body_type: type[T]) -> T:
 
 
 async def decode_aside(command: Command, body_type: type[T]) -> T:
-    """`decode_body` in a thread, for valid bodies in the dialect that may be long.
+    """Call `decode_body` in a thread, for valid bodies in the dialect that may be long.
     Raises BodyError: it is not of the type, or too long."""
     body = command.payload
     if len(body) > ASIDE_BYTES_MAX:

@@ -172,4 +172,4 @@ class RemotingServer:
                 elif connection.active_ms < oldest_ms + self._idle_ms_max / 2:
                     connection.probe()
                 elif connection.frame_since_ms is not None and connection.frame_since_ms < oldest_ms:
-                    connection.close(f"a frame is not whole after {self._idle_ms_max} ms")
+                    connection.close(f"a frame is incomplete after {self._idle_ms_max} ms")

@@ -158,7 +158,7 @@ class Slice:
         self._until = time.thread_time() + self._seconds
 
     async def pause_if_over(self) -> None:
-        """`pause` if the slice has used up its time."""
+        """Call `pause` if the slice has used up its time."""
         if self.is_over:
             await self.pause()
 

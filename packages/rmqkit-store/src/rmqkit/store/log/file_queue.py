@@ -281,4 +281,4 @@ def _files_of(directory: Path) -> list[tuple[int, Path, int]]:
 def _start_of(path: Path) -> int:
     if len(path.name) == _NAME_DIGITS and path.name.isascii() and path.name.isdigit():
         return int(path.name)
-    raise StoreMismatch(f"{path} is not a store file (its name is no 20-digit offset): move it elsewhere")
+    raise StoreMismatch(f"{path} is not a store file (its name is not a 20-digit offset): move it elsewhere")

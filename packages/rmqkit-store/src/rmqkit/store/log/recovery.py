@@ -301,13 +301,13 @@ class _Check:
         view = file.view
         record = decode_record(view, position, verify_crc=self._body)
         if record.physical_offset != file.start + position:
-            raise RecordCorrupt(position, f"it says it lies at offset {record.physical_offset}", size=record.size)
+            raise RecordCorrupt(position, f"it belongs to offset {record.physical_offset}", size=record.size)
         if self._whole_record and not has_sound_crc(view[position : position + record.size]):
             raise RecordCorrupt(position, "the checksum of the whole record is wrong or missing", size=record.size)
         if self._doubted_from is not None and record.store_timestamp >= self._doubted_from:
             topic_bytes = len(record.topic.encode())
             if _is_torn(view, position + record.size, topic_bytes, len(record.properties)):
-                raise RecordCorrupt(position, "its topic or properties are not all there", size=record.size)
+                raise RecordCorrupt(position, "its topic or properties are incomplete", size=record.size)
         return record
 
     def sound_count(self, run: Records) -> int:

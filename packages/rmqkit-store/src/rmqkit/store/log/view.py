@@ -131,7 +131,7 @@ class Segment(Struct):
         """
         record = decode_record(self.view, position)
         if record.physical_offset != self.start + position:
-            reason = f"it says it lies at offset {record.physical_offset}"
+            reason = f"it belongs to offset {record.physical_offset}"
             raise RecordCorrupt(position, reason, size=record.size)
         return record
 

@@ -315,7 +315,7 @@ def open_log(root: Path, settings: StoreSettings | None, report: Report) -> LogV
     folders = {path for paths in log_directories(root, settings or StoreSettings()) for path in paths}
     if not any(folder.is_dir() for folder in folders):
         missing = ", ".join(sorted(map(str, folders)))
-        raise StoreError(f"{root} is no store, there is no {missing}: name its storePathRootDir")
+        raise StoreError(f"{root} is not a store: there is no {missing}: name its storePathRootDir")
     file_bytes = common_length(folders) if settings is None else settings.commit_log_file_bytes
     log = LogView(list(files_in_order(folders, file_bytes, report)))
     _check_start(root, log, report)
@@ -377,7 +377,7 @@ def queue_ends(root: Path, tallies: dict[tuple[str, int], QueueStat]) -> dict[tu
 
 
 class LogDamage:
-    """Reports the damage of a log during a scan; damage at the end of the log waits for `check_tail`.
+    """A reporter of the damage of a log during a scan; damage at the end of the log waits for `check_tail`.
 
     Attributes:
         stale: bytes at the end of the log that are not damage.

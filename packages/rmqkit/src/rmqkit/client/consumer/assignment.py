@@ -63,7 +63,7 @@ class QueueOwner(Protocol):
 
 
 class Rebalance:
-    """Computes the queues of this member; in broadcasting it gets all queues. It changes nothing by itself."""
+    """The computation of this member's queues (all queues in broadcasting). It changes nothing by itself."""
 
     def __init__(self, context: ConsumerContext, owner: QueueOwner) -> None:
         self._runtime = context.runtime

@@ -182,7 +182,7 @@ class DeadLetters(Exception):
 
 @dataclass(eq=False)
 class ConcurrentConsumeService:
-    """Runs the handlers of one push consumer in ``handlers_max`` workers."""
+    """The ``handlers_max`` workers that run the handlers of one push consumer."""
 
     _is_ordered: ClassVar[bool] = False
     _retries_unless_set: ClassVar[int] = 16

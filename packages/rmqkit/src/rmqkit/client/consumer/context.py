@@ -22,7 +22,7 @@ from rmqkit.protocol.schemas.clients import ConsumeMessageDirectlyResult, Subscr
 
 
 class ConsumeService(Protocol):
-    """Consumes pulled messages: in handlers (`consume`, `ordered`, `pop.service`), or by returning them (`poll`)."""
+    """A consumer of pulled messages in handlers (`consume`, `ordered`, `pop.service`) or by the program (`poll`)."""
 
     def put(self, process_queue: ProcessQueue, messages: list[ReceivedMessage]) -> None:
         """Begin to consume messages that the process queue now holds."""
@@ -83,8 +83,8 @@ class Subscriptions(dict[str, SubscriptionData]):
             raise SettingsError(fault)
         if not isinstance(expression, str):
             raise SettingsError(
-                f"subscription to topic {topic}: {expression!r} is no expression: use '*' or 'A || B'; a handler goes"
-                " in handler="
+                f"subscription to topic {topic}: {expression!r} is not an expression: use '*' or 'A || B'; a handler "
+                "goes in handler="
             )
         version = self._version(topic)
         try:

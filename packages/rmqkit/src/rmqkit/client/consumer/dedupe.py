@@ -64,7 +64,7 @@ _KeyOf = Callable[[ReceivedMessage], str]
 
 
 class SqliteDedupe:
-    """Stores the keys of handled messages in the SQLite database that the handler writes to, in the same transaction::
+    """The keys of handled messages in the SQLite database that the handler writes to, in the same transaction::
 
         orders = SqliteDedupe("orders.db")
 
@@ -156,7 +156,7 @@ class SqliteDedupe:
 
 
 class RedisDedupe:
-    """Stores the keys of handled messages in Redis::
+    """The keys of handled messages in Redis::
 
         seen = RedisDedupe(redis.asyncio.Redis())
 
@@ -239,7 +239,7 @@ class RedisDedupe:
 def _check_done(value: str | bytes | None, name: str) -> None:
     """Raises ConsumeLater: the key is not marked as done, so another member handles the message."""
     if value not in (_DONE, _DONE.encode()):
-        _log.info("key %s is being handled elsewhere: the message comes again later", name)
+        _log.info("key %s is being handled elsewhere: the message is delivered again later", name)
         raise ConsumeLater
 
 

@@ -50,7 +50,7 @@ from rmqkit.settings import to_properties
 
 _log = logging.getLogger(__name__)
 QueueListener = Callable[[set[MessageQueue], set[MessageQueue]], object]
-"""Called on the loop with all queues of a topic and those that this member holds (``MessageQueueListener``)."""
+"""A function that gets all queues of a topic and this member's queues, on the loop (``MessageQueueListener``)."""
 
 _INCOMPLETE_PAUSE_MS = 1000.0
 _LOCK_PAUSE_MS = 500.0

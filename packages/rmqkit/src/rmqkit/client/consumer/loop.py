@@ -72,7 +72,7 @@ _FINISH_SECONDS = 30.0
 
 @dataclass(eq=False)
 class PullLoop:
-    """Keeps one process queue filled; ``on_illegal`` gives the queue up at the offset of the broker's response.
+    """A loop that fills one process queue; ``on_illegal`` gives up the queue at the offset of the broker's response.
     If ``is_member`` is False, each pull has its own subscription."""
 
     context: ConsumerContext
@@ -306,7 +306,7 @@ class PullSchedule(Struct):
 
 @dataclass(eq=False)
 class ScheduledPull:
-    """Calls the program's task for one queue repeatedly."""
+    """A loop that calls the program's task for one queue."""
 
     schedule: PullSchedule
     process_queue: ProcessQueue

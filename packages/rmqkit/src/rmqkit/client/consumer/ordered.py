@@ -51,7 +51,7 @@ _TO_DEAD_LETTERS = -1
 
 
 class OrderlyConsumeService(ConcurrentConsumeService):
-    """Runs handlers in the order of each queue."""
+    """Workers that run handlers in the order of each queue."""
 
     locks: ClientQueueLocks | None = None
     """The locks of this member's queues; None if no other member can have them."""

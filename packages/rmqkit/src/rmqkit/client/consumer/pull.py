@@ -69,7 +69,7 @@ class PullResult(Struct):
 
 
 class PullConsumer(Consumer):
-    """Reads messages when your program requests them::
+    """A consumer that returns messages when your program requests them::
 
         consumer = PullConsumer("audit", name_servers="127.0.0.1:9876")
         consumer.subscribe("Orders", "new || changed")

@@ -178,7 +178,7 @@ async def first_offset(consumer: Puller, queue: MessageQueue, start: Start) -> i
 
 
 class TopicReader:
-    """Reads a topic; a context manager.
+    """A reader of a topic; a context manager.
 
     Args:
         consumer: executes the pulls. The routes of a `rmqkit.PullConsumer` decide how soon new queues are found

@@ -84,7 +84,7 @@ class _Seen(Struct):
 
 
 class QueueWatch:
-    """Watches the queues of one member; ``unlocked`` returns its assigned queues for which it has no lock."""
+    """A watcher of the queues of one member; ``unlocked`` returns its assigned queues for which it has no lock."""
 
     def __init__(
         self, context: ConsumerContext, held: AssignedQueues, unlocked: Callable[[], set[MessageQueue]]
@@ -205,7 +205,7 @@ class QueueWatch:
 
 
 class LoopWatchdog:
-    """Watches the running loop until `stop`; ``users`` is the number of consumers that use it."""
+    """A watcher of the running loop until `stop`; ``users`` is the number of consumers that use it."""
 
     def __init__(self, still_seconds: float = STILL_SECONDS) -> None:
         self.users = 0

@@ -213,7 +213,7 @@ class Hooks(tuple[Hook, ...]):
 
     def prepare(self, sending: Sending, prepare: Callable[[dict[str, str]], M]) -> M:
         """Call ``prepare`` with the properties that hooks add. The sender of the result must call its ``on_end`` once.
-        Raises what ``prepare`` raises, after the hooks have got the error."""
+        Raises the errors of ``prepare``, after the hooks have received them."""
         if not self:
             return prepare({})
         on_end = self.sending(sending)

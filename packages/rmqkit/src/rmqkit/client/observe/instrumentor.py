@@ -23,7 +23,7 @@ __all__ = ["RmqkitInstrumentor"]
 
 
 class RmqkitInstrumentor(BaseInstrumentor):  # type: ignore[misc]
-    """Switches tracing on and off for all clients that are created afterwards: `instrument`, `uninstrument`.
+    """The switch of tracing for all clients that are created afterwards: `instrument`, `uninstrument`.
     ``tracer_provider``: None uses the process's provider."""
 
     def instrumentation_dependencies(self) -> Collection[str]:

@@ -60,7 +60,7 @@ class Telemetry(Hook):
                 at_ms = moment_ms(message.deliver_at, "deliver_at")
                 attributes["messaging.rocketmq.message.delivery_timestamp"] = at_ms
         span = self._tracer.start_span(f"send {message.topic}", kind=SpanKind.PRODUCER, attributes=attributes)
-        # Not to the message object: the program may send it again in another span.
+        # Leave the message object unchanged, because the program may send it again in another span.
         propagate.inject(sending.properties, trace.set_span_in_context(span))
         return lambda outcome: _sent(span, sending, outcome)
 

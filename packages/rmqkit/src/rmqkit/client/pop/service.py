@@ -81,7 +81,7 @@ _POP = "POP"
 
 
 class PopConsumeService(ConcurrentConsumeService):
-    """Runs handlers on popped messages (``ConsumeMessagePopConcurrentlyService``); other queues may be pulled."""
+    """Workers that run handlers on popped messages (``ConsumeMessagePopConcurrentlyService``) and on pulled ones."""
 
     def put(self, process_queue: ProcessQueue, messages: list[ReceivedMessage]) -> None:
         prefix = pop_retry_topic(self.group, "")  # pulled by a group that popped before
@@ -158,14 +158,14 @@ class PopConsumeService(ConcurrentConsumeService):
 
 
 class OrderlyPopConsumeService(PopConsumeService, OrderlyConsumeService):
-    """Runs handlers on popped messages in the order of each queue."""
+    """Workers that run handlers on popped messages in the order of each queue."""
 
     async def _is_dead_lettered(self, message: ReceivedMessage, reason: Reason) -> bool:
         return await self._is_dead_letter(message, reason)
 
 
 class PopLoop(PullLoop):
-    """Keeps the process queue of a popped queue filled."""
+    """A loop that fills the process queue of a popped queue."""
 
     _attempt_id: str | None = None
 
@@ -217,7 +217,7 @@ class PopLoop(PullLoop):
 
 
 class BrokerRebalance(Rebalance):
-    """Requests this member's queues from brokers, and whether they are popped (``QUERY_ASSIGNMENT``)."""
+    """Requests of this member's queues to brokers, and whether they are popped (``QUERY_ASSIGNMENT``)."""
 
     def __init__(self, context: ConsumerContext, owner: QueueOwner, session: PopSession, *, only_pops: bool) -> None:
         super().__init__(context, owner)
@@ -306,7 +306,7 @@ class PopAssignedQueues(AssignedQueues):
 
 
 class PopGroupCoordinator(GroupCoordinator):
-    """Coordinates a member whose queues are assigned by brokers; with ``only_pops`` all of them are popped."""
+    """The coordinator of a member whose queues are assigned by brokers; with ``only_pops`` all of them are popped."""
 
     def __init__(self, context: ConsumerContext, session: PopSession, *, only_pops: bool) -> None:
         self._session = session

@@ -69,7 +69,7 @@ class Batch(Struct, Generic[P]):
 
 @dataclass(eq=False)
 class OpenBatches(ABC, Generic[K, P]):
-    """Collects messages in one open batch per key, and passes each batch on once.
+    """A collector of messages: one open batch per key, and each batch is passed on once.
 
     ``deliver`` sends a prepared batch, to a chosen queue if there is one; ``next_key`` makes unique keys; ``hooks`` get
     every batch. ``linger_ms`` is how long a batch stays open for further messages; 0 leaves that to the owner."""

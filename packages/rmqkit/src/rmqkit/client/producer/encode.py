@@ -166,7 +166,7 @@ def encode_dead_letter(
         prepared = encode_retry(reasoned, group, 0, namespace)
         if len(prepared.properties.encode("utf-8", "replace")) <= _DEAD_LETTER_BYTES_MAX:
             return prepared
-    raise ValueError("its properties leave no room for a reason")
+    raise ValueError("its properties leave no space for a reason")
 
 
 def encode_retry(

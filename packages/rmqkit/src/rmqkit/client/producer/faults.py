@@ -153,7 +153,7 @@ class Tries:
 
 
 class QueueRetries:
-    """Serializes the sends to one queue after one of them failed, until none is left."""
+    """The serialization of the sends to one queue after a failed one, until no send is left."""
 
     __slots__ = ("turn", "users")
 

@@ -37,7 +37,7 @@ from rmqkit.times import Duration, duration_ms
 
 
 class Producer(Client):
-    """Sends messages to topics::
+    """A client that sends messages to topics::
 
         async with Producer("orders", name_servers="127.0.0.1:9876") as producer:
             result = await producer.send("Orders", b"17", tags="new")

@@ -66,7 +66,7 @@ _STATUS: dict[int, SendStatus] = {
 
 
 class Sender:
-    """Sends encoded messages for one group (``sendDefaultImpl``)."""
+    """The sender of encoded messages for one group (``sendDefaultImpl``)."""
 
     def __init__(self, runtime: ClientRuntime, group: str, settings: ProducerSettings) -> None:
         self._runtime = runtime

@@ -93,7 +93,7 @@ class TransactionResult(Struct):
 
 
 class TransactionProducer(Producer):
-    """Sends messages that consumers get only if a local transaction commits::
+    """A producer of messages that consumers get only if a local transaction commits::
 
         async def execute(message, argument):     # write to your database, with message.msg_id as the key
             return TransactionState.COMMIT
@@ -246,7 +246,7 @@ class TransactionProducer(Producer):
             self._questions.put_nowait((address, header, message))
         except asyncio.QueueFull:
             _log.warning(
-                "transaction %s: %d checks wait, the broker will ask again", message.msg_id, _CHECKS_WAITING_MAX
+                "transaction %s: %d checks wait, the broker will check again", message.msg_id, _CHECKS_WAITING_MAX
             )
 
     async def _answer_questions(self) -> None:
@@ -316,4 +316,6 @@ class TransactionProducer(Producer):
                 raise ConnectFailed(header.bname or "broker", "no route names its master any more", NOT_REGISTERED)
             await self._runtime.calls.end_transaction(address, header, remark)
         except RemotingError as failure:
-            _log.warning("cannot report the end of transaction %s, the broker will ask: %s", header.msg_id, failure)
+            _log.warning(
+                "cannot report the end of transaction %s, the broker will check it: %s", header.msg_id, failure
+            )

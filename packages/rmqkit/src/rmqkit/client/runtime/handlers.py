@@ -95,7 +95,7 @@ class GroupConsumer(Protocol):
 
 
 class ClientRequestHandlers:
-    """Answers the requests of brokers for the consumers, by group."""
+    """The handlers of brokers' requests for the consumers, by group."""
 
     def __init__(self, consumers: Mapping[str, GroupConsumer], namespace: str = "") -> None:
         self._consumers = consumers
@@ -246,7 +246,7 @@ class PendingReplies:
         # without a waiting request.
         if future is None or future.done():
             _log.warning(
-                "ignoring a reply from %s: it came too late or twice, or nobody asked for it", header.born_host
+                "ignoring a reply from %s: it is late, a duplicate, or belongs to no request", header.born_host
             )
         else:
             future.set_result(Reply(body, properties, header.flag, header.born_timestamp, header.born_host))

@@ -74,7 +74,7 @@ _Name = Callable[[str], str]
 
 
 class NamespaceClient(RemotingClient):
-    """Sends requests of a client that uses a setting above; arguments as for `RemotingClient`."""
+    """The requests of a client that uses a setting above; arguments as for `RemotingClient`."""
 
     def __init__(self, settings: ClientSettings, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -53,7 +53,7 @@ _BYTES_MAX = 1 << 20
 
 
 class PublishQueues:
-    """Returns the publish queues of a topic in turn (``TopicPublishInfo``, ``sendWhichQueue``).
+    """The publish queues of a topic, returned in turn (``TopicPublishInfo``, ``sendWhichQueue``).
     ``start``: index of the first queue to return; a random number distributes producers."""
 
     __slots__ = ("_next", "queues")

@@ -64,7 +64,7 @@ AnswerCheck = Callable[[str, CheckTransactionRequest, ReceivedMessage], None]
 
 
 class Absences:
-    """Logs unreachable brokers: once when they disappear and once when they are back.
+    """The log of unreachable brokers: one line when they disappear and one when they are back.
 
     Pulls, heartbeats and saved offsets report here, so that a broker with many queues does not flood the log. Brokers
     are identified by address, or by name if no address is known."""
