@@ -404,7 +404,7 @@ class ConnectedClients:
     def ping(self) -> None:
         """Check the connection to a name server.
 
-        Raises NoRoute: no name server answers. Raises ClientError: not open.
+        Raises NoRoute: no name server answers. Raises ClientError: it is not open.
         """
         self._portal.run(self._connected.ping)
 

@@ -7,7 +7,7 @@ slave → master, report  i64 physical offset up to which the slave has the log
 
 Numbers are big-endian, and there is no hand-shake. A frame of size 0 is a heartbeat; its offset is the start of the
 next data. The data of a frame never crosses the end of a log file. A full frame may cut a record: only the log knows
-the starts of records. If one read contains several reports, the newest counts. A frame fits into 4 MiB, the buffer of
+the starts of records. If one read contains several reports, the newest is used. A frame fits into 4 MiB, the buffer of
 Apache's slave. An impossible offset or size raises `FrameError`, and the link must be closed. `rmqkit.store.replica`
 checks the content of the data when it appends them. Source: store.md §21.2.
 """

@@ -382,8 +382,7 @@ class Connection(Link):
     def go_on(self) -> None:
         """Handle the requests that arrived while the connection was held, in the next tick."""
         assert self._is_held, "the connection is held"
-        # In the next tick, as the caller may be sending replies to other requests, and
-        # replies would change their order.
+        # Wait for the next tick, because the caller may be sending other replies, whose order would change.
         self._loop.call_soon(self._go_on)
 
     def cork(self) -> None:

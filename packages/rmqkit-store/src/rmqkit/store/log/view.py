@@ -198,7 +198,7 @@ class LogView:
                 yield segment, record
 
     def runs(self) -> Iterator[tuple[Segment, Records | Damage]]:
-        """Like `walk`, but yield many records at a time; needs numpy."""
+        """Yield the records as `walk` does, but many at a time; needs numpy."""
         stored_ms = 0
         for i, segment in enumerate(self.segments):
             for part in segment.runs(0, len(segment.buffer)):

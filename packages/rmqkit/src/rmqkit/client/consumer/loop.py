@@ -193,8 +193,7 @@ class PullLoop:
                 await self.context.consume_service.unreadable(message)
             self.process_queue.stats.pulled += len(messages)
             self.context.consume_service.put(self.process_queue, self.process_queue.put(messages))
-        # Move on after the messages are held: after an error above the same offset is pulled
-        # again, and none is skipped.
+        # Advance only after the messages are held, so that no message is skipped after an error above.
         self.process_queue.next_offset = pulled.next_begin_offset
         if not len(self.process_queue):
             self.context.consume_service.advance_to(self.process_queue, pulled.next_begin_offset)

@@ -112,8 +112,8 @@ class PollBuffer:
 
     def advance_to(self, process_queue: ProcessQueue, offset: int) -> None:
         if not process_queue.is_released:
-            # Per process queue: after a seek there is a new one, which messages of
-            # the old one must not move.
+            # One position per process queue: messages of the queue before a seek must not
+            # move the position of the queue after it.
             assert offset >= self._positions.get(process_queue, offset), "a position only rises, except by a seek"
             self._positions[process_queue] = offset
             self._sought.pop(process_queue.queue, None)

@@ -89,7 +89,7 @@ class ProcessQueue:
         self._offsets: list[int] = []  # a heap; removed offsets stay until they reach the top
         self._last_offset = -1
         self._handlers = 0
-        self._was_limited = False  # by the window, since the last messages came
+        self._was_limited = False  # True if the window stopped a pull since the last messages arrived
         self._changed = asyncio.Event()
 
     def __len__(self) -> int:

@@ -194,10 +194,10 @@ class BackgroundHook(Hook):
     """A hook with its own task, which its client starts and closes."""
 
     def start(self) -> None:
-        """Start, once the client has joined its group."""
+        """Start the hook, after the client has joined its group."""
 
     async def close(self) -> None:
-        """Stop, after the client has left its group; everything reported before is delivered."""
+        """Stop the hook, after the client has left its group; everything reported before is delivered."""
 
 
 class Prepared(Protocol):

@@ -49,8 +49,8 @@ from rmqkit.rpc import BrokerCalls, NameServers
 
 _MISSING_TOPIC_PAUSE_MS = 1000.0
 _REFRESH_GAP_MS = 500.0
-_READY_PAUSE_MS = 200
 """Minimum pause between two refreshes in ms, however many sends fail."""
+_READY_PAUSE_MS = 200
 
 _DISCOVERY_INTERVAL_MS = 120_000.0
 _PORT_BYTES = 4
