@@ -176,7 +176,7 @@ def run(*clients: _Blocking) -> None:
             for client in starting_order(clients):
                 if client.is_new and not asked.is_set():
                     client.start()
-            # With a timeout, because a wait without one blocks signals on Windows.
+            # Use a timeout, because a wait without one blocks signals on Windows.
             while not asked.wait(_POLL_SECONDS) and not all(client.is_closed for client in clients):
                 pass
         finally:
@@ -214,7 +214,7 @@ class _Blocking:
         self._make = make_here
         self._move_lock = threading.Lock()
         self._portal = portal()
-        # On the loop's thread, because an asyncio client uses the running loop.
+        # Make it on the loop's thread, because an asyncio client uses the running loop.
         self._client = self._portal.run(make_here)
         self._portal.close_at_exit(self._client)
         register_after_fork(self, _Blocking._forked)

@@ -189,7 +189,7 @@ def write_all(descriptor: int, data: bytes | bytearray | memoryview, position: i
 
 def make_directory(directory: Path) -> None:
     """Create a directory and its missing parents, and wait until their names are on the disk."""
-    # From the top down, with a sync at each level: a name is durable only when its parent directory is.
+    # Create them from the top down and sync each level: a name is durable only when its parent directory is.
     if not directory.is_dir():
         make_directory(directory.parent)
         directory.mkdir(exist_ok=True)

@@ -175,7 +175,7 @@ class Reader:
         add = records.append
         following = queue_offset
         for physical_offset, size, code in ENTRY.iter_unpack(raw):
-            # Only if a record was found: otherwise a record larger than the limit would never be read.
+            # Apply the limits only after the first record: otherwise a larger record would never be read.
             if records and (size > left or len(records) == count_max):
                 break
             position = physical_offset - start

@@ -270,7 +270,7 @@ class Retention:
                 return False
             return self.decision.is_forced or _modified_ms(file.path) <= written_ms_max
 
-        # Never delete the newest file, nor a file after one that stays: the log has no gaps.
+        # Never delete the newest file or a file after one that stays: the log has no gaps.
         expired = list(takewhile(is_expired, queue.files[:-1]))
         if not expired:
             return 0

@@ -2,7 +2,7 @@
 
 An expression is compiled once, by the grammar in ``sql92.lark``, into nested functions of the raw property string; an
 evaluation reads only the properties in the expression. The result is True, False or None (unknown). A message is
-delivered only if it is True. A message that cannot be evaluated (``price > 5`` for price ``cheap``) is dropped.
+delivered only if the result is True. A message that cannot be evaluated (``price > 5`` for price ``cheap``) is dropped.
 
 As in the reference, with its oddities (behaviour.md §6.4, §6.5):
 
@@ -189,7 +189,7 @@ def _compiled(text: str) -> Expression | str:
         term = _parse(text)
         return Expression(text, _condition(term), term)
     except ExpressionRejected as rejected:
-        # As text, because an exception in the cache would hold the frames of its traceback.
+        # Return it as text, because an exception in the cache would hold the frames of its traceback.
         return str(rejected)
 
 
@@ -579,7 +579,7 @@ class BloomFilter:
 
     def positions(self, group: str, topic: str) -> tuple[int, ...]:
         """Return the bits of a subscription."""
-        # Unsigned, because the two halves are cut out of the bits, as Java's casts to int do.
+        # The hash is unsigned, because the two halves are cut out of the bits, as Java's casts to int do.
         low64 = mmh3.hash64(f"{group}#{topic}".encode(), 0, x64arch=True, signed=False)[0]
         h1, h2 = low64 & 0xFFFFFFFF, low64 >> 32
         sums = ((h1 + i * h2) & 0xFFFFFFFF for i in range(1, self.position_count + 1))

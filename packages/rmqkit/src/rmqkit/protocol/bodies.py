@@ -44,7 +44,7 @@ def encode_body(value: object) -> bytes:
     kind: Any = type(value)
     try:
         if _is_pydantics(kind):
-            # By alias: pydantic reads fields by their aliases and would not find the names.
+            # Write the aliases: pydantic reads fields by their aliases and would not find the names.
             return cast("bytes", _adapter(kind).dump_json(value, by_alias=True))
         if isinstance(value, msgspec.Struct) or is_dataclass(value):
             return msgspec.json.encode(value)
@@ -75,7 +75,7 @@ def _is_pydantics(kind: Any) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def _adapter(kind: Any) -> Any:
-    from pydantic import TypeAdapter  # already imported: the type belongs to it
+    from pydantic import TypeAdapter  # already imported, because the type belongs to pydantic
 
     return TypeAdapter(kind)
 

@@ -228,7 +228,7 @@ class ResponseCode(enum.IntEnum):
     NOT_LEADER_FOR_QUEUE = 501
     ILLEGAL_OPERATION = 604
     GO_AWAY = 1500
-    # As numbers these are AUTH_CREATE_USER and AUTH_UPDATE_USER, too: the response bit distinguishes them.
+    # These numbers are AUTH_CREATE_USER and AUTH_UPDATE_USER, too: the response bit distinguishes them.
     USER_NOT_EXIST = 3001
     POLICY_NOT_EXIST = 3002
 

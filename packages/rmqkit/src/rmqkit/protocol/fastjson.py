@@ -88,7 +88,7 @@ def decode_as(body: bytes | bytearray | memoryview, body_type: type[T], *, slow_
     try:
         return msgspec.convert(read(body), body_type, strict=False)
     except msgspec.ValidationError:
-        # Only after the type refused the numbers: a property with such a name may really be a number.
+        # Do this only after the type refused the numbers: a property with such a name may really be a number.
         plain = _with_names(read(body, has_quoted_objects=True))
     try:
         return msgspec.convert(plain, body_type, strict=False)
@@ -152,7 +152,7 @@ def _text(value: Any, line: str, step: str) -> str:
 
     ``line``: the start of a new line at the value's level.
     """
-    # Not isinstance: True is an int as well, and `str` would write it with a capital letter.
+    # Do not use isinstance: True is an int as well, and `str` would write it with a capital letter.
     if type(value) is int:
         return str(value)
     if type(value) in (str, bool):
@@ -178,8 +178,8 @@ def _joined(begin: str, texts: list[str], end: str, line: str, inner: str) -> st
 
 def _key(key: Any) -> str:
     if type(key) is not str and isinstance(key, msgspec.Struct | ObjectKey):
-        # On one line even if the rest is indented, because `_OBJECT_KEY` finds no other form. And never in
-        # quotes like strict JSON, because fastjson2 of 5.4 rejects quoted keys.
+        # Write the key on one line even if the rest is indented, because `_OBJECT_KEY` finds no other form. Do not
+        # quote it as strict JSON does, because fastjson2 of 5.4 rejects quoted keys.
         return _text(key, "", "")
     is_number = isinstance(key, int) and not isinstance(key, bool)
     return str(int(key)) if is_number else msgspec.json.encode(str(key)).decode()

@@ -85,7 +85,7 @@ class Message(Struct, kw_only=True):
         merged = dict(self.properties)
         _check_text(self.properties, self.keys, self.tags, self.sharding_key)
         if self.keys:
-            # To type checkers a text is a sequence of texts: its letters would become the keys.
+            # Type checkers accept a text as a sequence of texts: its letters would become the keys.
             keys = (self.keys,) if isinstance(self.keys, str) else self.keys
             if any(not key or " " in key for key in keys):
                 raise ValueError(f"keys {list(keys)} must be words without blanks: a blank separates them")
@@ -279,7 +279,7 @@ def messages_of_record(record: Record, broker_name: str | None = None) -> Iterat
     """Yield the message of a record, or each message of an inner batch. Raises BodyError: as in `read_messages`."""
     # Decompress before the batch is split: sysFlag refers to the whole body, and entries have no such flag.
     body = decompress(record.body, record.sys_flag)
-    # Both bits, as in Java's clients: without NEED_UNWRAP the program gets the body in one piece.
+    # Set both bits, as Java's clients do: without NEED_UNWRAP the program gets the body in one piece.
     if record.sys_flag & INNER_BATCH and record.sys_flag & NEED_UNWRAP:
         for i, entry in enumerate(decode_batch(body)):
             yield _message(record, broker_name, i, entry.body, entry.properties, entry.flag)

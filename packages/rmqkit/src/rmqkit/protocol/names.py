@@ -137,7 +137,7 @@ def topic_fault(topic: str) -> str | None:
     """Return the reference's text for the fault of a topic name, or None."""
     if not topic.strip():
         return "The specified topic is blank."
-    # Not `match` with a `$`, which would accept a line end after the name.
+    # Do not use `match` with a `$`, which would accept a line end after the name.
     if not _LEGAL.fullmatch(topic):
         return f"The specified topic: {topic}, contains illegal characters, allowing only {_LEGAL_TEXT}"
     if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):

@@ -150,7 +150,7 @@ def find_property(encoded: bytes, name: bytes) -> bytes | None:
     """Return one value of a property string without decoding the rest; None if missing or empty.
     Equal to ``decode_properties(encoded).get(name)`` for UTF-8 input."""
     wanted = name + b"\x01"
-    # From the right, as the last duplicate is used. After 0x02, as KEYS must not be found at the end of MYKEYS.
+    # Search from the right, because the last duplicate is used, and with 0x02, so that KEYS is not found in MYKEYS.
     at = encoded.rfind(b"\x02" + wanted)
     start = at + 1 + len(wanted) if at >= 0 else (len(wanted) if encoded.startswith(wanted) else -1)
     if start < 0:

@@ -46,7 +46,7 @@ from msgspec import Struct
 
 from rmqkit.errors import BodyError, RecordCorrupt
 
-# Signed, because the four bytes are read as an i32 everywhere, here as in Java.
+# The number is signed, because the four bytes are read as an i32 everywhere, here as in Java.
 MAGIC_V1 = 0xDAA320A7 - (1 << 32)
 MAGIC_V2 = 0xDAA320AB - (1 << 32)
 BLANK_MAGIC = 0xCBD43194 - (1 << 32)

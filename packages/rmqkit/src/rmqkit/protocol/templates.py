@@ -70,7 +70,7 @@ def answer_pieces(
 
 _FOUND_NAMES = list(header_fields(PopMessageResponse(start_offset_info="", msg_offset_info="")))
 _SUCCESS = answer_template(None, {})
-# By the number of digits of the opaque, which determines the lengths at the start of the frame.
+# The key is the number of digits of the opaque, which determines the lengths at the start of the frame.
 _SUCCESSES = [
     frame_start(JSON, len(_SUCCESS % bytes(count)), 0).replace(b"%", b"%%") + _SUCCESS
     for count in range(len(str(-(1 << 31))) + 1)

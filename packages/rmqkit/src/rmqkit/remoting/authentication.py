@@ -155,7 +155,7 @@ class Credentials(Struct, rename="camel"):
             fields[SECURITY_TOKEN] = self.security_token
         if signed is not None:
             fields |= full_fields(signed)
-            # This signature first, because the other one covers all fields, including this one.
+            # Compute this signature first, because the other one covers all fields, including this one.
             fields[FULL_SIGNATURE] = sign_fully(command.code, fields, command.body, self.secret_key)
         fields[SIGNATURE] = sign(fields, command.body, self.secret_key)
         command.fields = fields
@@ -257,7 +257,7 @@ class Authentication:
         """Return the reference's remark that refuses a request, or None to accept it."""
         fields = decode_fields(command)
         remark = self._unknown(fields, command)
-        # Also for codes of the white list, so that a handler never reads the user of an earlier request.
+        # Set the user for codes of the white list, too, so that a handler never reads the user of an earlier request.
         connection.user = fields.get(ACCESS_KEY) if remark is None else None
         if remark is not None and command.code not in self._white_list:
             return remark
@@ -290,8 +290,8 @@ class Authentication:
             return None
         if signed is None:
             return "check signature failed: fullSignatureRequired=true, and the request has none of these."
-        # Last, because only a request that is proven genuine may use up a number. Otherwise strangers could use up the
-        # numbers of others.
+        # Check this last: only a request that is proven genuine may use up a number, so that strangers cannot use up
+        # the numbers of others.
         fault = self._freshness.fault(name, signed, self._clock.now_ms())
         return None if fault is None else f"check signature failed: {fault}."
 

@@ -265,7 +265,7 @@ class RemotingClient:
         Raises RequestTimedOut: no response within ``timeout_ms``, including the time to connect.
         Raises ConnectionLost: the connection closed before the response."""
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
-        # Before any wait: a signature is valid for minutes, and does not cover the opaque.
+        # Sign before any wait: a signature is valid for minutes, and does not cover the opaque.
         if self._signer is not None:
             self._signer.sign(command)
         if not self._permits.take_now() and not await self._permits.take(timeout_ms):

@@ -174,7 +174,7 @@ class Link(asyncio.Protocol):
             else:
                 self._transport.writelines(unsent)
             if self._limits is not None:
-                # After the write: bytes that the socket accepted at once use no memory.
+                # Measure after the write: bytes that the socket accepted at once use no memory.
                 waiting = self._transport.get_write_buffer_size()
                 if waiting >= _UNSENT_REPORTED_BYTES or self._is_unsent_reported:
                     self._is_unsent_reported = waiting >= _UNSENT_REPORTED_BYTES
@@ -613,7 +613,7 @@ class Connection(Link):
     def _end_calls(self, until_ms: float, reads: int, looks_left: int) -> None:
         """End the calls with deadlines up to ``until_ms``, after further reads while data arrives."""
         if looks_left == _LOOKS_MAX or (looks_left and reads != self._reads):
-            # Two ticks, because data that a tick reads is handled after the callbacks that were already scheduled.
+            # Wait for two ticks, because data that a tick reads is handled after its scheduled callbacks.
             look = functools.partial(self._end_calls, until_ms, self._reads, looks_left - 1)
             self._loop.call_soon(self._loop.call_soon, look)
             return

@@ -269,7 +269,7 @@ class Answering:
 
     def register(self, router: Router) -> None:
         """Register the handlers at a port; lanes are shared by all ports."""
-        # Only methods of the class itself, as the codes of a base class would be registered twice.
+        # Register only methods of the class itself, as the codes of a base class would be registered twice.
         for name, method in vars(type(self)).items():
             for answered in getattr(method, "answered", ()):
                 handler = getattr(self, name)

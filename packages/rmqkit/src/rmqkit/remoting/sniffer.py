@@ -131,7 +131,7 @@ class ProtocolSniffer:
             if header is None:
                 return None
             if header.size:
-                # Only one preamble: a second one was written by the peer itself, and is not a frame.
+                # Accept only one preamble: a second one was written by the peer itself, and is not a frame.
                 self._accepts_proxy = False
                 self._source = header.source
                 self._held = self._held[header.size :]

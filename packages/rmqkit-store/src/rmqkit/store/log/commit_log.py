@@ -164,7 +164,7 @@ class CommitLog:
             if os.pwrite(self._fd, data, position) != size:
                 file.write(position, data)  # writes the rest, or raises the reason
             file.wrote = position + size
-        # In this order: a flush reads the timestamp first, so that the record of the timestamp
+        # Keep this order: a flush reads the timestamp first, so that the record of the timestamp
         # is among the flushed bytes.
         self.max_offset += size
         self.last_store_timestamp = store_timestamp

@@ -180,7 +180,7 @@ def verify(
 
     damages = LogDamage(report)
     tallies = _walk(log, damages, advance, look=look)
-    # After the scan and before the queues: the queue entries decide whether the last bytes are damage.
+    # Check the tail after the scan and before the queues: the queue entries decide whether the last bytes are damage.
     damages.check_tail(derived.indexed_end)
     damages.check_behind(log)
     derived.check(queue_ends(root, tallies))

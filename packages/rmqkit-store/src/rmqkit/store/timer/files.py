@@ -275,8 +275,8 @@ def save_timer_checkpoint(path: Path, checkpoint: TimerCheckpoint) -> None:
     """Write and sync a checkpoint. Raises OSError: the write failed."""
     is_new = not path.exists()
     make_directory(path.parent)
-    # In place, without a rename: the 56 bytes are in one sector, which is written completely, and the name needs no
-    # sync every second.
+    # Write in place, without a rename: the 56 bytes are in one sector, which is written completely, and the name needs
+    # no sync every second.
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         if os.fstat(descriptor).st_size != CHECKPOINT_FILE_BYTES:

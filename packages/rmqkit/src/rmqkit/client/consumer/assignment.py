@@ -291,7 +291,7 @@ class AssignedQueues:
             assert queue in self._pulls, f"{queue} is held without a loop"
             pull = self._pulls[queue]
             pull.cancel()
-            # Not ``await pull``: its CancelledError would look like a cancellation of this task.
+            # Do not use ``await pull``: its CancelledError would look like a cancellation of this task.
             await asyncio.wait([pull])
         return process_queue
 

@@ -161,7 +161,7 @@ class GroupCoordinator:
                 raise
             _log.warning("subscriptions of group %s: %s", self._context.group, error)
             self._runtime.refresh_routes_soon()
-        # Before the first rebalance: a broker lists only members whose heartbeat it has received.
+        # Do this before the first rebalance: a broker lists only members whose heartbeat it has received.
         await self._runtime.heartbeat()
         name = f"rebalance of group {self._context.group}"
         self._tasks.start(keep_doing(self._rebalanced, wake=self._wake, name=name), name)
@@ -223,7 +223,7 @@ class GroupCoordinator:
         await asyncio.gather(*(self.assigned.give_up(queue) for queue in given_up))
         self.subscriptions.renew_versions({queue.topic for queue in (*taken, *given_up)})
         if not self.is_manual:
-            # Before the first pull: a broker refuses a pull with an unknown subscription.
+            # Do this before the first pull: a broker refuses a pull with an unknown subscription.
             await self._runtime.heartbeat()
         if self._context.locks is not None and taken:
             await self._context.locks.lock(taken)

@@ -83,7 +83,7 @@ class PullLoop:
 
     def __post_init__(self) -> None:
         self._runtime, self._queue = self.context.runtime, self.process_queue.queue
-        # Not for ordered queues: a commit that arrives after the last save would move the group's offset back.
+        # Ordered queues do not commit: a commit that arrives after the last save would move the group's offset back.
         self._commits = self.context.locks is None and not self.context.settings.is_broadcasting
 
     async def run(self, pause_ms: float) -> None:
@@ -148,7 +148,7 @@ class PullLoop:
         broker_id, address = self._runtime.routes.broker_for(self._queue, self.process_queue.broker_id)
         commit_offset = self.context.offsets.known(self._queue) or 0
         flags = PullFlag.SUSPEND
-        # Never commit 0, which also means unknown; and a slave does not pass offsets on to its master.
+        # Never commit 0, which also means unknown. Do not commit to a slave, which does not pass offsets on.
         if commit_offset > 0 and broker_id == MASTER_ID and self._commits:
             flags |= PullFlag.COMMIT_OFFSET
         if not self.is_member:

@@ -219,7 +219,7 @@ class Hooks(tuple[Hook, ...]):
         on_end = self.sending(sending)
         try:
             prepared = prepare(sending.properties)
-        # Also after a cancellation: each ``on_end`` must be called exactly once, or spans and traces stay open.
+        # Do this after a cancellation, too: each ``on_end`` must be called exactly once, or spans and traces stay open.
         except BaseException as error:
             on_end(SendOutcome(error=error))
             raise

@@ -18,7 +18,7 @@ from rmqkit.protocol.schemas.clients import ConsumeStatus, MessageQueue
 
 SAMPLE_INTERVAL_MS = 10_000
 _MINUTE_MS = 60_000
-# One hour, and one more sample for the first difference.
+# The samples of one hour, and one more for the first difference.
 _SAMPLES_MAX = 361
 
 

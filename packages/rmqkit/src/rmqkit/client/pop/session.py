@@ -390,7 +390,7 @@ class PopSession:
             handle = await self._ask_invisible_time(receipt, invisible_ms)
             lease = process_queue.leases.get(id(message))
             if lease is not None and receipt_of(message) == receipt:
-                # From the time of the request: the broker starts to count after that.
+                # Count from the time of the request: the broker starts to count after that.
                 lease.expires_ms = asked_ms + invisible_ms
                 message.properties[names.POP_CHECK_POINT] = encode_pop_handle(handle)
             elif not self.is_ordered:

@@ -199,7 +199,7 @@ class Accumulator(OpenBatches[tuple[str, MessageQueue | None, bool, str | None],
         """Send a message together with others. Raises as `Producer.send`."""
         place: asyncio.Future[SendResult] = asyncio.get_running_loop().create_future()
         key = (message.topic, queue, message.wait_store, message.tags)
-        # Two statements: the addition may close another batch, whose failure reduces `_bytes` meanwhile.
+        # Use two statements: the addition may close another batch, whose failure reduces `_bytes` meanwhile.
         size = self._add_to_batch(key, message, queue, place)
         self._bytes += size
         return await place

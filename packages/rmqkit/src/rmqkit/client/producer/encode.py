@@ -271,7 +271,7 @@ def _compressed(body: bytes, settings: ProducerSettings) -> tuple[bytes, int]:
     """Compress a body; return it with its sysFlag. A body that would not become smaller is not compressed."""
     compression = Compression[settings.compression.type.name]
     level = settings.compression.level
-    # One setting for all kinds: ZSTD has levels beyond the 9 of ZLIB.
+    # There is one setting for all kinds: ZSTD has levels beyond the 9 of ZLIB.
     smaller = compress(body, compression, min(level, _ZLIB_LEVEL_MAX) if compression is Compression.ZLIB else level)
     return (smaller, COMPRESSED | compression) if len(smaller) < len(body) else (body, 0)
 

@@ -243,7 +243,7 @@ class Producer(Client):
         message = message_of(message, body, fields)
         timeout_ms = self._time(timeout)
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
-        # One timeout for sending and waiting; a reply can arrive before the response to the send.
+        # Use one timeout for sending and waiting; a reply can arrive before the response to the send.
         with self._runtime.replies.expect(self._runtime.client_id, timeout_ms) as (own, reply):
             prepared = self._prepare(message, own)
             with reporting_failure(prepared):

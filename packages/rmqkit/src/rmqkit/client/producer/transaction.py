@@ -275,7 +275,7 @@ class TransactionProducer(Producer):
             if inspect.iscoroutinefunction(function):
                 outcome = await function(*arguments)
             else:
-                # With the context, so that `close` inside `execute` recognizes its caller.
+                # Start it with the context, so that `close` inside `execute` recognizes its caller.
                 run = contextvars.copy_context().run
                 outcome = await asyncio.get_running_loop().run_in_executor(self._threads, run, function, *arguments)
                 if inspect.isawaitable(outcome):

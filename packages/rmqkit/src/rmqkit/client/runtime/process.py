@@ -218,7 +218,7 @@ class Portal:
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
-        # In this thread, because open generators may only be closed on their own loop.
+        # Close them in this thread, because open generators may only be closed on their own loop.
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._loop.close()
 

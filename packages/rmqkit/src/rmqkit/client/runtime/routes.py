@@ -167,7 +167,7 @@ async def discover(settings: ClientSettings) -> list[str]:
     """Return the name servers from the web server. Raises NoRoute: it does not answer, or its answer is invalid."""
     url = address_url(settings)
     try:
-        # In a thread: urllib blocks, also while it resolves the name.
+        # Use a thread: urllib blocks, also while it resolves the name.
         return split_addresses(await asyncio.to_thread(_get, url, settings.api_timeout_ms / 1000.0))
     except (OSError, ValueError) as error:
         raise NoRoute(f"{url} does not say where name servers are: {error}") from None

@@ -92,7 +92,7 @@ class HeartbeatData(Struct, kw_only=True):
     consumerDataSet: list[ConsumerData] = field(default_factory=list)  # noqa: N815
     # 0 means none, as for all clients before 5.1.
     heartbeatFingerprint: Int32 = 0  # noqa: N815
-    # Only for brokers that answered IS_SUPPORT_HEART_BEAT_V2: an older broker ignores this member and concludes
+    # This is only for brokers that answered IS_SUPPORT_HEART_BEAT_V2: an older broker ignores this member and concludes
     # from the missing subscriptions that the group has no subscription.
     withoutSub: bool = False  # noqa: N815
 

@@ -111,7 +111,7 @@ class ConsumeQueueEntry(Struct, rename="camel", kw_only=True):
 
     physic_offset: Int64
     physic_size: Int32
-    # Not 32 bits: for a message that waits for its delay level it is the delivery time.
+    # It may exceed 32 bits: for a message that waits for its delay level it is the delivery time.
     tags_code: Int64
     eval: bool = False
     extend_data_json: str | None = None

@@ -34,7 +34,7 @@ class DataVersion(Struct, rename="camel", gc=False):
     timestamp: int = 0
 
     def advance(self, now_ms: int) -> None:
-        """Record a change at a time."""
+        """Advance the version after a change."""
         self.counter += 1
         self.timestamp = now_ms
 
