@@ -460,7 +460,7 @@ def test_parts_that_do_not_fit_the_log(origin: list[Part], tmp_path: Path) -> No
     with opened(tmp_path / "a", is_replica=True) as slave:
         slave.replica.append(0, origin[0][1][:1000])
         for offset in (0, 999, 1001, FILE_BYTES):
-            with pytest.raises(StoreError, match=f"from {offset} on and ours ends at 1000: connect to it anew"):
+            with pytest.raises(StoreError, match=f"from {offset} on and ours ends at 1000: connect to it again"):
                 slave.replica.append(offset, origin[0][1][1000:1100])
         slave.replica.append(1000, b"")
         append_all(slave, [(1000, origin[0][1][1000:]), *origin[1:]])

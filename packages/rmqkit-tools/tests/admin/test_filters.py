@@ -61,8 +61,8 @@ async def test_without_a_topic_nobody_is_asked(capsys: pytest.CaptureFixture[str
         text, parsed = printed(view, capsys)
     assert text.splitlines() == [
         "not delivered",
-        "((a > 5) || (b == 'x')): '7.5' is no integer",
-        "  (a > 5): '7.5' is no integer",
+        "((a > 5) || (b == 'x')): '7.5' is not an integer",
+        "  (a > 5): '7.5' is not an integer",
         "    a: '7.5'",
         "  (b == 'x'): unknown",
         "    b: missing",

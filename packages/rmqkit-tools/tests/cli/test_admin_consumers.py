@@ -187,7 +187,7 @@ def test_clients_are_shown(world):
         (["offset", "reset", "nobody", TOPIC, "now"], 5, "Group nobody does not exist"),
         (["offset", "reset", "behind", "Cly", "now"], 5, "did you mean Cli"),
         (["message", "list", TOPIC, "--from", "noon"], 2, "time 'noon' must be"),
-        (["message", "list", TOPIC, "--tags", "||"], 2, "names no tag"),
+        (["message", "list", TOPIC, "--tags", "||"], 2, "contains no tag"),
         (["message", "show", "x", "--kind", "both"], 2, "must be offset or key"),
         (["message", "show", "nothing", TOPIC, "-g", "online"], 5, "no message"),
         (["message", "at", TOPIC, "broker-a", "x", "0"], 2, "queue x must be a number"),

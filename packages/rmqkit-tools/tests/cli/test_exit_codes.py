@@ -217,7 +217,7 @@ def test_a_name_that_comes_as_bytes_which_are_not_utf8():
 def test_closed_standard_streams_are_of_nothing(tmp_path):
     script = f"exec {sys.executable} -m rmqkit store stat {tmp_path}/none <&- >&-"
     done = subprocess.run(["bash", "-c", script], stderr=subprocess.PIPE, text=True, timeout=SECONDS_MAX, check=False)
-    assert (done.returncode, "is no store" in said(done.stderr)) == (ExitCode.FAILED, True)
+    assert (done.returncode, "is not a store" in said(done.stderr)) == (ExitCode.FAILED, True)
     look = "import os, rmqkit.__main__ as it; it._open_standard_streams(); print(os.readlink('/proc/self/fd/0'))"
     script = f'exec {sys.executable} -c "{look}" <&-'
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=SECONDS_MAX, check=False)

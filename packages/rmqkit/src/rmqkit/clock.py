@@ -1,7 +1,7 @@
-"""Time as a parameter: whoever needs the time or a pause is given a `Clock`.
+"""Time as a parameter: objects that need the time or a pause get a `Clock`.
 
-Wall time (``now_ms``) is what goes into records and on the wire; monotonic time (``monotonic_ms``) is what
-intervals are measured with, so a stepping wall clock never shortens or stretches a time-out.
+Wall time (``now_ms``) is used in records and on the wire. Monotonic time (``monotonic_ms``) measures intervals, so that
+changes of the wall clock never shorten or extend a time-out.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ class Clock(Protocol):
     """The source of time for parts that measure time or wait."""
 
     def now_ms(self) -> int:
-        """Milliseconds since the Unix epoch."""
+        """Return milliseconds since the Unix epoch."""
         ...
 
     def monotonic_ms(self) -> float:
-        """Milliseconds on a scale that never goes back; only differences mean something."""
+        """Return milliseconds on a scale that never goes back; only differences are meaningful."""
         ...
 
 
@@ -40,7 +40,7 @@ class SteadyClock:
     """A clock whose wall time never goes back while the process runs; for one thread.
 
     After the wall clock was set back, ``now_ms`` continues at the speed of monotonic time until the wall clock has
-    caught up. Deadlines that are written as wall time use it: none of them moves when the clock is set back.
+    caught up. Deadlines in wall time use it, so that none of them moves when the clock is set back.
     """
 
     __slots__ = ("_clock", "_now_ms", "_read_ms")

@@ -1,4 +1,4 @@
-"""The choice of the compiled core: made once, when a program starts."""
+"""The choice of the compiled core, which is made once, at the start of a program."""
 
 from __future__ import annotations
 
@@ -9,4 +9,4 @@ from rmqkit.protocol.core import Core
 __all__ = ["CORE"]
 
 CORE = Core.of(os.environ)
-"""The core of this process. ``RMQKIT_NATIVE=0`` turns it off."""
+"""The core of this process; ``RMQKIT_NATIVE=0`` disables it."""

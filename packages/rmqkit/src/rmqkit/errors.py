@@ -1,39 +1,39 @@
-"""The exception tree; every class carries fields, and its text is derived from them.
+"""The exception classes. Each has its own attributes, and its text is made from them.
 
 ::
 
     RmqError
-    ├── ProtocolError            a peer or a file broke a format
+    ├── ProtocolError            a peer or a file violates a format
     │   ├── FrameError             the byte stream is not a sequence of frames: close the connection
     │   ├── HeaderError            a command header or one of its fields cannot be read
     │   ├── BodyError              a JSON, batch or compressed body cannot be read
-    │   │   └── BodyMismatch         a message's body is not of the type that was asked for
+    │   │   └── BodyMismatch         a message's body is not of the requested type
     │   └── RecordCorrupt          bytes are not a stored record
     ├── SettingsError            a configuration value cannot be used
     │   └── ExtraMissing           a package of an extra is not installed
-    ├── StoreError               the disk side cannot do what was asked
+    ├── StoreError               the store cannot execute an operation
     │   ├── StoreLocked            another process owns the directory
-    │   ├── StoreMismatch          files do not have the shape the settings promise
+    │   ├── StoreMismatch          files do not have the size or format that the settings require
     │   ├── LogDiverged            a slave's log is not the beginning of its master's
     │   └── StoreUnavailable       the log refuses writes (failed flush, shut down, disk full)
-    ├── RemotingError            a call over a socket did not get an answer
+    ├── RemotingError            a call over a socket got no response
     │   ├── ConnectFailed
     │   ├── ConnectionLost
     │   ├── RequestTimedOut
-    │   ├── WrongProtocol          something else than RocketMQ listens there
+    │   ├── WrongProtocol          another program than RocketMQ listens there
     │   └── TlsMismatch            one side encrypts and the other does not, or a certificate is not trusted
-    ├── PeerRefused              the peer answered with a code other than success
+    ├── PeerRefused              the peer's response has an error code
     ├── UnknownName              there is no topic, group, broker, cluster or message of that name
-    └── ClientError              the client cannot do what was asked
+    └── ClientError              the client cannot execute an operation
         ├── NoRoute                no broker is known for a topic
         │   └── NoNameServer         no name server answered
-        ├── MessageIllegal         a message breaks a rule before it is sent
-        ├── ReadOnly               a request would change something, and nothing may be changed
-        ├── SendFailed             every try of a send failed
+        ├── MessageIllegal         a message violates a rule and is not sent
+        ├── ReadOnly               a request would change something on a read-only connection
+        ├── SendFailed             every attempt of a send failed
         ├── ReplyTimedOut          a request message was stored and not replied to
         └── NotARequest            a message cannot be replied to
 
-A programmer's mistake is an ``assert`` instead. The command line ends with the `exit_code` of an error:
+A programmer's mistake is an ``assert`` instead. After an error the command line exits with its `exit_code`:
 
 ====  ===========================================================
 code  kind
@@ -44,10 +44,10 @@ code  kind
 3     no server was reached, or another program listens there
 4     refused, because of a permission, a signature or a limit
 5     there is no topic, group, broker, cluster or message of that name
-6     no answer in time
+6     no response in time
 7     TLS: only one side encrypts, or a certificate is not trusted
 8     done, and something is wrong with the cluster (rmq cluster findings)
-130   stopped by Ctrl-C or SIGTERM before the end, as shells have it
+130   stopped by Ctrl-C or SIGTERM before the end, as in shells
 ====  ===========================================================
 """
 
@@ -117,15 +117,15 @@ class BodyError(ProtocolError):
 
 
 class BodyMismatch(BodyError):
-    """The body of a message is not a value of the type that a program asked for.
+    """The body of a message is not a value of the requested type.
 
     Args:
-        type_name: of that type.
-        reason: what does not fit, without the values found.
+        type_name: the name of the type.
+        reason: the mismatch, without the values found.
     """
 
     def __init__(self, type_name: str, reason: str) -> None:
-        super().__init__(f"the body is no {type_name}: {reason}")
+        super().__init__(f"the body is not of type {type_name}: {reason}")
         self.type_name = type_name
         self.reason = reason
 
@@ -136,7 +136,7 @@ class RecordCorrupt(ProtocolError):
     Args:
         position: where the record was expected, in bytes from the start of the buffer.
         reason: which check failed.
-        size: the record's announced size in bytes if the check came after it was read, else 0.
+        size: the size of the record in bytes according to its header if that was read, else 0.
     """
 
     def __init__(self, position: int, reason: str, *, size: int = 0) -> None:
@@ -151,10 +151,10 @@ class SettingsError(RmqError):
 
 
 class ExtraMissing(SettingsError):
-    """A package that this needs is not installed.
+    """A package that is needed is not installed.
 
     Args:
-        what: what needs it.
+        what: the feature that needs it.
         package: the package.
         remedy: the command that installs it.
     """
@@ -166,7 +166,7 @@ class ExtraMissing(SettingsError):
 
 
 class StoreError(RmqError):
-    """The store cannot do what was asked."""
+    """The store cannot execute an operation."""
 
 
 class StoreLocked(StoreError):
@@ -182,18 +182,18 @@ class StoreMismatch(StoreError):
 
 
 class StoreDamaged(StoreError):
-    """The log has bytes that are no record before sound ones that a start would cut off.
+    """The log has damaged bytes before valid records, which a start would remove.
 
     Args:
         root: directory of the store.
-        physical_offset: where they lie.
-        found: what is wrong there, and what lies behind.
+        physical_offset: position of the damaged bytes.
+        found: the kind of damage, and what follows it.
     """
 
     def __init__(self, root: str, physical_offset: int, found: str) -> None:
         super().__init__(
-            f"store {root} is damaged: no record lies at {physical_offset} of its commit log ({found}); a start would "
-            f"cut that off; to keep it, run: rmq store repair {shlex.quote(root)}"
+            f"store {root} is damaged: there is no record at {physical_offset} of its commit log ({found}); a start "
+            f"would cut that off; to keep it, run: rmq store repair {shlex.quote(root)}"
         )
         self.physical_offset = physical_offset
 
@@ -202,9 +202,9 @@ class LogDiverged(StoreError):
     """The log of a slave and the log of its master have different histories; replication must stop.
 
     Args:
-        physical_offset: where they part.
-        found: what was there instead of a continuation.
-        remedy: what the operator has to do; empty for the usual.
+        physical_offset: position from which they differ.
+        found: the data found instead of a continuation.
+        remedy: the operator's remedy; empty for the usual one.
     """
 
     def __init__(self, physical_offset: int, found: str, remedy: str = "") -> None:
@@ -219,7 +219,7 @@ class StoreUnavailable(StoreError):
 
 
 class RemotingError(RmqError):
-    """A request to a peer got no answer."""
+    """A request got no response."""
 
 
 class ConnectFailed(RemotingError):
@@ -232,7 +232,7 @@ class ConnectFailed(RemotingError):
 
 
 class ConnectionLost(RemotingError):
-    """The connection was closed before the answer arrived."""
+    """The connection was closed before the response arrived."""
 
     def __init__(self, address: str, reason: str) -> None:
         super().__init__(
@@ -243,11 +243,11 @@ class ConnectionLost(RemotingError):
 
 
 class RequestTimedOut(RemotingError):
-    """No answer arrived in time.
+    """No response arrived in time.
 
     Args:
         code: the request code.
-        request: what people read in place of it: its name and number.
+        request: name and number of the request, for the text.
     """
 
     def __init__(self, address: str, code: int, timeout_ms: float, request: str = "") -> None:
@@ -294,7 +294,7 @@ REMEDIES = {
     206: "start one of its consumers, or correct the name: rmq group list",
     215: "it limits its clients: send fewer requests, or try again later",
 }
-"""What to do after a response code (remoting.md §5)."""
+"""Remedies by response code (remoting.md §5)."""
 REMARKS = {
     13: {
         "the delay time should not be bigger than": "deliver it sooner, or raise timerMaxDelaySec on the broker",
@@ -310,14 +310,14 @@ REMARKS = {
         " is not found.": "correct the access key, or create this user there",
     },
 }
-"""Remedies for refusals whose remark says more than the code, by a part of the remark. Empty: the remark says it."""
+"""Remedies by response code and a part of the remark, which is more specific. Empty: the remark contains the remedy."""
 
 
 class PeerRefused(RmqError):
-    """A peer answered with an error code.
+    """The response of a peer has an error code.
 
     Args:
-        code: the response code of the answer.
+        code: the response code.
         remark: the text of the peer; may be empty.
         address: the address of the peer.
     """
@@ -326,7 +326,7 @@ class PeerRefused(RmqError):
         special = (text for part, text in REMARKS.get(code, {}).items() if part in (remark or ""))
         wanted = next(special, REMEDIES.get(code))
         remedy = f"; {wanted}" if wanted else ""
-        one_line = " ".join((remark or "no remark").partition("\nSee http")[0].split())  # in one line, without the link
+        one_line = " ".join((remark or "no remark").partition("\nSee http")[0].split())  # one line, without the link
         super().__init__(f"{address} answered with code {code}: {one_line}{remedy}")
         self.code = code
         self.remark = remark or ""
@@ -334,11 +334,11 @@ class PeerRefused(RmqError):
 
 
 class UnknownName(RmqError):
-    """There is nothing with this name.
+    """There is no object with this name.
 
     Args:
-        kind: what was looked for: topic, group, broker, cluster, message.
-        asked: who was asked, such as ``name server 127.0.0.1:9876``.
+        kind: the kind of object: topic, group, broker, cluster, message.
+        asked: the server that was asked, such as ``name server 127.0.0.1:9876``.
         known: the existing names; the error suggests the most similar one.
         remedy: what to do if no name is similar.
     """
@@ -352,7 +352,7 @@ class UnknownName(RmqError):
 
 
 def _hint(text: str, name: str, known: Iterable[str] | None) -> str:
-    """Add what the caller may have meant: a near name, or the names there are when they are few."""
+    """Add a suggestion: the most similar name, or some of the existing names."""
     from difflib import get_close_matches
 
     if known is None:
@@ -371,7 +371,7 @@ _NAMES_SHOWN = 5
 
 
 class ClientError(RmqError):
-    """The client cannot do what you asked for."""
+    """The client cannot execute an operation."""
 
 
 class NoRoute(ClientError):
@@ -379,7 +379,7 @@ class NoRoute(ClientError):
 
 
 class NoNameServer(NoRoute):
-    """No name server answered.
+    """No name server responded.
 
     Args:
         causes: the error of each name server.
@@ -391,20 +391,20 @@ class NoNameServer(NoRoute):
 
 
 class TimeIllegal(ClientError, ValueError):
-    """A value is no duration, or no point in time."""
+    """A value is not a duration, or not a point in time."""
 
 
 class MessageIllegal(ClientError):
-    """A message breaks a rule; it was not sent."""
+    """A message violates a rule; it was not sent."""
 
 
 class ReadOnly(ClientError):
-    """A request was not sent, as it would change something and the connection only reads.
+    """A request was not sent, because it would change something and the connection is read-only.
 
     Args:
         code: the request code.
-        name: RocketMQ's name of it.
-        address: the peer that was to be asked.
+        name: its name in RocketMQ.
+        address: the peer to which it was not sent.
     """
 
     def __init__(self, code: int, name: str, address: str) -> None:
@@ -417,12 +417,12 @@ class ReadOnly(ClientError):
 
 
 class SendFailed(ClientError):
-    """Every try of a send failed.
+    """Every attempt of a send failed.
 
     Args:
         topic: the topic of the message.
         brokers: the names of the brokers, in the order in which they were tried.
-        cause: the error of most tries, the first one of equally frequent ones.
+        cause: the error of most attempts, the first one of equally frequent ones.
         others: the other errors, one of each kind.
     """
 
@@ -438,7 +438,7 @@ class SendFailed(ClientError):
 
 
 class ReplyTimedOut(ClientError):
-    """A request message was stored, but no reply came in time (Java's ``RequestTimeoutException``).
+    """A request message was stored, but no reply arrived in time (Java's ``RequestTimeoutException``).
     ``code`` is Java's number for this error."""
 
     code = 10006
@@ -506,7 +506,7 @@ _BY_RESPONSE = {
 
 
 def exit_code(error: RmqError) -> ExitCode:
-    """With which code the command line ends after an error."""
+    """Return the exit code of the command line after an error."""
     match error:
         case PeerRefused():
             return _BY_RESPONSE.get(error.code, ExitCode.FAILED)

@@ -1,8 +1,8 @@
-"""Extras: packages that rmqkit uses only where they are installed, and how an installation gets them.
+"""Extras: optional packages, and the commands that install them.
 
-``pip install rmqkit`` brings what a client needs. A package that only servers, the command line or Spark need belongs
-to an extra (``[project.optional-dependencies]``). It is imported where it is used, inside `needed`, so that who lacks
-it reads one line with the command that brings it.
+``pip install rmqkit`` installs the packages of a client. A package for servers, the command line or Spark belongs to an
+extra (``[project.optional-dependencies]``). It is imported where it is used, inside `needed`, so that a missing package
+leads to one line with the command that installs it.
 """
 
 from __future__ import annotations
@@ -23,36 +23,39 @@ _PACKAGES = {
     "prometheus_client": "prometheus-client",
     "py4j": "pyspark",
 }
-"""Modules whose package has another name."""
+"""Modules whose package has another name → the name of the package."""
 
 
 @contextmanager
 def needed(extra: str, what: str) -> Iterator[None]:
-    """Import packages of an extra in this block, for ``what``.
+    """Wrap imports of packages of an extra that ``what`` needs.
 
     Raises:
-        ExtraMissing: one of them is not installed.
+        ExtraMissing: a package is not installed.
     """
     try:
         yield
     except ImportError as error:
         module = (error.name or str(error)).partition(".")[0]
         if module == "rmqkit":
-            raise  # a fault of ours
+            raise  # a defect of rmqkit
         package = _PACKAGES.get(module, module)
-        if not isinstance(error, ModuleNotFoundError):  # it is there, and lacks a name
+        if not isinstance(error, ModuleNotFoundError):  # installed, but a name is missing
             package = f"another release of {package}"
         raise ExtraMissing(what, package, install(extra)) from None
 
 
 def install(extra: str) -> str:
-    """The command that adds an extra to this installation. It names the checkout, wheel or repository that rmqkit was
-    installed from, and `rmqkit` only where it came from a package index."""
+    """Return the command that adds an extra to this installation.
+
+    It names the checkout, wheel or repository that rmqkit was installed from, or `rmqkit` after an installation from a
+    package index.
+    """
     return f"pip install {_origin(f'[{extra}]')}"
 
 
 def _origin(extra: str) -> str:
-    # Only who lacks a package comes here, so these are imported late.
+    # Imported here, because they are needed only if a package is missing.
     import json
     from importlib.metadata import PackageNotFoundError, distribution
     from pathlib import Path
@@ -69,6 +72,6 @@ def _origin(extra: str) -> str:
     place = Path(url2pathname(urlsplit(url).path)) if url.startswith("file:") else None
     if place is None or not place.exists():
         return f"'rmqkit{extra}'"
-    if place.is_file():  # a wheel: those of the other packages lie beside it
+    if place.is_file():  # a wheel: the wheels of the other packages are beside it
         return f"--find-links '{place.parent}' '{place}{extra}'"
-    return f"'{place.parents[1]}{extra}'"  # a checkout, whose packages this is one of
+    return f"'{place.parents[1]}{extra}'"  # one package of a checkout

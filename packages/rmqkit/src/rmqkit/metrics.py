@@ -1,12 +1,12 @@
-"""The metrics of broker, name server and proxy, as one table: name, kind, labels, unit, buckets, what it says.
+"""The metrics of broker, name server and proxy, as one table: name, kind, labels, unit, buckets and meaning.
 
 Names that begin with ``rocketmq_`` are the reference's (Apache 5.4.0 with ``metricsExporterType=PROM``), with its
-labels, units and buckets; those that begin with ``rmqkit_`` are ours. In the text the unit ends the name, as
-OpenTelemetry's exporter writes it: ``rocketmq_rpc_latency_milliseconds``. Every sample has the labels of `COMMON`, too.
-What the reference has and is not here is in the table, with the reason. Source: behaviour.md §9.10.
+labels, units and buckets; names that begin with ``rmqkit_`` are rmqkit's. In the exposition the unit ends the name, as
+OpenTelemetry's exporter writes it: ``rocketmq_rpc_latency_milliseconds``. Every sample also has the labels of `COMMON`.
+Metrics of the reference that are missing here are in the table, with the reason. Source: behaviour.md §9.10.
 
-Values hold no label's text: keys are what is at hand where something is counted; texts are made when the values are
-read. One thread writes a value, any may read it.
+Values are counted by keys that are available at that place; the texts of labels are made when the values are read. One
+thread writes a value, any thread may read it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Server(enum.Flag):
 
 
 class Metric(Struct, frozen=True):
-    """One row. ``absent``: why no server has it, or empty. ``buckets``: upper bounds, without infinity."""
+    """One metric. ``absent``: why no server has it, or empty. ``buckets``: upper bounds, without infinity."""
 
     name: str
     kind: Kind
@@ -54,7 +54,7 @@ class Metric(Struct, frozen=True):
 
     @property
     def exposed_name(self) -> str:
-        """The name in the text."""
+        """The name in the exposition."""
         return f"{self.name}_{self.unit}" if self.unit else self.name
 
 
@@ -80,7 +80,7 @@ _BUCKETS = {
     "rmqkit_dispatch_latency": _SHORT_MS,
 }
 
-# Each line: kind, name, unit or "-", labels: what it says.
+# Each line: kind, name, unit or "-", labels: meaning.
 _BROKER = """
 gauge rocketmq_processor_watermark - processor: waiting requests, by handler
 gauge rocketmq_broker_permission -: brokerPermission: 4 is read, 2 is write, 6 is both
@@ -210,7 +210,7 @@ TABLE: tuple[Metric, ...] = (
 
 
 class Histogram:
-    """The number of values up to each bound. ``counts`` has one more entry, for values above all bounds."""
+    """The number of values in each bucket. ``counts`` has one more entry, for values above all bounds."""
 
     __slots__ = ("bounds", "counts", "sum")
 
@@ -220,24 +220,24 @@ class Histogram:
         self.sum = 0.0
 
     def observe(self, value: float, count: int = 1) -> None:
-        """Count a value that occurred so many times."""
+        """Add a value that occurred ``count`` times."""
         self.counts[bisect_left(self.bounds, value)] += count
         self.sum += value * count
 
     def observe_all(self, values: Sequence[float]) -> None:
-        """Count many values at once: in their order, one bisection for each bucket that has some."""
+        """Add many values at once: sort them, then bisect once for each bucket with values."""
         in_order, counts, counted = sorted(values), self.counts, 0
         while counted < len(in_order):
             bucket = bisect_left(self.bounds, in_order[counted])
             until = len(in_order) if bucket == len(self.bounds) else bisect_right(in_order, self.bounds[bucket])
-            # Each round moves on: the value at `counted` is not above its own bucket's bound.
-            assert until > counted, "the bucket of a value holds it"
+            # Each iteration advances: the value at `counted` is not above the bound of its bucket.
+            assert until > counted, "each iteration advances"
             counts[bucket] += until - counted
             counted = until
         self.sum += sum(values)
 
     def observe_each(self, values: Sequence[float], counts: Sequence[int]) -> None:
-        """Count values that occurred so many times each: at once where they are of one bucket, as they mostly are."""
+        """Add values with their counts; quickly if all values are in one bucket, which is usual."""
         if not values:
             return
         bucket = bisect_left(self.bounds, min(values))
@@ -253,11 +253,11 @@ Gathered = dict[str, Mapping[tuple[str, ...], "float | Histogram"]]
 """Metric name → label values in the table's order → value."""
 
 _BOUNDS = {metric.name: metric.buckets for metric in TABLE}
-assert len(_BOUNDS) == len(TABLE), "a metric has one row"
+assert len(_BOUNDS) == len(TABLE), "each metric has one row"
 
 
 def histogram(name: str) -> Histogram:
-    """An empty histogram with a metric's buckets."""
+    """Return an empty histogram with a metric's buckets."""
     return Histogram(_BOUNDS[name])
 
 
@@ -265,54 +265,54 @@ _POLLS = frozenset((RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE))
 
 
 class RpcLatency(dict[tuple[int, int, bool, str], Histogram]):
-    """``rocketmq_rpc_latency``: request code, response code, whether the answer was held, how it was sent → times in
-    ms. Codes that nobody knows come from peers: beyond `_KEYS_MAX` combinations they count as code -1."""
+    """``rocketmq_rpc_latency``: request code, response code, True if the response was held, how it was sent → times in
+    ms. After `_KEYS_MAX` combinations, further ones count as code -1, because peers may send any code."""
 
     _KEYS_MAX = 2048
 
     def __missing__(self, key: tuple[int, int, bool, str]) -> Histogram:
-        # Codes come from peers: without a bound a stranger could have the table grow for ever.
+        # Peers may send any code: without a limit they could make the table grow for ever.
         if len(self) >= self._KEYS_MAX:
             key = -1, *key[1:]
         return self.setdefault(key, histogram("rocketmq_rpc_latency"))
 
     def gather(self) -> dict[tuple[str, ...], float | Histogram]:
-        """The table with texts. Held pulls are long polls; other answers that were held merely waited."""
+        """Return the table with texts. Only held pulls are long polls; other held responses merely waited."""
         gathered: dict[tuple[str, ...], float | Histogram] = {}
         for (code, response_code, is_held, result), found in self.items():
             is_poll = "true" if is_held and code in _POLLS else "false"
             labels = "remoting", _name(RequestCode, code), _name(ResponseCode, response_code), is_poll, result
             known = gathered.setdefault(labels, histogram("rocketmq_rpc_latency"))
-            assert isinstance(known, Histogram), "all of this table are"
+            assert isinstance(known, Histogram), "all values of this table are histograms"
             known.counts = [a + b for a, b in zip(known.counts, found.counts, strict=True)]
             known.sum += found.sum
         return gathered
 
 
 def _name(codes: type[IntEnum], code: int) -> str:
-    """A code as a label, as a number where it has no name."""
+    """Return the label of a code: its name, or its number if it has no name."""
     try:
         return codes(code).name.lower()
     except ValueError:
         return "other" if code < 0 else str(code)
 
 
-# ---- the text that Prometheus reads, and the settings of its exporter, the same for broker and name server
+# ---- the exposition for Prometheus and the settings of its exporter, the same for broker and name server
 
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def exposition(gathered: Gathered, common: Mapping[str, str]) -> bytes:
-    """The values of metrics of the table as text. ``common``: labels that every sample has."""
-    # Only a process that has an exporter imports it: a broker starts and stays smaller without.
+    """Return the values of metrics as an exposition. ``common``: labels that every sample has."""
+    # Imported here, because a broker without an exporter starts faster and needs less memory without it.
     from prometheus_client import CollectorRegistry, generate_latest
     from prometheus_client.metrics_core import Metric as Family
     from prometheus_client.registry import Collector
 
     def family(metric: Metric, values: Mapping[tuple[str, ...], float | Histogram]) -> Family:
         name = metric.exposed_name
-        # The library puts the ending of counters back on, and would write it twice.
+        # The library appends the suffix of counters itself.
         made = Family(name.removesuffix("_total"), metric.help, metric.kind.value)
         for texts, value in values.items():
             labels = {**common, **dict(zip(metric.labels, texts, strict=True))}
@@ -334,9 +334,9 @@ def exposition(gathered: Gathered, common: Mapping[str, str]) -> bytes:
 
 
 def _samples(value: Histogram) -> Iterator[tuple[str, dict[str, str], float]]:
-    """The samples of a histogram: cumulated buckets, the count, the sum."""
+    """Yield the samples of a histogram: cumulative buckets, the count, the sum."""
     count = 0
-    # Prometheus wants each bucket with all below it; here they are apart, which costs one addition a value.
+    # Prometheus expects cumulative buckets; here they are separate, so that counting a value takes one addition.
     for bound, added in zip((*map(str, value.bounds), "+Inf"), value.counts, strict=True):
         count += added
         yield "bucket", {"le": bound}, count
@@ -352,7 +352,7 @@ class ExporterType(enum.Enum):
 
 
 class MetricLabels(str):
-    """Labels that every sample gets: ``name:value,name:value``. Raises ValueError: a pair is not of that form."""
+    """Labels of every sample: ``name:value,name:value``. Raises ValueError: a pair does not have that form."""
 
     __slots__ = ()
 
@@ -384,7 +384,7 @@ class ExporterSettings(Struct, kw_only=True):
 
 
 EXPORTER_PROMISES = {"metricsInDelta": ("false",)}
-"""Prometheus reads sums, never differences."""
+"""The one accepted value: Prometheus reads sums, never differences."""
 
 EXPORTERS_WITHOUT_EFFECT = frozenset(
     """
@@ -392,4 +392,4 @@ EXPORTERS_WITHOUT_EFFECT = frozenset(
     metricGrpcExporterIntervalInMills metricLoggingExporterIntervalInMills
     """.split()
 )
-"""Keys of exporters that are not here."""
+"""Keys of exporters that rmqkit does not have."""

@@ -1,8 +1,8 @@
 """Typed requests to brokers and name servers, one method per request code (``MQClientAPIImpl``, ``BrokerOuterAPI``).
 
-Clients, administration and brokers among themselves ask with the same methods. Every method raises RemotingError when
-the broker does not answer and PeerRefused when it answers with a code that the method's result cannot express; only
-further errors are listed. Source: remoting.md §4.3, §4.4.
+Clients, administration and brokers use the same methods. Every method raises RemotingError if the broker does not
+respond, and PeerRefused if the response has a code that the method's result cannot express; only further errors are
+listed. Source: remoting.md §4.3, §4.4.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class PullStatus(enum.Enum):
     """The queue does not have the offset: continue at ``next_begin_offset``."""
 
 
-# What is stored less safely than asked for is stored: a commit cannot be taken back any more.
+# A message that was stored less safely than requested is stored: the commit cannot be undone.
 _COMMITTED = (ResponseCode.SUCCESS, ResponseCode.FLUSH_DISK_TIMEOUT, ResponseCode.FLUSH_SLAVE_TIMEOUT)
 _PULL_STATUS: dict[int, PullStatus] = {
     ResponseCode.SUCCESS: PullStatus.FOUND,
@@ -98,7 +98,7 @@ _PULL_STATUS: dict[int, PullStatus] = {
 
 
 class Pulled(Struct):
-    """The answer to a pull, its records undecoded."""
+    """The response to a pull, with undecoded records."""
 
     status: PullStatus
     next_begin_offset: int
@@ -126,7 +126,7 @@ _POP_STATUS: dict[int, PopStatus] = {
 
 
 class Popped(Struct):
-    """The answer to a pop, its records undecoded; ``header`` has its defaults unless something was found."""
+    """The response to a pop, with undecoded records; ``header`` has its defaults unless messages were found."""
 
     status: PopStatus
     header: PopMessageResponse
@@ -145,7 +145,7 @@ class BrokerCalls:
     `fetch_header`   the header of a successful response
     ===============  =========================================================================
 
-    Raises BodyError, HeaderError: the body, or the header, of an answer cannot be read.
+    Raises BodyError, HeaderError: the body, or the header, of a response cannot be read.
     """
 
     def __init__(self, remoting: RemotingClient, timeout_ms: float) -> None:
@@ -171,17 +171,17 @@ class BrokerCalls:
     async def fetch(
         self, kind: type[T], address: str, code: int, header: Struct | None = None, *, body: Body = b""
     ) -> T:
-        """The body of a successful answer."""
+        """Return the body of a successful response."""
         return decode_as((await self.ask(address, code, header, body=body)).payload, kind)
 
     async def fetch_header(self, kind: type[H], address: str, code: int, header: Struct | None = None) -> H:
-        """The header of a successful answer."""
+        """Return the header of a successful response."""
         return decode_header(await self.ask(address, code, header), kind)
 
     # -- clients and their groups
 
     async def heartbeat(self, address: str, data: HeartbeatData) -> int:
-        """HEART_BEAT: announce the groups of this client and what they subscribe to. Return the broker's version."""
+        """HEART_BEAT: send the groups of this client and their subscriptions. Return the broker's version."""
         return (await self.ask(address, RequestCode.HEART_BEAT, body=msgspec.json.encode(data))).version
 
     async def unregister(
@@ -194,25 +194,25 @@ class BrokerCalls:
     async def check_subscription(
         self, address: str, client_id: str, group: str, subscription: SubscriptionData
     ) -> None:
-        """CHECK_CLIENT_CONFIG: PeerRefused says why the broker cannot filter by the expression."""
+        """CHECK_CLIENT_CONFIG: raises PeerRefused with the reason if the broker cannot filter by the expression."""
         body = CheckClientBody(client_id=client_id, group=group, subscription_data=subscription)
         await self.ask(address, RequestCode.CHECK_CLIENT_CONFIG, body=msgspec.json.encode(body))
 
     async def consumer_ids(self, address: str, group: str) -> list[str]:
-        """GET_CONSUMER_LIST_BY_GROUP: the client ids of a group."""
+        """GET_CONSUMER_LIST_BY_GROUP: return the client ids of a group."""
         code, header = RequestCode.GET_CONSUMER_LIST_BY_GROUP, ConsumerGroupRequest(group)
         return (await self.fetch(ConsumerIds, address, code, header)).consumer_id_list
 
     async def lock_queues(
         self, address: str, group: str, client_id: str, queues: list[MessageQueue]
     ) -> set[MessageQueue]:
-        """LOCK_BATCH_MQ: have queues for this client alone; which of them it has."""
+        """LOCK_BATCH_MQ: lock queues for this client; return the queues that it has locked."""
         body = LockBody(client_id=client_id, consumer_group=group, queues=queues)
         encoded = msgspec.json.encode(body)
         return set((await self.fetch(LockedQueues, address, RequestCode.LOCK_BATCH_MQ, body=encoded)).queues)
 
     async def unlock_queues(self, address: str, group: str, client_id: str, queues: list[MessageQueue]) -> None:
-        """UNLOCK_BATCH_MQ: give them back."""
+        """UNLOCK_BATCH_MQ: unlock queues."""
         body = LockBody(client_id=client_id, consumer_group=group, queues=queues)
         await self.ask(address, RequestCode.UNLOCK_BATCH_MQ, body=msgspec.json.encode(body))
 
@@ -225,9 +225,9 @@ class BrokerCalls:
         is_stored: bool = False,
         timeout_ms: float = OFFSET_TIMEOUT_MS,
     ) -> int | None:
-        """QUERY_CONSUMER_OFFSET: where a group is in a queue; None when the broker has no offset of it. Of a young
-        queue it says 0 all the same, unless only a stored offset is asked for."""
-        # None leaves the field out (setZeroIfNotFound), which brokers take for true.
+        """QUERY_CONSUMER_OFFSET: return the offset of a group in a queue, or None if the broker has none. For a new
+        queue the broker returns 0 then, unless ``is_stored`` asks for a stored offset."""
+        # None omits the field (setZeroIfNotFound), whose default is true in brokers.
         header = QueryConsumerOffsetRequest(
             group, queue.topic, queue.queue_id, False if is_stored else None, queue.broker_name
         )
@@ -237,65 +237,70 @@ class BrokerCalls:
         return decode_header(expect_success(answer, address), OffsetResponse).offset
 
     async def commit_offset(self, address: str, group: str, queue: MessageQueue, offset: int) -> None:
-        """UPDATE_CONSUMER_OFFSET: save where a group is, and wait until the broker has it."""
+        """UPDATE_CONSUMER_OFFSET: commit the offset of a group, and wait until the broker has it."""
         header = UpdateConsumerOffsetRequest(group, queue.topic, queue.queue_id, offset, queue.broker_name)
         await self.ask(address, RequestCode.UPDATE_CONSUMER_OFFSET, header, timeout_ms=OFFSET_TIMEOUT_MS)
 
     async def commit_offset_one_way(self, address: str, group: str, queue: MessageQueue, offset: int) -> None:
-        """UPDATE_CONSUMER_OFFSET without an answer."""
+        """UPDATE_CONSUMER_OFFSET without a response."""
         header = UpdateConsumerOffsetRequest(group, queue.topic, queue.queue_id, offset, queue.broker_name)
         command = request(RequestCode.UPDATE_CONSUMER_OFFSET, header, one_way=True)
         await self.remoting.send_one_way(address, command, OFFSET_TIMEOUT_MS)
 
     async def max_offset(self, address: str, queue: MessageQueue) -> int:
-        """GET_MAX_OFFSET: one past the last message of a queue."""
+        """GET_MAX_OFFSET: return the offset after the last message of a queue."""
         header = QueueRequest(queue.topic, queue.queue_id, bname=queue.broker_name)
         return (await self.fetch_header(OffsetResponse, address, RequestCode.GET_MAX_OFFSET, header)).offset
 
     async def min_offset(self, address: str, queue: MessageQueue) -> int:
-        """GET_MIN_OFFSET: the first message of a queue that is still stored. Brokers answer -1 for a batch queue that
-        is still empty; its first message will have offset 0."""
+        """GET_MIN_OFFSET: return the offset of the first message of a queue that is still stored.
+
+        Brokers return -1 for an empty batch queue, whose first message will have offset 0.
+        """
         header = QueueRequest(queue.topic, queue.queue_id, bname=queue.broker_name)
         return max(0, (await self.fetch_header(OffsetResponse, address, RequestCode.GET_MIN_OFFSET, header)).offset)
 
     async def search_offset(self, address: str, queue: MessageQueue, timestamp_ms: int) -> int:
-        """SEARCH_OFFSET_BY_TIMESTAMP: the first message stored at or after a time."""
+        """SEARCH_OFFSET_BY_TIMESTAMP: return the offset of the first message stored at or after a time."""
         header = SearchOffsetRequest(queue.topic, queue.queue_id, timestamp_ms, bname=queue.broker_name)
         code = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
         return (await self.fetch_header(OffsetResponse, address, code, header)).offset
 
     async def view_message(self, address: str, topic: str, physical_offset: int) -> bytes:
-        """VIEW_MESSAGE_BY_ID: the record at a place in the broker's log."""
+        """VIEW_MESSAGE_BY_ID: return the record at a physical offset of the broker's log."""
         header = ViewMessageRequest(physical_offset, topic)
         return (await self.ask(address, RequestCode.VIEW_MESSAGE_BY_ID, header)).payload
 
     async def query_messages(self, address: str, header: QueryMessageRequest) -> bytes:
-        """QUERY_MESSAGE: the records whose keys have the same hash, none or several."""
+        """QUERY_MESSAGE: return the records whose keys have the same hash, none or several."""
         answer = await self.call(address, request(RequestCode.QUERY_MESSAGE, header), QUERY_TIMEOUT_MS)
         return b"" if answer.code == ResponseCode.QUERY_NOT_FOUND else expect_success(answer, address).payload
 
     async def send_back(self, address: str, header: ConsumerSendBackRequest) -> None:
-        """CONSUMER_SEND_MSG_BACK: have a message delivered again later, or put to the dead letters."""
+        """CONSUMER_SEND_MSG_BACK: deliver a message again later, or put it into the dead letter queue."""
         await self.ask(address, RequestCode.CONSUMER_SEND_MSG_BACK, header, timeout_ms=SEND_BACK_TIMEOUT_MS)
 
     async def end_transaction(self, address: str, header: EndTransactionRequest, remark: str | None) -> None:
-        """END_TRANSACTION: how a transaction ended; not answered. The broker asks again when it gets lost."""
+        """END_TRANSACTION: send the result of a transaction, without a response.
+
+        If it is lost, the broker checks again.
+        """
         command = request(RequestCode.END_TRANSACTION, header, one_way=True)
         command.remark = remark
         await self.remoting.send_one_way(address, command, self.timeout_ms)
 
     async def ask_end_transaction(self, address: str, header: EndTransactionRequest, timeout_ms: float) -> None:
-        """END_TRANSACTION with an answer: a commit that was answered with success is stored."""
+        """END_TRANSACTION with a response: after a success, the commit is stored."""
         answer = await self.remoting.call(address, request(RequestCode.END_TRANSACTION, header), timeout_ms)
         if answer.code not in _COMMITTED:
             raise PeerRefused(answer.code, answer.remark, address)
 
     async def runtime_info(self, address: str) -> dict[str, str]:
-        """GET_BROKER_RUNTIME_INFO: figures of a broker, as texts."""
+        """GET_BROKER_RUNTIME_INFO: return values of a broker, as texts."""
         return (await self.fetch(KVTable, address, RequestCode.GET_BROKER_RUNTIME_INFO)).table
 
     async def recall(self, address: str, header: RecallMessageRequest) -> str:
-        """RECALL_MESSAGE: the unique key of the message that will not be delivered."""
+        """RECALL_MESSAGE: return the unique key of the message that will not be delivered."""
         return (await self.fetch_header(RecallMessageResponse, address, RequestCode.RECALL_MESSAGE, header)).msg_id
 
     async def pull(self, address: str, header: PullMessageRequest, timeout_ms: float) -> Pulled:
@@ -321,17 +326,17 @@ class BrokerCalls:
         status = _POP_STATUS.get(answer.code)
         if status is None:
             raise PeerRefused(answer.code, answer.remark, address)
-        # Other answers may lack the fields of this header.
+        # Other responses may lack the fields of this header.
         if status is not PopStatus.FOUND:
             return Popped(status, PopMessageResponse(), b"")
         return Popped(status, decode_header(answer, PopMessageResponse), answer.payload)
 
     async def ack(self, address: str, header: AckMessageRequest) -> None:
-        """ACK_MESSAGE: a popped message is consumed."""
+        """ACK_MESSAGE: acknowledge a popped message."""
         await self.ask(address, RequestCode.ACK_MESSAGE, header)
 
     async def ack_batch(self, address: str, body: BatchAckBody) -> None:
-        """BATCH_ACK_MESSAGE: popped messages of one broker are consumed."""
+        """BATCH_ACK_MESSAGE: acknowledge popped messages of one broker."""
         await self.ask(address, RequestCode.BATCH_ACK_MESSAGE, body=msgspec.json.encode(body))
 
     async def change_invisible_time(
@@ -342,23 +347,23 @@ class BrokerCalls:
         return await self.fetch_header(ChangeInvisibleTimeResponse, address, code, header)
 
     async def assignments(self, address: str, asked: QueryAssignmentBody) -> list[Assignment]:
-        """QUERY_ASSIGNMENT: a client's queues of a topic as the broker shares them out; none when it does not know the
-        client."""
+        """QUERY_ASSIGNMENT: return the queues of a topic that the broker assigns to a client; none if it
+        does not know the client."""
         code, body = RequestCode.QUERY_ASSIGNMENT, msgspec.json.encode(asked)
         return (await self.fetch(Assignments, address, code, body=body)).message_queue_assignments
 
     async def set_request_mode(self, address: str, mode: MessageRequestMode) -> None:
-        """SET_MESSAGE_REQUEST_MODE: have a group pop a topic, or pull it; every broker keeps its own."""
+        """SET_MESSAGE_REQUEST_MODE: make a group pop or pull a topic; each broker has its own setting."""
         await self.ask(address, RequestCode.SET_MESSAGE_REQUEST_MODE, body=msgspec.json.encode(mode))
 
-    # -- what brokers of a group copy from each other
+    # -- state that the brokers of a group copy from each other
 
     async def consumer_offsets(self, address: str) -> ConsumerOffsets:
-        """GET_ALL_CONSUMER_OFFSET: where all groups are."""
+        """GET_ALL_CONSUMER_OFFSET: return the offsets of all groups."""
         return await self.fetch(ConsumerOffsets, address, RequestCode.GET_ALL_CONSUMER_OFFSET)
 
     async def delay_offsets(self, address: str) -> DelayOffsets:
-        """GET_ALL_DELAY_OFFSET: how far each delay level is delivered."""
+        """GET_ALL_DELAY_OFFSET: return the delivery offset of each delay level."""
         return await self.fetch(DelayOffsets, address, RequestCode.GET_ALL_DELAY_OFFSET)
 
 
@@ -368,17 +373,18 @@ _log = logging.getLogger(__name__)
 
 
 class NameServers:
-    """Asks name servers in turn until one answers (``NameServerAddressManager`` of a client). Loop only.
+    """Calls of name servers, one after the other until one responds (``NameServerAddressManager``). Loop only.
 
-    One that does not answer is not asked first again: the next request begins with the one after it.
+    After a name server that did not respond, the next request begins with the following one.
     Source: behaviour.md §7.1; remoting.md §4.2.
 
-    Every method raises NoNameServer when none answers, PeerRefused when one answers with something else.
+    Every method raises NoNameServer if none responds, and PeerRefused if a response has an unexpected code.
 
     Args:
-        addresses: may change while it is used.
+        addresses: the addresses, which may change during use.
         calls: sends the requests.
-        first: number of the one to begin with, counted around; clients choose by chance to spread themselves.
+        first: index of the first name server to use, modulo their number; clients choose it
+        at random to spread the load.
     """
 
     def __init__(self, addresses: Sequence[str], calls: BrokerCalls, *, first: int = 0) -> None:
@@ -390,7 +396,7 @@ class NameServers:
         """Send a request to one name server after the other until one responds. Return the response, with any response
         code, and the address of that name server."""
         failures: list[RemotingError] = []
-        # A copy: discovery may replace the addresses while one of them is asked.
+        # A copy, because the addresses may be replaced during a call.
         first, addresses = self._chosen, tuple(self.addresses)
         for chosen in range(first, first + len(addresses)):
             address = addresses[chosen % len(addresses)]
@@ -398,17 +404,17 @@ class NameServers:
                 return await self._calls.call(address, request(code, header)), address
             except RemotingError as error:
                 failures.append(error)
-                self._chosen = chosen + 1  # kept for the next request: do not wait for the same one again
+                self._chosen = chosen + 1  # also for the next request, so that it does not wait for the same one
                 _log.info("name server %s: %s", address, error)
         raise NoNameServer(failures)
 
     async def fetch(self, kind: type[T], code: int, header: Struct | None = None) -> T:
-        """The body of a successful answer. Raises BodyError: it cannot be read."""
+        """Return the body of a successful response. Raises BodyError: it cannot be read."""
         answer, address = await self.call(code, header)
         return decode_as(expect_success(answer, address).payload, kind)
 
     async def route(self, topic: str) -> TopicRoute | None:
-        """GET_ROUTEINFO_BY_TOPIC: where a topic is; None when the name server knows no broker with it."""
+        """GET_ROUTEINFO_BY_TOPIC: return the route of a topic, or None if the name server knows no broker with it."""
         header = RouteRequest(topic, accept_standard_json_only=True)
         answer, address = await self.call(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
         if answer.code == ResponseCode.TOPIC_NOT_EXIST:
@@ -420,7 +426,7 @@ class NameServers:
             raise PeerRefused(answer.code, f"the route of topic {topic} cannot be read: {error}", address) from None
 
     async def brokers(self) -> ClusterInfo | None:
-        """GET_BROKER_CLUSTER_INFO: the registered brokers; None when a name server answers with something else."""
+        """GET_BROKER_CLUSTER_INFO: return the registered brokers, or None after any other response."""
         answer, _ = await self.call(RequestCode.GET_BROKER_CLUSTER_INFO)
         try:
             return decode_as(answer.payload, ClusterInfo) if answer.code == ResponseCode.SUCCESS else None
@@ -428,5 +434,5 @@ class NameServers:
             return None
 
     async def topics(self) -> list[str]:
-        """GET_ALL_TOPIC_LIST_FROM_NAMESERVER: the names of all topics, sorted."""
+        """GET_ALL_TOPIC_LIST_FROM_NAMESERVER: return the names of all topics, sorted."""
         return sorted((await self.fetch(TopicList, RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)).topic_list)

@@ -1,10 +1,10 @@
-"""Sentences that can be translated, marked where they are made: ``_("topic {topic} deleted", topic=name)``.
+"""Sentences that can be translated, marked in the code that makes them: ``_("topic {topic} deleted", topic=name)``.
 
 A `Sentence` is an ordinary ``str`` with the English text, so logs, exceptions and the command line need no change. It
 also has its ``template`` and ``values``. The web console looks up the template in a catalogue of another language and
 fills in the values, which may be sentences themselves (`rmqkit.console.html.translation`). Other operations on a
 sentence, such as ``+`` and f-strings, return a plain ``str``, which is shown in English. Pass ``enc_hook=plain`` to
-msgspec, which encodes no subclass of ``str``. Babel collects the templates: ``make texts``.
+msgspec, because it does not encode subclasses of ``str``. Babel collects the templates: ``make texts``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["Sentence", "_", "capital", "joined", "marked", "plain"]
 
 
 class Sentence(str):
-    """English text, made of ``template`` and ``values``. Do not build one directly: `_` does."""
+    """An English text, made of ``template`` and ``values`` by `_`."""
 
     __slots__ = ("template", "values")
 
@@ -45,7 +45,8 @@ def _(template: str, /, **values: Any) -> str:
 
 
 def marked(text: str) -> str:
-    """Return ``text`` as it is, marked for the catalogues: a template that is filled later, or the word of a state."""
+    """Return ``text`` unchanged, marked for the catalogues: a template that is filled
+    later, or the word for a state."""
     return text
 
 

@@ -5,13 +5,13 @@ Each field is declared once, beside the component that uses it::
     class StoreSettings(Struct):
         flush_interval_ms: Annotated[int, Setting("flushIntervalCommitLog", low=1, help="...")] = 500
 
-and that one declaration feeds file parsing, bounds, ``--print-config``, the admin requests and the documentation. The
-files are Java properties (``broker.conf``, ``namesrv.conf``) or a proxy's JSON (``rmq-proxy.json``) and work as they
-are: a key without effect here is
-accepted, an unknown key is reported with the nearest known name, a wrong value is an error.
+This declaration is used for file parsing, bounds, ``--print-config``, the admin requests and the documentation. The
+files are Java properties (``broker.conf``, ``namesrv.conf``) or a proxy's JSON (``rmq-proxy.json``) and work unchanged:
+a key without effect here is accepted, an unknown key is reported with the most similar known key, a wrong value is an
+error.
 
-A running server has a `Configuration`: its settings, who gave each, and two ways to change those marked hot: a request
-(UPDATE_BROKER_CONFIG), which is kept in the file, and a changed file that is read again. Everything else waits for a
+A running server has a `Configuration`: its settings, their sources, and two ways to change hot settings: a request
+(UPDATE_BROKER_CONFIG), whose changes are stored in the file, or a new version of the file. All other settings need a
 restart. Source: store.md §23, behaviour.md §1.7, §9.9.
 """
 
@@ -52,7 +52,7 @@ __all__ = [
 ]
 
 SECRET = "***"
-"""Shown in place of a secret that is set."""
+"""The text shown instead of a secret."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,8 @@ class Setting:
         high: largest allowed value, inclusive.
         hot: True if the value may be changed while the process runs.
         secret: True if the value is never shown.
-        only: the single accepted value, if any other value would promise something that does not happen; ``help`` gives
-            the reason.
+        only: the single accepted value, if any other value would request something that is not
+            implemented; ``help`` gives the reason.
     """
 
     key: str
@@ -80,7 +80,7 @@ class Setting:
 
 
 class Given(NamedTuple):
-    """A setting's text, and who gave it: ``broker.conf:3``, ``environment``, ``command line``."""
+    """A setting's text and its source: ``broker.conf:3``, ``environment``, ``command line``."""
 
     text: str
     source: str
@@ -103,8 +103,8 @@ class Loaded:
 
 @functools.cache
 def setting_table(settings_type: type[msgspec.Struct]) -> dict[str, tuple[str, Any, Setting]]:
-    """The declared settings of a type: RocketMQ key → (field name, value type, declaration). A field whose type is
-    another struct, or such a struct and None, is a group: its settings have names such as ``batch.delay_ms``."""
+    """Return the declared settings of a type: RocketMQ key → (field name, value type, declaration). A field whose type
+    is another struct, or such a struct or None, is a group: its settings have names such as ``batch.delay_ms``."""
     table: dict[str, tuple[str, Any, Setting]] = {}
     for name, hint in get_type_hints(settings_type, include_extras=True).items():
         if (group := _group_of(hint)) is not None:
@@ -131,7 +131,7 @@ def value_of(settings: msgspec.Struct, name: str) -> Any:
 
 
 def _made(settings_type: type[msgspec.Struct], values: Mapping[str, Any]) -> msgspec.Struct:
-    """Make settings of values by their names in `setting_table`."""
+    """Return settings made from values by their names in `setting_table`."""
     arguments: dict[str, Any] = {}
     for name, hint in get_type_hints(settings_type, include_extras=True).items():
         group = _group_of(hint)
@@ -153,9 +153,9 @@ def load(
 
     Args:
         types: the settings types that share the file; a key may belong to several of them.
-        properties: key → text, as `parse_properties` returns it, or with its source.
-        source: the file's name, for error texts, where the properties have none.
-        without_effect: keys to accept silently (they come back in ``Loaded.without_effect``).
+        properties: key → text, as `parse_properties` returns it, or key → `Given`.
+        source: the file's name in error texts, for properties without a source.
+        without_effect: keys to accept silently; `Loaded.without_effect` lists those found.
 
     Raises:
         SettingsError: a value is not of its type or out of bounds.
@@ -176,7 +176,7 @@ def load(
         if not owners:
             if key in accepted:
                 loaded.without_effect.append(key)
-            elif len(loaded.unknown) >= _NEAREST_MAX:  # looking for the nearest one takes a millisecond
+            elif len(loaded.unknown) >= _NEAREST_MAX:  # the search for a similar key takes a millisecond
                 loaded.unknown.append((key, None))
             else:
                 known = [k for table in tables for k in table] + list(accepted)
@@ -197,7 +197,7 @@ def _text(value: Any) -> str:
 
 
 class Described(msgspec.Struct, rename="camel", kw_only=True):
-    """One setting, as ``--print-config`` shows it."""
+    """One setting in ``--print-config``."""
 
     key: str
     value: str
@@ -210,7 +210,7 @@ class Described(msgspec.Struct, rename="camel", kw_only=True):
 
 _JSON = ".json"
 _NEAREST_MAX = 16
-"""Unknown keys for which the nearest known one is looked for."""
+"""Number of unknown keys for which a similar known key is searched."""
 
 
 class Configuration:
@@ -232,27 +232,27 @@ class Configuration:
         self.listeners: list[Callable[[Sequence[str]], object]] = []
         self._given = dict(given or {})
         self._file = file
-        self._at_start = self._texts()  # servers fill in what is empty: that is no difference to the file
+        self._at_start = self._texts()  # with the values that servers fill in, which are not a change
 
     @property
     def settings(self) -> tuple[Any, ...]:
-        """The objects, in their order."""
+        """The settings objects, in their order."""
         return self._objects
 
     @classmethod
     def load(
         cls, types: Sequence[type[msgspec.Struct]], given: Mapping[str, Given], *, file: Path | None = None
     ) -> Configuration:
-        """A configuration of new settings; keys that none of the types has are left to others.
+        """Return a configuration of new settings, without the keys that none of the types has.
         Raises SettingsError: a value is not of its type or out of bounds."""
         return cls(_fresh(types, given), given, file=file)
 
     def texts(self) -> dict[str, str]:
-        """Every key with its value as text, sorted; secrets are covered."""
+        """Return every key with its value as text, sorted; secrets are hidden."""
         return {key: SECRET if text and self._tables[key][2].secret else text for key, text in self._texts().items()}
 
     def described(self) -> list[Described]:
-        """Every setting, sorted by key."""
+        """Return every setting, sorted by key."""
         defaults = {key: text for one in self._objects for key, text in to_properties(type(one)()).items()}
         return [
             Described(
@@ -268,13 +268,13 @@ class Configuration:
         ]
 
     def is_frozen(self, keys: Iterable[str]) -> bool:
-        """Return True if one of some keys is a setting that must not be changed while the server runs."""
+        """Return True if a key is a setting that must not be changed while the server runs."""
         return any(key in self._tables and not self._tables[key][2].hot for key in keys)
 
     def change(self, properties: Mapping[str, str]) -> None:
         """Change hot settings, all or none, and write them to the file first.
         Raises SettingsError: a key is unknown, a value cannot be used, or the file cannot be written."""
-        assert not self.is_frozen(properties), "the caller asks first"
+        assert not self.is_frozen(properties), "all keys are hot"
         types = [type(one) for one in self._objects]
         loaded = load(types, properties, source="request")
         if loaded.unknown:
@@ -288,9 +288,9 @@ class Configuration:
         self._take(loaded.values, properties)
 
     def reload(self, given: Mapping[str, Given]) -> tuple[list[str], list[str]]:
-        """Take over hot settings as they are given now.
-        Returns the keys that were changed and those that differ from the start and need a restart.
-        Raises SettingsError: a value cannot be used; nothing was changed."""
+        """Apply hot settings as they are given now.
+        Returns the keys that were changed, and the keys that differ from the start and need a restart.
+        Raises SettingsError: a value cannot be used; no setting was changed."""
         fresh = _fresh([type(one) for one in self._objects], given)
         now = {key: text for one in fresh for key, text in to_properties(one).items()}
         texts = self._texts()
@@ -300,7 +300,7 @@ class Configuration:
         self._take(fresh, hot)
         return hot, cold
 
-    # -- inside
+    # -- internal methods
 
     @functools.cached_property
     def _tables(self) -> dict[str, tuple[str, Any, Setting]]:
@@ -352,8 +352,8 @@ def read_properties(path: Path) -> dict[str, str]:
 
 def given_by_file(path: Path) -> dict[str, Given]:
     """Return the values of a Java properties file by key, each with its line. If a key occurs twice, the last line
-    counts. A file whose name ends with ``.json`` contains one object, like the file of Apache's proxy.
-    Raises SettingsError: the file cannot be read or is not text, or not such an object."""
+    is used. A file whose name ends with ``.json`` contains one JSON object, like the file of Apache's proxy.
+    Raises SettingsError: the file cannot be read, is not text, or is not such an object."""
     text = _content(path)
     if path.suffix == _JSON:
         return _given_by_json(text, path)
@@ -361,15 +361,15 @@ def given_by_file(path: Path) -> dict[str, Given]:
 
 
 def write_properties(path: Path, changes: Mapping[str, str]) -> None:
-    """Change keys in a properties file, made when missing; all else in it stays as it is. On the disk when this
-    returns, and whole at any time.
+    """Change keys in a properties file and keep its other lines; make the file if it is missing. The changes are on the
+    disk when this returns, and the file is complete at any time.
     Raises SettingsError: it cannot be read or written; it is unchanged then."""
     path = path.resolve()
     if path.suffix == _JSON:
         raise SettingsError(f"cannot write {path}: changes are kept in properties files only; nothing was changed")
     text = _content(path) if path.exists() else ""
     lines, missing = text.splitlines(keepends=True), dict(changes)
-    for entry in reversed(list(_entries(text))):  # the last line of a key is the one that counts
+    for entry in reversed(list(_entries(text))):  # the last line of a key is used
         if entry.key in missing:
             lines[entry.first : entry.end] = [properties_line(entry.key, missing.pop(entry.key)) + "\n"]
     if lines and not lines[-1].endswith(("\n", "\r")):
@@ -402,7 +402,7 @@ def _given_by_json(text: str, path: Path) -> dict[str, Given]:
 
 
 def _place(key: str, text: str, path: Path) -> str:
-    """The file and the line of a key in JSON; the file alone where the key is written with escapes."""
+    """Return the file and line of a key in JSON, or only the file if the key is written with escapes."""
     at = text.find(msgspec.json.encode(key).decode())
     return str(path) if at < 0 else f"{path}:{text.count(chr(10), 0, at) + 1}"
 
@@ -422,7 +422,7 @@ _CONTROL = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 
 class _Entry(NamedTuple):
-    """A key and its value, from the lines ``first`` (from 0) to before ``end``."""
+    """A key and its value, in the lines from ``first`` (counted from 0) to before ``end``."""
 
     key: str
     value: str
@@ -431,12 +431,12 @@ class _Entry(NamedTuple):
 
 
 def parse_properties(text: str) -> dict[str, str]:
-    """Parse the Java properties format: comments, ``=``/``:``/blank separators, continued lines, escapes."""
+    """Parse the Java properties format: comments, ``=``, ``:`` or blank separators, continued lines, escapes."""
     return {entry.key: entry.value for entry in _entries(text)}
 
 
 def properties_line(key: str, value: str) -> str:
-    """The line of a properties file that says so."""
+    """Return the line of a properties file for a key and its value."""
     escaped = "".join(map(_escape, value))
     return f"{key}={chr(92) if escaped[:1] == ' ' else ''}{escaped}"
 

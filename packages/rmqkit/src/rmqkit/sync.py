@@ -5,9 +5,9 @@
     with sync.Producer("orders", name_servers="127.0.0.1:9876") as producer:
         producer.send("Orders", b"17")
 
-Each class is a thin facade: it has an asyncio client of the same name, which runs on one event loop in a thread
-(`Portal`), and each method passes its arguments on and waits. You can call methods from any thread, and several at a
-time. If the handler of a push consumer is a plain function, it runs in its own thread and may use the facade. Coroutine
+Each class is a thin facade of the asyncio client with the same name. The client runs on an event loop in a thread
+(`Portal`); each method passes its arguments on and waits. Methods can be called from any thread, also at the same time.
+If the handler of a push consumer is a plain function, it runs in its own thread and may use the facade. Coroutine
 functions run on the event loop and must not use it.
 
 After ``os.fork``, a producer works in the child, too: on its first use there, it creates its own client, connections
@@ -62,7 +62,7 @@ _Method = Callable[Concatenate[Any, P], T]
 
 
 def _makes(client_type: Callable[P, Client]) -> Callable[[Callable[[Any], None]], Callable[Concatenate[Any, P], None]]:
-    """Decorate an ``__init__``: it makes the asyncio client, on the loop, from the arguments that one takes."""
+    """Decorate an ``__init__``: it makes the asyncio client on the loop, from the client's arguments."""
 
     def init(self: _Blocking, /, *args: P.args, **kwargs: P.kwargs) -> None:
         self._begin(lambda: client_type(*args, **kwargs))
@@ -74,7 +74,7 @@ def _makes(client_type: Callable[P, Client]) -> Callable[[Callable[[Any], None]]
 
 
 def _adds(facade: type[B], method: _Method[P, Client]) -> _Method[P, B]:
-    """Make a method that returns the facade of the client that the method of the same name makes."""
+    """Make a method that returns a facade; the method of the same name makes its client."""
 
     def call(self: ConnectedClients, /, *args: P.args, **kwargs: P.kwargs) -> B:
         added = facade.__new__(facade)
@@ -99,7 +99,7 @@ def _waits(method: _Method[P, Awaitable[T]]) -> _Method[P, T]:
 
 
 def _waits_unless_from_parent(method: _Method[P, Awaitable[None]]) -> _Method[P, None]:
-    """Make a method as `_waits`, which does nothing when the client is still the parent process's."""
+    """Make a method as `_waits` does, which does nothing in a child process if the client is the parent's."""
     wait = _waits(method)
 
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -110,7 +110,7 @@ def _waits_unless_from_parent(method: _Method[P, Awaitable[None]]) -> _Method[P,
 
 
 def _calls(method: _Method[P, T]) -> _Method[P, T]:
-    """Make a method that calls the plain one of the same name, on the loop."""
+    """Make a method that calls the plain method of the same name on the loop."""
 
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
         async def on_loop() -> T:
@@ -124,7 +124,7 @@ def _calls(method: _Method[P, T]) -> _Method[P, T]:
 
 
 def _iterates(method: _Method[P, MessageStream]) -> _Method[P, Iterator[ReceivedMessage]]:
-    """Make a generator of a stream's messages, for ``for``; the class has the stream itself as ``_stream``."""
+    """Make a generator of a stream's messages, for ``for``; the ``_stream`` of the class returns the stream."""
 
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[ReceivedMessage]:
         stream = self._stream(*args, **kwargs)
@@ -140,7 +140,7 @@ def _iterates(method: _Method[P, MessageStream]) -> _Method[P, Iterator[Received
 
 
 def _generates(method: _Method[P, AsyncGenerator[T]]) -> _Method[P, Generator[T]]:
-    """Make a method that returns a generator of what the asynchronous one of the same name yields."""
+    """Make a method that returns a generator of the values of the asynchronous generator with the same name."""
 
     def call(self: ConnectedClients, /, *args: P.args, **kwargs: P.kwargs) -> Generator[T]:
         async def make() -> AsyncGenerator[T]:
@@ -165,8 +165,8 @@ def _blocking(portal: Portal, values: AsyncGenerator[T]) -> Generator[T]:
 
 
 def run(*clients: _Blocking) -> None:
-    """Run clients until SIGINT or SIGTERM asks the process to end, then close them, as `rmqkit.run` does. It blocks.
-    Raises ClientError: it is not called in the main thread, which alone gets signals, or it has no clients.
+    """Run clients until SIGINT or SIGTERM, then close them, as `rmqkit.run` does; blocks until then.
+    Raises ClientError: the caller is not the main thread, which alone gets signals, or there are no clients.
     Raises NoRoute: as `start` of the clients."""
     if not clients:
         raise ClientError("run() has no clients: give it at least one")
@@ -176,7 +176,7 @@ def run(*clients: _Blocking) -> None:
             for client in starting_order(clients):
                 if client.is_new and not asked.is_set():
                     client.start()
-            # With a time, as a wait without one keeps signals away on Windows.
+            # Use a timeout, because a wait without one blocks signals on Windows.
             while not asked.wait(_POLL_SECONDS) and not all(client.is_closed for client in clients):
                 pass
         finally:
@@ -214,7 +214,7 @@ class _Blocking:
         self._make = make_here
         self._move_lock = threading.Lock()
         self._portal = portal()
-        # On the loop thread: an asyncio client takes the running loop when it is made.
+        # Make it on the loop's thread, because an asyncio client uses the running loop.
         self._client = self._portal.run(make_here)
         self._portal.close_at_exit(self._client)
         register_after_fork(self, _Blocking._forked)
@@ -232,23 +232,23 @@ class _Blocking:
 
     @property
     def is_new(self) -> bool:
-        """Return True if it was neither started nor closed."""
+        """Return True if the client was neither started nor closed."""
         return self._client.is_new
 
     @property
     def is_closed(self) -> bool:
-        """Return True if it was closed, and has ended."""
+        """Return True if the client is completely closed."""
         return self._client.is_closed
 
     def _forked(self) -> bool:
-        self._move_lock = threading.Lock()  # the thread that held the lock is not here
+        self._move_lock = threading.Lock()  # the thread that held the lock exists only in the parent
         return False
 
     def _here(self) -> Portal:
-        """Get the portal of this process, with the client on it.
+        """Return the portal of this process, after moving the client to it.
         Raises ClientError: the client is a consumer that was started before a fork."""
         if self._portal.is_from_parent:
-            # Looked at twice: of several threads that come here after a fork one makes the new client.
+            # Checked twice, so that only one of several threads makes the new client after a fork.
             with self._move_lock:
                 if self._portal.is_from_parent:
                     self._move_to_this_process()
@@ -374,8 +374,8 @@ class PopConsumer(PushConsumer):
 
 
 class ConnectedClients:
-    """`rmqkit.ConnectedClients` for programs without an event loop: its clients are those of this module.
-    It stays in its process: after ``os.fork``, connect again in the child."""
+    """`rmqkit.ConnectedClients` for programs without an event loop; it makes the clients of this module.
+    It works only in its process: after ``os.fork``, connect again in the child."""
 
     def __init__(self, open_clients: Callable[[], connected.ConnectedClients]) -> None:
         async def make() -> connected.ConnectedClients:
@@ -402,11 +402,14 @@ class ConnectedClients:
         self._portal.run(lambda: self._connected.__aexit__(kind, error, trace))
 
     def ping(self) -> None:
-        """Ask a name server, for a health check. Raises NoRoute: none answers. Raises ClientError: it is not open."""
+        """Check the connection to a name server.
+
+        Raises NoRoute: no name server answers. Raises ClientError: it is not open.
+        """
         self._portal.run(self._connected.ping)
 
     def run(self) -> None:
-        """Start the producers and consumers made here, and run them as `run` of this module."""
+        """Start the producers and consumers made by this object, and run them like `run` of this module."""
         run(*self._added)
 
 

@@ -1,14 +1,14 @@
-"""Time as Python programs give it.
+"""Durations and points in time as Python programs use them.
 
 ===========  ====================================================  =================================================
 type         values                                                refused
 ===========  ====================================================  =================================================
-`Duration`   seconds as a number, or a `timedelta`                 a number that is negative, infinite or no number
+`Duration`   seconds as a number, or a `timedelta`                 a negative number, infinity or NaN
 `Moment`     a `datetime` with a time zone, or seconds since the   a `datetime` without a time zone, a number that is
              epoch, as ``time.time()``                             negative or too large for seconds
 ===========  ====================================================  =================================================
 
-RocketMQ counts in milliseconds. Inside rmqkit, all names of such numbers end in ``_ms``.
+RocketMQ uses milliseconds. Inside rmqkit, the names of all such numbers end in ``_ms``.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ Moment: TypeAlias = float | datetime
 """A `datetime` with a time zone, or seconds since the epoch."""
 
 _SECONDS_MAX = 1e11
-"""3,000 years. Milliseconds since the epoch are more."""
+"""About 3,000 years; a number of milliseconds since the epoch is larger."""
 
 
 def duration_ms(value: Duration, name: str) -> float:
-    """Return a duration in ms. ``name``: the argument, for the error.
-    Raises TimeIllegal: the value is no duration."""
+    """Return a duration in ms. ``name``: the argument's name in the error.
+    Raises TimeIllegal: the value is not a duration."""
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if not _is_number(seconds):
         raise TimeIllegal(f"{name} is {value!r}: give seconds or a timedelta")
@@ -42,8 +42,8 @@ def duration_ms(value: Duration, name: str) -> float:
 
 
 def moment_ms(value: Moment, name: str) -> int:
-    """Return a point in time in ms since the epoch. ``name``: the argument, for the error.
-    Raises TimeIllegal: the value is no point in time."""
+    """Return a point in time in ms since the epoch. ``name``: the argument's name in the error.
+    Raises TimeIllegal: the value is not a point in time."""
     if isinstance(value, datetime):
         if value.tzinfo is None:
             raise TimeIllegal(f"{name} is {value!r}: give it a time zone, for example datetime.now(UTC)")
@@ -53,7 +53,7 @@ def moment_ms(value: Moment, name: str) -> int:
     else:
         raise TimeIllegal(f"{name} is {value!r}: give a datetime, or seconds since the epoch")
     if not 0 <= seconds < _SECONDS_MAX:
-        raise TimeIllegal(f"{name} is {value!r}, no time in seconds: give a datetime, or seconds since the epoch")
+        raise TimeIllegal(f"{name} is {value!r}, not a time in seconds: give a datetime, or seconds since the epoch")
     return round(seconds * 1000)
 
 
@@ -62,5 +62,5 @@ def _is_number(value: object) -> bool:
 
 
 def moment_of(ms: int) -> datetime:
-    """Return the UTC time of a number of ms since the epoch."""
+    """Return the UTC time of ms since the epoch."""
     return datetime.fromtimestamp(ms / 1000, UTC)

@@ -38,8 +38,8 @@ def test_every_hop_must_be_one_of_the_addresses(text, hops, included):
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("", "must name loopback, any, or addresses and networks such as 10.1.0.0/16"),
-        (" , ", "must name loopback, any, or addresses and networks such as 10.1.0.0/16"),
+        ("", "must contain loopback, any, or addresses and networks such as 10.1.0.0/16"),
+        (" , ", "must contain loopback, any, or addresses and networks such as 10.1.0.0/16"),
         ("localhost", "localhost is neither loopback, any, an address nor a network such as 10.1.0.0/16"),
         ("loopback,10.1.0.0/33", "10.1.0.0/33 is neither loopback, any, an address nor a network such as 10.1.0.0/16"),
     ],

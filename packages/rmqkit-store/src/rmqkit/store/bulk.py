@@ -1,16 +1,15 @@
-"""Dispatching whole runs of records at once, with numpy: `Dispatcher.apply` for each of them, in bulk.
+"""Dispatch of whole runs of records with numpy: the bulk form of `Dispatcher.apply`.
 
-Recovery after a crash, a rebuild and a slave that catches up dispatch much of a log. `DispatchColumns` holds what the
-dispatcher needs to know of a run, a `DispatchRequest` in columns: the facts of `request_of` and `key_hashes` for every
-record, and tested equal to them. `PropertyColumns` reads the property strings; the delay topic and inner batches are
-left to the plain code.
+Recovery after a crash, a rebuild and a slave that catches up dispatch a large part of a log. `DispatchColumns` holds a
+run of dispatch requests in columns: the facts of `request_of` and the `key_hashes` of every record. Tests compare the
+two. `PropertyColumns` reads the property strings. The plain code handles the delay topic and inner batches.
 
-`BulkDispatcher` skips, per queue, the records that it knows already, and writes the entries of the others with one call
-per file. Where a queue does not take them so (an extension, a batch queue, numbers that do not follow each other) they
-are entered one by one. Keys go to the index in bulk. The files are the same as after one `apply` per record; tests hold
-it.
+For each queue, `BulkDispatcher` skips the records that the queue already has, and writes the entries of the others with
+one call per file. If a queue cannot append a run (it has an extension, is a batch queue, or the numbers are not
+consecutive), its records are entered one by one. Keys are added to the index in bulk. Tests check that the files are
+the same as after one `apply` per record.
 
-Costs about 1 µs a record for the queues and another 1 µs for its keys. Import needs numpy: see `rmqkit.store.log.scan`.
+The queues cost about 1 µs per record, the keys another 1 µs. The import needs numpy: see `rmqkit.store.log.scan`.
 Source: store.md §3.4, §4.2, §7.2, §11, §12.3.
 """
 
@@ -48,12 +47,12 @@ assert QUEUE_ENTRY.itemsize == ENTRY_BYTES
 
 
 class DispatchColumns:
-    """A run of records, as the dispatcher sees it.
+    """A run of records in the form that the dispatcher needs.
 
     Attributes:
         records: the run.
-        topics: the distinct topics in it; a topic that is not UTF-8 is None.
-        topic: which of them is each record's.
+        topics: the distinct topics of the run; None for a topic that is not UTF-8.
+        topic: for each record, the index of its topic in ``topics``.
     """
 
     def __init__(self, records: Records) -> None:
@@ -81,16 +80,16 @@ class DispatchColumns:
         return self.records.field("sys_flag")
 
     def rows_of(self, topic: str) -> Ints:
-        """Rows of the records of a topic."""
+        """Return the rows of the records of a topic."""
         return np.flatnonzero(self.topic == self.topics.index(topic)) if topic in self.topics else np.empty(0, "i8")
 
     def dispatched(self) -> Ints:
-        """Rows of the records that are in queues: all but the transaction markers of old stores."""
+        """Return the rows of the records that belong in queues: all but the transaction markers of old stores."""
         kinds = self.sys_flags & TRANSACTION_MASK
         return np.flatnonzero((kinds != TRANSACTION_PREPARED) & (kinds != TRANSACTION_ROLLBACK))
 
     def lost_bytes(self) -> int:
-        """Return how many bytes fillers stand for; `is_filler` says of one record whether it is one."""
+        """Return the number of lost bytes that the fillers of the run replace; `is_filler` tests a single record."""
         topics = [i for i, topic in enumerate(self.topics) if topic and FILLER_TOPIC.startswith(topic)]
         if not topics:
             return 0
@@ -99,8 +98,8 @@ class DispatchColumns:
         return int(self.records.field("prepared_transaction_offset")[rows].sum())
 
     def groups(self) -> Iterable[tuple[str, int, Ints]]:
-        """Topic, queue id and the ascending rows of every queue that has records here.
-        The transaction markers of old stores are in none."""
+        """Return topic, queue id and the ascending rows of every queue that has records in the run.
+        The transaction markers of old stores belong to no queue."""
         return self._groups
 
     @functools.cached_property
@@ -112,13 +111,14 @@ class DispatchColumns:
         cuts = np.flatnonzero(np.diff(keys[order])) + 1
         for group in np.split(rows[order], cuts) if len(rows) else ():
             topic = self.topics[self.topic[group[0]]]
-            assert topic is not None, "text_only came before"
+            assert topic is not None, "every dispatched record has a UTF-8 topic"
             groups.append((topic, int(self.records.heads["queue_id"][group[0]]), group))
         return groups
 
     def newest(self, delays_ms: tuple[int, ...]) -> list[DispatchRequest]:
-        """The newest record of each queue and tag code, up to `_NEWEST_MAX` of a queue: whoever waits for one of these
-        queues hears of it, at once if any tag is good or a common one is wanted, without a cost for each record."""
+        """Return the newest record of each queue and tag code, at most `_NEWEST_MAX` of a queue.
+        They wake the requests that wait for a queue: at once if a request accepts any tag or a common tag. Waking costs
+        nothing per record of the run."""
         codes = self.tags_codes(delays_ms)
         rows: list[int] = []
         for _, _, group in self.groups():
@@ -135,7 +135,8 @@ class DispatchColumns:
         rows, at, end = self._properties.values(b"TAGS")
         hashes = self._properties.hashes(at, end, np.zeros(len(rows), "u4"))
         codes[rows] = hashes.astype("u4").view("i4")
-        # In the delay topic the code is the delivery time: few records, and levels that may be wrong in each.
+        # In the delay topic the tags code is the delivery time. Such records are few, and each
+        # may have an invalid level.
         if SCHEDULE_TOPIC in self.topics:
             for row in np.flatnonzero(self.topic == self.topics.index(SCHEDULE_TOPIC)).tolist():
                 timestamp = int(self.store_timestamps[row])
@@ -145,21 +146,21 @@ class DispatchColumns:
 
     @functools.cached_property
     def batch_counts(self) -> Ints:
-        """Messages in each record."""
+        """Number of messages in each record."""
         counts = np.ones(len(self), "i8")
         for row in np.flatnonzero(self.sys_flags & INNER_BATCH).tolist():
             counts[row] = batch_count(self.records.record(row).properties)
         return counts
 
     def keys(self, *, with_tags: bool) -> tuple[Ints, Ints]:
-        """The index entries of the run in their order: row and hash of each.
-        ``with_tags``: whether TAGS is a key, too, as with 5.4 brokers."""
+        """Return the index entries of the run in order: the row and the hash of each.
+        ``with_tags``: whether TAGS is a key, too, as it is for 5.4 brokers."""
         rows, hashes = self._properties.keys(self.topics, self.topic, with_tags=with_tags)
         is_indexed = self.sys_flags[rows] & TRANSACTION_MASK != TRANSACTION_ROLLBACK
         return rows[is_indexed], hashes[is_indexed]
 
     def suspects(self) -> Ints:
-        """Rows whose checksums are worth a closer look: body CRC, zeros at the end, a CRC of the whole record."""
+        """Return the rows to check further: wrong body CRC, zeros at the end, or a CRC of the whole record."""
         records = self.records
         octets, ends = np.frombuffer(records.buffer, "u1"), records.positions + records.sizes
         has_properties = records.properties_bytes > 0
@@ -171,7 +172,7 @@ class DispatchColumns:
         return np.flatnonzero(is_odd | is_sealed)
 
     def in_light_queues(self) -> Ints:
-        """Rows of the records that may be in light queues, too."""
+        """Return the rows of the records that may also be in light queues."""
         return self._properties.values(b"INNER_MULTI_DISPATCH")[0]
 
     @functools.cached_property
@@ -182,7 +183,7 @@ class DispatchColumns:
 
 
 def queue_entries(arrivals: DispatchColumns, rows: Ints, tags_codes: Ints) -> NDArray[np.void]:
-    """The consume-queue entries of some records."""
+    """Return the consume-queue entries of some records."""
     entries = np.empty(len(rows), QUEUE_ENTRY)
     entries["physical_offset"] = arrivals.offsets[rows]
     entries["size"] = arrivals.records.sizes[rows]
@@ -191,16 +192,16 @@ def queue_entries(arrivals: DispatchColumns, rows: Ints, tags_codes: Ints) -> ND
 
 
 class BulkDispatcher:
-    """Enters runs of records, which come in log order.
+    """A dispatcher for runs of records, which it must get in log order.
 
     Args:
-        dispatcher: enters records one by one, in the queues only.
-        has_light: whether they are entered in light queues, too.
-        only: the queues that are entered, by topic and queue id; None for all.
+        dispatcher: enters single records, in the queues only.
+        has_light: whether the records are also entered in light queues.
+        only: topic and queue id of the queues to enter; None for all queues.
 
     Attributes:
-        gap_max: up to so many blank entries are put where the log lacks records, so that those behind keep their
-            numbers; a larger gap is a damaged number. Fillers among the records raise it.
+        gap_max: greatest number of blank entries that replace messages missing in the log, so that later messages
+            keep their numbers. A larger gap means that a number is damaged. Fillers among the records raise this value.
     """
 
     def __init__(
@@ -218,11 +219,11 @@ class BulkDispatcher:
         self.gap_max = 0
 
     def enter(self, arrivals: DispatchColumns) -> list[DispatchRequest]:
-        """Enter a run of records; what was entered before is not changed.
-        Returns the newest one of each light queue and tag code.
+        """Enter a run of records. Records that were entered before are not changed.
+        Returns the newest record of each light queue and tag code.
 
         Raises:
-            OSError: the disk refused.
+            OSError: a file cannot be written.
         """
         self.gap_max += arrivals.lost_bytes() // RECORD_BYTES_MIN
         tags_codes = arrivals.tags_codes(self._delays_ms)
@@ -248,14 +249,14 @@ class BulkDispatcher:
         """Enter a run of records in the index only.
 
         Raises:
-            OSError: the disk refused.
+            OSError: a file cannot be written.
         """
         if self._index is not None:
             keys = arrivals.keys(with_tags=self._index.tags_as_keys)
             self._index.put_run(arrivals.offsets, arrivals.store_timestamps, *keys)
 
     def _append(self, topic: str, queue_id: int, arrivals: DispatchColumns, rows: Ints, tags_codes: Ints) -> None:
-        """Enter records whose queue offsets follow each other."""
+        """Enter records with consecutive queue offsets."""
         numbered = rows.tolist()
 
         def enter_one(i: int) -> None:
@@ -264,7 +265,7 @@ class BulkDispatcher:
         queue = None if topic_fault(topic, queue_id) else self._queues.obtain(topic, queue_id)
         if isinstance(queue, ConsumeQueue):
             first, entries = int(arrivals.queue_offsets[rows[0]]), queue_entries(arrivals, rows, tags_codes)
-            assert int(arrivals.queue_offsets[rows[-1]]) - first == len(rows) - 1, "numbers follow each other"
+            assert int(arrivals.queue_offsets[rows[-1]]) - first == len(rows) - 1, "queue offsets are consecutive"
             append_entries(queue, first, entries, self.gap_max, enter_one)
         else:
             for i in range(len(rows)):
@@ -274,19 +275,19 @@ class BulkDispatcher:
 def append_entries(
     queue: ConsumeQueue, first: int, entries: NDArray[np.void], gap_max: int, enter_one: Callable[[int], None]
 ) -> None:
-    """Append entries whose numbers follow each other, many at a time where the queue takes them so.
+    """Append entries with consecutive numbers, many at a time if the queue supports it.
 
     Args:
-        first: the number of the first one.
-        gap_max: as in `BulkDispatcher`.
-        enter_one: appends the i-th entry: it makes files and extension units, or says why not.
+        first: number of the first entry.
+        gap_max: see `BulkDispatcher`.
+        enter_one: appends the i-th entry. It creates files and extension units, and logs why an entry is refused.
 
     Raises:
-        OSError: the disk refused.
+        OSError: a file cannot be written.
     """
     queue.fill_gap(first, gap_max)
     done = 0
-    # The first of each part goes alone: it opens the file, and ``max_offset`` shows whether the queue took its number.
+    # Enter the first entry of each part alone: it opens the file, and ``max_offset`` shows if the queue accepted it.
     while done < len(entries):
         enter_one(done)
         done += 1

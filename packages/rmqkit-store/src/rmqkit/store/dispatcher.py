@@ -1,16 +1,17 @@
-"""The dispatcher: what the log says goes to the queues, and then to who waits (``ReputMessageService``).
+"""The dispatcher, which copies records from the log to the queues and then notifies
+listeners (``ReputMessageService``).
 
-The log is the only truth; queues are derived from it by this one piece of code, whether a record was appended a moment
-ago or is read again by recovery. After an append the facts of the record are at hand (`DispatchRequest`) and nothing is
-decoded; `request_of` gives the same facts for a decoded record.
+The log is the only truth. This module alone derives the queues from it, both for a record that was just appended and
+for a record that recovery reads. After an append the facts of the record are known (`DispatchRequest`) and nothing is
+decoded. `request_of` returns the same facts for a decoded record.
 
 A record may be dispatched when it counts as stored: at once under ASYNC_FLUSH, when it is on the disk under SYNC_FLUSH.
-Until then it waits in order in ``pending``. A disk that refuses a queue entry blocks the dispatcher at that record:
-``failure`` says why, the store takes no further messages, and the next `run` tries again. An error that nobody expected
-does the same: it must not come out of every later read and put.
+Until then it waits in order in ``pending``. If a queue entry cannot be written, the dispatcher stops at that record:
+``failure`` holds the error, the store accepts no more messages, and the next `run` tries again. An unexpected error has
+the same effect; otherwise every later read and put would raise it.
 
-The index does not block anything. While its files cannot be written it falls behind (`MessageIndex.behind_from`), and
-`catch_up` enters from the log what it misses, `_MISSED_MAX` records with each dispatch and with each retention round.
+The index never stops the dispatcher. While its files cannot be written it falls behind (`MessageIndex.behind_from`).
+`catch_up` enters the missing keys from the log, `_MISSED_MAX` records with each dispatch and each retention cycle.
 Owner thread only. Source: store.md §4.2, §11.
 """
 
@@ -51,23 +52,23 @@ _pack_entry = ENTRY.pack
 _TAGS = b"\x02TAGS\x01"
 _TOGETHER = 1024
 _MISSED_MAX = 128
-"""Records of one `Dispatcher.catch_up`: they are read one by one, which takes a few milliseconds."""
+"""Records of one `Dispatcher.catch_up`. They are read one by one, which takes a few milliseconds."""
 _RETRY_MS = 1000
 _NOT_PLAIN = TRANSACTION_MASK | INNER_BATCH
 _PLAIN = frozenset((0, TRANSACTION_COMMIT))
 
 
 class DispatchRequest(Struct, gc=False):
-    """One record as the dispatcher passes it on to queues, index and owner (``DispatchRequest``).
+    """One record, as the dispatcher passes it to queues, index and owner (``DispatchRequest``).
 
     Attributes:
-        queue_offset: number of the message in its queue; the first message's number for an inner batch.
+        queue_offset: number of the message in its queue; for an inner batch, the number of the first message.
         tags_code: hash of the tags, or the delivery time in the delay topic.
         physical_offset, size: place of the record in the log, in bytes.
         properties: the stored property string.
-        batch_count: messages in the record, for an inner batch.
-        keys, hashes: the index keys, or their hashes (4 bytes each in the machine's byte order), if the put knew them;
-            otherwise the index reads the keys from ``properties``.
+        batch_count: number of messages in an inner batch.
+        keys, hashes: the index keys, or their hashes (4 bytes each in the machine's byte order), if the put knew
+            them; otherwise the index reads the keys from ``properties``.
     """
 
     topic: str
@@ -85,11 +86,11 @@ class DispatchRequest(Struct, gc=False):
 
 
 class StoredSends(Sequence[DispatchRequest]):
-    """The requests of plain sends that were stored together, made when somebody looks at them, which is seldom.
+    """The requests of plain sends that were stored together. They are created on first access, which is seldom.
 
     Attributes:
-        enter: enters all of them into their queues, or says False where they have to go one by one.
-        store_timestamp: when all of them were stored.
+        enter: enters all of them into their queues, or returns False if they must be entered one by one.
+        store_timestamp: storeTimestamp of all of them.
     """
 
     __slots__ = ("_first_offset", "_made", "_sends", "_with_tags", "enter", "store_timestamp")
@@ -119,7 +120,7 @@ class StoredSends(Sequence[DispatchRequest]):
 
     @property
     def places(self) -> list[tuple[str, int]]:
-        """Topic and queue id of the queues that they are in."""
+        """Topic and queue id of each queue of the sends."""
         return [(topic, queue_id) for topic, queue_id, _, _ in self._sends.queues]
 
     @property
@@ -142,8 +143,9 @@ class StoredSends(Sequence[DispatchRequest]):
 def queue_tags_code(
     topic: str, properties: bytes, store_timestamp: int, delays_ms: tuple[int, ...], tags: bytes | None = None
 ) -> int:
-    """The tag code of a record: the hash of TAGS, in the delay topic the delivery time. Source: store.md §4.2.
-    ``tags``: the value of TAGS where it is known, empty for none."""
+    """Return the tag code of a record: the hash of TAGS, or the delivery time in the delay
+    topic. Source: store.md §4.2.
+    ``tags``: the value of TAGS if it is known, empty if the record has no tags."""
     if topic == SCHEDULE_TOPIC:
         level = _delay_level(properties)
         if level > 0:
@@ -169,7 +171,7 @@ def _delay_level(properties: bytes) -> int:
 
 
 def batch_count(properties: bytes) -> int:
-    """INNER_NUM of an inner batch; 1 when it is missing."""
+    """Return INNER_NUM of an inner batch, or 1 if it is missing."""
     try:
         return max(1, int(find_property(properties, b"INNER_NUM") or b"1"))
     except ValueError:
@@ -177,7 +179,7 @@ def batch_count(properties: bytes) -> int:
 
 
 def request_of(record: Record, delays_ms: tuple[int, ...]) -> DispatchRequest:
-    """The facts of a decoded record."""
+    """Return the dispatch request of a decoded record."""
     code = queue_tags_code(record.topic, record.properties, record.store_timestamp, delays_ms)
     return DispatchRequest(
         record.topic,
@@ -194,21 +196,21 @@ def request_of(record: Record, delays_ms: tuple[int, ...]) -> DispatchRequest:
 
 
 class Dispatcher:
-    """The dispatcher that carries records from the log to the queues, in log order.
+    """The dispatcher that enters the records of the log into the queues, in log order.
 
     Args:
-        on_arrival: called with records, in log order, after the queues have them.
-        index: the index that enters the keys, if there is an index (``messageIndexEnable``).
+        on_arrival: called with records, in log order, after they are in the queues.
+        index: the index for the keys; None without an index (``messageIndexEnable``).
         bitmap_of: returns the filter bitmap of a record, or empty bytes; called before the record is entered.
-        has_light: whether records are entered in light queues, too (``enableMultiDispatch``).
-        read_log: returns the records between two physical offsets, up to a maximum number, and their end.
+        has_light: whether records are also entered in light queues (``enableMultiDispatch``).
+        read_log: returns the records between two physical offsets, up to a maximum number, and the end of the last.
 
     Attributes:
-        is_batching: whether records wait for the next `run` although they could be dispatched: several more are about
-            to come, and all of them together then cost one write per queue.
+        is_batching: whether records wait for the next `run` although they could be dispatched. Set while several
+            more records are about to arrive, because all of them together then cost one write per queue.
         position: physical offset up to which everything was dispatched.
-        pending: the waiting records: a physical end, and the records that were put together before it, as a list or as
-            `StoredSends`. Any other value is a part of a long batch, whose records are made at the dispatch.
+        pending: the waiting records: a physical end, and the records that were put together before it, as a list or
+            as `StoredSends`. Any other value is a part of a long batch, whose requests are created by the dispatch.
         failure: the error that stopped the dispatcher, or None.
         dispatched_timestamp: storeTimestamp of the newest dispatched record.
         tags_as_keys: whether TAGS are keys of the index.
@@ -242,12 +244,12 @@ class Dispatcher:
         self.tags_as_keys = index is not None and index.tags_as_keys
 
     def without_index(self) -> Dispatcher:
-        """One that enters records in the same queues of their own only."""
+        """Return a dispatcher for the same queues that enters each record in its own queue only."""
         return Dispatcher(self._queues, bitmap_of=self._bitmap_of)
 
     def submit(self, arrivals: list[DispatchRequest] | StoredSends, end: int, limit: int) -> None:
-        """Take over what was just appended up to ``end``, one record or several that were put together.
-        It is dispatched at once if it lies before ``limit``, unless ``is_batching``."""
+        """Accept one or more records that were just appended together, up to ``end``.
+        Dispatch them at once if they end before ``limit`` and ``is_batching`` is False."""
         if not self.pending and end <= limit and not self.is_batching and self._dispatch(arrivals, end):
             return
         self.pending.append((end, arrivals))
@@ -256,17 +258,17 @@ class Dispatcher:
 
     @property
     def has_part_next(self) -> bool:
-        """Return True if what waits begins with a part of a long batch."""
+        """Return True if the first pending item is a part of a long batch."""
         return bool(self.pending) and not isinstance(self.pending[0][1], (list, StoredSends))
 
     def submit_parts(self, parts: Iterable[tuple[int, Iterable[DispatchRequest]]]) -> None:
-        """Take over a long batch that was just appended, in parts with the physical end of each; `run` dispatches them,
-        a part at a time."""
+        """Accept a long batch that was just appended, as parts with the physical end of each.
+        Each `run` dispatches one part."""
         self.pending += parts
 
     def run(self, limit: int) -> bool:
-        """Dispatch what waits, up to a physical offset, of long batches one part; stands still, with ``failure``, when
-        the disk refuses. Returns whether more can be dispatched at once."""
+        """Dispatch pending records up to a physical offset, but only one part of a long batch.
+        Stop, with ``failure`` set, if a file cannot be written. Returns True if more can be dispatched at once."""
         pending = self.pending
         while pending and pending[0][0] <= limit:
             part = pending[0][1]
@@ -275,7 +277,7 @@ class Dispatcher:
                     return False
                 continue
             if not isinstance(part, list):
-                # One part a call: all of a batch of 190,000 at once would hold up the owner's loop.
+                # Dispatch one part per call: a whole batch of 190,000 messages would block the owner's event loop.
                 is_done = self._dispatch(list(part), pending[0][0], 1)
                 return is_done and bool(pending) and pending[0][0] <= limit
             ready = list(takewhile(lambda one: _is_ready(one, limit), islice(pending, _TOGETHER)))
@@ -285,8 +287,8 @@ class Dispatcher:
         return False
 
     def _dispatch(self, arrivals: Sequence[DispatchRequest], end: int, pending_count: int = 0) -> bool:
-        """Enter the records that end at a physical offset, and tell of them; False when the disk refuses.
-        ``pending_count``: how many of ``pending`` they were."""
+        """Enter the records that end at a physical offset and notify the listener; return False if a write fails.
+        ``pending_count``: the number of items of ``pending`` that these records are."""
         light = _light_requests(arrivals) if self.has_light else []
         try:
             if not (isinstance(arrivals, StoredSends) and self._bitmap_of is None and arrivals.enter()):
@@ -297,14 +299,16 @@ class Dispatcher:
         except OSError as error:
             self._stand_still(error)
             return False
-        except Exception as error:  # noqa: BLE001 - it would come out of every later read and put
+        except Exception as error:  # noqa: BLE001 - every later read and put would raise it
             self._stand_still(_unexpected(error))
             return False
-        # Only now: had the disk refused half of a run, the next try enters all of it again, which changes nothing.
+        # Set after the whole run is entered. If a write fails, the next attempt enters the
+        # run again, which is harmless.
         assert end >= self.position, "records are dispatched in log order"
         self.failure = None
         self.position = end
-        # Before listeners hear: one of them may read at once, and a read dispatches what is pending.
+        # Remove the items before listeners are called: a listener may read at once, and a
+        # read dispatches pending items.
         for _ in range(pending_count):
             self.pending.popleft()
         self._tell(arrivals, light)
@@ -313,8 +317,8 @@ class Dispatcher:
         return True
 
     def catch_up(self, *, is_paced: bool = True) -> bool:
-        """Enter keys of the index that it misses, if it is behind. Returns whether more can be entered at once.
-        ``is_paced``: whether a refused try is repeated only when messages of a second later came."""
+        """Enter missing keys if the index is behind. Returns True if more can be entered at once.
+        ``is_paced``: whether a failed attempt is repeated only after a message that was stored a second later."""
         index = self._index
         if index is None or not index.is_behind or (is_paced and self.dispatched_timestamp < self._retry_at):
             return False
@@ -322,7 +326,7 @@ class Dispatcher:
         if is_taken and (start := index.behind_from) is not None:
             missed, end = self._read_log(start, self.position, _MISSED_MAX)
             is_taken = index.put_missed(_indexed(missed), end, is_last=end >= self.position)
-        # Each further try would be a refused system call.
+        # Avoid a system call per message while the disk refuses.
         self._retry_at = 0 if is_taken else self.dispatched_timestamp + _RETRY_MS
         return is_taken and index.behind_from is not None
 
@@ -331,8 +335,8 @@ class Dispatcher:
             self._on_arrival([*arrivals, *light] if light else arrivals)
 
     def submit_run(self, enter: Callable[[], list[DispatchRequest]], end: int) -> None:
-        """Take over many records up to ``end`` at once, while nothing waits.
-        ``enter``: enters them and says of which to tell, in light queues, too."""
+        """Accept many records up to ``end`` at once, while nothing is pending.
+        ``enter``: enters the records and returns those to report, also for light queues."""
         assert not self.pending, "records are dispatched in log order"
         try:
             arrivals = enter()
@@ -350,15 +354,15 @@ class Dispatcher:
             self.catch_up()
 
     def _stand_still(self, error: OSError) -> None:
-        if self.failure is None and not isinstance(error, BlockingIOError):  # that one passes by itself
+        if self.failure is None and not isinstance(error, BlockingIOError):  # a temporary condition
             _log.error(
                 "consume queue cannot be written, no more messages are accepted: %s", error, exc_info=error.__cause__
             )
         self.failure = error
 
     def apply(self, arrival: DispatchRequest) -> None:
-        """Enter one record into the queues and the index; repeated calls change nothing.
-        Raises OSError: the disk refused."""
+        """Enter one record into the queues and the index; a repeated call changes nothing.
+        Raises OSError: a file cannot be written."""
         for one in [arrival, *(_light_requests([arrival]) if self.has_light else [])]:
             self._append(one)
         self._enter_keys([arrival])
@@ -372,20 +376,20 @@ class Dispatcher:
     def enter_light(
         self, arrival: DispatchRequest, only: Container[tuple[str, int]] | None = None
     ) -> list[DispatchRequest]:
-        """Enter a record into the light queues it is in, or those of them in ``only``; repeated calls change nothing.
-        Returns it as it is in each. Raises OSError: the disk refused."""
+        """Enter a record into its light queues, or only into those in ``only``; a repeated call changes nothing.
+        Returns a copy of the record for each light queue. Raises OSError: a file cannot be written."""
         light = [one for one in _light_requests([arrival]) if only is None or (one.topic, one.queue_id) in only]
         for one in light:
             self._append(one)
         return light
 
     def enter_own(self, arrival: DispatchRequest) -> None:
-        """Enter a record into its own queue only; repeated calls change nothing.
-        Raises OSError: the disk refused."""
+        """Enter a record into its own queue only; a repeated call changes nothing.
+        Raises OSError: a file cannot be written."""
         self._append(arrival)
 
     def _append_all(self, arrivals: Sequence[DispatchRequest]) -> None:
-        """Enter several records, those of one queue with one write where the queue lets it be done."""
+        """Enter several records, with one write per queue if possible."""
         if not self._append_run(arrivals):
             groups: dict[tuple[str, int], list[DispatchRequest]] = {}
             for arrival in arrivals:
@@ -401,8 +405,9 @@ class Dispatcher:
                         self._append(arrival)
 
     def _append_run(self, arrivals: Sequence[DispatchRequest]) -> bool:
-        """Index records of one consume queue with one write; False when they are not of one, or go one by one.
-        Where the first and the last are of one queue and so many numbers apart as there are records, all are of it."""
+        """Index records of one consume queue with one write; return False if that is not possible.
+        All records are of one queue if the first and the last are, and their numbers differ
+        by the number of records."""
         first, last = arrivals[0], arrivals[-1]
         if last.queue_offset - first.queue_offset != len(arrivals) - 1 or last.queue_id != first.queue_id:
             return False
@@ -415,7 +420,7 @@ class Dispatcher:
         return queue.append_run(first.queue_offset, first.physical_offset, last.physical_offset + last.size, entries)
 
     def _append(self, arrival: DispatchRequest) -> None:
-        # Markers of old brokers: a half message was readable only as the record that its commit wrote.
+        # Old brokers wrote these markers. Only the record that a commit wrote made a half message readable.
         kind = arrival.sys_flag & TRANSACTION_MASK
         if kind in (TRANSACTION_PREPARED, TRANSACTION_ROLLBACK):
             return
@@ -451,8 +456,8 @@ class Dispatcher:
         self.dispatched_timestamp = (arrivals[-1] if sends is None else sends).store_timestamp
 
     def _new_queue(self, arrival: DispatchRequest) -> ConsumeQueueBase | None:
-        """The queue of a first record; None when its topic can have none, or was deleted."""
-        # Recovery comes with records of deleted topics, too: a queue made for them would bring their messages back.
+        """Return the queue of its first record; None if the topic name is invalid or the topic was deleted."""
+        # Recovery also reads records of deleted topics: a new queue for them would restore the deleted messages.
         if arrival.physical_offset < self._queues.deleted_ends.get(arrival.topic, -1):
             return None
         if topic_fault(arrival.topic, arrival.queue_id):
@@ -462,19 +467,19 @@ class Dispatcher:
 
 
 def _indexed(arrivals: Iterable[DispatchRequest]) -> list[DispatchRequest]:
-    """The records that have keys."""
+    """Return the records that can have keys."""
     return [one for one in arrivals if one.sys_flag & TRANSACTION_MASK != TRANSACTION_ROLLBACK]
 
 
 def _unexpected(error: Exception) -> OSError:
-    """A failure of the dispatcher for an error that is not the disk's."""
+    """Return an OSError for an unexpected exception of another type."""
     failure = OSError(errno.EIO, f"unexpected {type(error).__name__}: {error}")
     failure.__cause__ = error
     return failure
 
 
 def _is_ready(pending: tuple[int, Iterable[DispatchRequest]], limit: int) -> bool:
-    """Return True if what waits can be dispatched together with what waits before it."""
+    """Return True if a pending item can be dispatched together with the items before it."""
     return pending[0] <= limit and isinstance(pending[1], list)
 
 

@@ -1,15 +1,15 @@
-"""Files beside the log: how they are written so that a power cut leaves one whole, and what that asks of the system.
+"""Files beside the log: how a write survives a power cut, and the system calls that it needs.
 
-**Configuration files**, ``config/X.json`` with its backup ``X.json.bak`` (`JsonFile`). Writing makes a whole ``X.tmp``,
-moves ``X`` to ``X.bak``, and ``X.tmp`` to ``X``, each in one step: whenever the machine stops, one of the two is whole,
-and neither is torn. Reading takes ``X``; if it is missing, empty or unreadable, the backup, and says so. Integer map
-keys are written bare, as old brokers need it; any whitespace and order is read.
+**Configuration files**, ``config/X.json`` with its backup ``X.json.bak`` (`JsonFile`). A save writes ``X.tmp``, renames
+``X`` to ``X.bak``, and then ``X.tmp`` to ``X``. At any power cut at least one of the two files is complete, and neither
+is torn. A load reads ``X``. If that file is missing, empty or unreadable, it reads the backup and logs a warning.
+Integer map keys are written without quotes, because old brokers need that. Whitespace and order do not matter.
 
-**Notes**, small files of ours beside ``checkpoint``, which Apache's broker does not know (`read_note`, `write_note`).
-The first line is the CRC-32 of the rest in hex, the rest is JSON. A note is replaced in one step, so that a kill leaves
-the former one or the new one.
+**Notes**, small files of rmqkit beside ``checkpoint``, which Apache's broker does not know (`read_note`, `write_note`).
+The first line is the CRC-32 of the rest in hex, the rest is JSON. A rename replaces a note, so that a kill leaves the
+old note or the new one.
 
-**System calls** that systems name differently; they are looked up when they are called:
+**System calls** whose names differ between systems; they are looked up at each call:
 
 =============  ===================================  ===================================================================
 function       Linux                                where that is missing (macOS)
@@ -17,13 +17,13 @@ function       Linux                                where that is missing (macOS
 `sync_data`    fdatasync                            F_FULLFSYNC, as fsync there leaves data in the disk's own cache;
                                                     fsync on a file system that does not know it
 `sync_file`    fsync                                the same
-`reserve`      posix_fallocate                      a byte of every block is written that may be a hole
+`reserve`      posix_fallocate                      a byte is written in every block that may be a hole
 `drop_cached`  posix_fadvise, POSIX_FADV_DONTNEED   nothing: the system decides what it keeps in memory
 =============  ===================================  ===================================================================
 
-Log files are sparse and read through a mapping. On a tmpfs the first look at a page that was never written takes
-memory, and where there is none left the kernel answers with SIGBUS, which no program survives: `check_room` refuses
-such a store before it is opened. Source: store.md §8, §9.1, §13.
+Log files are sparse and memory-mapped. On a tmpfs the first access to a page that was never written allocates memory.
+If no memory is left, the kernel sends SIGBUS, which kills the process. `check_room` refuses such a store before it is
+opened. Source: store.md §8, §9.1, §13.
 """
 
 from __future__ import annotations
@@ -69,12 +69,12 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 _INDENT = "\t"
 _VERSION = "dataVersion"
-_ANYBODY_S = 0o666  # less what the process's mask takes away
+_ANYBODY_S = 0o666  # minus the process's umask
 
 
 class JsonFile:
-    """One configuration file and its backup. ``path``: the file; its directory is made when first written.
-    ``mode``: who may read it, as of a new file."""
+    """A configuration file and its backup. ``path``: the file; the first write creates its directory.
+    ``mode``: the permissions of a new file."""
 
     def __init__(self, path: Path, *, mode: int = _ANYBODY_S) -> None:
         self.path = path
@@ -83,8 +83,8 @@ class JsonFile:
         self._saving = threading.Lock()
 
     def load(self, value_type: type[T]) -> T | None:
-        """The stored value, or None when neither file holds one.
-        Raises StoreMismatch: what there is cannot be read, and no backup can; nothing was changed."""
+        """Return the stored value, or None if neither file has one.
+        Raises StoreMismatch: neither the file nor its backup can be read; nothing was changed."""
         try:
             value = _read(self.path, value_type)
             failure = None
@@ -106,15 +106,15 @@ class JsonFile:
         return value
 
     def set_aside(self) -> None:
-        """Give the file and its backup other names, ``X.json.damaged``, for who wants to look at them.
-        Raises OSError: the disk refused."""
+        """Rename the file and its backup to ``X.json.damaged`` and ``X.json.bak.damaged``, for later inspection.
+        Raises OSError: a file cannot be renamed."""
         for path in (self.path, self.backup):
             if path.exists():
                 path.replace(path.with_name(path.name + ".damaged"))
 
     def save(self, value: Any) -> None:
-        """Replace the file; when this returns the value is on the disk. Any thread, one after the other.
-        Raises StoreUnavailable: the disk refused; the former value is still in one of the files."""
+        """Replace the file and return when the value is on the disk. Threads may call it; they wait for each other.
+        Raises StoreUnavailable: the write failed; one of the files still has the former value."""
         content = fastjson.dumps(value, indent=_INDENT)
         with self._saving:
             self._replace(content)
@@ -122,7 +122,8 @@ class JsonFile:
     def _replace(self, content: bytes) -> None:
         try:
             make_directory(self.path.parent)
-            # Its name needs no wait: whichever of the renames a power cut leaves out, one of the two files is whole.
+            # The name of the new file needs no sync: a power cut may lose any of the renames, and
+            # one file is still complete.
             _write_synced(whole := self.path.with_name(self.path.name + ".tmp"), content, self._mode)
             if self.path.exists():
                 self.path.replace(self.backup)
@@ -133,15 +134,15 @@ class JsonFile:
 
 
 class RowTexts:
-    """The text of a table that is saved often, such as that of all topics. Each row is formatted once.
-    A changed row is another object."""
+    """A cache of the text of each row of a table that is saved often, such as the topic table.
+    A changed row must be a new object."""
 
     def __init__(self) -> None:
         self._members: dict[str, tuple[Any, bytes]] = {}
 
     def of(self, rows: Mapping[str, Any]) -> msgspec.Raw:
-        """Return the text of the table, which `JsonFile.save` writes as it would write the table itself."""
-        # A broker saves its topics when one is created: a call per row here would make topics cost their number.
+        """Return the text of the table, exactly as `JsonFile.save` would write the table."""
+        # A broker saves all topics when it creates one: without the cache, each save would format every topic.
         known, members = self._members, {}
         for name, row in rows.items():
             made = known.get(name)
@@ -155,7 +156,7 @@ class RowTexts:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Have an OSError name a file that was open when it came, such as one of a full disk."""
+    """Add the path of an open file to an OSError that lacks it, such as that of a full disk."""
     try:
         yield
     except OSError as error:
@@ -164,7 +165,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def write_durably(path: Path, content: bytes) -> None:
-    """Write a whole file and wait until it and its name are on the disk."""
+    """Write a whole file, and wait until the file and its name are on the disk."""
     _write_synced(path, content, _ANYBODY_S)
     sync_directory(path.parent)
 
@@ -179,16 +180,16 @@ def _write_synced(path: Path, content: bytes, mode: int) -> None:
 
 
 def write_all(descriptor: int, data: bytes | bytearray | memoryview, position: int) -> None:
-    """Write all bytes at a position; a full disk may take a part of them first.
-    Raises OSError: the disk refused; a part may have been written."""
+    """Write all bytes at a position, also if a nearly full disk accepts only a part at first.
+    Raises OSError: the write failed; a part may have been written."""
     written = os.pwrite(descriptor, data, position)
-    while written < len(data):  # the next call of a short write says why
+    while written < len(data):  # after a short write the next call raises the reason
         written += os.pwrite(descriptor, memoryview(data)[written:], position + written)
 
 
 def make_directory(directory: Path) -> None:
-    """Make a directory and those above it that are missing, and wait until their names are on the disk."""
-    # From the top down, each waited for: a name is durable only when the directory it stands in is.
+    """Create a directory and its missing parents, and wait until their names are on the disk."""
+    # Create them from the top down and sync each level: a name is durable only when its parent directory is.
     if not directory.is_dir():
         make_directory(directory.parent)
         directory.mkdir(exist_ok=True)
@@ -196,7 +197,7 @@ def make_directory(directory: Path) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Wait until names made, renamed or removed in a directory are on the disk."""
+    """Wait until the names created, renamed or removed in a directory are on the disk."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         sync_file(descriptor)
@@ -213,8 +214,8 @@ def _read(path: Path, value_type: type[T]) -> T | None:
 
 
 def decode_file(content: bytes, value_type: type[T]) -> T:
-    """The value in the content of a file.
-    Raises BodyError: it holds no such value, or that of another file: one that has nothing of the type."""
+    """Return the value in the content of a file.
+    Raises BodyError: the content is invalid, or has no field of the type and is therefore another file."""
     value = fastjson.decode_as(content, value_type)
     if isinstance(value, msgspec.Struct):
         names = {one.encode_name for one in msgspec.structs.fields(value)} - {_VERSION}
@@ -229,9 +230,9 @@ _CRC_DIGITS = 8
 
 
 def read_note(path: Path, note_type: type[T], without_it: str) -> T | None:
-    """A note, None when there is none or it cannot be read, which is a WARNING.
-    ``without_it``: what is not done then.
-    Raises OSError: the disk refused."""
+    """Return a note; None if it is missing, or if it cannot be read, which is logged as a WARNING.
+    ``without_it``: the consequence of an unreadable note, for the log.
+    Raises OSError: the file cannot be opened."""
     try:
         note = path.read_bytes()
     except FileNotFoundError:
@@ -240,19 +241,19 @@ def read_note(path: Path, note_type: type[T], without_it: str) -> T | None:
         if is_note(note):
             return msgspec.json.decode(note[_CRC_DIGITS + 1 :], type=note_type)
     except msgspec.DecodeError:
-        _log.debug("%s is no note", path)
+        _log.debug("%s is not a note", path)
     _log.warning("%s cannot be read: %s", path, without_it)
     return None
 
 
 def is_note(note: bytes) -> bool:
-    """Return True if the content of a file is a whole note, by its CRC."""
+    """Return True if the content of a file is a complete note, according to its CRC."""
     crc, _, content = note.partition(b"\n")
     return crc == b"%08x" % zlib.crc32(content)
 
 
 def write_note(path: Path, note: object) -> None:
-    """Replace a note; when this returns it is on the disk. Raises OSError: the disk refused."""
+    """Replace a note and return when it is on the disk. Raises OSError: the write failed."""
     content = msgspec.json.encode(note)
     whole = path.with_name(path.name + ".tmp")
     write_durably(whole, b"%08x\n%b" % (zlib.crc32(content), content))
@@ -261,7 +262,7 @@ def write_note(path: Path, note: object) -> None:
 
 
 def remove_note(path: Path) -> None:
-    """Remove a note, if there is one. Raises OSError: the disk refused."""
+    """Remove a note if it exists. Raises OSError: the file cannot be removed."""
     if path.exists():
         path.unlink()
         sync_directory(path.parent)
@@ -272,7 +273,7 @@ _NOT_KNOWN = (errno.ENOTSUP, errno.EINVAL, errno.ENOTTY)
 
 
 def sync_data(descriptor: int) -> None:
-    """Wait until a file's bytes, and its length, are on the disk. Raises OSError: the disk refused."""
+    """Wait until the data and the length of a file are on the disk. Raises OSError: the sync failed."""
     if hasattr(os, "fdatasync"):
         os.fdatasync(descriptor)
     else:
@@ -280,8 +281,8 @@ def sync_data(descriptor: int) -> None:
 
 
 def sync_file(descriptor: int) -> None:
-    """Wait until the data and metadata of a file or directory are on the disk. Raises OSError: the disk refused."""
-    import fcntl  # missing on Windows, where files are read that were written elsewhere
+    """Wait until the data and metadata of a file or directory are on the disk. Raises OSError: the sync failed."""
+    import fcntl  # missing on Windows, where stores are only read
 
     full_sync = getattr(fcntl, "F_FULLFSYNC", None)
     if full_sync is not None:
@@ -295,8 +296,8 @@ def sync_file(descriptor: int) -> None:
 
 
 def reserve(descriptor: int, size: int) -> None:
-    """Give a file its blocks from 0 to a size, without changing what is in it; nobody else may write to it meanwhile.
-    Raises OSError: the disk has no room for them."""
+    """Allocate the blocks of a file from 0 to a size without changing its content. No other thread may write meanwhile.
+    Raises OSError: the disk has no space for them."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(descriptor, 0, size)
         return
@@ -308,7 +309,7 @@ def reserve(descriptor: int, size: int) -> None:
 
 
 def drop_cached(descriptor: int, start: int, size: int) -> None:
-    """Let the page cache drop a part of a file that is on the disk."""
+    """Remove a part of a file from the page cache; that part must be on the disk."""
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(descriptor, start, size, os.POSIX_FADV_DONTNEED)
 
@@ -318,14 +319,14 @@ _MOUNTS = Path("/proc/self/mountinfo")
 
 
 def check_room(path: Path) -> None:
-    """Raises StoreError: a directory, or the one it will be made in, lies on a tmpfs that is full."""
+    """Raises StoreError: a directory, or the existing parent it will be created in, is on a tmpfs that is full."""
     while not path.exists() and path != path.parent:
         path = path.parent
     usage = os.statvfs(path)
     free_bytes = usage.f_bavail * usage.f_frsize
     if free_bytes < _NEEDED_BYTES and _is_tmpfs(path):
         raise StoreError(
-            f"{path} lies on a tmpfs with {free_bytes} bytes free, and a start needs {_NEEDED_BYTES}: delete files "
+            f"{path} is on a tmpfs with {free_bytes} bytes free, and a start needs {_NEEDED_BYTES}: delete files "
             f"there, or make it larger (mount -o remount,size=... {_mount_point(path)})"
         )
 
@@ -339,7 +340,7 @@ def _mount_point(path: Path) -> str:
 
 
 def _mounts_of(path: Path) -> list[tuple[str, str]]:
-    """Kind and mount point of the file system of a path; nothing where the kernel does not tell."""
+    """Return type and mount point of the file system of a path; empty if the kernel does not report them."""
     device = path.stat().st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     try:
@@ -350,9 +351,9 @@ def _mounts_of(path: Path) -> list[tuple[str, str]]:
 
 
 # ---------------------------------------------------------------- the lock of a store directory
-# A POSIX record lock on byte 0 of ``lock``, as Java brokers take it. Record locks belong to the process, and closing
-# any descriptor of the file gives them up. So a process keeps the list of the directories it holds, looks there first,
-# and opens the file only when it does not hold it. Source: store.md §8.3.
+# A POSIX record lock on byte 0 of ``lock``, as Java brokers use. Record locks belong to the process, and closing any
+# descriptor of the file releases them. So a process holds a list of its locked directories, checks the list first, and
+# opens the file only if the directory is not in it. Source: store.md §8.3.
 
 _held: set[Path] = set()
 _held_lock = threading.Lock()
@@ -366,8 +367,8 @@ class StoreLock:
         self._fd = -1
 
     def check(self) -> None:
-        """See whether the directory is free, without changing anything.
-        Raises StoreLocked: a store of this or another process has it."""
+        """Check that the directory is not locked, without changing anything.
+        Raises StoreLocked: a store of this or another process holds the lock."""
         with _held_lock:
             if self._root in _held:
                 raise StoreLocked(str(self._root))
@@ -383,7 +384,7 @@ class StoreLock:
                 os.close(fd)
 
     def acquire(self) -> None:
-        """Take the lock. Raises StoreLocked: a store of this or another process has it; nothing was changed."""
+        """Take the lock. Raises StoreLocked: a store of this or another process holds it; nothing was changed."""
         with _held_lock:
             if self._root in _held:
                 raise StoreLocked(str(self._root))

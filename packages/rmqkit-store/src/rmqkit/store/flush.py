@@ -1,37 +1,38 @@
-"""The flush threads: what was appended becomes durable (``GroupCommitService``, ``FlushRealTimeService``).
+"""The flush threads, which make appended data durable (``GroupCommitService``, ``FlushRealTimeService``).
 
 =============  =====================================  ===================================================
-thread         when                                   then
+thread         when                                   action
 =============  =====================================  ===================================================
-store-flush    SYNC_FLUSH: asked by `request`;        fdatasync of the log, ``durable_offset`` moves, one
-               every flushIntervalCommitLog, when     ``on_durable`` call
-               something (ASYNC_FLUSH: enough pages)
+store-flush    SYNC_FLUSH: after a `request`;         fdatasync of the log, ``durable_offset`` moves, one
+               every flushIntervalCommitLog, if       ``on_durable`` call
+               data (ASYNC_FLUSH: enough pages)
                is dirty
 store-queues   every flushIntervalConsumeQueue        held entries are written; fdatasync of dirty queues and
-                                                      full index files; in a thorough round the checkpoint
+                                                      full index files; in a thorough cycle the checkpoint
                                                       takes over the queues' time; checkpoint saved
 =============  =====================================  ===================================================
 
-With the transient store pool, which there is under ASYNC_FLUSH only, ``store-flush`` does the work of both, and
-``store-commit`` moves what waits in the pool to the page cache every commitIntervalCommitLog: two threads in any case.
+The transient store pool exists under ASYNC_FLUSH only. With it, ``store-flush`` does the work of both threads, and
+``store-commit`` moves the content of the pool to the page cache every commitIntervalCommitLog. There are always two
+threads.
 
-One round covers every message appended before it began, however many wait.
+One flush cycle covers every message that was appended before it began.
 
-A refused fdatasync proves nothing about the next one: the kernel may take the dirty pages for clean, or drop them. So
-the answer to a refusal is:
+After a failed fdatasync, a later success proves nothing: the kernel may mark the dirty pages as clean, or drop them. So
+a failure is handled as follows:
 
 ==========================  ============================================================================================
-refused                     then
+failed                      consequence
 ==========================  ============================================================================================
-the log                     ``failure`` is set: waiting answers fail, and the store takes no messages. The next round,
+the log                     ``failure`` is set: waiting answers fail, and the store accepts no messages. The next cycle,
                             at most a second later, checks that the page cache still holds every record, writes the
-                            bytes again, and syncs them. When that succeeds messages are accepted again
-queues, index, checkpoint   ``behind`` is set; messages are accepted. The checkpoint stays where it is, and the next
-                            round writes the bytes again
-`BytesLost`                 the page cache lost bytes. ``failure`` stays, the threads end, and the next start recovers
+                            bytes again, and syncs them. If that succeeds, messages are accepted again
+queues, index, checkpoint   ``behind`` is set; messages are accepted. The checkpoint does not move, and the next
+                            cycle writes the bytes again
+`BytesLost`                 the page cache lost bytes. ``failure`` stays, the threads stop, and the next start recovers
 ==========================  ============================================================================================
 
-``abort`` stays after a stop for as long as one of the two is set; a thread that ends otherwise is a failure, too.
+``abort`` remains after a stop if either is set. An unexpected exception in a thread is a failure, too.
 Source: store.md §13.
 """
 
@@ -61,11 +62,11 @@ _RETRY_MS = 1000
 
 
 class Flusher:
-    """The flush thread, the commit thread, and the offsets that they reached.
+    """The flush threads, the commit thread, and the offsets that they reached.
 
     Args:
         dispatched_timestamp: returns the storeTimestamp of the newest record in the queues.
-        dispatched_offset: returns the physical offset up to which the queues have the log.
+        dispatched_offset: returns the physical offset up to which the log is in the queues.
         on_durable: called from the flush thread after each cycle that flushed the log, was requested or follows a
             failure.
         on_committed: called from the commit thread when more of the log became readable.
@@ -74,9 +75,9 @@ class Flusher:
 
     Attributes:
         durable_offset: physical offset up to which the log is known to be on the disk.
-        failure: the error that prevents flushes of the log, or None.
+        failure: the error that stopped flushes of the log, or None.
         behind: the error that kept queues, index or checkpoint from the disk in the last flush cycle, or None.
-        commit_failure: the error that refused the last commit, or None; the next commit tries again.
+        commit_failure: the error of the last commit, or None; the next commit tries again.
     """
 
     def __init__(
@@ -136,24 +137,24 @@ class Flusher:
     def _run(self, rounds: Callable[[], None]) -> None:
         try:
             rounds()
-        except Exception as error:  # noqa: BLE001 - a thread's outer edge: without it nothing is flushed any more
+        except Exception as error:  # noqa: BLE001 - the outer edge of a thread: without the thread nothing is flushed
             _log.exception("thread %s ends", threading.current_thread().name)
             self._fail("the store", OSError(errno.EIO, repr(error)), is_final=True)
             self._report_durable()
 
     def request(self) -> None:
-        """Ask for a round that covers everything appended before this call."""
+        """Request a flush cycle that covers everything appended before this call."""
         if not self._is_requested:
             self._is_requested = True
             self._requests.put(True)
 
     def request_again(self) -> None:
-        """Ask for a round after a refused flush, once a second however often this is called."""
+        """Request a flush cycle after a failed flush, at most once a second."""
         if self._clock.monotonic_ms() - self._failed_at_ms >= _RETRY_MS:
             self.request()
 
     def stop(self) -> None:
-        """End the threads after a last round for everything."""
+        """Stop the threads and flush everything."""
         self._stop.set()
         self._requests.put(False)
         for thread in self._threads:
@@ -175,7 +176,7 @@ class Flusher:
             self.commit(0 if is_thorough else self._settings.commit_least_pages * _PAGE_BYTES)
 
     def commit(self, least_bytes: int = 0) -> None:
-        """Make readable what waits in the pool, if it is so many bytes; sets ``commit_failure`` when refused."""
+        """Make the pool readable if it holds at least ``least_bytes``; sets ``commit_failure`` on an error."""
         try:
             is_moved = self._store_log.commit(least_bytes)
         except OSError as error:
@@ -196,7 +197,7 @@ class Flusher:
             is_thorough = now - thorough_at >= self._settings.flush_thorough_interval_ms
             if is_thorough:
                 thorough_at = now
-            # Before the log's end is read: a put that comes behind it finds no request and asks for another round.
+            # Reset before the log's end is read: a later put then finds no request and requests another cycle.
             is_asked, self._is_requested = self._is_requested, False
             is_any = is_asked or is_thorough or self._is_sync
             least_bytes = 1 if is_any else max(1, self._settings.flush_least_pages * _PAGE_BYTES)
@@ -213,9 +214,9 @@ class Flusher:
                 return
 
     def _wait_for_round(self) -> bool:
-        """Wait for a request or the interval; False at the end."""
+        """Wait for a request or the interval; return False when the flusher stops."""
         interval_ms = self._settings.flush_interval_ms
-        if self.failure is not None:  # without new messages nobody requests a round
+        if self.failure is not None:  # without new messages no cycle is requested
             interval_ms = min(_RETRY_MS, interval_ms)
         try:
             self._requests.get(timeout=interval_ms / 1000)
@@ -228,11 +229,11 @@ class Flusher:
             self._on_durable(self.durable_offset, self.failure)
 
     def flush_log(self) -> None:
-        """Make everything appended so far durable; sets ``failure`` when the disk refuses."""
+        """Make everything appended so far durable; sets ``failure`` on an error."""
         if self._is_final:
             return
         with self._flushing:
-            timestamp = self._store_log.committed_timestamp  # first: it is set after the end it belongs to
+            timestamp = self._store_log.committed_timestamp  # read first, because the log sets it after its end
             end = self._store_log.committed_offset
             began_ms = self._clock.monotonic_ms()
             try:
@@ -245,28 +246,29 @@ class Flusher:
             if self.failure is not None:
                 _log.warning("the commit log was flushed again up to %d: messages are accepted", end)
                 self.failure = None
-            # A replica's log is cut under the same lock, and durable_offset with it: here it can only grow.
-            assert end >= self.durable_offset, "what was on the disk stays there"
+            # `cut_log` lowers durable_offset under the same lock, so here it can only grow.
+            assert end >= self.durable_offset, "the durable offset never moves backwards"
             self.durable_offset = end
             if self._on_flushed is not None:
                 self._on_flushed(self._clock.monotonic_ms() - began_ms)
         self._checkpoint.reach(physic=timestamp)
 
     def _check_log(self, end: int) -> None:
-        """Raises BytesLost: the page cache does not hold what was appended since the last flush that succeeded.
-        Raises OSError: a slave's log ends inside of a record, which cannot be checked; its next link cuts it off."""
+        """Raises BytesLost: the page cache lacks data that was appended since the last successful flush.
+        Raises OSError: a slave's log ends inside a record, which cannot be checked; its next connection cuts it off."""
         found = whole_end(self._store_log, self._settings, self.durable_offset, end)
         path = self._store_log.queue.refused()[0].path
         if found is None:
             raise BytesLost(path)
         if found < end:
-            raise OSError(errno.EIO, "the last record is not whole yet", str(path))
+            raise OSError(errno.EIO, "the last record is incomplete", str(path))
 
     def cut_log(self, end: int) -> None:
-        """Forget a replica's log from a physical offset on, when no flush is under way that would take what comes there
-        next for durable. Raises OSError: the disk refused."""
+        """Cut a replica's log at a physical offset. The lock excludes a flush, which would
+        report later bytes as durable.
+        Raises OSError: the log cannot be cut."""
         with self._flushing:
-            assert end <= self._store_log.max_offset, "a log is cut inside"
+            assert end <= self._store_log.max_offset, "a log is cut at or before its end"
             self._checkpoint.before_cut(end)
             self._store_log.cut(end)
             self.durable_offset = min(end, self.durable_offset)
@@ -286,21 +288,26 @@ class Flusher:
         self.flush_queues(0 if is_thorough else self._settings.queue_flush_least_pages * _PAGE_BYTES)
 
     def flush_queues(self, least_bytes: int = 0) -> None:
-        """Make queues durable that have at least so many bytes to flush; with 0 all, and the checkpoint says so."""
+        """Make the queues durable that have at least ``least_bytes`` to flush.
+
+        With 0, flush all and move the checkpoint.
+        """
         if self._is_final:
             return
-        # First: entries of this time and before this offset are there already, held or written.
+        # Read these first: entries up to this time and offset then exist, held or written.
         timestamp, offset = self._dispatched_timestamp(), min(self._dispatched_offset(), self.durable_offset)
         if not self._queues.write_held():
-            return  # the checkpoint must not pass them; they are tried again in the next round
+            return  # the checkpoint must not pass them; the next cycle tries again
         try:
             self._queues.sync(least_bytes)
             if self._index is not None:
                 self._checkpoint.reach(index=self._index.sync_full(self.durable_offset))
-            # The log first: of messages that it may lose there are no queues on the disk. And a recovery enters keys
-            # from the checkpoint on.
+            # The log must be durable first, so that no queue on the disk has messages that a
+            # crash can take from the log.
+            # The index must be complete, because a recovery enters keys from the checkpoint on.
             if least_bytes == 0 and self.failure is None and not (self._index is not None and self._index.is_behind):
-                # The note first: recovery believes the checkpoint and does not read the messages of these queues again.
+                # Save the note first: recovery trusts the checkpoint and does not read the
+                # messages of these queues again.
                 if self._note_queues is not None:
                     self._note_queues()
                 self._checkpoint.reach(logics=timestamp)
@@ -314,7 +321,7 @@ class Flusher:
             self.behind = None
 
     def _postpone(self, error: OSError) -> None:
-        """Let the next round try again what concerns derived files only."""
+        """Record an error that concerns derived files only; the next cycle tries again."""
         if isinstance(error, BytesLost):
             self._fail("consume queues", error, is_final=True)
         if self.behind is None:
@@ -325,11 +332,11 @@ class Flusher:
     def step_back(self, now_ms: int, before_ms: int = 0) -> None:
         """Lower the checkpoint's timestamps before the owner stores a record with an earlier storeTimestamp than the
         record before it. ``before_ms``: storeTimestamp of the record before, if that record is not in the log yet.
-        Raises OSError: the disk refused to store the checkpoint."""
+        Raises OSError: the checkpoint cannot be saved."""
         self._checkpoint.step_back(max(before_ms, self._store_log.last_store_timestamp), now_ms)
 
     def flush_index(self) -> None:
-        """Make the newest index file durable, as only a clean stop does; called by the owner."""
+        """Make the newest index file durable. Only a clean stop does this; called by the owner."""
         if self._index is None or self._is_final:
             return
         try:

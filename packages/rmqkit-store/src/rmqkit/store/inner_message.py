@@ -1,4 +1,4 @@
-"""A message to be put, and the result of the put (``MessageExtBrokerInner``, ``PutMessageResult``).
+"""A message for a put, and the result of the put (``MessageExtBrokerInner``, ``PutMessageResult``).
 Source: store.md §3.6, §14."""
 
 from __future__ import annotations
@@ -36,17 +36,19 @@ class PutStatus(enum.Enum):
 
 
 class InnerMessage(Struct, gc=False):
-    """A message between its request and the log, plain or special; taken apart at most once, joined at most once.
+    """A message on its way from a request to the log, plain or special. Its properties are
+    decoded and encoded at most once.
 
     Attributes:
-        body: as it is to be stored; for `MessageStore.put_batch` the wire batch body.
-        string: its property string; None while only ``values`` say it.
+        body: the body as it will be stored; for `MessageStore.put_batch` the wire batch body.
+        string: the property string; None while only ``values`` holds the properties.
         born_host, store_host: packed IP and port, 8 or 20 bytes.
-        keys: its UNIQ_KEY, KEYS and TAGS where the sender knows them and that there is no INNER_NUM; else they are
-            looked for once, by `index_keys`.
-        values: its properties by name; None while nobody asked for `parsed`. Never changed: steps make new ones.
-        was_accepted: whether it is a copy of a stored message: a ``maxMessageSize`` that was lowered since does not
-            refuse it.
+        keys: its UNIQ_KEY, KEYS and TAGS if the sender knows them and that there is no INNER_NUM; otherwise
+            `index_keys` finds them.
+        values: the properties by name; None before the first use of `parsed`. Never
+            changed: each step makes a new dict.
+        was_accepted: whether the message is a copy of a stored message, which a lowered ``maxMessageSize`` does not
+            refuse.
     """
 
     topic: str
@@ -66,16 +68,16 @@ class InnerMessage(Struct, gc=False):
 
     @property
     def properties(self) -> bytes:
-        """The property string. Raises ValueError: a value holds the separator 0x02."""
-        # Late and once: a special send goes through several steps, of which only the last is written.
+        """The property string. Raises ValueError: a value contains the separator 0x02."""
+        # Encode late and once: a special send passes several steps, and only the last result is written.
         if self.string is None:
-            assert self.values is not None, "a message says its properties in one of both forms"
+            assert self.values is not None, "a message has its properties as a string or as values"
             self.string = encode_in_stored_order(self.values)
         return self.string
 
     @property
     def parsed(self) -> dict[str, str]:
-        """The properties by name; not to be changed."""
+        """The properties by name; the caller must not change them."""
         if self.values is None:
             self.values = decode_properties(self.properties)
         return self.values
@@ -87,7 +89,7 @@ class InnerMessage(Struct, gc=False):
             if values is None:
                 self.keys = find_keys(self.properties)
             else:
-                # What readers of the string find: an entry without a value is dropped when it is joined.
+                # Match what a reader of the encoded string finds: encoding drops properties without a value.
                 get = values.get
                 unique_key, words, tags = get(UNIQ_KEY, ""), get(KEYS, ""), get(TAGS, "")
                 self.keys = (
@@ -103,7 +105,7 @@ class PutResult(Struct, gc=False):
 
     Attributes:
         physical_offset: place of the (first) record.
-        end_offset: end of the last byte written; on the disk when ``store.durable_offset`` has reached it.
+        end_offset: end of the last byte written; it is on the disk when ``store.durable_offset`` has reached it.
         queue_offset: number of the (first) message in its queue.
         physical_offsets: one per message of a batch.
         reason: the reason of a refusal.

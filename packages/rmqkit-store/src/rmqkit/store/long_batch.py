@@ -1,21 +1,21 @@
-"""A batch of many messages, made ready step by step and put in one: what `Appender.put_batch` does, for any size.
+"""A batch of many messages, prepared step by step and put at once: `Appender.put_batch` for any size.
 
-Storing 190,000 messages of a 4 MiB request one after the other takes half a second, for which nobody else would be
-served. So what does not depend on the place in the log is done before, in steps with turns for others between:
+Storing the 190,000 messages of a 4 MiB request one after the other takes half a second, in which the broker would serve
+no other request. So all work that does not depend on the place in the log is done before, in short steps with pauses:
 
 =========  ==========================================================================  =====================
-step       what                                                                        how much at a time
+step       work                                                                        amount at a time
 =========  ==========================================================================  =====================
-walk       where each message lies in the body                                         1,024 messages
-encode     records with places that count from the batch's beginning                   1,024 messages
-settle     queue offsets, physical offsets and the time entered in all records,        all: it is one put
-           which are one write then
-parts      what the dispatcher has to know, made when it dispatches the part           512 messages, or
+walk       find each message in the body                                               1,024 messages
+encode     make the records, with places relative to the start of the batch            1,024 messages
+settle     enter queue offsets, physical offsets and the time in all records           all: it is one put
+           and write them with one write
+parts      make the dispatch requests, when the dispatcher reaches the part            512 messages, or
                                                                                        16 KiB of properties
 =========  ==========================================================================  =====================
 
-Nothing is reserved meanwhile: other puts go on, and the batch lies together behind them. With a checksum in each record
-(``enabledAppendPropCRC``) `settle` takes about 1 µs a message more, as the checksum covers the place.
+No space is reserved meanwhile: other puts continue, and the whole batch is stored after them. With a checksum in each
+record (``enabledAppendPropCRC``) `settle` takes about 1 µs more per message, as the checksum covers the place.
 Owner thread only. Source: store.md §3.7.
 """
 
@@ -56,17 +56,17 @@ _LONG_COUNT = 2048
 _LONG_PROPERTIES_BYTES = 32 << 10
 _PLACE_AT = layout_of(0).positions["queue_offset"]
 _SETTLED = {bits: struct.Struct(f">qqiq{20 if bits & 0x10 else 8}sq") for bits in (0, 0x10, 0x20, 0x30)}
-"""From queue_offset to store_timestamp, by the bits of sysFlag that say which hosts are IPv6."""
+"""Structs from queue_offset to store_timestamp, by the bits of sysFlag that mark IPv6 hosts."""
 _SYS_FLAG_AT = layout_of(0).positions["sys_flag"]
 
 
 def is_long(body: bytes) -> bool:
-    """Return True if a batch body is put so: less takes a few milliseconds anyway."""
+    """Return True if a batch body is stored in steps: a shorter one takes only a few milliseconds."""
     return is_long_batch(body, count_max=_LONG_COUNT, properties_bytes_max=_LONG_PROPERTIES_BYTES)
 
 
 class _Part(Struct, gc=False):
-    """Some of the messages, from one to another, as the dispatcher has them when it comes to them."""
+    """A range of messages of a batch, whose dispatch requests are made by the iteration."""
 
     batch: LongBatch
     delays_ms: tuple[int, ...]
@@ -78,14 +78,14 @@ class _Part(Struct, gc=False):
 
 
 class LongBatch:
-    """One batch on its way into the log.
+    """A batch on its way into the log.
 
     Attributes:
-        message: as for `Appender.put_batch`.
-        count: how many messages were found in it.
+        message: the message for `Appender.put_batch`.
+        count: number of messages found in it.
         size: bytes of the records.
         is_encoded: whether the records were made.
-        refused: why it cannot be put, None if it can.
+        refused: the refusal, or None if the batch can be put.
     """
 
     def __init__(self, message: InnerMessage) -> None:
@@ -107,7 +107,7 @@ class LongBatch:
         return len(self._data)
 
     def walk(self) -> Iterator[list[BatchBounds]]:
-        """Find the messages. Raises BodyError: the body is none of a batch."""
+        """Find the messages. Raises BodyError: the body is not a batch."""
         body, position = self.message.body, 0
         while position < len(body):
             bounds = batch_bounds(body, position, _AT_ONCE)
@@ -117,7 +117,7 @@ class LongBatch:
             yield bounds
 
     def encode(self, topic_field: bytes, *, has_crc: bool) -> Iterator[None]:
-        """Make the records. Raises struct.error: a number of the message fits into no record."""
+        """Make the records. Raises struct.error: a number of a message does not fit into a record."""
         message, data, done = self.message, self._data, 0
         self._has_crc = has_crc
         for bounds in self._bounds:
@@ -149,7 +149,7 @@ class LongBatch:
         self.is_encoded = True
 
     def settle(self, *, queue_offset: int, physical_offset: int, store_timestamp: int) -> bytearray:
-        """Give all records their places; what is to be written to the log."""
+        """Enter the places in all records, and return the bytes to write to the log."""
         assert len(self._places) == self.count, "every message of the batch has a record"
         self._queue_offset, self._physical_offset = queue_offset, physical_offset
         self._store_timestamp = store_timestamp
@@ -175,7 +175,7 @@ class LongBatch:
         return data
 
     def physical_offsets(self) -> Iterator[list[int]]:
-        """Yield the physical offsets of all records in order, 4,096 at a time, after the batch got its place."""
+        """Yield the physical offsets of all records in order, 4,096 at a time; call it after `settle`."""
         for first in range(0, self.count, _OFFSETS):
             yield list(map(add, self._places[first : first + _OFFSETS], repeat(self._physical_offset - _PLACE_AT)))
 
@@ -185,7 +185,7 @@ class LongBatch:
         return [(base + ends[end - 1], _Part(self, delays_ms, first, end)) for first, end in pairwise(self._cuts)]
 
     def arrivals(self, first: int, end: int, delays_ms: tuple[int, ...]) -> list[DispatchRequest]:
-        """Return the dispatch requests of the messages from ``first`` to before ``end``."""
+        """Return the dispatch requests of the messages from ``first`` up to but not including ``end``."""
         topic, queue_id, sys_flag = self.message.topic, self.message.queue_id, self.message.sys_flag
         now, base = self._store_timestamp, self._physical_offset
         start = self._ends[first - 1] if first else 0
@@ -202,7 +202,7 @@ class LongBatch:
         return found
 
     def _cut(self, first: int, end: int) -> None:
-        """Note where parts of what was just encoded end."""
+        """Record the ends of the parts of the messages that were just encoded."""
         properties_bytes, cuts = 0, self._cuts
         for number in range(first, end):
             properties_bytes += self._properties_bytes[number]
@@ -212,7 +212,10 @@ class LongBatch:
         cuts.append(end)
 
     def _rows(self, body: bytes, bounds: list[BatchBounds], topic_field: bytes, first: int) -> Iterator[RecordRow]:
-        """An entry and a record both end with the properties behind their length."""
+        """Yield the rows of the messages.
+
+        An entry and a record both end with the properties and their length before them.
+        """
         message = self.message
         queue_id, kind = message.queue_id, message.sys_flag
         born, times = message.born_timestamp, message.reconsume_times
@@ -221,7 +224,7 @@ class LongBatch:
 
 
 def _with_room(body: bytes, bounds: list[BatchBounds]) -> tuple[bytes, list[BatchBounds]]:
-    """Messages of a batch with room for their checksums; none at all where one has no room."""
+    """Return the messages of a batch with room for their checksums; an empty batch if a message has no room."""
     entries = [
         BatchEntry(bytes(body[body_at : at - 2]), with_room_for_crc(bytes(body[at:end])), flag)
         for flag, body_at, at, end in bounds

@@ -1,15 +1,16 @@
 """The store of one broker: puts, reads and their files (``DefaultMessageStore``).
 
-Here the parts are joined: `put` appends and dispatches in one call, `reader` reads, `flush` makes durable. `open`
-checks, locks and recovers, and changes nothing when it raises; `close` leaves what a clean stop leaves. Under
-SYNC_FLUSH a record is dispatched, and so readable, when it is on the disk; see `MessageStore.dispatch`.
+`MessageStore` combines the parts of a store: `put` appends and dispatches in one call, `reader` reads, and `flush`
+makes the log durable. `open` checks, locks and recovers the directory; if it raises, the directory is unchanged.
+`close` leaves the files as after a clean stop. Under SYNC_FLUSH a record is dispatched, and so readable, when it is on
+the disk; see `MessageStore.dispatch`.
 
-A slave's store (``is_replica``) takes no messages: what its master's log holds is appended to it and dispatched behind,
-see `rmqkit.store.replica`.
+A slave's store (``is_replica``) accepts no messages. The bytes of its master's log are appended to it, and dispatched
+afterwards; see `rmqkit.store.replica`.
 
 Owner thread only (the thread that called `open`), except ``on_durable``, which the flush thread calls.
-Not handled here: topics, delay levels and transactions of a message (the broker rewrites it before it puts it), the
-link between master and slave. Source: store.md §8, §10, §12.
+Not handled here: topics, delay levels and transactions of a message (the broker rewrites it before the put), and the
+connection between master and slave. Source: store.md §8, §10, §12.
 """
 
 from __future__ import annotations
@@ -66,10 +67,10 @@ __all__ = [
 ]
 
 _COMPARED_MAX = 4096
-"""Records whose key a query compares: whoever sends many keys of one hash does not hold up the loop."""
+"""Maximum number of records whose key a query compares, so that many keys with the same hash do not block the loop."""
 
 _CATCH_UP_STEPS = 8
-"""Steps of the index behind a query: together less than 40 ms."""
+"""Steps in which the index catches up before a query: together less than 40 ms."""
 _REQUESTED_BYTES = 1 << 20
 _DELETED = (GetStatus.OFFSET_TOO_SMALL, GetStatus.MESSAGE_WAS_REMOVING)
 
@@ -77,21 +78,21 @@ _log = logging.getLogger(__name__)
 
 
 class OlderQueues(Protocol):
-    """The part of each queue that the log has deleted and that can be fetched from another place."""
+    """The part of each queue that the log has deleted but that can be fetched from another place."""
 
     def min_offset(self, topic: str, queue_id: int) -> int:
-        """Return the first message of a queue that is in the other place or in the log."""
+        """Return the offset of the first message of a queue, in the other place or in the log."""
 
     def has(self, topic: str, queue_id: int, queue_offset: int) -> bool:
-        """Return True if a deleted message, or one after it, can or may be fetched."""
+        """Return True if a deleted message, or a later message, can or may be fetched."""
 
 
 class MessageStore:
-    """A store directory, open for one broker.
+    """The store directory of one broker.
 
     Args:
         root: ``storePathRootDir``.
-        is_batch_topic: whether a topic's queues are BatchConsumeQueues.
+        is_batch_topic: returns True if a topic's queues are BatchConsumeQueues.
         on_arrival: called with messages that became readable, once per put or batch.
         bitmap_of: returns the filter bitmap of a record, or empty bytes, for the extension of its queue entry. It is
             called only with ``enableConsumeQueueExt``, also for records that recovery dispatches again in `open`. It
@@ -99,17 +100,17 @@ class MessageStore:
         disk_used_percent: returns the use of the disk of a directory, in percent.
         on_durable: called from the flush thread after each cycle that flushed the log, was requested or follows a
             failure, with the offset up to which the log is on the disk, or with the error that stopped flushing. Under
-            SYNC_FLUSH the owner then calls `dispatch`. On a slave the offset may be past the end of a log that was cut
-            meanwhile: use `durable_offset` instead.
+            SYNC_FLUSH the owner then calls `dispatch`. On a slave the offset may be greater than the end of a
+            log that was cut meanwhile: use `durable_offset` instead.
         on_committed: called from the commit thread when more of the log became readable; the owner then calls
             `dispatch`. Only with the transient store pool.
         on_flushed: called from the flush thread with the duration of each flush of the log, in ms.
         is_replica: whether the store is a slave's: it refuses puts, and `replica` appends to it.
 
     Attributes:
-        log: the commit log; `Replica` and `put` append to it, anybody may read it.
+        log: the commit log; `Replica` and `put` append to it, every part may read it.
         queues: the consume queues by topic and queue id.
-        reader: reads queues that were looked up.
+        reader: reads the queues.
         retention: deletes old files; `retention_round` runs it.
         flusher: makes log and queues durable; its flush cycles can be run by hand.
         kept_from: returns the physical offset from which on the log must be retained, regardless of age and disk use.
@@ -117,7 +118,7 @@ class MessageStore:
         put, put_run, put_sends, put_batch, prepare, put_long_batch, batch: the methods of `Appender`.
     """
 
-    # Long: the parts of a store, in the order in which they need each other.
+    # This function is long: it creates the parts of a store in the order in which they need each other.
     def __init__(
         self,
         root: Path,
@@ -182,8 +183,8 @@ class MessageStore:
             disk_used_percent,
             note_start=self._start.note,
         )
-        self._gap_max = 0  # so many messages may be missing in a queue, as fillers of the log say
-        self._odd_count = 0  # and so many more, as there are records that seem to be none of their queue
+        self._gap_max = 0  # messages that may be missing in a queue, according to the fillers of the log
+        self._odd_count = 0  # further such messages: records that seem to be in a wrong queue
         self.kept_from: Callable[[], int] = lambda: self._dispatcher.position
         self.older: OlderQueues | None = None
         self._replica: Replica | None = None
@@ -228,13 +229,13 @@ class MessageStore:
 
     def open(self) -> None:
         """Lock, load and recover the directory, and start flushing.
-        Raises StoreLocked: another broker uses it.
-        Raises StoreMismatch: its files do not have the sizes of the settings, or one is no store file.
-        Raises StoreError: it cannot be read or made. In every case nothing was changed.
-        Raises StoreDamaged: sound records would be cut off. Nothing in the log was changed."""
-        assert not self._appender.is_open, "a store is opened once"
+        Raises StoreLocked: another broker uses the directory.
+        Raises StoreMismatch: the file sizes do not match the settings, or a file is not a store file.
+        Raises StoreError: the directory cannot be read or created. In all these cases nothing was changed.
+        Raises StoreDamaged: recovery would cut off valid records. Nothing in the log was changed."""
+        assert not self._appender.is_open, "a store that is opened is closed"
         try:
-            # Before anything is made: a wrong storePathRootDir must not leave a lock file or a directory there.
+            # Check before creating anything: a wrong storePathRootDir must not leave a lock file or a directory there.
             self._lock.check()
             self._check()
             make_directory(self.root)
@@ -252,7 +253,7 @@ class MessageStore:
         self._appender.is_open = True
 
     def _check(self) -> None:
-        """Look at everything that `open` relies on, without changing it."""
+        """Check everything that `open` relies on, without changing it."""
         if self.root.exists() and not self.root.is_dir():
             raise StoreMismatch(f"{self.root} is a file: give a directory as storePathRootDir")
         for directory in sorted({self.root, *self.log.queue.directories}):
@@ -263,8 +264,8 @@ class MessageStore:
             self._index.check()
 
     def _load_and_recover(self) -> None:
-        # If `abort` is missing after a kill, the note still shows the kill. (Apache's broker leaves the note. If it
-        # closed the store since, the recovery takes longer than needed and finds nothing.)
+        # The note reveals a kill even if `abort` is missing. (Apache's broker leaves the note. If it closed the store
+        # since then, the recovery takes longer than needed and finds nothing.)
         is_clean = not self._ends.read() and not self._abort_path.exists()
         self.log.queue.load()
         self._deleted.load()
@@ -278,14 +279,14 @@ class MessageStore:
             )
         if not is_clean:
             _log.warning("store %s was not closed cleanly: recovering", self.root)
-        # Behind the recovery: a start that is refused or killed leaves a clean store clean. Before the first write:
-        # from here on a kill has to be seen.
+        # Write `abort` after the recovery, so that a refused or killed start leaves a clean store clean. Write it
+        # before the first other write, because a kill from here on must be detected.
         end = self._recover(is_clean)
         write_durably(self._abort_path, str(os.getpid()).encode())
         self._start.renew()
         self._ends.renew(self.queues)
         self.log.resume()
-        # What an earlier process wrote is not trusted without a look; what this one writes is in the page cache.
+        # Check records of an earlier process before they are returned. Records of this process are in the page cache.
         self._dispatcher.position = self.reader.doubted_end = self.log.max_offset
         if self._replica is not None:
             self._replica.resume(end.last_record if end.record_count else None)
@@ -295,7 +296,7 @@ class MessageStore:
         self.flusher.start(self.log.max_offset)
 
     def _stored_at(self, physical_offset: int) -> int | None:
-        """The storeTimestamp of the record at an offset; None without one."""
+        """Return the storeTimestamp of the record at an offset; None without a record."""
         file = self.log.queue.find(physical_offset)
         try:
             record = None if file is None else decode_record(file.view, physical_offset - file.start)
@@ -304,7 +305,7 @@ class MessageStore:
         return record.store_timestamp if record is not None and record.physical_offset == physical_offset else None
 
     def _flush_log(self) -> bool:
-        """Make the log durable; whether the disk did not refuse."""
+        """Flush the log; return True if that succeeded."""
         self.flusher.flush_log()
         return self.flusher.failure is None
 
@@ -312,7 +313,7 @@ class MessageStore:
     def _abort_path(self) -> Path:
         return self.root / "abort"
 
-    # Long: each step of a recovery needs the one before.
+    # This function is long: each step of a recovery needs the step before it.
     def _recover(self, is_clean: bool) -> LogEnd:
         """Bring log and queues into agreement. Source: store.md §12."""
         log, queues = self.log, self.queues
@@ -320,13 +321,13 @@ class MessageStore:
             log.queue.mark_synced()
             queues.mark_synced()
         else:
-            self._checkpoint.before_cut(0)  # the recovery takes queues back and writes them again
+            self._checkpoint.before_cut(0)  # the recovery truncates queues and writes them again
         self._start.compare()
         check_heads(self.root, log.queue.files, is_replica=self._replica is not None)
         self._ends.load(clean=is_clean)
         newest = queues.recover(clean=is_clean, take=self._ends.take)
         if not log.queue.files:
-            # Entries point into a log that is gone: kept, they would answer pulls with the records of new messages.
+            # The entries refer to a log that is gone. If they stayed, pulls would return the records of new messages.
             self._checkpoint.before_cut(0)
             queues.destroy_all()
             queues.sync_all()
@@ -362,7 +363,7 @@ class MessageStore:
                 indexed_end=indexed_end,
             )
         self._checkpoint.before_cut(end.offset)
-        # Derived files first, the log last: after a kill in between the next start finds the same end again.
+        # Cut derived files first, the log last: after a kill in between, the next start finds the same end again.
         self._deleted.cut(end.offset)
         queues.truncate_physical(end.offset)
         log.queue.truncate(end.offset)
@@ -372,11 +373,11 @@ class MessageStore:
             tell_odd_queues(self.root, queues, known, log_start=log.min_offset)
         log.last_store_timestamp = end.last_store_timestamp
         self._checkpoint.confirm_physical_offset = end.last_record
-        # The clock was set back: times of later records would count as flushed before they are.
+        # The clock was set back: without this, later records would count as flushed before they are.
         if end.newest_store_timestamp > end.last_store_timestamp:
             self._checkpoint.step_back(end.newest_store_timestamp, end.last_store_timestamp)
-        log.queue.sync()  # after a clean stop only what was cut: bytes that come back would look like records
-        queues.sync_all()  # first, as a queue that is on the disk can be read and closed again without a wait
+        log.queue.sync()  # after a clean stop only the cut: bytes that reappear would look like records
+        queues.sync_all()  # first: a synced queue can be read and closed again without a wait
         queues.finish_recovery(log.min_offset)
         self._checkpoint.logics_physical_offset = end.offset
         self._checkpoint.save()
@@ -384,7 +385,7 @@ class MessageStore:
         return end
 
     def _is_record(self, queue: ConsumeQueueBase, index: int, entry: tuple[Any, ...]) -> bool:
-        """Return True if the log holds the record of a queue entry, or held it."""
+        """Return True if the log holds the record of a queue entry, or held it before retention."""
         physical_offset, size = entry[:2]
         if physical_offset < self.min_physical_offset:
             return True
@@ -398,13 +399,13 @@ class MessageStore:
         return is_own or (is_light(queue.topic) and queue.topic in light_numbers(record.topic, record.properties))
 
     def _dispatch_again(self, record: Record) -> None:
-        """Dispatch one record in a recovery."""
+        """Dispatch one record during a recovery."""
         queue = self.queues.get(record.topic, record.queue_id)
         if is_filler(record):
             self._gap_max += record.prepared_transaction_offset // RECORD_BYTES_MIN
         elif queue is None:
-            # A queue of which nothing is known begins behind 0: a changed topic or queue id brought its record here,
-            # and the queue it came from lacks it.
+            # An unknown queue begins after 0: a damaged topic or queue id put its record here, and the record is
+            # missing from its real queue.
             self._odd_count += record.queue_offset > 0
         elif (gap_max := self._gap_max + self._gaps_of_odd) and isinstance(queue, ConsumeQueue):
             queue.fill_gap(record.queue_offset, gap_max)
@@ -412,19 +413,18 @@ class MessageStore:
 
     @property
     def _gaps_of_odd(self) -> int:
-        """Return how many messages odd records explain that a queue lacks. None while the end of the log is
-        replayed: there a queue may lack what lies before that, for which the whole log is walked
-        (`mend_after_crash`).
+        """Greatest number of missing messages that odd records explain. Return 0 while the end of the log is replayed:
+        a queue may then lack messages of the earlier log, for which the whole log is scanned (`mend_after_crash`).
         """
         return 0 if self.queues.is_replaying else self._odd_count
 
     def _dispatch_run(self, run: Records) -> list[DispatchRequest]:
-        """Enter a run of records for a slave; returns the newest one of each queue and tag code."""
+        """Enter a run of records on a slave; return the newest record of each queue and tag code."""
         arrivals, newest_light = self._enter_run(run)
         return arrivals.newest(self._delays_ms) + newest_light
 
     def _enter_run(self, run: Records) -> tuple[DispatchColumns, list[DispatchRequest]]:
-        """Enter a run of records; returns its columns, and the newest one of each light queue."""
+        """Enter a run of records; return its columns, and the newest record of each light queue."""
         from rmqkit.store.bulk import BulkDispatcher, DispatchColumns
 
         queues_only = self._dispatcher.without_index()
@@ -442,17 +442,17 @@ class MessageStore:
         return arrivals, newest_light
 
     def close(self) -> None:
-        """Flush everything and leave the directory as after a clean stop; without effect on a closed store.
-        After a failed flush ``abort`` stays, so that the next start recovers. Source: store.md §10."""
+        """Flush everything and leave the directory as after a clean stop. Does nothing if the store is closed.
+        After a failed flush ``abort`` remains, so that the next start recovers. Source: store.md §10."""
         if not self._appender.is_open:
             return
         self._appender.is_open = False
         is_whole = self._ends_whole()
         self.flusher.stop()
-        with suppress(LogDiverged):  # the bytes there are cut off, and the master sends them again
+        with suppress(LogDiverged):  # the bad bytes are cut off, and the master sends them again
             while self._dispatch():
                 pass
-        # The log is on the disk by now (`stop`): entries of records that a power cut takes would point at nothing.
+        # `stop` has flushed the log. Otherwise a power cut could leave entries whose records are lost.
         self.flusher.flush_queues()
         while self._dispatcher.catch_up(is_paced=False):
             pass
@@ -471,7 +471,7 @@ class MessageStore:
         self._lock.release()
 
     def _ends_whole(self) -> bool:
-        """Return True if the log ends with a whole record, after what a slave has to do for that."""
+        """Return True if the log ends with a whole record. On a slave, cut off an incomplete record first."""
         try:
             if self._replica is not None:
                 self._replica.cut_torn_tail()
@@ -487,25 +487,25 @@ class MessageStore:
         if self._index is not None:
             self._index.close()
 
-    # ---- putting: `put` and its kin are those of `Appender`
+    # ---- putting: `put` and the other put methods are those of `Appender`
 
     @property
     def properties_bytes_max(self) -> int:
-        """The longest property string that a put takes."""
+        """Greatest length of a property string that a put accepts."""
         return self._appender.properties_bytes_max
 
     def request_flush(self) -> None:
-        """Ask for a flush round that covers everything put so far; cheap when one is asked for already."""
+        """Request a flush cycle that covers everything put so far; cheap if a request is pending."""
         self.flusher.request()
 
     def dispatch(self) -> bool:
         """Make messages readable: the durable ones under SYNC_FLUSH, otherwise the committed ones.
         The owner calls it after ``on_durable`` (SYNC_FLUSH) or ``on_committed``; reads call it too. It has no effect on
-        a closed store, as a call may come late.
+        a closed store, because callbacks may arrive late.
 
-        A slave's owner also calls it after an append: when its link has nothing more to read, or a MiB waits
-        (`dispatch_behind_bytes`), as large runs cost a tenth of the same records one by one. A call takes a few
-        milliseconds at most. It returns whether more can be dispatched at once; the owner then calls it again.
+        A slave's owner also calls it after an append, when its connection has nothing more to read or a MiB is pending
+        (`dispatch_behind_bytes`). A large run costs a tenth of the same records one by one. A call takes a few
+        milliseconds at most. It returns True if more can be dispatched at once; the owner then calls it again.
 
         Raises:
             LogDiverged: a slave's log held bytes that are not a record, and was cut there. Raised once, see
@@ -514,19 +514,19 @@ class MessageStore:
         return self._appender.is_open and (self._dispatch() or self._dispatcher.catch_up())
 
     def _catch_up(self) -> None:
-        """Let the index catch up for some milliseconds, although no message came since its files were refused."""
+        """Let the index catch up for some milliseconds, even if no message came since a write of its files failed."""
         self._dispatcher.catch_up(is_paced=False)
         for _ in range(_CATCH_UP_STEPS):
             if not self._dispatcher.catch_up():
                 break
 
     def _dispatch_for_read(self) -> None:
-        """`dispatch`, but for the parts of long batches: many reads of one turn would do all of them."""
+        """Like `dispatch`, but without parts of long batches: many reads of one loop tick would dispatch all parts."""
         if not self._dispatcher.has_part_next:
             self.dispatch()
 
     def _requests(self, start: int, end: int, count_max: int) -> tuple[list[DispatchRequest], int]:
-        """Up to so many records that were dispatched, from a physical offset on, and where they end."""
+        """Return up to ``count_max`` dispatched records from a physical offset on, and the end of the last."""
         at, found = max(start, self.log.min_offset), list[DispatchRequest]()
         end = min(end, at + _REQUESTED_BYTES)
         while at < end and len(found) < count_max and (file := self.log.queue.find(at)) is not None:
@@ -536,7 +536,7 @@ class MessageStore:
                     continue
                 found.append(request_of(decode_record(file.view, at - file.start), self._delays_ms))
             except RecordCorrupt as error:
-                _log.error("record at %d cannot be read, nothing behind it in its file gets keys: %s", at, error.reason)
+                _log.error("record at %d cannot be read, the rest of its file gets no keys: %s", at, error.reason)
                 at = file.end
                 continue
             at += found[-1].size
@@ -551,32 +551,35 @@ class MessageStore:
 
     @property
     def dispatch_behind_bytes(self) -> int:
-        """Bytes at the end of the log that are not dispatched."""
+        """Number of bytes at the end of the log that are not dispatched."""
         return max(0, self.log.max_offset - self._dispatcher.position)
 
     def log_part(self, physical_offset: int, size_max: int) -> memoryview:
-        """Up to ``size_max`` bytes of the log from an offset on, for a slave: dispatched ones only, never across a
-        file's end; empty where there is nothing yet. Not copied; stays valid.
+        """Return up to ``size_max`` dispatched bytes of the log from an offset on, for a slave, without crossing the
+        end of a file. Empty if there are no such bytes yet. The memory is not copied and stays valid.
 
         Raises:
-            StoreError: the log has no such offset (any more), or does not reach it.
+            StoreError: the offset was deleted, or is greater than the end of the log.
         """
         return log_part(self.log, self._dispatcher.position, physical_offset, size_max)
 
     def file_start(self, physical_offset: int) -> int:
-        """Return where the log file begins, or will begin, that holds an offset. A slave with an empty log gets what
-        lies behind ``file_start(dispatched_offset)``."""
+        """Return the start of the log file that holds, or will hold, an offset. A slave with an empty log receives the
+        bytes from ``file_start(dispatched_offset)`` on."""
         return physical_offset - physical_offset % self._settings.commit_log_file_bytes
 
     @property
     def file_starts(self) -> list[int]:
-        """Physical offsets at which the log's files begin, oldest first; a record begins at each that is not empty."""
+        """Physical offsets at which the log's files begin, oldest first.
+
+        Each file that is not empty begins with a record.
+        """
         return [file.start for file in self.log.queue.files]
 
     @property
     def replica(self) -> Replica:
-        """Return the `Replica` that appends to a slave's store."""
-        assert self._replica is not None, "only a slave's store is appended to so"
+        """The `Replica` that appends to a slave's store."""
+        assert self._replica is not None, "only a slave's store has a replica"
         return self._replica
 
     # ---- reading
@@ -597,10 +600,10 @@ class MessageStore:
         Source: store.md §16.1.
 
         Args:
-            codes: tag codes (i32) wanted, None for everything.
+            codes: tag codes (i32) to accept, None for all.
             accept: a further test of the stored record.
-            accept_entry: a further test of the queue entry, made before the record is touched.
-            joins: whether records may come joined, as fewer pieces than there are.
+            accept_entry: a further test of the queue entry, made before the record is accessed.
+            joins: whether records may be joined into fewer pieces.
         """
         queue = self._readable(topic, queue_id)
         if queue is None:
@@ -622,64 +625,65 @@ class MessageStore:
         )
 
     def _readable(self, topic: str, queue_id: int) -> ConsumeQueueBase | None:
-        # Puts of an open batch(): a reader must see what was put before, as it would without the batch.
+        # Dispatch the puts of an open batch() first: a read returns every earlier put, with or without a batch.
         if self._dispatcher.pending:
             self._dispatch_for_read()
         return self.queues.table.get((topic, queue_id))
 
     def max_offset(self, topic: str, queue_id: int) -> int:
-        """One past the last readable message, 0 for an unknown queue."""
+        """Return one past the offset of the last readable message, 0 for an unknown queue."""
         queue = self._readable(topic, queue_id)
         return 0 if queue is None else queue.max_offset
 
     def max_offsets(self, topic: str, queue_ids: Iterable[int]) -> list[int]:
-        """`max_offset` of several queues of a topic."""
+        """Return the `max_offset` of several queues of a topic."""
         if self._dispatcher.pending:
             self._dispatch_for_read()
         table = self.queues.table
         return [0 if (queue := table.get((topic, one))) is None else queue.max_offset for one in queue_ids]
 
     def min_offset(self, topic: str, queue_id: int) -> int:
-        """The first readable message, 0 for an unknown queue."""
+        """Return the offset of the first readable message, 0 for an unknown queue."""
         queue = self._readable(topic, queue_id)
         return 0 if queue is None else queue.min_offset
 
     def bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
-        """`min_offset` and `max_offset`."""
+        """Return `min_offset` and `max_offset`."""
         queue = self._readable(topic, queue_id)
         return (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
 
     def earliest_store_time(self, topic: str, queue_id: int) -> int:
-        """storeTimestamp of the first readable message, -1 when there is none."""
+        """Return the storeTimestamp of the first readable message, -1 without a message."""
         return self.store_time_at(topic, queue_id, self.min_offset(topic, queue_id))
 
     def store_time_at(self, topic: str, queue_id: int, queue_offset: int) -> int:
-        """storeTimestamp of a message, -1 when there is none."""
+        """Return the storeTimestamp of a message, -1 without a message."""
         queue = self._readable(topic, queue_id)
         return -1 if queue is None else self.reader.store_time_at(queue, queue_offset)
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int, *, upper: bool = False) -> int:
-        """The first message stored at or after a time; with ``upper`` the last one at or before it; 0 if unknown."""
+        """Return the offset of the first message stored at or after a time, or with ``upper`` of the last message at or
+        before it; 0 if unknown."""
         queue = self._readable(topic, queue_id)
         return 0 if queue is None else self.reader.offset_by_time(queue, timestamp_ms, upper=upper)
 
     def is_in_memory(self, topic: str, queue_id: int, queue_offset: int) -> bool:
-        """Return True if a message exists and lies so near the log end that it counts as cached."""
+        """Return True if a message exists and is so near the end of the log that it counts as cached."""
         queue = self._readable(topic, queue_id)
         return queue is not None and self.reader.is_in_memory(queue, queue_offset)
 
     @property
     def checks_bodies(self) -> bool:
         """Return True if records are compared with their CRC before they are stored again (``checkCRCOnRecover``).
-        A copy gets a new CRC, which would hide that the body was changed on the disk."""
+        A copy gets a new CRC, which would hide that the body has changed on the disk."""
         return self._settings.check_crc_on_recover
 
     def entries(
         self, topic: str, queue_id: int, queue_offset: int, *, count_max: int
     ) -> list[tuple[int, int, int, int | None]]:
-        """Entries of a queue from an offset on, within one of its files.
-        Returns queue offset after it, physicalOffset, size and tag code of each; the code is None when its extension
-        unit is missing. Nothing for an offset that the queue does not have."""
+        """Return entries of a queue from an offset on, within one of its files.
+        Each has the next queue offset, physicalOffset, size and tag code; the code is None if its extension unit is
+        missing. Returns nothing for an offset that the queue does not have."""
         queue = self._readable(topic, queue_id)
         if queue is None or not queue.min_offset <= queue_offset < queue.max_offset:
             return []
@@ -687,9 +691,10 @@ class MessageStore:
         return [(following, at, size, queue.tags_code(code)) for at, size, code, following, _ in scanned]
 
     def query(self, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int) -> KeyQuery:
-        """Records that have a key (``UNIQ_KEY``, a word of ``KEYS``, ``T#`` + tags), stored between two times.
-        The index knows hashes of 31 bits, which many keys of other topics have, too: the topic, or the name of a light
-        queue, and the key of each record are compared. Source: store.md §7.5."""
+        """Return the records that have a key (``UNIQ_KEY``, a word of ``KEYS``, ``T#`` +
+        tags), stored between two times.
+        The index has hashes of 31 bits, which keys of other topics may share. So the topic (or the name of a light
+        queue) and the key of each record are compared. Source: store.md §7.5."""
         self.dispatch()
         if self._index is None:
             return KeyQuery([])
@@ -707,12 +712,12 @@ class MessageStore:
         self._catch_up()
         found = self._index.query(topic, key, count_max, begin_ms, end_ms, accept)
         if self._index.is_behind and not found.physical_offsets:
-            # It may be stored: "not found" would be a wrong answer.
+            # The message may be stored: "not found" would be a wrong answer.
             raise StoreUnavailable(f"the index is behind the log, so key {key} is not known: {self._index.failure}")
         return found
 
     def _is_unchanged(self, record: memoryview, physical_offset: int, key: str) -> bool:
-        """Return True if a record from before the start has its original body. Log an error otherwise."""
+        """Return True if a record that was written before the start has its original body. Log an error otherwise."""
         is_unchanged = not self.checks_bodies or has_sound_body(record)
         if not is_unchanged:
             _log.error("the message at %d is left out of a query for %s: its body was changed", physical_offset, key)
@@ -723,12 +728,12 @@ class MessageStore:
         return {topic for topic, _ in self.queues.table}
 
     def queue_ends(self) -> dict[tuple[str, int], int]:
-        """One past the last message of every queue, by topic and queue id."""
+        """Return one past the offset of the last message of every queue, by topic and queue id."""
         return {place: queue.max_offset for place, queue in self.queues.table.items()}
 
     def delete_topic(self, *topics: str) -> None:
-        """Delete the queues of topics; their records stay in the log until their file expires, see `DeletedTopics`.
-        Raises StoreUnavailable: the disk refused; nothing is deleted."""
+        """Delete the queues of topics. Their records stay in the log until their file expires, see `DeletedTopics`.
+        Raises StoreUnavailable: a write failed; nothing is deleted."""
         self.dispatch()
         places = {topic: self.queues.newest_record(topic) for topic in topics}
         times = {topic: self.log.store_timestamp(*place) for topic, place in places.items()}
@@ -737,7 +742,7 @@ class MessageStore:
             for one in waiting:
                 if one.topic in topics:
                     newest[one.topic] = one.physical_offset, one.size, one.store_timestamp
-        # The note first: queues that are gone without it come back with the old messages at the next recovery.
+        # Write the note first: without it, the next recovery restores the queues with the old messages.
         self._deleted.add(newest)
         for topic in topics:
             self.queues.delete_topic(topic)
@@ -745,9 +750,9 @@ class MessageStore:
     # ---- retention
 
     def retention_round(self) -> RetentionRound:
-        """Look at disk use and age once and delete what need not be kept; puts are refused while a disk is full.
-        Raises OSError: a disk cannot be asked, or a file not be deleted; the next round goes on."""
-        assert self._appender.is_open, "an open store has files to keep"
+        """Measure disk use and age, and delete expired files; puts are refused while a disk is full.
+        Raises OSError: a disk cannot be measured, or a file cannot be deleted; the next call continues."""
+        assert self._appender.is_open, "the store is open"
         self.dispatch()
         self._catch_up()
         try:
@@ -765,6 +770,6 @@ def _index_of(root: Path, settings: StoreSettings) -> MessageIndex | None:
 
 
 def _has_key(record: memoryview, topic: str, key: str) -> bool:
-    """Return True if a record is of a topic, or in a light queue of that name, and has a key."""
+    """Return True if a record has a key, and is of a topic or in the light queue of that name."""
     named, properties = record_topic(record).decode("utf-8", "replace"), record_properties(record)
     return (named == topic or topic in light_numbers(named, properties)) and key in keys_of(properties)

@@ -1,11 +1,11 @@
-"""Putting: from a message to a record in the log (``CommitLog.asyncPutMessage`` and its encoder).
+"""Puts: from a message to a record in the log (``CommitLog.asyncPutMessage`` and its encoder).
 
-check → number in the queue → place in the log → one ``pwrite`` → dispatch. A batch becomes as many records, which lie
-together in one file and are one write; in a topic whose queues are batch queues it is one record that numbers all of
-them (*inner batch*).
+check → number in the queue → place in the log → one ``pwrite`` → dispatch. Each message of a batch becomes a record.
+The records of a batch are in one file and are one write. In a topic with batch queues, a batch is one record that holds
+the numbers of all its messages (*inner batch*).
 
-What is refused leaves no trace. Under SYNC_FLUSH a record is dispatched when it is on the disk, with the transient
-store pool when it was committed: `Appender.dispatch`.
+A refused message leaves no trace. Under SYNC_FLUSH a record is dispatched when it is on the disk, with the transient
+store pool when it is committed: see `Appender.dispatch`.
 Owner thread only. Source: store.md §3.6, §3.7, §14.
 """
 
@@ -83,12 +83,12 @@ assert _FIXED_BYTES_MAX + PROPERTIES_BYTES_MAX < 64 << 10, "a record is less tha
 
 
 class Appender:
-    """Puts messages into one store.
+    """The part of a store that appends messages.
 
     Attributes:
-        is_open: whether the store takes messages at all.
-        dispatcher: what carries records on.
-        refusal: why it takes none at present, or an empty text.
+        is_open: whether the store accepts messages at all.
+        dispatcher: the dispatcher that gets the records.
+        refusal: the reason why the store accepts no messages at present, or an empty text.
     """
 
     def __init__(
@@ -117,18 +117,20 @@ class Appender:
         self._variable_bytes_max = settings.commit_log_file_bytes - _FIXED_BYTES_MAX
 
     def dispatch(self) -> bool:
-        """Dispatch what may be: under SYNC_FLUSH what is on the disk, else what was committed; of long batches one
-        part. Returns whether more can be dispatched at once."""
+        """Dispatch the durable records under SYNC_FLUSH, otherwise the committed records;
+        of long batches only one part.
+        Returns True if more can be dispatched at once."""
         return bool(self.dispatcher.pending) and self.dispatcher.run(self._readable_offset)
 
     def batch(self) -> AbstractContextManager[None]:
-        """Return a context that makes the messages put in it readable at its end, at less cost. A read inside the
-        context makes them readable earlier."""
+        """Return a context manager; the messages put inside become readable at its end,
+        which costs less than one by one.
+        A read inside the context makes them readable earlier."""
         return _Batch(self)
 
     @property
     def properties_bytes_max(self) -> int:
-        """The longest property string that is stored: a checksum of the record needs room behind it."""
+        """Greatest length of a property string that can be stored; a record checksum needs space after it."""
         return PROPERTIES_BYTES_MAX - self._trailer_bytes
 
     @property
@@ -136,7 +138,10 @@ class Appender:
         return self._flusher.durable_offset if self._is_sync else self._commit_log.committed_offset
 
     def put(self, message: InnerMessage) -> PutResult:
-        """Append one message; readable when this returns (SYNC_FLUSH: when durable; with the pool: when committed)."""
+        """Append one message.
+
+        It is readable at the return (SYNC_FLUSH: when durable; with the pool: when committed).
+        """
         queue = self._queues.table.get((message.topic, message.queue_id))
         refused = self._refuse(message, is_new=queue is None)
         if refused is not None:
@@ -168,8 +173,8 @@ class Appender:
         return appended
 
     def put_batch(self, message: InnerMessage) -> PutResult:
-        """Append a wire batch body: its members one by one, or as one inner batch where the topic's queues want that.
-        Members lie together in one file. Source: store.md §3.7."""
+        """Append a wire batch body: one record per message, or one inner batch if the topic has batch queues.
+        The messages are in one file. Source: store.md §3.7."""
         queue = self._queues.table.get((message.topic, message.queue_id))
         refused = self._refuse(message, is_new=queue is None)
         if refused is not None:
@@ -188,7 +193,7 @@ class Appender:
         return self._put_members(queue, message, bounds)
 
     def _put_inner_batch(self, queue: BatchQueue, message: InnerMessage, count: int) -> PutResult:
-        """Append a batch as one record that numbers ``count`` messages."""
+        """Append a batch as one record that holds the numbers of ``count`` messages."""
         if find_property(message.properties, b"UNIQ_KEY") is None or count > _BATCH_COUNT_MAX:
             return PutResult(PutStatus.MESSAGE_ILLEGAL, reason=_inner_batch_fault(queue))
         properties = message.properties
@@ -208,7 +213,7 @@ class Appender:
         return appended
 
     def _append(self, queue: ConsumeQueueBase, message: InnerMessage, count: int = 1) -> PutResult:
-        """Append one record that counts as ``count`` messages of its queue, and dispatch it."""
+        """Append one record that has the numbers of ``count`` messages of its queue, and dispatch it."""
         sys_flag, properties, body = message.sys_flag, message.properties, message.body
         kind = sys_flag & TRANSACTION_MASK
         is_numbered = kind != TRANSACTION_PREPARED and kind != TRANSACTION_ROLLBACK
@@ -220,7 +225,7 @@ class Appender:
             if now < log.last_store_timestamp:
                 self._flusher.step_back(now)
             while physical_offset != (placed := log.place(len(record)) if record else log.max_offset):
-                physical_offset = placed  # encode again if a new file is needed: cheaper than computing each size
+                physical_offset = placed  # encode again if a new file begins: cheaper than computing each size
                 record = encode_record(
                     topic=queue.topic_utf8,
                     queue_id=message.queue_id,
@@ -259,7 +264,7 @@ class Appender:
         return PutResult(PutStatus.OK, physical_offset, end, queue_offset, now)
 
     def _put_members(self, queue: ConsumeQueueBase, message: InnerMessage, bounds: list[BatchBounds]) -> PutResult:
-        """Append every message of a batch as a record of its own, all with one write."""
+        """Append every message of a batch as its own record, with one write for all."""
         body = message.body
         if self._trailer_bytes:
             body = encode_batch(
@@ -287,14 +292,14 @@ class Appender:
             )
         except struct.error as error:
             return _out_of_range(error)
-        assert len(data) == total_bytes, "the size was worked out before"
+        assert len(data) == total_bytes, "the records have the computed size"
         starts = tuple(accumulate(sizes, initial=physical_offset))
         if self._trailer_bytes:
             data = b"".join([seal(data[a - physical_offset : b - physical_offset]) for a, b in pairwise(starts)])
         if (refused := self._write(data, now)) is not None:
             return refused
         first, end = queue.next_offset, physical_offset + total_bytes
-        assert end == starts[-1] == self._commit_log.max_offset, "the log ends behind the last member"
+        assert end == starts[-1] == self._commit_log.max_offset, "the log ends with the last message of the batch"
         queue.next_offset = first + len(sizes)
         arrivals: list[DispatchRequest] = []
         topic, queue_id, sys_flag, delays_ms = message.topic, message.queue_id, message.sys_flag, self._delays_ms
@@ -307,7 +312,7 @@ class Appender:
         return PutResult(PutStatus.OK, physical_offset, end, first, now, starts[:-1])
 
     def prepare(self, batch: LongBatch) -> Iterator[None]:
-        """Make a long batch ready to be put: each step takes a few milliseconds, and nothing is stored meanwhile."""
+        """Prepare a long batch: each step takes a few milliseconds, and nothing is stored meanwhile."""
         message, body = batch.message, batch.message.body
         batch.refused = self._refuse(message, is_new=(message.topic, message.queue_id) not in self._queues.table)
         try:
@@ -339,9 +344,9 @@ class Appender:
             batch.refused = _too_long_for_file(batch.size)
 
     def put_long_batch(self, batch: LongBatch) -> PutResult:
-        """`put_batch` for one that all steps of `prepare` made ready, with one write: one step of at most 40 ms for
-        190,000 messages. Readable when `dispatch`, called again while it says so, has no more to do. Where its messages
-        lie the batch says itself."""
+        """Like `put_batch`, for a batch for which all steps of `prepare` were run. One write, at most 40 ms for 190,000
+        messages. The messages are readable when `dispatch`, repeated until it returns False, has dispatched them. The
+        batch returns their physical offsets."""
         message = batch.message
         is_new = (message.topic, message.queue_id) not in self._queues.table
         refused = batch.refused or self._refuse(message, is_new=is_new)
@@ -350,7 +355,7 @@ class Appender:
         queue = self._queues.obtain(message.topic, message.queue_id)
         if isinstance(queue, BatchQueue):
             return self._put_inner_batch(queue, message, batch.count)
-        if not batch.is_encoded:  # its topic had batch queues when it was made ready
+        if not batch.is_encoded:  # its topic had batch queues during `prepare`
             return PutResult(PutStatus.MESSAGE_ILLEGAL, reason=_inner_batch_fault(queue))
         now = self._clock.now_ms()
         physical_offset = self._place(batch.size, now)
@@ -360,16 +365,17 @@ class Appender:
         data = batch.settle(queue_offset=first, physical_offset=physical_offset, store_timestamp=now)
         if (refused := self._write(data, now)) is not None:
             return refused
-        assert self._commit_log.max_offset == physical_offset + batch.size, "the log ends behind the batch"
+        assert self._commit_log.max_offset == physical_offset + batch.size, "the log ends with the batch"
         queue.next_offset = first + batch.count
         self.dispatcher.submit_parts(batch.parts(self._delays_ms))
         return PutResult(PutStatus.OK, physical_offset, physical_offset + batch.size, first, now)
 
-    # Long: the hot path, one loop without a call for each message.
+    # This function is long: the hot path is one loop without a call for each message.
     def put_run(self, messages: Sequence[InnerMessage]) -> list[DispatchRequest] | None:
-        """Append plain messages of one sender with one write: what `put` does for each of them, in their order.
-        Returns what the dispatcher got; None, with nothing done, when they have to be put one by one: one of them is
-        not plain, is refused or opens a queue, the log file has no room for all, or the disk refused."""
+        """Append plain messages of one sender, in order, with one write; the effect is that of a `put` for each.
+        Returns the requests for the dispatcher. Returns None, with nothing done, if the messages must be
+        put one by one: a message is not plain, is refused or opens a queue, the log file has no space for
+        all, or the write failed."""
         log, table, dispatcher = self._commit_log, self._queues.table, self.dispatcher
         now = self._clock.now_ms()
         if self._trailer_bytes or not self._takes_runs(now):
@@ -420,16 +426,17 @@ class Appender:
                 DispatchRequest(one.topic, one.queue_id, row[3], code, now, at, size, one.sys_flag, string, 1, keys)
             )
             at += size
-        assert at == log.max_offset, "the log ends behind the run"
-        # Only now: a number given before a write that fails would leave a hole in the queue, at which consumers stop.
+        assert at == log.max_offset, "the log ends with the run"
+        # Set the offsets after the write: if it fails, earlier ones would leave a gap in the
+        # queue that stops consumers.
         for queue, number in numbers.items():
-            assert number > queue.next_offset, "a queue's numbers only grow"
+            assert number > queue.next_offset, "queue offsets only grow"
             queue.next_offset = number
         dispatcher.submit(arrivals, at, at if self._is_readable_at_once else self._readable_offset)
         return arrivals
 
     def put_sends(self, sends: Sends, born_host: bytes, store_host: bytes) -> int | None:
-        """`put_run` for plain sends as they are read together. Returns the physical offset at which they end."""
+        """Like `put_run`, for plain sends that were read together. Returns the physical offset at which they end."""
         log, now = self._commit_log, self._clock.now_ms()
         if not self._takes_runs(now) or sends.body_bytes_max > self._settings.message_bytes_max:
             return None
@@ -449,7 +456,8 @@ class Appender:
         if not log.has_room(len(data)) or self._write(data, now) is not None:
             return None
         sends.forget_bodies()
-        # Only now: a number given before a write that fails would leave a hole in the queue, at which consumers stop.
+        # Set the offsets after the write: if it fails, earlier ones would leave a gap in the
+        # queue that stops consumers.
         for queue, (_, _, count, _) in zip(queues, places, strict=True):
             queue.next_offset += count
         end, dispatcher = log.max_offset, self.dispatcher
@@ -459,15 +467,16 @@ class Appender:
         return end
 
     def _takes_runs(self, now: int) -> bool:
-        """Return True if several messages may be written at once, stored at a time."""
+        """Return True if several messages may be stored with one write at this time."""
         flusher = self._flusher
         has_failed = flusher.failure or flusher.commit_failure or self.dispatcher.failure
-        # A clock that went back and a failure's reason are left to `put`.
+        # `put` handles a clock that went back, and returns the reason of a failure.
         is_refused = has_failed or self.refusal or not self.is_open
         return not is_refused and now >= self._commit_log.last_store_timestamp
 
     def _refuse(self, message: InnerMessage, *, is_new: bool) -> PutResult | None:
-        """The first reason not to store a message. Source: store.md §3.6, §14."""
+        """Return the result for a message that must not be stored, with the first reason found, or None.
+        Source: store.md §3.6, §14."""
         flusher = self._flusher
         has_failed = flusher.failure is not None or flusher.commit_failure is not None
         if has_failed or self.dispatcher.failure is not None or self.refusal or not self.is_open:
@@ -495,7 +504,7 @@ class Appender:
         return None
 
     def _topic_fault(self, message: InnerMessage) -> str:
-        """Why a topic that has no queue yet gets none, or an empty text."""
+        """Return the reason why a topic without a queue cannot get one, or an empty text."""
         is_long_allowed = message.topic.startswith(RETRY_PREFIX) and self._settings.auto_message_version_on_topic_length
         limit = _RETRY_TOPIC_BYTES_MAX if is_long_allowed else _TOPIC_BYTES_MAX
         topic_bytes = len(message.topic.encode("utf-8", "replace"))
@@ -504,8 +513,10 @@ class Appender:
         return topic_fault(message.topic, message.queue_id)
 
     def _place(self, size: int, now_ms: int) -> int | PutResult:
-        """Return where records of that size begin, all in one file; what a put is answered with when there is no
-        file."""
+        """Return the physical offset for records of a total size, all in one file.
+
+        If there is no file, return the result of the failed put.
+        """
         try:
             if now_ms < self._commit_log.last_store_timestamp:
                 self._flusher.step_back(now_ms)
@@ -514,7 +525,7 @@ class Appender:
             return self._not_taken(_no_file(error))
 
     def _write(self, data: bytes | bytearray, now_ms: int) -> PutResult | None:
-        """Write to the log; what a put is answered with when the disk refused."""
+        """Write to the log. If the write fails, return the result of the failed put."""
         try:
             self._commit_log.append(data, now_ms)
         except OSError as error:
@@ -525,7 +536,7 @@ class Appender:
         return None
 
     def _not_taken(self, refused: PutResult) -> PutResult:
-        """Log once that the disk refuses, however many messages come."""
+        """Log a failure once, even if it is repeated for many messages."""
         if self._logged_reason != refused.reason:
             _log.error("no messages are accepted: %s", refused.reason)
             self._logged_reason = refused.reason
@@ -533,7 +544,7 @@ class Appender:
 
     def _unavailable(self) -> str:
         """Return the reason why no message is accepted, or an empty text.
-        Retry a flush or a dispatch that failed before, as for lack of space."""
+        Retry a flush or a dispatch that failed before, for example because the disk was full."""
         if not self.is_open:
             return "the store is closed"
         if (error := self._flusher.failure) is not None:
@@ -548,7 +559,10 @@ class Appender:
 
 
 class _Batch(AbstractContextManager[None]):
-    """A class, as a generator would cost five times as much for every read of every connection."""
+    """The context manager of `Appender.batch`.
+
+    A generator would cost five times as much for every read of a connection.
+    """
 
     __slots__ = ("_appender",)
 
@@ -564,8 +578,8 @@ class _Batch(AbstractContextManager[None]):
 
 
 def _enter_runs(queues: list[ConsumeQueue], numbers: list[int], sends: Sends) -> bool:
-    """Index records of several queues, those of each with one write; False when they have to go one by one, of which
-    those that are indexed then are ignored. Raises OSError: the disk refused."""
+    """Index records of several queues with one write per queue. Return False if they must be indexed one by one;
+    entries that are already written are then skipped. Raises OSError: a file cannot be written."""
     for queue, number, (entries, start, end) in zip(queues, numbers, sends.queue_entries(), strict=True):
         if not queue.append_run(number, start, end, entries):
             return False
@@ -575,7 +589,7 @@ def _enter_runs(queues: list[ConsumeQueue], numbers: list[int], sends: Sends) ->
 def _batch_rows(
     body: bytes, bounds: list[BatchBounds], message: InnerMessage, queue: ConsumeQueueBase
 ) -> list[RecordRow]:
-    """The members of a batch; an entry and a record both end with the properties behind their length."""
+    """Return the rows of a batch. An entry and a record both end with the properties and their length before them."""
     topic, queue_id, kind = queue.topic_field, message.queue_id, message.sys_flag
     born, times = message.born_timestamp, message.reconsume_times
     return [
@@ -585,18 +599,18 @@ def _batch_rows(
 
 
 def _looks_torn(properties: bytes) -> bool:
-    """Return True if recovery would take a record with these properties for one that a power cut tore."""
+    """Return True if recovery would consider a record with these properties torn by a power cut."""
     return properties[-1:] == b"\0" or (len(properties) >= SECTOR_BYTES and _SECTOR in properties)
 
 
 def _has_torn_member(body: bytes, bounds: list[BatchBounds]) -> bool:
-    """Return True if recovery would take a member of a batch, as a record of its own, for a torn one."""
+    """Return True if recovery would consider a record of a batch message torn."""
     suspect = [one for one in bounds if one[3] - one[2] >= SECTOR_BYTES or body[one[3] - 1] == 0]
     return any(_looks_torn(body[at:end]) for _, _, at, end in suspect)
 
 
 def _record_bytes(topic: bytes, message: InnerMessage, body_bytes: int, properties_bytes: int) -> int:
-    """The size `encode_record` will give a record. Source: store.md §3.1."""
+    """Return the size that `encode_record` will give a record. Source: store.md §3.1."""
     size = _V1_OVERHEAD_BYTES + len(topic) + body_bytes + properties_bytes
     if len(topic) > _TOPIC_BYTES_MAX:
         size += 1

@@ -1,31 +1,31 @@
-"""Queues that differ from their state at the last stop: found at a start, and rebuilt from the log.
+"""Queues that differ from their state at the last stop: how a start finds them and rebuilds them from the log.
 
 After a clean stop every queue is compared with the note of queue ends (`queue_ends`), which costs one read of its last
-file. Without a valid note, the files of a queue are checked against each other:
+file. Without a valid note, the files of a queue are compared with each other:
 
 =====================================================  ===============================================================
-broken queue                                           reason
+sign of a broken queue                                 reason
 =====================================================  ===============================================================
-the note knows the queue, and it has no files          they are missing (not when its topic was deleted: neither
-                                                       ``topics.json`` nor the directory is left)
-first file, end or last file is not as noted           files are missing, cut off or were changed
-files do not follow each other                         one in between is missing
+the note has the queue, and the queue has no files     they are missing (unless its topic was deleted: then neither
+                                                       ``topics.json`` nor the directory has it)
+first file, end or last file differ from the note      files are missing, cut off or were changed
+files are not contiguous                               a file in between is missing
 the first or last entry of an older file, or,          the entries are torn, or another queue's
-without a note, the very last entry, is not that of
-a record of the queue with its number
+without a note, the very last entry, does not
+belong to a record of the queue with its number
 =====================================================  ===============================================================
 
 The entries of a broken queue are compared with their records, starting at its first file. Right entries stay, the rest
-is dropped. The log is walked once for all broken queues and enters the missing entries. If the log no longer has the
-messages, the queue continues with the next number it had: a number is never given twice.
+is dropped. One scan of the log enters the missing entries of all broken queues. If the log no longer has the messages,
+the queue continues with the next number it had, because a number is never assigned twice.
 
 After a crash the newest entries are rebuilt in any case (`recovery`). A queue is rebuilt from the whole log in two
-cases: the first of the newest entries does not follow the older ones, or the queue ends before the number that was
-noted while the broker ran, so its directory or one of its files is lost (`mend_after_crash`).
+cases: the first of the newest entries is not contiguous with the older ones, or the queue ends before the number that
+was noted while the broker ran, so its directory or one of its files is lost (`mend_after_crash`).
 
 Not handled here: an entry in the middle of an older file (`reader` skips it, `verify` finds it); after a crash, lost
 files of a queue that were created since its number was noted, if the queue has no record in the part of the log that
-recovery walks (`verify` finds them).
+recovery scans (`verify` finds them).
 Source: store.md §4, §12.2.
 """
 
@@ -64,9 +64,9 @@ class _Broken(Struct):
     """A broken queue.
 
     Attributes:
-        note: what the last stop noted of it, if that counts.
-        kept: entries from index 0 on that stay; None when all go.
-        end_index: one past the last entry before.
+        note: the note of the last stop, if it is valid.
+        kept: number of entries from index 0 on that stay; None if none stays.
+        end_index: one past the last entry before the repair.
     """
 
     queue: ConsumeQueueBase
@@ -84,13 +84,13 @@ def mend_queues(
     dispatcher: Dispatcher,
     delays_ms: tuple[int, ...],
 ) -> bool:
-    """Find broken queues, rebuild them and log it; return True if there were any. The queues must be recovered before.
+    """Find broken queues, rebuild them and log it; return True if any was found. The queues must be recovered before.
 
     Args:
-        dispatcher: enters records in the queues only.
+        dispatcher: enters records in the queues only, not in the index.
 
     Raises:
-        OSError: the disk refused.
+        OSError: a file cannot be read or written.
     """
     entries = _Entries(log, delays_ms)
     broken = [*_found(queues, ends, entries), *_missing(root, queues, ends)]
@@ -115,14 +115,14 @@ def mend_after_crash(
     gap_max: int = 0,
 ) -> None:
     """Rebuild queues that lack messages of the log before the part that was dispatched again, and log it.
-    The log must have been walked and have its final end.
+    The log must have been scanned and have its final end.
 
     Args:
-        dispatcher: enters records in the queues only.
-        gap_max: greatest number of consecutive messages that may be missing in a queue's records, see `BulkDispatcher`.
+        dispatcher: enters records in the queues only, not in the index.
+        gap_max: greatest number of consecutive messages that a queue may lack, see `BulkDispatcher`.
 
     Raises:
-        OSError: the disk refused.
+        OSError: a file cannot be read or written.
     """
     lacking = dict.fromkeys(sorted(queues.behind, key=lambda one: (one.topic, one.queue_id)))
     for (topic, queue_id), number in ends.numbers().items():
@@ -147,7 +147,7 @@ def mend_after_crash(
 
 
 def _found(queues: ConsumeQueues, ends: QueueEnds, entries: _Entries) -> list[_Broken]:
-    """The queues with files that are not as they should be."""
+    """Return the queues whose files are broken."""
     broken: list[_Broken] = []
     for queue in queues:
         if queue.queue.files:
@@ -162,7 +162,7 @@ def _found(queues: ConsumeQueues, ends: QueueEnds, entries: _Entries) -> list[_B
 
 
 def _missing(root: Path, queues: ConsumeQueues, ends: QueueEnds) -> list[_Broken]:
-    """The queues that should have files."""
+    """Return the queues whose files are missing."""
     broken: list[_Broken] = []
     topics: dict[str, object] | None = None
     is_read = False
@@ -173,16 +173,16 @@ def _missing(root: Path, queues: ConsumeQueues, ends: QueueEnds) -> list[_Broken
         if not is_read:
             topics, is_read = configured_topics(root), True
         is_known = topics is None or topic in topics or is_light(topic)
-        # Else it was deleted by a broker that does not know the note.
+        # Otherwise a broker that does not know the note has deleted the topic.
         if is_known or any((root / tree / topic).exists() for tree in ("consumequeue", "batchconsumequeue")):
             broken.append(_Broken(queues.obtain(topic, queue_id), "its files are missing", note))
     return broken
 
 
 def tell_odd_queues(root: Path, queues: ConsumeQueues, known: Set[tuple[str, int]], *, log_start: int) -> None:
-    """Warn of queues that a recovery made and that should not be: ``topics.json`` does not have them, or they begin
-    with a number of which the log, which begins with the first message, should have those before.
-    No checksum covers topic and queue id of a record: a changed one takes its message to a queue that nobody reads.
+    """Warn of queues that a recovery created and that should not exist: ``topics.json`` does not have them, or the
+    complete log lacks the messages before their first number.
+    No checksum covers topic and queue id of a record: damage there moves its message to a queue that no consumer reads.
 
     Args:
         known: topic and queue id of the queues that had files before.
@@ -207,7 +207,7 @@ def tell_odd_queues(root: Path, queues: ConsumeQueues, known: Set[tuple[str, int
 
 
 def _oddity(queue: ConsumeQueueBase, topics: dict[str, object] | None, log_start: int) -> str:
-    """Why a queue that a recovery made should not be; empty when it may."""
+    """Return the reason why a queue that a recovery created should not exist; empty if it may."""
     if topics is not None and queue.topic not in topics:
         return "topics.json does not know the topic"
     topic = None if topics is None else topics[queue.topic]
@@ -221,7 +221,7 @@ def _oddity(queue: ConsumeQueueBase, topics: dict[str, object] | None, log_start
 
 
 def configured_topics(root: Path) -> dict[str, object] | None:
-    """The topics of ``topics.json`` with their configuration; None when it cannot tell."""
+    """Return the topics of ``topics.json`` with their configuration; None if the file cannot be read."""
     with suppress(OSError, BodyError):
         kept = fastjson.loads((root / "config" / "topics.json").read_bytes())
         table = kept.get("topicConfigTable") if isinstance(kept, dict) else None
@@ -230,17 +230,17 @@ def configured_topics(root: Path) -> dict[str, object] | None:
 
 
 def _take_back(one: _Broken, entries: _Entries) -> None:
-    """Forget the entries of a broken queue from the first wrong one on."""
+    """Drop the entries of a broken queue from the first wrong entry on."""
     queue, note = one.queue, one.note
     one.end_index = queue.end_index
     number = queue.max_offset
     one.kept = entries.right_ones(queue, None if note is None else note.start)
-    assert one.kept is None or one.kept <= one.end_index, "entries that stay were there"
+    assert one.kept is None or one.kept <= one.end_index, "only existing entries stay"
     if one.kept is None:
         _empty(queue)
     elif one.kept < queue.end_index:
         queue.recover_at(one.kept * queue.entry_bytes)
-    # The number outlives its entries: consumers hold offsets of them, and would skip messages that got them again.
+    # The number outlives its entries: consumers have stored offsets, and would skip messages that reuse them.
     queue.next_offset = max(number if note is None else note.number, queue.next_offset)
 
 
@@ -263,7 +263,7 @@ def _walk(
     broken: list[_Broken],
     gap_max: int = 0,
 ) -> None:
-    """Enter what the log has for the broken queues from a physical offset on."""
+    """Enter the records of the broken queues from a physical offset of the log on."""
     for one in broken:
         deleted_end = queues.deleted_ends.get(one.queue.topic, -1)
         one.queue.max_physical_offset = max(deleted_end, one.queue.max_physical_offset)
@@ -290,13 +290,13 @@ def _walk(
 
 
 def _log_made_anew(root: Path, broken: list[_Broken]) -> None:
-    """Say what was done, of each queue and in all."""
+    """Log the repairs, for each queue and in total."""
     made_all = lost_all = 0
     for i, one in enumerate(broken):
         queue = one.queue
         queue.recover_at(queue.queue.max_offset)
         queue.close()
-        if one.note is None:  # the end of torn entries promises nothing
+        if one.note is None:  # the end of torn entries is not reliable
             queue.next_offset = 0
         kept = one.kept
         if kept is None:
@@ -312,7 +312,7 @@ def _log_made_anew(root: Path, broken: list[_Broken]) -> None:
 
 
 def _log_entered_anew(root: Path, broken: list[_Broken], counts: dict[ConsumeQueueBase, int]) -> None:
-    """Say what was done: nothing of queues whose messages before are not in the log any more, as of a slave's."""
+    """Log the repairs, except of queues whose earlier messages are no longer in the log, such as those of a slave."""
     made_all = lost_all = lines = 0
     for one in broken:
         queue = one.queue
@@ -324,14 +324,14 @@ def _log_entered_anew(root: Path, broken: list[_Broken], counts: dict[ConsumeQue
             if lines <= _LOG_LINES_MAX:
                 lack = f"; the log has none of its messages, the next one is {lost}" if lost else ""
                 place = queue.topic, queue.queue_id
-                _log.warning("%s-%d: %s: %d messages entered anew from the log%s", *place, one.reason, made, lack)
+                _log.warning("%s-%d: %s: %d messages entered from the log%s", *place, one.reason, made, lack)
     if lines:
-        said = "store %s: %d queues were damaged: %d messages entered anew from the log, %d messages lost"
+        said = "store %s: %d queues were damaged: %d messages entered from the log, %d messages lost"
         _log.warning(said, root, lines, made_all, lost_all)
 
 
 class _Entries:
-    """Holds entries of queues against the records of the log."""
+    """A comparison of queue entries with the records of the log."""
 
     def __init__(self, log: CommitLog, delays_ms: tuple[int, ...]) -> None:
         self._commit_log = log
@@ -346,7 +346,7 @@ class _Entries:
         return ""
 
     def fault_unnoted(self, queue: ConsumeQueueBase) -> str:
-        """Return the fault of a queue that the note does not have; empty without a fault."""
+        """Return the fault of a queue that is not in the note; empty without a fault."""
         files = queue.queue.files
         if files[-1].start - files[0].start != (len(files) - 1) * queue.queue.file_bytes:
             return "a file is missing"
@@ -354,7 +354,7 @@ class _Entries:
         if last >= queue.first_index:
             entry = queue.entry(last)
             if entry[0] >= self._commit_log.queue.max_offset:
-                return ""  # ahead of the log: it is cut where the log ends
+                return ""  # after the end of the log: it will be cut there
             if not self.is_right(queue, last, entry, is_new=False):
                 return f"entry {last} is not that of its message"
             if isinstance(queue, ConsumeQueue) and is_address(entry[2]) and queue.ext and queue.unit(entry[2]) is None:
@@ -362,8 +362,7 @@ class _Entries:
         return self.fault(queue)
 
     def is_right(self, queue: ConsumeQueueBase, index: int, entry: tuple[Any, ...], *, is_new: bool) -> bool:
-        """Return True if an entry is that of its message; also if the record was removed.
-        A removed record cannot be compared.
+        """Return True if an entry belongs to its message, or if its record was deleted and cannot be compared.
         ``is_new``: whether delivery times must match the present delay levels."""
         physical_offset, size = entry[:2]
         if size == BLANK_SIZE or 0 <= physical_offset < self._commit_log.min_offset:
@@ -386,13 +385,13 @@ class _Entries:
         return number == index and entry[2] == arrival.tags_code
 
     def right_ones(self, queue: ConsumeQueueBase, start: int | None) -> int | None:
-        """Return how many entries from index 0 on can stay; None when none can.
-        ``start``: logical byte at which the first file has to begin, if that is known."""
+        """Return the number of entries from index 0 on that can stay; None if none can.
+        ``start``: logical byte at which the first file must begin, if known."""
         files = queue.queue.files
         if not files or (start is not None and files[0].start > start):
             return None
         if isinstance(queue, ConsumeQueue) and queue.ext is not None:
-            return None  # units that are gone would get other entries' addresses
+            return None  # lost units would get the addresses of other entries
         right, at = None, files[0].start
         for file in files:
             if file.start != at:
@@ -407,7 +406,7 @@ class _Entries:
 
 
 def _number_in(record: Record, queue: ConsumeQueueBase) -> int | None:
-    """The number of a record in a queue, its own or a light one; None when it is in another."""
+    """Return the number of a record in a queue, as its own or a light queue; None if the record is in another queue."""
     if (record.topic, record.queue_id) == (queue.topic, queue.queue_id):
         return record.queue_offset
     return light_numbers(record.topic, record.properties).get(queue.topic) if is_light(queue.topic) else None

@@ -1,11 +1,12 @@
-"""Reading: a pull is one slice of a consume queue and records of the log (``DefaultMessageStore.getMessage``).
+"""Reads: a pull is a slice of a consume queue and the records of its entries (``DefaultMessageStore.getMessage``).
 
 Entries are unpacked in one call, filtered by tag code, and turned into memoryviews of the mapped log: nothing is copied
-or decoded. Who sends all of them on has them *joined*, as a write of many pieces costs more than a copy: they are one
-slice of the log where they lie one behind the other, else one copy, made by the compiled core where there is one
-(`rmqkit.protocol.core.SelectRecords`). A pull ends at the first of: messages wanted, bytes or messages allowed from
-memory or disk, entries scanned, end of the queue file. The first message is always returned whole.
-Also here: finding an offset by store time. Owner thread only. Source: store.md §16, §17.1.
+or decoded. A caller that sends all records on requests them *joined*, as a write of many pieces costs more than a copy:
+contiguous records are one slice of the log, others one copy. The compiled core makes it if it is installed
+(`rmqkit.protocol.core.SelectRecords`). A pull stops at the first of these limits: number of messages
+requested, bytes or messages allowed from memory or disk, entries scanned, end of the queue file. The first
+message is always returned whole.
+This module also finds an offset by store time. Owner thread only. Source: store.md §16, §17.1.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from rmqkit.store.settings import StoreSettings
 __all__ = ["EntryTest", "GetResult", "GetStatus", "Reader"]
 
 EntryTest: TypeAlias = Callable[[int | None, ExtUnit | None], bool]
-"""Tells by its tag code (None when unknown) and its extension unit (None without one) whether an entry is wanted."""
+"""Returns whether an entry matches, by its tag code (None if unknown) and its extension unit (None without one)."""
 
 _RESULT_BYTES_MAX = 128 << 20
 _HEAD = struct.Struct(">i8xi4xqq")
@@ -58,10 +59,10 @@ class GetStatus(enum.Enum):
     NO_MATCHED_LOGIC_QUEUE = "NO_MATCHED_LOGIC_QUEUE"
     NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE"
     NOT_IN_LOG = "NOT_IN_LOG"
-    """Ours, never sent: the log has deleted the message, and it has to be fetched before it can be read."""
+    """Specific to rmqkit, never sent: the log has deleted the message, which must be fetched before it can be read."""
 
 
-_FOUND, _NO_MATCHED = GetStatus.FOUND, GetStatus.NO_MATCHED_MESSAGE  # asking an enumeration costs a call
+_FOUND, _NO_MATCHED = GetStatus.FOUND, GetStatus.NO_MATCHED_MESSAGE  # member access of an enumeration costs a call
 
 
 class GetResult(Struct):
@@ -71,8 +72,8 @@ class GetResult(Struct):
         next_begin_offset: queue offset to read from next.
         records: stored records, as slices of the mapped log that stay valid while they are held. A slice may hold
             several records, then ``joined_count`` is set.
-        joined_count: number of records in all slices together if a slice may hold several of them; else 0.
-        suggest_slave: whether the reader is so far behind that a slave should serve it.
+        joined_count: total number of records if a slice may hold several; else 0.
+        suggest_slave: whether the reader lags so far that a slave should serve it.
         size: bytes of the records.
     """
 
@@ -87,16 +88,16 @@ class GetResult(Struct):
 
     @property
     def count(self) -> int:
-        """Return how many records were found."""
+        """Number of records found."""
         return self.joined_count or len(self.records)
 
 
 class Reader:
-    """Reads queues of one store.
+    """Reads of the queues of one store.
 
     Attributes:
-        doubted_end: physical offset before which records were written by an earlier process: whether one is that of
-            its entry, with the body it was stored with, is looked at before it is handed out.
+        doubted_end: physical offset up to which an earlier process wrote the records. Such a record is checked before
+            it is returned: it must match its entry and have its original body.
     """
 
     def __init__(self, log: CommitLog, settings: StoreSettings) -> None:
@@ -118,13 +119,13 @@ class Reader:
         *,
         joins: bool = False,
     ) -> GetResult:
-        """Read from an offset on.
+        """Read messages from an offset on.
 
         Args:
-            codes: tag codes wanted, None for all.
+            codes: tag codes to accept, None for all.
             accept: a further test of the record itself.
-            accept_entry: a further test of the entry, made before the record is touched.
-            joins: whether records may come joined.
+            accept_entry: a further test of the entry, made before the record is accessed.
+            joins: whether records may be joined.
         """
         low, high = queue.min_offset, queue.max_offset
         if high == 0:
@@ -145,25 +146,25 @@ class Reader:
     def _common(
         self, queue: ConsumeQueue, queue_offset: int, count_max: int, codes: frozenset[int] | None, *, joins: bool
     ) -> GetResult | None:
-        """The common pull: from memory, out of one log file, by plain tag codes; None when it is not that simple.
-        Equal to `_general`, tested so; it skips the checks whose outcome is known. The loop is the plain twin of the
-        core's `SelectRecords`."""
+        """Execute a common pull: from memory, out of one log file, by plain tag codes. Return None for other pulls.
+        The result equals that of `_general`, which a test checks; checks with a known outcome are skipped. The loop is
+        the plain version of the core's `SelectRecords`."""
         settings, log = self._settings, self._log
         scan_bytes = max(settings.filter_bytes_max, count_max * ENTRY_BYTES)
         count_max = min(count_max, settings.transfer_count_in_memory_max)
         raw = queue.read(queue_offset, count_max if codes is None else -(-scan_bytes // ENTRY_BYTES))
-        if not raw:  # a file is missing in between: the general walk says where the next one begins
+        if not raw:  # a file in between is missing: the general scan finds the start of the next one
             return None
         first = int.from_bytes(raw[:8], "big", signed=True)
         files = log.queue.files
-        # Mostly the newest, and found without a call.
+        # Mostly the newest file, found without a call.
         file = files[-1] if files and first >= files[-1].start else log.queue.find(first)
         if file is None or log.max_offset - first > self._memory_bytes:
             return None
         doubted_end = self.doubted_end
         view, start, end = file.view, file.start, file.start + file.wrote
         bytes_max = left = settings.transfer_bytes_in_memory_max
-        if joins and self._select is not None and first >= doubted_end:  # those that follow lie behind it
+        if joins and self._select is not None and first >= doubted_end:  # the next records have greater offsets
             selected = self._select(raw, view, start, end, codes, count_max, bytes_max)
             if selected is None:
                 return None
@@ -174,7 +175,7 @@ class Reader:
         add = records.append
         following = queue_offset
         for physical_offset, size, code in ENTRY.iter_unpack(raw):
-            # With a record in hand only: one that is larger than the limit would never be read otherwise.
+            # Apply the limits only after the first record: otherwise a larger record would never be read.
             if records and (size > left or len(records) == count_max):
                 break
             position = physical_offset - start
@@ -183,7 +184,7 @@ class Reader:
             following += 1
             if codes is not None and code not in codes:
                 if _I32_MIN <= code <= _I32_MAX:
-                    continue  # any other number is an address in the extension, whose unit knows the tag code
+                    continue  # any other number is the address of an extension unit, which has the tag code
                 return None
             record = view[position : position + size]
             if physical_offset < doubted_end and not self._is_sound(record, queue, following - 1, physical_offset):
@@ -204,7 +205,7 @@ class Reader:
         accept: Callable[[memoryview], bool] | None,
         accept_entry: EntryTest | None,
     ) -> GetResult:
-        """The pull that handles everything."""
+        """Execute any pull."""
         result = GetResult(GetStatus.NO_MATCHED_MESSAGE, queue_offset, queue.min_offset, queue.max_offset)
         scanned = queue.scan(queue_offset, max(self._settings.filter_bytes_max, count_max * queue.entry_bytes))
         if scanned is None:
@@ -219,7 +220,7 @@ class Reader:
             ):
                 break
             last = physical_offset
-            # Also for what is passed over: a consumer that is sent back to the same offset would never get on.
+            # Also move past skipped entries: a consumer that is sent back to the same offset would never make progress.
             result.next_begin_offset = following
             if physical_offset < removed_below:
                 continue
@@ -254,7 +255,7 @@ class Reader:
         return result
 
     def _is_full(self, count: int, units: int, total_bytes: int, size: int, count_max: int, *, is_near: bool) -> bool:
-        """Return True if a pull that has something ends before a record of ``units`` messages and ``size`` bytes."""
+        """Return True if a pull that found a record stops before a record of ``units`` messages and ``size`` bytes."""
         settings = self._settings
         if count + units > count_max or total_bytes + size > _RESULT_BYTES_MAX:
             return True
@@ -266,15 +267,15 @@ class Reader:
         return total_bytes + size > settings.transfer_bytes_on_disk_max or count >= settings.transfer_count_on_disk_max
 
     def _is_sound(self, record: memoryview, queue: ConsumeQueueBase, queue_offset: int, physical_offset: int) -> bool:
-        """Return True if a slice of the log is the record that a queue's entry is for."""
+        """Return True if a slice of the log is the record of a queue's entry."""
         shift = _shift(record, queue, queue_offset, physical_offset)
         if shift is None or (self._settings.check_crc_on_recover and not has_sound_body(record)):
             return False
         return shift == 0 or self._is_run(queue, queue_offset, shift)
 
     def _is_run(self, queue: ConsumeQueueBase, queue_offset: int, shift: int) -> bool:
-        """Return True if the entry before or behind has a record whose number is as far from its own.
-        Where numbers were skipped, brokers enter all that follow at too low a place: those are no damage."""
+        """Return True if the entry before or after has a record whose number differs from its index by the same shift.
+        After a gap in the numbers, brokers enter all later records at too low an index. That is not damage."""
         for other in (queue_offset - 1, queue_offset + 1):
             physical_offset, size = queue.place(other)
             record = self._log.slice(physical_offset, size)
@@ -283,7 +284,7 @@ class Reader:
         return False
 
     def _log_lost(self, queue: ConsumeQueueBase, queue_offset: int, physical_offset: int, size: int) -> None:
-        """Say, once for each queue, that an entry is passed over."""
+        """Log, once per queue, that an entry is skipped."""
         if queue not in self._logged_lost:
             self._logged_lost.add(queue)
             _log.error(
@@ -293,20 +294,21 @@ class Reader:
             )
 
     def is_in_memory(self, queue: ConsumeQueueBase, queue_offset: int) -> bool:
-        """Return True if a message lies so near the end of the log that it counts as cached."""
+        """Return True if a message is so near the end of the log that it counts as cached."""
         physical_offset, size = queue.place(queue_offset)
         return size > 0 and self._log.max_offset - physical_offset <= self._memory_bytes
 
     # ---- time
 
     def store_time_at(self, queue: ConsumeQueueBase, queue_offset: int) -> int:
-        """storeTimestamp of a message, -1 when there is none."""
+        """Return the storeTimestamp of a message, -1 without a message."""
         if not queue.min_offset <= queue_offset < queue.max_offset:
             return -1
         return self._log.store_timestamp(*queue.place(queue_offset))
 
     def offset_by_time(self, queue: ConsumeQueueBase, timestamp_ms: int, *, upper: bool) -> int:
-        """The first message at or after a time; with ``upper`` the last at or before it. Source: store.md §16.2."""
+        """Return the offset of the first message at or after a time, or with ``upper`` of the last at or before it.
+        Source: store.md §16.2."""
         if queue.max_offset == 0:
             return 0
         if isinstance(queue, BatchQueue):
@@ -327,7 +329,7 @@ class Reader:
             return high if upper else high + 1
         if oldest > timestamp_ms:
             return 0 if upper else first
-        # low becomes the first entry of a later time (upper), or of a time that is not earlier (lower)
+        # low becomes the first entry with a later time (upper), or with a time that is not earlier (lower)
         while low <= high:
             middle = (low + high) // 2
             time = self._time(queue, middle)
@@ -338,7 +340,7 @@ class Reader:
         return low - 1 if upper else low
 
     def _pick_file(self, queue: ConsumeQueueBase, timestamp_ms: int, *, upper: bool) -> tuple[int, int]:
-        """First and last entry of the queue file to search in."""
+        """Return the first and last entry of the queue file to search in."""
         bounds = queue.file_bounds()
         if upper:
             for first, last in reversed(bounds):
@@ -351,8 +353,8 @@ class Reader:
         return bounds[-1]
 
     def _search_batches(self, queue: BatchQueue, timestamp_ms: int, *, upper: bool) -> int:
-        """Return the offset of a time by the search of Apache's brokers for batch queues. The search covers the newest
-        file that begins early enough, and its result is at most the last record of that file."""
+        """Return the offset of a time in a batch queue, found as in Apache's brokers.
+        Only the newest file that begins early enough is searched, so the result is at most its last record."""
         bounds = queue.file_bounds()
         first, last = next((file for file in reversed(bounds) if self._time(queue, file[0]) <= timestamp_ms), bounds[0])
         times = [self._time(queue, index) for index in range(first, last + 1)]
@@ -363,7 +365,7 @@ class Reader:
         return queue.base_offset(first + at)
 
     def _time(self, queue: ConsumeQueueBase, index: int) -> int:
-        """storeTimestamp of an entry; 0, earlier than all others, when its record is expired; -1 when unreadable."""
+        """Return the storeTimestamp of an entry; 0 (the earliest time) if its record has expired; -1 if unreadable."""
         physical_offset, size = queue.entry(index)[:2]
         if physical_offset < self._log.min_offset:
             return 0
@@ -371,15 +373,15 @@ class Reader:
 
 
 def _found(queue: ConsumeQueue, following: int, records: list[memoryview], size: int, count: int) -> GetResult:
-    """The result of a common pull. ``count``: as of `GetResult.joined_count`."""
+    """Return the result of a common pull. ``count``: see `GetResult.joined_count`."""
     status = _FOUND if records else _NO_MATCHED
     return GetResult(status, following, queue.min_offset, queue.max_offset, records, False, size, count)
 
 
 def _shift(record: memoryview, queue: ConsumeQueueBase, queue_offset: int, physical_offset: int) -> int | None:
-    """Return how far the number of a record is from that of its entry; None where a slice of the log is no whole
-    record that lies there, of the queue's topic and queue id. It is 0 where numbers are not comparable: a record has
-    that of its own queue and not those of its light queues, and an entry of a batch queue has a number itself.
+    """Return the difference between the number of a record and the number of its entry; None if the slice is not a
+    whole record at its own offset, with the queue's topic and queue id. The difference is 0 if the numbers cannot be
+    compared: a record has no numbers of its light queues, and an entry of a batch queue has its own number.
     """
     if len(record) < _HEAD.size:
         return None

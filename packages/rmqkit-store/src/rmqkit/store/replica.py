@@ -1,28 +1,29 @@
-"""The log of a slave: its master's bytes, appended as they come and dispatched behind (``HAService``, in the store).
+"""The log of a slave: the bytes of its master's log, appended when they arrive and dispatched later (``HAService``).
 
-A master sends its log as it lies in its files, in parts that end anywhere: in a record, in a head, in the undefined
-bytes behind a blank. A slave appends the parts untouched. What keeps its log a log is one look at every head::
+A master sends the bytes of its log files in parts. A part may end anywhere: in a record, in a head, or in the undefined
+bytes after a blank. A slave appends the parts unchanged. To keep the log valid, it checks every head once::
 
-    | whole records ... | record under way: head known, body coming ...
-                        ^ whole_end         ^ max_offset              ^ where the next head has to be
+    | whole records ... | incomplete record: head known, body coming ...
+                        ^ whole_end         ^ max_offset              ^ position of the next head
 
 ===================  ==================================================================================
-where a head is due  is
+content at a head    check
 ===================  ==================================================================================
-a record             magic v1 or v2, the physical offset it lies at, a size that leaves 8 bytes of the file
-a blank              the rest of the file; its bytes are taken as they are, and the file is full
-anything else        `LogDiverged`: the master's history is another one. The log is cut there, for good
+a record             magic v1 or v2, its own physical offset, a size that leaves 8 bytes of the file
+a blank              the rest of the file: the slave stores its bytes unchanged, and the file is full
+anything else        `LogDiverged`: the master's history differs. The log is cut here and accepts no more
 ===================  ==================================================================================
 
-`Replica.dispatch` then walks over whole records (under SYNC_FLUSH durable ones) into queues and index: one by one while
-few wait, in runs with numpy when many do. Where a record's parts do not add up, which is found out here, the log parts
-from its master's, too. Listeners hear only of a run's newest records (`DispatchColumns.newest`). While much waits, the
-page cache drops what was dispatched and is on the disk: the same pages again cost a quarter of ever new ones.
+`Replica.dispatch` then enters whole records (under SYNC_FLUSH durable ones) into queues and index: one by one if few
+are pending, in runs with numpy if many are. It also checks the parts of each record; if they do not add up, the log has
+diverged, too. Listeners are notified only of a run's newest records (`DispatchColumns.newest`). While much is pending,
+dispatched and synced parts of the log are dropped from the page cache: reusing the same pages costs a quarter of
+allocating new ones.
 
-Invariants: every head before ``whole_end`` was looked at once; nothing at or behind it is dispatched; the log is never
-cut before what was dispatched. An append costs one ``pwrite`` and 0.4 µs for each record. A crash may leave a torn last
-record, which recovery cuts off, as a new link does.
-Owner thread only. Not handled here: frames, reports and reconnecting (the broker). Source: store.md §3.6, §11, §21.
+Invariants: every head before ``whole_end`` was checked once; nothing at or after it is dispatched; the log is never cut
+before the dispatched position. An append costs one ``pwrite`` and 0.4 µs for each record. A crash may leave a torn last
+record, which recovery cuts off, and so does a new connection.
+Owner thread only. Not handled here: frames, reports and reconnects (the broker). Source: store.md §3.6, §11, §21.
 """
 
 from __future__ import annotations
@@ -55,29 +56,29 @@ _I64 = struct.Struct(">q")
 _SIZE_AND_MAGIC = struct.Struct(">ii")
 _NO_RECORD = -1
 _BULK_FROM_BYTES = 512 << 10
-"""Waiting bytes from which on numpy is faster than the plain code."""
+"""Number of pending bytes from which numpy is faster than the plain code."""
 _ONE_BY_ONE_MAX = 512
-"""Records of one call of `Replica.dispatch`, about 5 ms."""
+"""Maximum number of records of one call of `Replica.dispatch`, about 5 ms."""
 _RELEASED_BYTES = 16 << 20
 _FAR_BEHIND_BYTES = 2 << 20
-"""Waiting bytes that say that a slave catches up: of a log that grows by 200 MB/s fewer wait."""
+"""Number of pending bytes that shows that a slave catches up: a log that grows by 200 MB/s has fewer."""
 _CACHED_BYTES = 512 << 20
-"""End of the log that stays in the page cache meanwhile: more than comes between two flushes."""
+"""Size of the end of the log that stays in the page cache meanwhile: more than arrives between two flushes."""
 _OTHER_SIZE = "open a new store with the mappedFileSizeCommitLog of the master"
 
-assert _HEAD_BYTES < RECORD_BYTES_MIN, "a head lies in its record"
+assert _HEAD_BYTES < RECORD_BYTES_MIN, "a head is part of its record"
 
 
 def log_part(log: CommitLog, end: int, physical_offset: int, size_max: int) -> memoryview:
-    """Bytes of a log from an offset on: at most ``size_max``, of one file, before ``end``.
+    """Return bytes of a log from an offset on: at most ``size_max``, from one file, before ``end``.
 
     Raises:
-        StoreError: the log does not hold the offset.
+        StoreError: the offset is not in the log.
     """
     if not max(0, log.min_offset) <= physical_offset <= log.max_offset:
         raise StoreError(
-            f"the log holds {max(0, log.min_offset)} to {log.max_offset} and is asked for what follows "
-            f"{physical_offset}: a slave that is behind needs a new copy, one that is ahead another master"
+            f"the log holds {max(0, log.min_offset)} to {log.max_offset}, and a slave requests it from "
+            f"{physical_offset} on: a slave that is behind needs a new copy, one that is ahead another master"
         )
     file = log.queue.find(physical_offset)
     if file is None or physical_offset >= end:
@@ -85,29 +86,29 @@ def log_part(log: CommitLog, end: int, physical_offset: int, size_max: int) -> m
     position = physical_offset - file.start
     part_end = min(position + size_max, end - file.start, file.wrote)
     if position // _RELEASED_BYTES != part_end // _RELEASED_BYTES:
-        _release(file.view)  # what was sent counts as memory of the broker otherwise
+        _release(file.view)  # otherwise sent pages count as memory of the broker
     return file.view[position:part_end]
 
 
 def _release(view: memoryview) -> mmap.mmap:
-    """Let the pages of a mapped file go; they come back when they are read."""
+    """Release the pages of a mapped file; a later read loads them again."""
     mapping = view.obj
-    assert isinstance(mapping, mmap.mmap), "views are of mappings"
+    assert isinstance(mapping, mmap.mmap), "a view belongs to a mapping"
     mapping.madvise(mmap.MADV_DONTNEED)
     return mapping
 
 
 class Replica:
-    """The part of a slave's store that appends the bytes of the master's log.
+    """The part of a slave's store that appends the bytes of its master's log.
 
     Args:
         enter_run: enters a run of records into queues and index, and returns the newest record of each queue; raises
             OSError.
-        note_start: called with the offset at which the first file of an empty log is about to begin.
+        note_start: called with the start offset of the first file of an empty log, before the file is created.
 
     Attributes:
-        whole_end: physical offset one past the last whole record, or blank.
-        divergence: the error that ended all appends, or None.
+        whole_end: physical offset one past the last whole record or blank.
+        divergence: the error that stopped all appends, or None.
     """
 
     def __init__(
@@ -129,36 +130,38 @@ class Replica:
         self._has_numpy = has_numpy()
         self.divergence: LogDiverged | None = None
         self.whole_end = 0
-        self._due = 0  # where the next head has to be: behind the end of the log while a record is under way
+        self._due = 0  # position of the next head: greater than the end of the log while a record is incomplete
         self._last_record = _NO_RECORD
         self._part_of_head = b""
 
     def resume(self, last_record: int | None) -> None:
-        """Go on behind the last record of the log, after recovery."""
+        """Continue after the last record of the log, after recovery."""
         self.whole_end = self._due = self._log.max_offset
         self._last_record = _NO_RECORD if last_record is None else last_record
 
     # ---- appending
 
     def append(self, physical_offset: int, data: Data) -> None:
-        """Append bytes of the master's log, unchanged; ``data`` may be reused when this returns. The heads of records
-        are checked, and `MessageStore.dispatch` makes whole records readable. Under SYNC_FLUSH the owner calls
-        `request_flush` then.
+        """Append bytes of the master's log, unchanged; ``data`` may be reused after the return. The heads of records
+        are checked, and `MessageStore.dispatch` makes whole records readable. Under SYNC_FLUSH the owner then calls
+        `request_flush`.
 
         Args:
             physical_offset: must be `max_physical_offset`; or the start of any file while the log is empty (and that
                 property is 0).
-            data: at most to the end of the file; it may begin and end inside of a record.
+            data: must not cross the end of the file; it may begin and end inside a record.
 
         Raises:
-            LogDiverged: a record has to begin at an offset where other bytes are, or a record of another place. The log
-                ends there now, and every later call raises the same error.
-            StoreError: the bytes do not begin at the log's end: connect to the master again. (`StoreUnavailable`: the
-                last flush failed.)
-            OSError: the disk refused; the log is as before, and the same bytes may be appended again.
+            LogDiverged: at the position of a head there are other bytes, or the record has another offset. The log
+                now ends there, and every later call raises the same error.
+            StoreError: the bytes do not begin at the end of the log: connect to the
+                master again. (`StoreUnavailable`:
+                the last flush failed.)
+            OSError: the write failed; the log is unchanged, and the same bytes may be appended again.
         """
         log = self._log
-        # For good: behind a cut the master's bytes fit again by place, and two histories would be one log.
+        # Refuse all later appends: after a cut the master's bytes would fit by offset, and
+        # mix two histories in one log.
         if self.divergence is not None:
             raise self.divergence
         if (failure := self._flusher.failure) is not None:
@@ -167,7 +170,7 @@ class Replica:
         end = log.max_offset
         if physical_offset != end and (end or physical_offset % log.queue.file_bytes):
             raise StoreError(
-                f"the master sends its log from {physical_offset} on and ours ends at {end}: connect to it anew; an "
+                f"the master sends its log from {physical_offset} on and ours ends at {end}: connect to it again; an "
                 f"empty log can only begin with a file, and mappedFileSizeCommitLog is {log.queue.file_bytes}"
             )
         if not len(data):
@@ -182,13 +185,13 @@ class Replica:
     def _begin_file(self, start: int) -> None:
         log = self._log
         if not log.max_offset:
-            log.cut(-1)  # a file that was made ahead, with nothing in it
+            log.cut(-1)  # an empty file that was created in advance
             self._note_start(start)
             self.whole_end = self._due = self._dispatcher.position = start
         log.begin_file(start)
 
     def _append_part(self, physical_offset: int, data: Data) -> None:
-        """Write a part of the log, as far as there are heads where they are due."""
+        """Write a part of the log, up to the first invalid head."""
         base, buffer = physical_offset, data
         if self._part_of_head:
             base, buffer = self.whole_end, self._part_of_head + bytes(data)
@@ -211,15 +214,15 @@ class Replica:
         self._write(data, stored_ms)
         if under_way < due <= end:
             last_record, under_way = under_way if due < file_end else last_record, due
-        assert self.whole_end <= under_way <= due, "heads are followed forwards"
-        assert under_way <= self._log.max_offset, "a whole record is in the log"
+        assert self.whole_end <= under_way <= due, "the head position never moves backwards"
+        assert under_way <= self._log.max_offset, "whole records are in the log"
         self.whole_end, self._due, self._last_record = under_way, due, last_record
         self._part_of_head = part_of_head
 
     def _follow_heads(self, buffer: Data, base: int, file_end: int) -> tuple[int, int, int, int]:
-        """Follow the heads in bytes that begin at ``base``, up to where one is not all there, or none.
-        Returns where the record under way begins, where the next head is due, where the last record before the one
-        under way begins (physical offsets), and the storeTimestamp of the newest head."""
+        """Follow the heads in bytes that begin at ``base``, up to an incomplete or invalid head.
+        Returns three physical offsets (the start of the incomplete record, the position of the next head, the start of
+        the last record before the incomplete one), and the storeTimestamp of the newest head."""
         unpack, size_min, magics, v6 = _HEAD.unpack_from, RECORD_BYTES_MIN, _MAGICS, BORN_HOST_V6
         heads_end, records_end = len(buffer) - _HEAD_BYTES, file_end - BLANK_BYTES - base
         start, at, last_record = self.whole_end - base, self._due - base, self._last_record
@@ -230,7 +233,7 @@ class Replica:
                 break
             if sys_flag & v6:
                 (stored_ms,) = _I64.unpack_from(buffer, at + _STORE_TIMESTAMP_V6_AT)
-            if stored_ms < newest_ms:  # the checkpoint first: it says by time what is on the disk
+            if stored_ms < newest_ms:  # lower the checkpoint first: its times mark flushed records
                 self._flusher.step_back(stored_ms, newest_ms)
             newest_ms = stored_ms
             if start < at:
@@ -243,8 +246,8 @@ class Replica:
             self._log.append(data, stored_ms)
 
     def _diverge(self, physical_offset: int, found: str, remedy: str = "") -> LogDiverged:
-        """End the log for good where it parts from its master's."""
-        assert physical_offset >= self._dispatcher.position, "what readers have seen is not cut"
+        """Cut the log where it differs from the master's, and refuse all later appends."""
+        assert physical_offset >= self._dispatcher.position, "dispatched records are not cut"
         if physical_offset < self._log.max_offset:
             self._flusher.cut_log(physical_offset)
         self.whole_end = self._due = physical_offset
@@ -255,23 +258,23 @@ class Replica:
     # ---- the end of the log
 
     def cut_torn_tail(self) -> int:
-        """Cut a last record that is not whole off, before a new link; returns the log's end, which is to be reported.
-        Raises OSError: the disk refused."""
-        # The master sends from where we report our end: behind a torn record it would go on in the middle of it.
+        """Cut off an incomplete last record before a new connection; return the end of the log for the report.
+        Raises OSError: the log cannot be cut."""
+        # The master sends from the reported end on: after a torn record it would continue in the middle of it.
         if self.whole_end < self._log.max_offset:
             self._flusher.cut_log(self.whole_end)
         self._due, self._part_of_head = self.whole_end, b""
         return self.whole_end
 
     def last_record(self) -> tuple[int, bytes] | None:
-        """Physical offset and bytes of the last whole record, None without one."""
+        """Return physical offset and bytes of the last whole record, None without a record."""
         at = self._last_record
         record = None if at == _NO_RECORD else self._log.record_at(at)
         return None if record is None else (at, bytes(record))
 
     def record_starts(self, file_start: int) -> list[int]:
-        """Physical offsets of the whole records of one log file, ascending; reads every head in it, which takes 0.2 s
-        for a million."""
+        """Return the physical offsets of the whole records of one log file, ascending. It reads every head of the file,
+        which takes 0.2 s for a million records."""
         file = self._log.queue.find(file_start)
         starts: list[int] = []
         if file is None:
@@ -288,14 +291,14 @@ class Replica:
     # ---- dispatching
 
     def dispatch(self) -> bool:
-        """See `MessageStore.dispatch`."""
+        """Dispatch pending records; see `MessageStore.dispatch`."""
         dispatcher, limit = self._dispatcher, self.whole_end
         if self._is_sync:
             limit = min(limit, self._flusher.durable_offset)
         if dispatcher.pending:
             dispatcher.run(limit)
         position = dispatcher.position
-        assert position <= self.whole_end, "only whole records were dispatched"
+        assert position <= self.whole_end, "only whole records are dispatched"
         file = self._log.queue.find(position) if position < limit and not dispatcher.pending else None
         if file is None:
             return False
@@ -305,7 +308,7 @@ class Replica:
         return position < dispatcher.position < limit
 
     def _dispatch_run(self, file: MappedFile, position: int, end: int) -> bool:
-        """Dispatch a run of records of one file; whether there was one at all."""
+        """Dispatch a run of records of one file; return False if there is no run."""
         buffer = _release(file.view)
         records = next(scan.runs(buffer, file.start, position - file.start, end - file.start), None)
         run = None if records is None else records.text_only()
@@ -319,13 +322,13 @@ class Replica:
         return True
 
     def _drop_cached(self, start: int, end: int) -> None:
-        """Let the page cache forget a part of the log, if it is on the disk; what somebody has mapped stays."""
+        """Drop a part of the log from the page cache if it is on the disk; mapped pages stay."""
         file = self._log.queue.find(start) if start < end <= self._flusher.durable_offset else None
         if file is not None:
             drop_cached(file.fd, start - file.start, end - start)
 
     def _dispatch_few(self, file: MappedFile, position: int, end: int) -> None:
-        """Router records of one file one by one, and the blank behind them."""
+        """Dispatch records of one file one by one, and the blank after them."""
         view, start, delays_ms = file.view, file.start, self._delays_ms
         arrivals: list[DispatchRequest] = []
         at, high, reason = position - start, end - start, ""
@@ -357,7 +360,7 @@ class Replica:
 
 
 def _found(head: bytes, physical_offset: int, file_end: int) -> str:
-    """Return a text about the bytes that are in the place of a record's head."""
+    """Return a description of the bytes at the position of a record's head."""
     if len(head) < _HEAD_BYTES:
         return f"{len(head)} bytes at the end of a file, which are no record"
     size, magic, says, _, _ = _HEAD.unpack_from(head)

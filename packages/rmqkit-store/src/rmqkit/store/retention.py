@@ -1,28 +1,28 @@
 """Retention: the deletion of old commit-log files, and of the queue and index files that point into them
 (``CleanCommitLogService``, ``CleanConsumeQueueService``).
 
-A round, every cleanResourceInterval, measures the disks, decides and deletes. The first is a minute after the start, or
-at once when a disk is so full that messages are refused or files are deleted regardless of their age.
+A retention cycle, every cleanResourceInterval, measures the disks, decides and deletes. The first runs a minute after
+the start, or at once if a disk is so full that messages are refused or files are deleted regardless of their age.
 
 ==============================================  ====================================================================
-disk use, in percent rounded up                 then
+disk use, in percent rounded up                 action
 ==============================================  ====================================================================
-> diskSpaceWarningLevelRatio (35…90)            *disk full*: puts are refused until it is at or below the next one
+> diskSpaceWarningLevelRatio (35…90)            *disk full*: puts are refused until it is not above the next level
 > diskSpaceCleanForciblyRatio (30…85)           files are deleted regardless of age (if cleanFileForciblyEnable)
 > diskMaxUsedSpaceRatio (10…95)                 expired files are deleted now
-not above                                       expired files are deleted in the hours of deleteWhen, or on request
+not above any                                    expired files are deleted in the hours of deleteWhen, or on request
 ==============================================  ====================================================================
 
-For the log the least used of its directories counts, and new files avoid directories that are too full. A file is
-expired if nothing was written to it for fileReservedTime hours. The oldest files are deleted first, at most
-deleteFileBatchMax in a round, up to the first file that is not expired, and never the newest file. Then queue,
-extension and index files that only point below the new start of the log are deleted, and min offsets rise. It does not
-matter if a consumer has read the messages.
+For the log, the least used of its directories is decisive, and new files avoid directories that are too full. A file
+expires fileReservedTime hours after the last write. The oldest files are deleted first, at most deleteFileBatchMax in a
+cycle, up to the first file that is not expired, and never the newest file. Then queue, extension and index files are
+deleted if all their entries are below the new start of the log, and min offsets rise. It does not matter if a consumer
+has read the messages.
 
-Invariants: only records that were dispatched are deleted; files that a crash in a round leaves are deleted by the next
-round that deletes. A file with readers is deleted like any other, and its mapping stays valid (`mapped_file`).
-Cost: a few reads per queue, and only when the log's start moved. The owner only removes names. A thread
-(``store-delete``) closes the last descriptors and mappings of large files and so frees their blocks, as the kernel
+Invariants: only dispatched records are deleted; files that remain after a crash in a cycle are deleted by the next
+cycle that deletes. A file with readers is deleted like any other, and its mapping stays valid (`mapped_file`).
+Cost: a few reads per queue, and only if the start of the log moved. The owner only removes names. A thread
+(``store-delete``) closes the last descriptors and mappings of large files and so frees their blocks, because the kernel
 takes long for that. Owner thread only.
 
 Not handled here: unused topics, the timer log. Source: store.md §4.4, §4.5, §7.4, §15.
@@ -58,7 +58,7 @@ _ROUNDS_ON_REQUEST = 20
 
 
 class Cause(enum.Enum):
-    """Why a round deletes."""
+    """The reason of the deletions of a cycle."""
 
     NONE = "nothing to do"
     DISK = "disk use"
@@ -67,7 +67,7 @@ class Cause(enum.Enum):
 
 
 class DiskUse(Struct, frozen=True):
-    """Percent used of the disks of the log (its least used directory), the consume queues and the index."""
+    """Use of the disks of the log (its least used directory), the consume queues and the index, in percent."""
 
     log: int
     queues: int
@@ -78,7 +78,7 @@ class DiskUse(Struct, frozen=True):
 
 
 class Decision(Struct, frozen=True):
-    """The actions of a retention round.
+    """The actions of a retention cycle.
     ``is_forced``: whether files are deleted regardless of their age.
     ``is_log_disk_full``, ``is_queue_disk_full``: whether puts are refused."""
 
@@ -97,7 +97,7 @@ _NOTHING = Decision()
 
 
 class RetentionRound(Struct, frozen=True):
-    """The decision of a round, and the numbers of files it deleted; extension files count as queue files."""
+    """The decision of a cycle, and the numbers of deleted files; extension files count as queue files."""
 
     decision: Decision
     use: DiskUse
@@ -109,7 +109,10 @@ class RetentionRound(Struct, frozen=True):
 def decide(
     settings: StoreSettings, use: DiskUse, *, is_hour: bool, is_requested: bool, before: Decision = _NOTHING
 ) -> Decision:
-    """Return the decision for a disk use; pure. ``before`` is the last decision, for a disk that was full."""
+    """Return the decision for a disk use; pure.
+
+    ``before``: the previous decision, as a full disk must fall below a lower level.
+    """
     full, force, expire = _percents(settings)
     worst = max(use.log, use.queues)
     if worst > min(expire, force, full):
@@ -125,7 +128,7 @@ def decide(
 
 
 def _percents(settings: StoreSettings) -> tuple[int, int, int]:
-    """The disk use that means full, forced and expired, each within its bounds."""
+    """Return the disk use levels of full, forced and expired, each within its bounds."""
     return (
         max(35, min(settings.disk_warning_percent, 90)),
         max(30, min(settings.disk_clean_forcibly_percent, 85)),
@@ -134,7 +137,10 @@ def _percents(settings: StoreSettings) -> tuple[int, int, int]:
 
 
 def parse_hours(text: str) -> frozenset[int]:
-    """The hours of ``deleteWhen``, separated by ``;``. Raises SettingsError: one is no hour of the day."""
+    """Return the hours of ``deleteWhen``, separated by ``;``.
+
+    Raises SettingsError: a word is not an hour of the day.
+    """
     words = [word.strip() for word in text.split(";") if word.strip()]
     for word in words:
         if not (word.isascii() and word.isdigit() and int(word) < 24):
@@ -143,9 +149,9 @@ def parse_hours(text: str) -> frozenset[int]:
 
 
 def used_percent(path: Path) -> int:
-    """Return how much of what unprivileged users may use of a disk is used, in percent rounded up, as ``df`` shows it.
-    A directory that does not exist yet counts as the one it will be made in.
-    Raises OSError: the disk cannot be asked."""
+    """Return the use of a disk in percent of the space for unprivileged users, rounded up, as ``df`` shows it.
+    For a directory that does not exist yet, measure its nearest existing parent.
+    Raises OSError: the disk cannot be measured."""
     while not path.exists() and path != path.parent:
         path = path.parent
     disk = os.statvfs(path)
@@ -155,12 +161,12 @@ def used_percent(path: Path) -> int:
 
 
 class Retention:
-    """Deletes what a store need not keep.
-    ``disk_used_percent``: says how full the disk of a directory is.
-    ``note_start``: notes where the log is about to begin (`LogStart.note`).
-    ``decision``: that of the last round.
-    ``use``: the disk use it was made for.
-    Raises SettingsError: ``deleteWhen`` names no hours."""
+    """The retention of one store.
+    ``disk_used_percent``: returns the use of the disk of a directory.
+    ``note_start``: stores the new start of the log (`LogStart.note`).
+    ``decision``: the decision of the last cycle.
+    ``use``: the disk use of that decision.
+    Raises SettingsError: ``deleteWhen`` has an invalid hour."""
 
     def __init__(
         self,
@@ -192,7 +198,7 @@ class Retention:
 
     @property
     def refusal(self) -> str:
-        """Why no message is taken, empty when the disk has room."""
+        """The reason why no message is accepted; empty while the disks have space."""
         if not self.decision.is_disk_full:
             return ""
         full, force, _ = _percents(self._settings)
@@ -202,22 +208,22 @@ class Retention:
         )
 
     def lacks_space(self) -> bool:
-        """Return True if a round would refuse messages, or delete files regardless of their age.
+        """Return True if a cycle would refuse messages, or delete files regardless of their age.
         Raises OSError: the use of a disk cannot be measured."""
         decision = decide(self._settings, self._used()[1], is_hour=False, is_requested=False)
         return decision.is_forced or decision.is_disk_full
 
     def request(self) -> None:
-        """Let the next rounds delete expired files at any hour (``deleteExpiredCommitLog``)."""
+        """Let the next cycles delete expired files at any hour (``deleteExpiredCommitLog``)."""
         self._requested_rounds = _ROUNDS_ON_REQUEST
 
     def run(self, dispatched_offset: int) -> RetentionRound:
-        """One round: measure, decide, delete.
+        """Run one cycle: measure, decide, delete.
         ``dispatched_offset``: end of the records that may be deleted: dispatched and, with an archive, archived ones.
-        Raises OSError: a disk cannot be asked, or a file not be deleted; the next round goes on."""
+        Raises OSError: a disk cannot be measured, or a file cannot be deleted; the next cycle continues."""
         now_ms = self._clock.now_ms()
         self._measure()
-        is_hour = datetime.fromtimestamp(now_ms / 1000).hour in self._hours  # local time, as people set it
+        is_hour = datetime.fromtimestamp(now_ms / 1000).hour in self._hours  # in local time, like the setting
         before = self.decision
         self.decision = decide(
             self._settings, self.use, is_hour=is_hour, is_requested=self._requested_rounds > 0, before=before
@@ -226,10 +232,10 @@ class Retention:
         if self.decision.cause is Cause.NONE:
             return RetentionRound(self.decision, self.use)
         self._requested_rounds = max(0, self._requested_rounds - 1)
-        # The log before what points into it: the other way round a kill leaves records that no queue knows.
+        # Delete log files first: in the other order a kill would leave records that are in no queue.
         try:
             log_files = self._drop_log_files(now_ms, dispatched_offset)
-        finally:  # a log file that cannot be deleted does not keep the queues from following those that were
+        finally:  # also after an error: the queues follow the deleted files
             try:
                 queue_files, index_files = self._drop_behind_log()
             finally:
@@ -242,7 +248,7 @@ class Retention:
         self._commit_log.queue.avoided = frozenset(path for path, percent in used.items() if percent > force)
 
     def _used(self) -> tuple[dict[Path, int], DiskUse]:
-        """Return how full the disk of each of the log's directories is, and what counts of it."""
+        """Return the disk use of each directory of the log, and the decisive disk uses."""
         used = {path: self._disk_used_percent(path) for path in self._commit_log.queue.directories}
         queues, index = (self._disk_used_percent(self._root / name) for name in ("consumequeue", "index"))
         return used, DiskUse(min(used.values()), queues, index)
@@ -251,11 +257,11 @@ class Retention:
         if self.decision.is_disk_full and not before.is_disk_full:
             _log.error("store %s: %s", self._root, self.refusal)
         elif before.is_disk_full and not self.decision.is_disk_full:
-            _log.warning("store %s: the disk has room again, %s: messages are accepted", self._root, self.use)
+            _log.warning("store %s: the disk has space again, %s: messages are accepted", self._root, self.use)
 
     def _drop_log_files(self, now_ms: int, dispatched_offset: int) -> int:
         queue, settings = self._commit_log.queue, self._settings
-        # A round deletes a few files only: each costs the disk time that puts wait for.
+        # A cycle deletes only a few files: each deletion costs disk time, for which puts wait.
         end_max = min(dispatched_offset, queue.min_offset + settings.delete_file_batch_max * queue.file_bytes)
         written_ms_max = now_ms - settings.file_reserved_hours * _HOUR_MS
 
@@ -264,12 +270,12 @@ class Retention:
                 return False
             return self.decision.is_forced or _modified_ms(file.path) <= written_ms_max
 
-        # Never the newest file, and none behind one that stays: the log has no holes.
+        # Never delete the newest file or a file after one that stays: the log has no gaps.
         expired = list(takewhile(is_expired, queue.files[:-1]))
         if not expired:
             return 0
-        assert expired[-1].end <= dispatched_offset, "what no queue knows yet is not deleted"
-        # First: a start must not miss them, whenever this one is killed.
+        assert expired[-1].end <= dispatched_offset, "only dispatched records are deleted"
+        # Note the new start first, so that no start misses the files, even if this process is killed.
         is_noted = self._note_start(queue.files[len(expired)].start)
         directories = {file.path.parent for file in queue.files}
 
@@ -281,20 +287,20 @@ class Retention:
 
         count = queue.drop_front(is_held)
         if not is_noted:
-            self._note_start(queue.min_offset)  # a full disk has room now
+            self._note_start(queue.min_offset)  # a full disk has space now
         if count:
-            for directory in directories:  # first: records that came back would have no queue and no extension
+            for directory in directories:  # first: records that reappear would have no queue and no extension
                 sync_directory(directory)
             why = self.decision.cause.value
             _log.info("store %s: %d log files deleted (%s), log from %d", self._root, count, why, queue.min_offset)
         return count
 
     def _drop_behind_log(self) -> tuple[int, int]:
-        """Let queues and index begin where the log begins; returns the numbers of their files deleted."""
+        """Make queues and index begin where the log begins; return the numbers of their deleted files."""
         min_offset = self._commit_log.min_offset
         if min_offset <= self._followed_offset:
             return 0, 0
-        # Blocks of a file are freed by whoever holds it last: a GiB takes the disk a second, which the owner has not.
+        # The last holder of a file frees its blocks. For a GiB this takes the disk a second, too long for the owner.
         for file in [] if self._index is None else self._index.files[:-1]:
             self._hold(file.file)
         queue_files = self._queues.drop_expired(min_offset)
@@ -305,11 +311,11 @@ class Retention:
     # ---- files that are deleted
 
     def _hold(self, file: MappedFile) -> None:
-        """Keep a file's bytes for the thread when its name goes; a file that is gone already needs no thread."""
+        """Hold a file open until the thread closes it. A file that is already gone needs no thread."""
         try:
             view = file.view
             self._held.append((os.dup(file.fd), view))
-        except (OSError, ValueError) as error:  # ValueError: somebody has shortened it
+        except (OSError, ValueError) as error:  # ValueError: the file is shorter than before
             _log.debug("%s is deleted by the owner: %s", file.path, error)
 
     def _release(self) -> None:
@@ -328,13 +334,13 @@ class Retention:
 
 
 def _close_all(held: list[tuple[int, memoryview]]) -> None:
-    """Close descriptors and mappings, which become fewer as their tuples do."""
+    """Close descriptors and mappings one by one, while the list shrinks."""
     while held:
         os.close(held.pop()[0])
 
 
 def _modified_ms(path: Path) -> int:
-    """Return when a file was last written to; 0 for one that somebody has deleted."""
+    """Return the time of the last write to a file in ms; 0 if the file was deleted."""
     try:
         return path.stat().st_mtime_ns // 1_000_000
     except FileNotFoundError:

@@ -26,7 +26,7 @@ class FlushDiskType(enum.Enum):
 class StoreSettings(Struct, kw_only=True):
     """The settings of a ``broker.conf`` for the store."""
 
-    # ---- where
+    # ---- directories
     store_path_root_dir: Annotated[str, Setting("storePathRootDir", "directory of the store")] = "~/store"
     store_path_commit_log: Annotated[
         str,
@@ -118,7 +118,7 @@ class StoreSettings(Struct, kw_only=True):
         str, Setting("messageDelayLevel", "the delay levels, from level 1 on, with unit s, m, h or d")
     ] = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 
-    # ---- messages for a time
+    # ---- timed messages
     timer_wheel_enable: Annotated[bool, Setting("timerWheelEnable", "deliver messages with an exact time")] = True
     timer_precision_ms: Annotated[
         int, Setting("timerPrecisionMs", "precision of delivery times, in ms; do not change it later", low=1)
@@ -294,7 +294,7 @@ class StoreSettings(Struct, kw_only=True):
 
 
 # ---------------------------------------------------------------- delay levels
-# Of scheduled messages (``messageDelayLevel``): level 1 is the first. Source: store.md §18.1.
+# The levels of scheduled messages (``messageDelayLevel``) begin with 1. Source: store.md §18.1.
 
 _UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _INTEGER = re.compile(r"[+-]?[0-9]{1,10}", re.ASCII)
@@ -302,7 +302,7 @@ _LEVEL = re.compile(r"(\d+)([smhd])")
 
 
 def delay_level(text: str | None) -> int:
-    """The number in property DELAY, 0 without one. Raises HeaderError: it is not a 32-bit number."""
+    """Return the number in property DELAY, 0 without the property. Raises HeaderError: it is not a 32-bit number."""
     if text is None:
         return 0
     level = int(text) if _INTEGER.fullmatch(text) else 1 << 31
@@ -312,8 +312,8 @@ def delay_level(text: str | None) -> int:
 
 
 def parse_delay_levels(text: str) -> tuple[int, ...]:
-    """The delays in ms, level 1 first.
-    Raises SettingsError: a level is not a number with unit s, m, h or d, or there is none."""
+    """Return the delays in ms, level 1 first.
+    Raises SettingsError: a level is not a number with unit s, m, h or d, or there is no level."""
     delays: list[int] = []
     for level in text.split():
         match = _LEVEL.fullmatch(level)
@@ -321,10 +321,10 @@ def parse_delay_levels(text: str) -> tuple[int, ...]:
             raise SettingsError(f"messageDelayLevel: level {level!r} must be a number followed by s, m, h or d")
         delays.append(int(match[1]) * _UNIT_MS[match[2]])
     if not delays:
-        raise SettingsError("messageDelayLevel names no level: give at least one, such as 1s")
+        raise SettingsError("messageDelayLevel contains no level: give at least one, such as 1s")
     return tuple(delays)
 
 
 def delivery_time(delays: tuple[int, ...], level: int, store_timestamp: int) -> int:
-    """Return when a message of a level ≥ 1 is due; levels above the last count as the last."""
+    """Return the delivery time of a message of a level ≥ 1; greater levels than the last have the delay of the last."""
     return store_timestamp + delays[min(level, len(delays)) - 1]

@@ -256,7 +256,7 @@ def test_nobody_is_shown_the_credentials_of_an_address(setting, said):
 
 
 def test_a_place_of_no_known_kind_is_refused():
-    with pytest.raises(StoreError, match="is no address of an archive"):
+    with pytest.raises(StoreError, match="is not an address of an archive"):
         place_of("nothing://x/y", "broker-a")
 
 

@@ -56,8 +56,9 @@ def connect(
 
     Args:
         name_servers: as for a `Producer`.
-        settings: of the connections: TLS, credentials, intervals. The settings of a single client do not change them.
-        hooks: for every producer and consumer.
+        settings: settings of the connections: TLS, credentials, intervals. Settings of a
+            single client do not change them.
+        hooks: the hooks of every producer and consumer.
         wait_ready: as for a `Producer`.
 
     Raises SettingsError: an address or a setting is not valid. Raises TimeIllegal: the time is not valid."""
@@ -65,12 +66,12 @@ def connect(
 
 
 class ConnectedClients:
-    """Makes producers and consumers that share connections, routes and heartbeats. `connect` returns it.
+    """Producers and consumers that share connections, routes and heartbeats. `connect` returns it.
 
-    Clients can be made before this object is entered, so that a web application can declare them in a module. They are
-    started by ``async with`` or ``start()``, as always, but not before this object. When it closes, it
-    closes those that are still open: consumers first, because their handlers may still send. A group can have one
-    producer and one consumer here.
+    You can create clients before you enter this object, so that a web application can declare them in a module. Start
+    each client with ``async with`` or ``start()``, after this object. When this object closes, it closes the clients
+    that are still open: consumers first, because their handlers may still send. A group can have one producer and one
+    consumer here.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class ConnectedClients:
         self._is_open = self._is_closed = False
 
     async def __aenter__(self) -> Self:
-        """Raises NoRoute: as `start` of a client. Raises ClientError: it was closed."""
+        """Raises NoRoute: as `start` of a client. Raises ClientError: this object was closed."""
         await self._runtime.start()
         try:
             await self._runtime.reach(self._wait_ms)
@@ -159,22 +160,22 @@ class ConnectedClients:
             async for message in mq.read("Orders", start=timedelta(hours=1)):
                 print(message.keys, message.body)
 
-        First come the stored messages of all queues in order of their store time, then new ones as they arrive. The
-        loop ends when this object is closed. If you leave the loop earlier, the reading ends, too.
+        The stored messages of all queues come first, in order of their store time, then new messages as they arrive.
+        The loop ends when this object is closed. If you leave the loop earlier, the reading stops.
 
         Args:
-            expression, expression_type: as for `PushConsumer.subscribe`. Brokers filter.
+            expression, expression_type: as for `PushConsumer.subscribe`. The brokers filter.
             start: ``"first"`` is the first stored message. ``"new"`` is the end of every queue. A `datetime`, or
-                seconds since the epoch, is a time; a `timedelta` is so long ago. To continue where you stopped, give
-                the next offset of each queue, ``{MessageQueue("Orders", "broker-a", 0): 17}``; other queues are read
-                from their first message.
-            keys: only messages with one of these keys or message ids.
+                seconds since the epoch, is a time; a `timedelta` is a time that long ago. To continue where you
+                stopped, pass the next offset of each queue, ``{MessageQueue("Orders", "broker-a", 0): 17}``; other
+                queues are read from their first message.
+            keys: return only messages with one of these keys or message ids.
             stop_at_end: end after the messages that were stored when the loop began.
-            group: the group of the requests, for brokers that check rights. Nobody joins it.
+            group: the group of the requests, for brokers that check permissions. No client joins the group.
 
         Raises SettingsError: an argument is not valid. Raises ClientError: this object is not open. The loop raises
-        NoRoute if the topic does not exist, and PeerRefused if a broker refuses. A broker that is away is asked again
-        until it is back, which is logged.
+        NoRoute if the topic does not exist, and PeerRefused if a broker refuses. If a broker is unreachable, the loop
+        retries until the broker is back, and logs this.
         """
         self._check_open()
         wanted, begin = Wanted(expression, expression_type, keys), start_of(start, self._runtime.clock.now_ms())
@@ -201,12 +202,13 @@ class ConnectedClients:
             self._readers.discard(reader)
 
     async def ping(self) -> None:
-        """Ask a name server, for a health check. Raises NoRoute: none answers. Raises ClientError: it is not open."""
+        """Send a request to a name server, for a health check.
+        Raises NoRoute: no name server answers. Raises ClientError: this object is not open."""
         self._check_open()
         await self._runtime.reach()
 
     async def run(self) -> None:
-        """Start the producers and consumers made here, and run them as `rmqkit.run`."""
+        """Start the producers and consumers created here, and run them like `rmqkit.run`."""
         self._check_open()
         await process.run(*self._clients)
 

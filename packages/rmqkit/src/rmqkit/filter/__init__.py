@@ -1,6 +1,6 @@
-"""Tag subscriptions (``FilterAPI``): from ``A || B`` to the codes a broker filters by and the tags a client re-checks.
+"""Tag subscriptions (``FilterAPI``): from ``A || B`` to the tag codes for brokers and the tags for clients.
 
-A broker compares only the 32-bit hash of a tag; two tags may share one, so the client compares the text again.
+A broker compares only the 32-bit hash of a tag. As two tags may share a hash, the client compares the text again.
 Source: behaviour.md §6.1, store.md §17.1.
 """
 
@@ -15,22 +15,22 @@ SQL92 = "SQL92"
 
 
 def is_tag_type(expression_type: str | None) -> bool:
-    """Return True if an expression is a tag expression; a missing type means so."""
+    """Return True if an expression is a tag expression, which is the default for a missing type."""
     return expression_type is None or expression_type in ("", TAG)
 
 
 def subscription(
     topic: str, expression: str | None, *, expression_type: str = TAG, version: int = 0
 ) -> SubscriptionData:
-    """The subscription a client announces and a broker filters by.
+    """Return the subscription that a client sends and a broker filters by.
 
     Args:
-        topic: what is subscribed.
-        expression: ``*``, empty or None for everything; ``A || B`` for some tags; an SQL92 text with that type.
-        version: ms since the epoch; the newest of a group's subscriptions wins.
+        topic: the subscribed topic.
+        expression: ``*``, empty or None for all messages; ``A || B`` for some tags; or a text of another type.
+        version: ms since the epoch; a broker uses the newest subscription of a group.
 
     Raises:
-        ValueError: a tag expression without any tag in it.
+        ValueError: a tag expression contains no tag.
     """
     text = (expression or "").strip()
     if not is_tag_type(expression_type):
@@ -39,19 +39,19 @@ def subscription(
         return SubscriptionData(topic=topic, sub_string=ALL, sub_version=version)
     tags = list(dict.fromkeys(tag for part in text.split("||") if (tag := part.strip())))
     if not tags:
-        raise ValueError(f"subscription expression {expression!r} names no tag: use '*' or 'A || B'")
+        raise ValueError(f"subscription expression {expression!r} contains no tag: use '*' or 'A || B'")
     return SubscriptionData(
         topic=topic, sub_string=text, tags_set=tags, code_set=[java_hash(tag) for tag in tags], sub_version=version
     )
 
 
 def codes_of(data: SubscriptionData) -> frozenset[int] | None:
-    """The tag codes a subscription wants; None when tags do not restrict it."""
+    """Return the tag codes of a subscription, or None if tags do not restrict it."""
     if data.sub_string in ("", ALL) or not is_tag_type(data.expression_type):
         return None
     return frozenset(data.code_set)
 
 
 def matches_tags(data: SubscriptionData, tags: str | None) -> bool:
-    """Return True if a message's tag text is one a subscription wants: the client's exact re-check."""
+    """Return True if a message's tag is one of a subscription's tags: the exact check of the client."""
     return not data.tags_set or (tags is not None and tags in data.tags_set)

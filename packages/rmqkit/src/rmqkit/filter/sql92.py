@@ -1,20 +1,21 @@
 """SQL92 filters over message properties (``SqlFilter``, ``SelectorParser``): text in, a compiled condition out.
 
-An expression is compiled once, by the grammar in ``sql92.lark``, into nested functions of the raw property string; a
-test looks up only the properties it names. Verdicts are three-valued: True, False or None (unknown). A message is
-delivered for True alone; one that cannot be evaluated (``price > 5`` and price is ``cheap``) is dropped.
+An expression is compiled once, by the grammar in ``sql92.lark``, into nested functions of the raw property string; an
+evaluation reads only the properties in the expression. The result is True, False or None (unknown). A message is
+delivered only if the result is True. A message that cannot be evaluated (``price > 5`` for price ``cheap``) is dropped.
 
-As in the reference, which this follows in its oddities (behaviour.md §6.4, §6.5):
+As in the reference, with its oddities (behaviour.md §6.4, §6.5):
 
-- every property is text; against a number it is read as Java reads the *number's* type, and 5.0 is no integer;
-- the parser stops without an error at the first token it cannot use, so ``a > 5)`` is ``a > 5``;
+- every property is text; compared with a number, it is parsed as the Java type of the *number*, and 5.0 is not an
+  integer;
+- the parser stops without an error at the first token that cannot follow, so ``a > 5)`` is ``a > 5``;
 - a property alone is never true.
 
-Numbers in property texts are read as ``Integer.parseInt``, ``Long.parseLong`` and ``Double.valueOf`` do; each comes
-back as an integer that sorts as Java's type does, so that comparing is the same for all. Doubles sort as by
-``Double.compare``: -0.0 < 0.0, NaN above infinity and equal to itself.
+Numbers in property texts are parsed as ``Integer.parseInt``, ``Long.parseLong`` and ``Double.valueOf`` do. Each result
+is an integer with the order of its Java type, so that all are compared in the same way. Doubles are ordered as by
+``Double.compare``: -0.0 < 0.0, NaN is above infinity and equal to itself.
 
-Bounds of ours: `EXPRESSION_CHARACTERS_MAX` and `DEPTH_MAX`; the reference's bound is the Java stack.
+Limits of rmqkit: `EXPRESSION_CHARACTERS_MAX` and `DEPTH_MAX`; the reference's limit is the Java stack.
 Source: behaviour.md §6.2–§6.5, store.md §17.2.
 """
 
@@ -51,20 +52,20 @@ _F64, _I64 = struct.Struct(">d"), struct.Struct(">q")
 
 
 def parse_int(text: str) -> int:
-    """A 32-bit integer. Raises ValueError."""
+    """Return a 32-bit integer. Raises ValueError."""
     return _integer(text, _I32_END)
 
 
 def parse_long(text: str) -> int:
-    """A 64-bit integer. Raises ValueError."""
+    """Return a 64-bit integer. Raises ValueError."""
     return _integer(text, _I64_END)
 
 
 def parse_double(text: str) -> int:
-    """A double, in its sortable form. Raises ValueError."""
+    """Return a double in its sortable form. Raises ValueError."""
     match = _DOUBLE.fullmatch(text)
     if match is None:
-        raise ValueError(f"{text!r} is no double")
+        raise ValueError(f"{text!r} is not a double")
     if hexadecimal := match["hex"]:
         try:
             return sortable(float.fromhex(hexadecimal))
@@ -74,7 +75,7 @@ def parse_double(text: str) -> int:
 
 
 def sortable(number: float) -> int:
-    """The integer that orders doubles as ``Double.compare`` does."""
+    """Return an integer that orders doubles as ``Double.compare`` does."""
     if number != number:
         return _I64_END
     bits: int = _I64.unpack(_F64.pack(number))[0]
@@ -83,7 +84,7 @@ def sortable(number: float) -> int:
 
 def _integer(text: str, end: int) -> int:
     if _INTEGER.fullmatch(text) is None:
-        raise ValueError(f"{text!r} is no integer")
+        raise ValueError(f"{text!r} is not an integer")
     number = int(text)
     if not -end <= number < end:
         raise ValueError(f"{text!r} does not fit")
@@ -93,7 +94,7 @@ def _integer(text: str, end: int) -> int:
 EXPRESSION_CHARACTERS_MAX = 16_384
 DEPTH_MAX = 200
 _STACK_MAX = 500
-"""What the parser may have open at a time: parentheses and signs that wait for what follows them."""
+"""Maximum number of parentheses and signs that are open in the parser at a time."""
 _CACHED_MAX = 256
 
 T = TypeVar("T")
@@ -112,43 +113,44 @@ _CONSTANTS = {"TRUE": True, "FALSE": False, "NULL": None}
 
 
 class ExpressionRejected(ValueError):
-    """An SQL92 expression does not compile; the text says why, in the reference's words where it has some."""
+    """The error of an SQL92 expression that does not compile; its text is the reference's, if that has one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expression:
     """A compiled expression.
-    ``text``: what was compiled.
-    ``evaluate``: property string → True, False or None; raises ValueError where a value cannot be read."""
+    ``text``: its source text.
+    ``evaluate``: property string → True, False or None; raises ValueError if a value cannot be parsed."""
 
     text: str
     evaluate: Condition
     _term: _Term | None = None
 
     def matches(self, properties: bytes) -> bool:
-        """Return True if a message with this property string is wanted."""
+        """Return True if the expression selects a message with this property string."""
         try:
-            return self.evaluate(properties) is True  # unknown is not wanted
+            return self.evaluate(properties) is True  # unknown selects no message
         except ValueError:
             return False
 
     def explain(self, properties: bytes) -> Part:
         """Return the value of each part of the expression for a message with this property string."""
-        assert self._term is not None, "compiled expressions keep their terms"
+        assert self._term is not None, "compiled expressions store their terms"
         return _explained(self._term, properties)
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of an expression and what it is for one message.
+    """A part of an expression and its value for one message.
 
     Attributes:
-        text: the part, with parentheses where the expression has none.
-        verdict: True, False, None where it is unknown; of a property that stands alone, whether it is there.
-        value: the text of a property, None without it.
-        error: why it cannot be evaluated. Where nothing before it decides, the whole cannot be, either.
-        is_property: whether it is a property, whose ``value`` counts.
-        parts: what it is made of; constants are left out.
+        text: the part, with all parentheses.
+        verdict: True, False, or None if unknown; for a property alone, True if it exists.
+        value: the text of a property, or None if it is missing.
+        error: the reason if it cannot be evaluated. Unless an earlier part decides, this
+        holds for the whole expression.
+        is_property: True for a property, whose result is ``value``.
+        parts: the parts that it consists of, without constants.
     """
 
     text: str
@@ -160,7 +162,7 @@ class Part:
 
 
 def compile_expression(text: str) -> Expression:
-    """Compile an expression; the latest ones, and the latest refusals, are remembered.
+    """Compile an expression, with a cache of the latest results and errors.
     Raises ExpressionRejected: it is not SQL92, compares what cannot be compared, or is too long or too deep."""
     if len(text) > EXPRESSION_CHARACTERS_MAX:
         raise ExpressionRejected(f"the expression has {len(text)} characters: {EXPRESSION_CHARACTERS_MAX} are allowed")
@@ -171,23 +173,23 @@ def compile_expression(text: str) -> Expression:
 
 
 def prepare() -> None:
-    """Make the parser, which takes more than 0.1 s, before the first expression comes; in any thread."""
+    """Make the parser, which takes more than 0.1 s, before the first expression; in any thread."""
     _grammar()
 
 
 def is_prepared() -> bool:
-    """Return True if the parser is made; else the next expression makes it."""
+    """Return True if the parser has been made; otherwise the next expression makes it."""
     return _grammar.cache_info().currsize > 0
 
 
 @functools.lru_cache(maxsize=_CACHED_MAX)
 def _compiled(text: str) -> Expression | str:
-    """The expression, or why there is none."""
+    """Return the expression, or why it does not compile."""
     try:
         term = _parse(text)
         return Expression(text, _condition(term), term)
     except ExpressionRejected as rejected:
-        # As text: a kept exception would keep the frames of its traceback.
+        # Return it as text, because an exception in the cache would hold the frames of its traceback.
         return str(rejected)
 
 
@@ -196,7 +198,7 @@ def _compiled(text: str) -> Expression | str:
 
 @functools.cache
 def _grammar() -> Lark:
-    """The parser's tables. lark is imported here, by `prepare` or the first expression: it takes most of the time."""
+    """Return the parser. lark is imported here, by `prepare` or the first expression: it takes most of the time."""
     from lark import Lark
 
     options: dict[str, Any] = {"parser": "lalr", "lexer": "basic", "g_regex_flags": re.ASCII, "transformer": _Terms()}
@@ -204,8 +206,8 @@ def _grammar() -> Lark:
 
 
 def _parse(text: str) -> _Term:
-    """The term of the longest expression that a text begins with.
-    A token that cannot follow ends the expression, where it may end there: the reference reads no further."""
+    """Return the term of the longest expression at the start of a text.
+    A token that cannot follow ends the expression if it is complete there, as in the reference."""
     from lark import UnexpectedCharacters, UnexpectedToken
 
     parser: Any = _grammar().parse_interactive(text)
@@ -236,8 +238,8 @@ def _unexpected(error: UnexpectedToken) -> str:
 @dataclass(slots=True)
 class _Number:
     """A number of the expression.
-    ``parse``: reads a property as the number's Java type, into an integer that sorts as that type does.
-    ``key``: the number in that form."""
+    ``parse``: parses a property as the number's Java type, into an integer with the same order.
+    ``key``: the number as such an integer."""
 
     value: int | float
     parse: Callable[[str], int]
@@ -249,14 +251,14 @@ class _Term:
     """A compiled part of an expression.
 
     Attributes:
-        text: how messages name it.
+        text: its text in messages.
         value: property string → its value.
-        condition: the same as a condition; None where it cannot be one.
-        number: set for a number.
-        is_orderable: whether ``>`` and its like take it.
-        is_literal: whether it is a constant as written: no sign before it.
-        depth: how many calls an evaluation nests.
-        parts: the terms it was made of.
+        condition: the same as a condition; None if it cannot be one.
+        number: the number, if it is one.
+        is_orderable: True if it can be an operand of ``>``, ``<`` and so on.
+        is_literal: True if it is a constant without a sign.
+        depth: how deep the calls of an evaluation are nested.
+        parts: the terms that it consists of.
     """
 
     text: str
@@ -327,8 +329,7 @@ class _Terms:
 
     def float(self, parts: list[Any]) -> _Term:
         value = float(parts[0])
-        # Java's Double.MIN_VALUE is the smallest number above zero, and the reference refuses what is below it: so 0.0,
-        # too.
+        # Java's Double.MIN_VALUE is the smallest number above zero. The reference refuses smaller numbers, and so 0.0.
         if value == 0.0:
             raise ExpressionRejected(f"{parts[0]} is less than 4.9E-324")
         if value == float("inf"):
@@ -396,7 +397,7 @@ class _Terms:
 
     def text_test(self, parts: list[Any]) -> _Term:
         """Return the term of a text test, plain or with NOT. In both forms the test is false if the property is missing
-        or no text, or if the text to find is empty."""
+        or not a text, or if the text to find is empty."""
         term, inverted, name, quoted = parts
         find, test, sought, wanted = term.value, _TEXT_TESTS[name.upper()], _unquoted(quoted), not inverted
 
@@ -422,7 +423,7 @@ def _always(value: T) -> Callable[[bytes], T]:
 
 def _unknown_after(value: Callable[[bytes], Value]) -> Condition:
     def unknown(properties: bytes) -> None:
-        value(properties)  # it may be one that cannot be read
+        value(properties)  # it raises if it cannot be parsed
 
     return unknown
 
@@ -442,7 +443,8 @@ def _negation(term: _Term) -> _Term:
 
 
 def _joined(parts: list[_Term], sign: str, *, decisive: bool) -> _Term:
-    """``OR`` and ``AND``: the first part with the decisive verdict ends them, an unknown one leaves them open."""
+    """Return the term of ``OR`` or ``AND``: the first part with the decisive result ends it; unknown
+    parts make the rest unknown."""
     conditions, otherwise = tuple(_condition(part) for part in parts), not decisive
 
     def condition(properties: bytes) -> bool | None:
@@ -502,7 +504,7 @@ def _common_keys(left: _Number, right: _Number) -> tuple[int, int]:
 
 
 def _check_bounds(low: _Term, high: _Term) -> None:
-    """The bounds of BETWEEN, where both are constants."""
+    """Check the bounds of BETWEEN, if both are constants."""
     if "NULL" in (low.text, high.text):
         raise ExpressionRejected("Illegal values of between, values can not be null!")
     if low.number is None or high.number is None:
@@ -539,7 +541,7 @@ def _equality_to_number(find: Callable[[bytes], Value], number: _Number, *, miss
 
 
 def _equal(left: Value, right: Value) -> bool | None:
-    """``=`` between texts and truth values: a text on the left is read as a truth value, on the right it is not."""
+    """Return the result of ``=`` between texts and truth values: only a text on the left is parsed as a truth value."""
     if left is None:
         return True if right is None else None
     if right is None:
@@ -556,12 +558,13 @@ def _equal(left: Value, right: Value) -> bool | None:
 
 @dataclass(frozen=True, slots=True)
 class BloomFilter:
-    """The Bloom filter of subscriptions: one bitmap per message says which groups may want it.
+    """The Bloom filter of subscriptions: one bitmap per message marks the groups that may want it.
     ``position_count`` is k, ``bit_count`` m, a multiple of 8.
 
-    A subscription ``group#topic`` owns k bits out of m. The dispatcher sets those of every group whose expression is
-    true for a message; a pull skips a message that lacks one of its bits. Positions are frozen on disk: Murmur3 x64 128
-    of the UTF-8 text, seed 0; its low 64 bits are two i32, ``h1`` the lower one and ``h2``; the i-th position is
+    A subscription ``group#topic`` has k of the m bits. The dispatcher sets the bits of every group whose expression is
+    true for a message; a pull skips a message that lacks one of its bits. The positions are part of the file format:
+    Murmur3 x64 128 of the UTF-8 text, seed 0; its low 64 bits are two i32, ``h1`` the lower one and
+    ``h2``; the i-th position is
     ``h1 + i * h2`` in wrapping 32-bit arithmetic, inverted when negative, modulo m. Bit p is ``1 << (p % 8)`` of byte
     ``p / 8``. Source: store.md §17.3."""
 
@@ -570,29 +573,29 @@ class BloomFilter:
 
     @classmethod
     def of(cls, error_percent: int, expected_count: int) -> BloomFilter:
-        """The filter for an error rate in percent and a number of groups; 20 and 32 make k 3 and m 112."""
+        """Return the filter for an error rate in percent and a number of groups; 20 and 32 result in k 3 and m 112."""
         bits = math.ceil(expected_count * math.log2(100 / error_percent) * math.log2(math.e))
         return cls(math.ceil(math.log(error_percent / 100, 0.5)), -(-bits // 8) * 8)
 
     def positions(self, group: str, topic: str) -> tuple[int, ...]:
-        """The bits of a subscription."""
-        # Unsigned: the two halves are taken out of the bits, as Java's casts to int do.
+        """Return the bits of a subscription."""
+        # The hash is unsigned, because the two halves are cut out of the bits, as Java's casts to int do.
         low64 = mmh3.hash64(f"{group}#{topic}".encode(), 0, x64arch=True, signed=False)[0]
         h1, h2 = low64 & 0xFFFFFFFF, low64 >> 32
         sums = ((h1 + i * h2) & 0xFFFFFFFF for i in range(1, self.position_count + 1))
         positions = tuple((one ^ 0xFFFFFFFF if one >> 31 else one) % self.bit_count for one in sums)
-        assert len(positions) == self.position_count, "k bits, of which some may be the same"
+        assert len(positions) == self.position_count, "there are k positions, some may be equal"
         return positions
 
     def mask(self, positions: tuple[int, ...]) -> int:
-        """A bitmap with some bits set, as a number; combine with ``|``, see `bitmap`."""
+        """Return a number with some bits set; combine with ``|``, see `bitmap`."""
         return sum({1 << position for position in positions})
 
     def bitmap(self, mask: int) -> bytes:
-        """The bytes that are stored for a mask."""
-        assert self.bit_count % 8 == 0, "whole bytes are stored"
+        """Return the bytes of a mask in a record."""
+        assert self.bit_count % 8 == 0, "the number of bits is a multiple of 8"
         return mask.to_bytes(self.bit_count // 8, "little")
 
     def has(self, bitmap: bytes, mask: int) -> bool:
-        """Return True if a bitmap has all bits of a mask; True for a bitmap of another length, which says nothing."""
+        """Return True if a bitmap has all bits of a mask, or has another length (it cannot be compared then)."""
         return len(bitmap) * 8 != self.bit_count or int.from_bytes(bitmap, "little") & mask == mask

@@ -1,1 +1,1 @@
-"""The formats of RocketMQ, pure: bytes in, values out. No socket, file, clock or thread is touched here."""
+"""The formats of RocketMQ, pure: bytes in, values out, without sockets, files, clock or threads."""

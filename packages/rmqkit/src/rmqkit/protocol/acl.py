@@ -2,11 +2,11 @@
 
 A signed request carries ``AccessKey``, maybe ``SecurityToken``, and ``Signature`` among its ``extFields``::
 
-    data      = values of all fields but Signature, in the order of their names (UTF-16 code units), nothing between
-                them, UTF-8; then the body
-    Signature = base64(HMAC-SHA1(secret key, data))
+        data      = values of all fields but Signature, in the order of their names (UTF-16 code units), concatenated,
+                    UTF-8; then the body
+        Signature = base64(HMAC-SHA1(secret key, data))
 
-A server computes the signature over the fields that it received, so a field that is added on the way breaks it.
+    A server computes the signature over the fields that it received, so a field that is added on the way breaks it.
 Source: remoting.md §3.3.
 
 `Signature` covers neither the request's code nor its time. Clients of rmqkit therefore send two more fields.
@@ -41,7 +41,7 @@ _WORD_MAX = 32
 
 
 def sign(fields: Mapping[str, str], body: Body | list[Body], secret_key: str) -> str:
-    """The signature of a request; ``fields`` hold the access key already, a signature among them does not count."""
+    """Return the signature of a request; ``fields`` must contain the access key, an existing signature is ignored."""
     digest = hmac.new(secret_key.encode(), _values(fields), hashlib.sha1)
     for piece in body if isinstance(body, list) else [body]:
         digest.update(piece)
@@ -51,12 +51,12 @@ def sign(fields: Mapping[str, str], body: Body | list[Body], secret_key: str) ->
 def verify(fields: Mapping[str, str], body: Body | list[Body], secret_key: str) -> bool:
     """Return True if a request was signed with a secret key; takes the same time for every wrong signature."""
     expected = sign(fields, body, secret_key)
-    # As bytes: of text `compare_digest` takes ASCII alone, and a stranger's signature may be anything.
+    # Compare bytes: `compare_digest` accepts only ASCII text, and a received signature may be any text.
     return hmac.compare_digest(expected.encode(), fields.get(SIGNATURE, "").encode("utf-8", "replace"))
 
 
 def _values(fields: Mapping[str, str]) -> bytes:
-    """Java orders text by UTF-16 units: characters beyond U+FFFF come before U+E000 to U+FFFF."""
+    """Return the signed values. Java sorts by UTF-16 units: characters beyond U+FFFF precede U+E000 to U+FFFF."""
     names = sorted(fields, key=lambda name: name.encode("utf-16-be", "surrogatepass"))
     return "".join([fields[name] for name in names if name != SIGNATURE]).encode("utf-8", "replace")
 
@@ -70,10 +70,10 @@ class FullSignature(Struct, frozen=True):
 
 
 def sign_fully(code: int, fields: Mapping[str, str], body: Body | list[Body], secret_key: str) -> str:
-    """The full signature of a request; ``fields`` hold user and ``RmqSigned`` already."""
+    """Return the full signature of a request; ``fields`` must contain user and ``RmqSigned``."""
     digest = hmac.new(secret_key.encode(), b"rmqkit request 1" + _INT32.pack(code), hashlib.sha256)
-    # By code points, as both sides are ours; `_values` has Java's order. Either is part of a signature: they cannot be
-    # one.
+    # Sort by code points, as both sides are rmqkit; `_values` uses Java's order. The orders are parts of the two
+    # signatures and cannot be unified.
     for name in sorted(fields):
         if name not in (SIGNATURE, FULL_SIGNATURE):
             for text in (name.encode("utf-8", "replace"), fields[name].encode("utf-8", "replace")):
@@ -85,21 +85,21 @@ def sign_fully(code: int, fields: Mapping[str, str], body: Body | list[Body], se
 
 
 def full_fields(signature: FullSignature) -> dict[str, str]:
-    """Return the field that says when and by which session a request was signed."""
+    """Return the field with the time and the session of a signature."""
     return {_SIGNED: f"{signature.signed_ms} {signature.session} {signature.number}"}
 
 
 def verify_fully(
     code: int, fields: Mapping[str, str], body: Body | list[Body], secret_key: str
 ) -> FullSignature | None:
-    """Return when and by whom a request was signed; None: it has no full signature.
-    Raises HeaderError: it has one, and it is wrong."""
+    """Return time, session and number of a full signature, or None if the request has none.
+    Raises HeaderError: the signature is wrong."""
     if FULL_SIGNATURE not in fields:
         return None
     words = fields.get(_SIGNED, "").split(" ")
     expected = sign_fully(code, fields, body, secret_key)
     is_right = hmac.compare_digest(expected.encode(), fields[FULL_SIGNATURE].encode("utf-8", "replace"))
-    # The length is bounded here, before `int` reads the words.
+    # Limit the length here, before `int` reads the words.
     if not is_right or len(words) != 3 or not (words[0] + words[2]).isdecimal() or max(map(len, words)) > _WORD_MAX:
         raise HeaderError(f"{FULL_SIGNATURE} does not fit the request")
     return FullSignature(int(words[0]), words[1], int(words[2]))

@@ -1,15 +1,15 @@
-"""Bodies of a type: a value becomes JSON when it is sent, and JSON becomes a value of that type when it is read.
+"""Typed bodies: a value is sent as JSON, and JSON is read as a value of a type.
 
 ==========================================  ====================================================================
-a type                                      is written and read by
+type                                        library that writes and reads it
 ==========================================  ====================================================================
-a pydantic model or pydantic dataclass, or  pydantic, which is imported only then. Fields have their aliases' names,
-one that contains such (``list[Order]``)    as reading looks for those
-anything else: msgspec Structs,             msgspec, strictly: the text ``"1"`` is no ``int``, and a field that is
-dataclasses, ``dict[str, int]``, …          not of the type is ignored
+a pydantic model or pydantic dataclass, or  pydantic, which is imported only then. Fields have the names of their
+a type that contains one (``list[Order]``)  aliases, because pydantic reads these
+anything else: msgspec Structs,             msgspec, strictly: the text ``"1"`` is not an ``int``, and fields that
+dataclasses, ``dict[str, int]``, …          the type does not have are ignored
 ==========================================  ====================================================================
 
-A body that does not fit is the sender's fault and is no better the next time: consumers put it to the dead letters.
+A body that does not fit is an error of the sender that a retry does not repair: consumers send it to the dead letters.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ class _PydanticModel(Protocol):
 
 
 Body = bytes | bytearray | memoryview | msgspec.Struct | _Dataclass | _PydanticModel
-"""What a message to send may have as its body: bytes, or a value that `encode_body` makes JSON of."""
+"""Possible bodies of a message to send: bytes, or a value that `encode_body` writes as JSON."""
 
 
 def encode_body(value: object) -> bytes:
-    """Make JSON of a msgspec Struct, a dataclass or a pydantic model.
-    Raises ValueError: it is none of them, or something in it cannot be written as JSON."""
+    """Return the JSON of a msgspec Struct, a dataclass or a pydantic model.
+    Raises ValueError: it is of another type, or something in it cannot be written as JSON."""
     kind: Any = type(value)
     try:
         if _is_pydantics(kind):
-            # By alias: pydantic reads a field by its alias, so that the name alone would not be found.
+            # Write the aliases: pydantic reads fields by their aliases and would not find the names.
             return cast("bytes", _adapter(kind).dump_json(value, by_alias=True))
         if isinstance(value, msgspec.Struct) or is_dataclass(value):
             return msgspec.json.encode(value)
@@ -55,7 +55,7 @@ def encode_body(value: object) -> bytes:
 
 @functools.lru_cache(maxsize=256)
 def decoder_of(kind: Any) -> Callable[[bytes], Any]:
-    """Make a function that reads bodies of a type; it raises BodyMismatch when one does not fit.
+    """Return a function that reads bodies of a type; it raises BodyMismatch if a body does not fit.
     Raises TypeError: the type cannot be read from JSON."""
     name = str(kind) if get_args(kind) else getattr(kind, "__name__", str(kind))
     read = _adapter(kind).validate_json if _is_pydantics(kind) else msgspec.json.Decoder(kind).decode
@@ -75,13 +75,13 @@ def _is_pydantics(kind: Any) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def _adapter(kind: Any) -> Any:
-    from pydantic import TypeAdapter  # loaded already: the type is one of its own
+    from pydantic import TypeAdapter  # already imported, because the type belongs to pydantic
 
     return TypeAdapter(kind)
 
 
 def _reason(error: Exception) -> str:
-    """One line that says what does not fit, without the values: dead letters and logs are read by others, too."""
+    """Return one line about the fault, without values, because dead letters and logs have other readers."""
     faults = getattr(error, "errors", None)
     if faults is None:
         return str(error)

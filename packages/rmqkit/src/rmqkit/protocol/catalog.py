@@ -1,7 +1,7 @@
 """The catalog of requests: the `Operation` of every code.
 
-The rows are next to their schemas. Only requests that nothing here speaks have their rows in this module. A module of
-schemas is joined here once; a new request of that module needs no line here. Source: remoting.md §4.
+The rows are next to their schemas. This module has only the rows of requests that rmqkit does not use. It joins the
+rows of each module of schemas; a new request in such a module needs no line here. Source: remoting.md §4.
 """
 
 from __future__ import annotations

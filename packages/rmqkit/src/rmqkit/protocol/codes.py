@@ -1,8 +1,8 @@
-"""The numbers on the wire: request codes, response codes, languages, versions, and how wide Java's integers are.
+"""The numbers on the wire: request codes, response codes, languages, versions, and the ranges of Java's integers.
 
 A number that is not in these tables stays a plain number and is answered with REQUEST_CODE_NOT_SUPPORTED; it is never
-an error in a decoder. An integer outside `Int32` or `Int64` is refused when it is read: Python's have no bound, and one
-that no Java peer could have sent would later fail in a file, a record or another peer, far from where it came in.
+an error in a decoder. An integer outside of `Int32` or `Int64` is refused when it is read. Python's integers have no
+bounds, and a number that no Java peer can send would later fail in a file, a record or another peer.
 Source: remoting.md §1.5, §1.6, §4 ("`int` = 32 bit, `long` = 64 bit"), §4.1, §5.
 """
 
@@ -19,7 +19,7 @@ Int64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 class RequestCode(enum.IntEnum):
     """The kinds of requests (``RequestCode``).
-    Numbers that no release sends any more are left out: 13, 22, 23, 27, 47, 209 to 214, 301, 302."""
+    Numbers that no release sends any more are omitted: 13, 22, 23, 27, 47, 209 to 214, 301, 302."""
 
     SEND_MESSAGE = 10
     PULL_MESSAGE = 11
@@ -159,7 +159,7 @@ class RequestCode(enum.IntEnum):
     AUTH_GET_ACL = 3009
     AUTH_LIST_ACL = 3010
     SWITCH_TIMER_ENGINE = 5001
-    # From here on codes do not fit the 16 bits of a binary header.
+    # The following codes do not fit in the 16 bits of a binary header.
     POP_MESSAGE = 200050
     ACK_MESSAGE = 200051
     PEEK_MESSAGE = 200052
@@ -228,7 +228,7 @@ class ResponseCode(enum.IntEnum):
     NOT_LEADER_FOR_QUEUE = 501
     ILLEGAL_OPERATION = 604
     GO_AWAY = 1500
-    # As numbers these are AUTH_CREATE_USER and AUTH_UPDATE_USER, too: the response bit says what is meant.
+    # These numbers are AUTH_CREATE_USER and AUTH_UPDATE_USER, too: the response bit distinguishes them.
     USER_NOT_EXIST = 3001
     POLICY_NOT_EXIST = 3002
 
@@ -238,18 +238,18 @@ LANGUAGES = tuple("JAVA CPP DOTNET PYTHON DELPHI ERLANG RUBY OTHER HTTP GO PHP O
 
 
 def request_name(code: int) -> str:
-    """A request as errors and logs name it: ``SEND_MESSAGE_V2 (310)``, or ``request 9999`` when nobody knows it."""
+    """Return the name of a request for errors and logs: ``SEND_MESSAGE_V2 (310)``, or ``request 9999`` if unknown."""
     known = RequestCode._value2member_map_.get(code)
     return f"request {code}" if known is None else f"{known.name} ({code})"
 
 
 def version_number(major: int, minor: int, patch: int) -> int:
-    """The protocol version number of a RocketMQ release ≥ 4.0.0 (each release has a snapshot one below)."""
+    """Return the protocol version number of a RocketMQ release ≥ 4.0.0 (the snapshot of a release is one below)."""
     return 213 + 200 * (major - 4) + 20 * minor + 2 * patch
 
 
 def version_name(number: int) -> str:
-    """The release a version number stands for, as brokers print it (``V5_4_0``); old numbers as ``V<number>``."""
+    """Return the release of a version number as brokers print it (``V5_4_0``); old numbers as ``V<number>``."""
     if number < 212:
         return f"V{number}"
     is_snapshot = (number - 213) % 2
@@ -259,9 +259,9 @@ def version_name(number: int) -> str:
 
 
 CURRENT_VERSION = version_number(5, 4, 0)
-"""The version rmqkit speaks; peers choose their dialect by it."""
+"""The version of rmqkit's protocol; peers choose their dialect by it."""
 
 assert CURRENT_VERSION == 493
 
 FAQ = "\nSee https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
-"""The link the reference appends to some remarks; decoration, never parsed."""
+"""The link that the reference appends to some remarks; never parsed."""

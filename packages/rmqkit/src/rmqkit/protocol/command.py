@@ -1,4 +1,4 @@
-"""Frames and commands: how a connection's bytes are cut, and what the header of a frame says (``RemotingCommand``).
+"""Frames and commands: splitting of a connection's bytes, and the headers of frames (``RemotingCommand``).
 
 ======  ============  =====================================================================
 offset  size          field
@@ -10,9 +10,9 @@ offset  size          field
 ...     rest          body
 ======  ============  =====================================================================
 
-The splitter keeps incomplete input and never waits. It holds at most one frame (16 MiB by default) plus what one read
-delivered; a larger announced frame is refused before its bytes arrive, and so is, by a server, a header of
-`REQUEST_HEADER_BYTES_MAX`: headers are read before anybody is known.
+The splitter holds incomplete input and never waits. It holds at most one frame (16 MiB by default) and the bytes of one
+read. A larger frame is refused before its bytes arrive. A server also refuses a header of `REQUEST_HEADER_BYTES_MAX`,
+because headers are read before the client is authenticated.
 
 The header of a frame is a command. JSON::
 
@@ -24,7 +24,7 @@ Binary::
     entry: i16 n, key | i32 n, value
 
 Each request chooses its own serialisation and each side replies in its own, so both are always accepted. Codes above
-32767 do not fit the binary form. ``extFields`` stays undecoded until a header type asks for it: one msgspec call.
+32767 do not fit in the binary form. ``extFields`` stays undecoded until a header type is needed: one msgspec call.
 Source: remoting.md §1.1–1.4.
 """
 
@@ -43,17 +43,17 @@ from rmqkit.protocol.codes import CURRENT_VERSION, LANGUAGES, ResponseCode
 from rmqkit.protocol.core import Acks, Sends, SendsReader
 
 FRAME_BYTES_MAX = 16 << 20
-"""Largest frame, its length field included (``com.rocketmq.remoting.frameMaxLength``)."""
+"""Greatest size of a frame, including its length field (``com.rocketmq.remoting.frameMaxLength``)."""
 
 REQUEST_HEADER_BYTES_MAX = 256 << 10
-"""A request's header has to be smaller. The longest that clients send carries 32 KiB of properties, of which JSON makes
-192 KiB when every byte of them is escaped. Answers may be longer: that to a batch names every message."""
+"""Limit of a request's header, which must be smaller. The longest header of clients has 32 KiB of properties, which
+become 192 KiB of JSON if every byte is escaped. Responses may be longer: that to a batch has every message id."""
 
 JSON = 0
 ROCKETMQ = 1
 
-# The length is signed, as in Java: one below zero then fails the comparison with the header's length, instead of being
-# waited for as up to 4 GiB.
+# The length is signed, as in Java: a negative length then fails the comparison with the header's length, instead of
+# counting as up to 4 GiB.
 _START = struct.Struct(">iI")
 _HEADER_BYTES_MAX = 0xFFFFFF
 _UNKNOWN_TYPES = 0xFE000000
@@ -61,7 +61,7 @@ _PIECES_MAX = 1024
 
 
 class Frame(Struct, gc=False):
-    """One frame: header and body still as bytes."""
+    """A frame: header and body as bytes."""
 
     serialize_type: int
     header: bytes
@@ -69,11 +69,11 @@ class Frame(Struct, gc=False):
 
 
 class FrameSplitter:
-    """Cuts a byte stream into frames, one call per read; a frame over ``frame_bytes_max`` is refused.
-    ``header_bytes_max``: a power of two that headers have to stay below; None: any header that fits into its frame.
-    ``sends``: takes plain sends that follow one another together, as a `Sends` in the place of their frames, and acks
-    of popped messages as an `Acks`.
-    ``buffered_bytes``: how much of an incomplete frame is held."""
+    """A splitter of a byte stream into frames, one call per read; a frame over ``frame_bytes_max`` is refused.
+    ``header_bytes_max``: a power of two that headers must stay below; None: any header that fits in its frame.
+    ``sends``: collects consecutive plain sends in a `Sends` instead of their frames, and acks of popped messages in an
+    `Acks`.
+    ``buffered_bytes``: number of held bytes of an incomplete frame."""
 
     __slots__ = ("_frame_bytes_max", "_held", "_refused_bits", "_sends", "_wanted_bytes", "buffered_bytes")
 
@@ -89,16 +89,16 @@ class FrameSplitter:
         self.buffered_bytes = 0
         self._wanted_bytes = 0
         self._frame_bytes_max = frame_bytes_max
-        # Type and header length share a word: one look at its bits finds unknown types and headers that are too long.
+        # Type and header length share a word: one test of its bits finds unknown types and headers that are too long.
         self._refused_bits = _UNKNOWN_TYPES
         if header_bytes_max is not None:
-            assert header_bytes_max.bit_count() == 1, "a power of two"
+            assert header_bytes_max.bit_count() == 1, "the limit is a power of two"
             self._refused_bits |= _HEADER_BYTES_MAX & -header_bytes_max
 
     def feed(self, chunk: bytes) -> list[Frame | Sends | Acks]:
-        """Take what one read delivered and return the frames it completes, in order.
-        Raises FrameError: lengths that cannot be, an unknown serialize type or a frame over the limit. Frames before
-        the broken one in the same chunk are lost with the connection, as the reference does."""
+        """Accept the bytes of one read and return the frames that they complete, in order.
+        Raises FrameError: impossible lengths, an unknown serialize type or a frame over the limit. As in the reference,
+        frames before the broken one in the same chunk are lost with the connection."""
         if self._held:
             if len(self._held) <= _PIECES_MAX:
                 self._held.append(chunk)
@@ -106,7 +106,7 @@ class FrameSplitter:
                 self._add_small(chunk)
             self.buffered_bytes += len(chunk)
             if self.buffered_bytes < self._wanted_bytes:
-                return []  # joined only once, when the frame is whole: a large one must not be copied per read
+                return []  # join once, when the frame is complete: a large frame must not be copied per read
             chunk = b"".join(self._held)
         frames: list[Frame | Sends | Acks] = []
         sends = self._sends
@@ -133,7 +133,7 @@ class FrameSplitter:
         return frames
 
     def _add_small(self, chunk: bytes) -> None:
-        """Keep one of very many reads: as an object of its own a byte would take forty."""
+        """Hold one of very many reads: a byte as a separate object would take forty bytes."""
         last = self._held[-1]
         if isinstance(last, bytearray):
             last += chunk
@@ -152,8 +152,8 @@ class FrameSplitter:
 
 
 def frames_of(sends: Sends | Acks) -> list[Frame]:
-    """The frames of plain sends or acks that were taken together, before their bodies are forgotten."""
-    # By a splitter that takes no sends: another would put them together again.
+    """Return the frames of plain sends or acks that were read together, before their bodies are released."""
+    # Use a splitter without ``sends``, which would join them again.
     return cast("list[Frame]", FrameSplitter().feed(sends.chunk[sends.start : sends.end]))
 
 
@@ -163,8 +163,8 @@ def each_frame(units: Iterable[Frame | Sends | Acks]) -> list[Frame]:
 
 
 def frame_start(serialize_type: int, header_bytes: int, body_bytes: int) -> bytes:
-    """The eight bytes before a header.
-    Raises FrameError: the header is over 16 MiB or the frame over 2 GiB, which the length fields cannot carry."""
+    """Return the eight bytes before a header.
+    Raises FrameError: the header is over 16 MiB or the frame over 2 GiB, which the length fields cannot represent."""
     length = 4 + header_bytes + body_bytes
     if header_bytes > _HEADER_BYTES_MAX or length > 0x7FFFFFFF:
         raise FrameError(f"a header of {header_bytes} and a body of {body_bytes} bytes do not fit into one frame")
@@ -183,16 +183,16 @@ _NO_FIELDS = Raw(b"")
 
 
 class Command(Struct, gc=False):
-    """One request or response.
+    """A request or response.
 
     Attributes:
-        code: request code, or of a response (`RESPONSE` in ``flag``) the response code.
+        code: request code, or the response code of a response (`RESPONSE` in ``flag``).
         opaque: the number that pairs a response with its request.
         flag: bit 0 response, bit 1 one-way.
-        fields: ``extFields``, undecoded when it came as JSON (`decode_header`, `decode_fields`), or None.
-        body: the bytes behind the header; several pieces are written without being joined.
-        remark: free text, an error's text in responses.
-        language: name of the peer's language, or None when unknown.
+        fields: ``extFields``, undecoded if received as JSON (`decode_header`, `decode_fields`), or None.
+        body: the bytes after the header; several pieces are written without being joined.
+        remark: free text; in responses the text of an error.
+        language: name of the peer's language, or None if unknown.
         version: the peer's protocol version number.
     """
 
@@ -207,7 +207,7 @@ class Command(Struct, gc=False):
 
     @property
     def payload(self) -> bytes:
-        """The body in one piece; a received command's body already is."""
+        """The body in one piece; that of a received command already is."""
         body = self.body
         if isinstance(body, bytes):
             return body
@@ -218,19 +218,19 @@ class Command(Struct, gc=False):
         return bool(self.flag & _ONE_WAY)
 
 
-# The body has an empty wire name, so that a header with a member "body" cannot fill in for the frame's.
+# The body has an empty wire name, so that a member "body" of a header cannot replace the frame's body.
 class _JsonCommand(Command, rename={"fields": "extFields", "body": ""}, gc=False):
-    """A command as JSON spells it, read into its place at once; the body comes from the frame."""
+    """A command decoded from JSON; the body comes from the frame."""
 
     fields: Raw = _NO_FIELDS
     body: Any = b""
-    # Not what we are but what Java's decoder assumes where the two are missing (remoting.md §1.2).
+    # These are not rmqkit's values, but those that Java's decoder assumes if they are missing (remoting.md §1.2).
     language: str | int | None = "JAVA"  # type: ignore[assignment]
     version: int = 0
 
 
 class _JsonHeaderOut(Struct, kw_only=True, omit_defaults=True, gc=False):
-    """Field order is Java's: alphabetical."""
+    """A JSON header to send. The order of fields is Java's: alphabetical."""
 
     code: int
     extFields: dict[str, str] | None = None  # noqa: N815
@@ -247,7 +247,7 @@ _encode_json = msgspec.json.Encoder().encode
 
 
 def request(code: int, header: Struct | None = None, body: Body = b"", *, one_way: bool = False) -> Command:
-    """A request with a typed header; the connection gives it its opaque."""
+    """Return a request with a typed header; the connection sets its opaque."""
     fields = None if header is None else header_fields(header)
     return Command(code, flag=_ONE_WAY if one_way else 0, fields=fields, body=body)
 
@@ -261,28 +261,28 @@ def reply(
     fields: dict[str, str] | None = None,
     body: Body | list[Body] = b"",
 ) -> Command:
-    """The response to a request: its opaque, a code, and either a typed header or ready fields."""
+    """Return the response to a request: its opaque, a code, and a typed header or fields, or both."""
     if header is not None:
         fields = header_fields(header) if fields is None else {**header_fields(header), **fields}
     return Command(code, command.opaque, RESPONSE, fields, body, remark)
 
 
 def decode_command(frame: Frame) -> Command:
-    """The command in a frame.
-    Raises HeaderError: the header is not JSON of the expected shape, or a binary header's lengths do not fit."""
+    """Return the command in a frame.
+    Raises HeaderError: the header is not JSON of the expected form, or the lengths in a binary header do not fit."""
     if frame.serialize_type == JSON:
         return _decode_json(frame)
-    assert frame.serialize_type == ROCKETMQ, "the splitter lets no other type through"
+    assert frame.serialize_type == ROCKETMQ, "the splitter refuses other types"
     return _decode_binary(frame)
 
 
 def encode_command(command: Command, serialize_type: int = JSON) -> list[Body]:
-    """The pieces to write for a command: frame start and header joined, then the body's pieces as they are.
-    Raises HeaderError: a binary header cannot carry the code.
-    Raises FrameError: the command does not fit into a frame."""
+    """Return the pieces to write for a command: frame start and header joined, then the pieces of the body.
+    Raises HeaderError: a binary header cannot contain the code.
+    Raises FrameError: the command does not fit in a frame."""
     fields = command.fields
     if isinstance(fields, Raw):
-        # Passed on from a peer: what came as a bare number goes on as text, the only kind that all decoders take.
+        # Forwarded from a peer: bare numbers become text, the only kind of value that all decoders accept.
         fields = decode_fields(command)
     encode = _encode_json_header if serialize_type == JSON else _encode_binary_header
     header = encode(command, fields)
@@ -297,7 +297,7 @@ def encode_command(command: Command, serialize_type: int = JSON) -> list[Body]:
 def decode_header(command: Command, header_type: type[H]) -> H:
     """Return the typed header of a command, decoded from the raw bytes in one call.
     Peers send every value as a string; numbers and booleans are accepted, too.
-    Raises HeaderError: a required field is missing or a value is not of its type; the text names the field."""
+    Raises HeaderError: a required field is missing or a value has the wrong type; the text has the field's name."""
     fields = command.fields
     try:
         if isinstance(fields, Raw):
@@ -306,7 +306,8 @@ def decode_header(command: Command, header_type: type[H]) -> H:
         return msgspec.convert(fields or {}, header_type, strict=False)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         if isinstance(fields, Raw):
-            # Retry with text values: Java treats null as a missing field and converts any other JSON value to its text.
+            # Retry with text values: Java treats null as a missing field and converts any
+            # other JSON value to its text.
             return decode_header(Command(command.code, fields=decode_fields(command)), header_type)
         raise HeaderError(f"{header_type.__name__}: {error}") from None
 
@@ -314,16 +315,16 @@ def decode_header(command: Command, header_type: type[H]) -> H:
 def decode_header_leniently(
     command: Command, header_type: type[H], *, missing: Mapping[str, str] | None = None, drops_unreadable: bool = True
 ) -> H:
-    """`decode_header` that also takes what Java takes: a boolean that is not ``true`` is false, for one thing.
+    """Decode a header like Java: for example, a boolean that is not ``true`` is false.
     Raises HeaderError: as `decode_header`.
-    ``missing``: values of required fields that a peer may leave out.
-    ``drops_unreadable``: whether a number that is none counts as left out, as in headers without a codec of their own.
+    ``missing``: values of required fields that a peer may omit.
+    ``drops_unreadable``: whether an invalid number counts as missing, as in headers without their own codec.
     """
     flags, missing = _flag_names(header_type), missing or {}
     try:
         header = decode_header(command, header_type)
         for attribute, name in flags.items():
-            # msgspec takes 1 for true, too, which Apache's C++ client says of a batch.
+            # msgspec accepts 1 for true, too, which Apache's C++ client sends for a batch.
             if getattr(header, attribute) and decode_fields(command)[name].lower() != "true":
                 break
         else:
@@ -346,7 +347,7 @@ def decode_header_leniently(
 
 
 def decode_fields(command: Command) -> dict[str, str]:
-    """``extFields`` as text → text; empty when there are none. Raises HeaderError: they are not a JSON object."""
+    """Return ``extFields`` as text → text; empty if missing. Raises HeaderError: they are not a JSON object."""
     fields = command.fields
     if fields is None:
         return {}
@@ -360,12 +361,12 @@ def decode_fields(command: Command) -> dict[str, str]:
         return {}
     if not isinstance(decoded, dict):
         raise HeaderError(f"extFields must be an object, not {type(decoded).__name__}")
-    # A null is left out: as text it would be a topic with the name null, or a number that cannot be read.
+    # Omit a null: as text it would be a topic with the name null, or an invalid number.
     return {name: _text(value) for name, value in decoded.items() if value is not None}
 
 
 def header_fields(header: Struct) -> dict[str, str]:
-    """A typed header as ``extFields``: every value a string, None left out."""
+    """Return a typed header as ``extFields``: every value as a string, without None."""
     fields: dict[str, str] = {}
     for attribute, name in _wire_names(type(header)):
         value = getattr(header, attribute)
@@ -382,7 +383,7 @@ def _wire_names(header_type: type[Struct]) -> tuple[tuple[str, str], ...]:
 
 @functools.cache
 def _flag_names(header_type: type[Struct]) -> dict[str, str]:
-    """The booleans of a header: attributes and their wire names."""
+    """Return the booleans of a header: attributes and their wire names."""
     fields = msgspec.structs.fields(header_type)
     return {info.name: info.encode_name for info in fields if info.type is bool or bool in get_args(info.type)}
 
@@ -415,7 +416,7 @@ def _decode_json(frame: Frame) -> Command:
 
 
 def _language(value: str | int | None) -> str | None:
-    """The name for an ordinal number; an unknown language is tolerated."""
+    """Return the name of a language number; an unknown language is None."""
     if isinstance(value, str) and value.isascii() and value.isdigit():
         value = int(value[:4])
     return LANGUAGES[value] if isinstance(value, int) and 0 <= value < len(LANGUAGES) else None
@@ -440,8 +441,8 @@ def _decode_binary(frame: Frame) -> Command:
     header = frame.header
     if len(header) < _BINARY_HEAD.size:
         raise HeaderError(f"binary header has {len(header)} bytes: it must have at least {_BINARY_HEAD.size}")
-    # A Java peer that sends one of POP's codes in this form has cut it to 16 bits: it arrives as a code that nobody
-    # knows (3442 for 200050). Guessing the other bits would be wrong for the peer that really means 3442.
+    # A Java peer that sends a POP code in this form cuts it to 16 bits, so that it arrives as an unknown code (3442 for
+    # 200050). Guessing the missing bits would be wrong for a peer that really means 3442.
     code, language, version, opaque, flag = _BINARY_HEAD.unpack_from(header)
     remark, position = _take(header, _BINARY_HEAD.size)
     entries_bytes, position = _length(header, position)
@@ -451,11 +452,11 @@ def _decode_binary(frame: Frame) -> Command:
 
 
 def _entries(header: bytes, position: int, end: int) -> dict[str, str]:
-    """The map between two positions; an empty key or value means null and drops the entry.
-    One flat loop, because it runs for some twelve entries of every request with a binary header."""
+    """Return the map between two positions; an empty key or value means null and drops the entry.
+    One flat loop, because it reads some twelve entries of every request with a binary header."""
     fields: dict[str, str] = {}
     unpack_length = _I32.unpack_from
-    text = header.decode("latin-1")  # cut as text: that is three times cheaper than decoding each piece
+    text = header.decode("latin-1")  # slices of text are three times cheaper than decoding each piece
     key_at = position + 2
     try:
         while position < end:
@@ -468,7 +469,8 @@ def _entries(header: bytes, position: int, end: int) -> dict[str, str]:
                 raise HeaderError(f"binary header: entry at byte {key_at - 2} does not fit into {end} bytes")
             if value_bytes and key_end > key_at:
                 key, value = text[key_at:key_end], text[value_at:position]
-                # Cut as latin-1, where a character is a byte: only of ASCII is that the text, too.
+                # Sliced as latin-1, with one byte per character, which is the
+                # right text only for ASCII.
                 if not (key.isascii() and value.isascii()):
                     key, value = str(header[key_at:key_end], "utf-8"), str(header[value_at:position], "utf-8")
                 fields[key] = value
@@ -480,7 +482,7 @@ def _entries(header: bytes, position: int, end: int) -> dict[str, str]:
 
 
 def _length(header: bytes, position: int) -> tuple[int, int]:
-    """A length and the position behind it; what it announces must fit."""
+    """Return a length and the position after it; the announced bytes must be in the header."""
     after = position + _I32.size
     if after > len(header):
         raise HeaderError(f"binary header ends inside a length at byte {position}")
@@ -491,7 +493,7 @@ def _length(header: bytes, position: int) -> tuple[int, int]:
 
 
 def _take(header: bytes, position: int) -> tuple[str | None, int]:
-    """A text and the position behind it; length 0 means null."""
+    """Return a text and the position after it; length 0 means null."""
     length, start = _length(header, position)
     try:
         return (header[start : start + length].decode() if length else None), start + length
@@ -503,7 +505,7 @@ def _encode_binary_header(command: Command, fields: Mapping[str, str] | None) ->
     if not -32768 <= command.code <= 32767:
         raise HeaderError(f"code {command.code} does not fit the binary header: send it with a JSON header")
     remark = (command.remark or "").encode()
-    # An empty value has length 0 here, which every decoder reads as null: only JSON can carry an empty text.
+    # An empty value has length 0 here, which every decoder reads as null: only JSON can represent an empty text.
     entries = b"".join(
         part
         for name, value in (fields or {}).items()

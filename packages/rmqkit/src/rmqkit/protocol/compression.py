@@ -3,7 +3,7 @@
 ======  ===========  ==========================================
 bits    name         format
 ======  ===========  ==========================================
-0x000   (none)       zlib, as clients before 5.0 mark it
+0x000   (none)       zlib, the mark of clients before 5.0
 0x100   LZ4          LZ4 frame format; the level is ignored
 0x200   ZSTD         Zstandard frame
 0x300   ZLIB         zlib stream, RFC 1950
@@ -25,10 +25,10 @@ from rmqkit.errors import BodyError
 from rmqkit.protocol.record import COMPRESSED, COMPRESSION_MASK
 
 DECOMPRESSED_BYTES_MAX = 64 << 20
-"""A body that would grow beyond this is refused: sixteen times the largest message a default broker takes."""
+"""Greatest size of a decompressed body: sixteen times the largest message that a broker accepts by default."""
 
 _LZ4_GROWTH = 4
-assert not COMPRESSED & COMPRESSION_MASK, "bit 0 says that, bits 8 to 10 how"
+assert not COMPRESSED & COMPRESSION_MASK, "bit 0 means compressed, bits 8 to 10 the format"
 
 
 class Compression(enum.IntEnum):
@@ -40,7 +40,7 @@ class Compression(enum.IntEnum):
 
 
 def compress(body: bytes, compression: Compression, level: int = 5) -> bytes:
-    """The compressed body; the sender sets ``COMPRESSED | compression`` in sysFlag."""
+    """Return the compressed body; the sender sets ``COMPRESSED | compression`` in sysFlag."""
     if compression is Compression.LZ4:
         import lz4.frame
 
@@ -51,7 +51,7 @@ def compress(body: bytes, compression: Compression, level: int = 5) -> bytes:
 
 
 def decompress(body: bytes, sys_flag: int, *, bytes_max: int = DECOMPRESSED_BYTES_MAX) -> bytes:
-    """The body as its sender had it; returned as it is when sysFlag says that it is not compressed.
+    """Return the original body; a body that is uncompressed according to sysFlag is returned unchanged.
     Raises BodyError: the compression type is unknown, the stream is damaged, or it would exceed ``bytes_max``."""
     if not sys_flag & COMPRESSED:
         return body
@@ -69,7 +69,7 @@ def decompress(body: bytes, sys_flag: int, *, bytes_max: int = DECOMPRESSED_BYTE
 def _decompress_zlib(body: bytes, bytes_max: int) -> bytes:
     stream = zlib.decompressobj()
     try:
-        # A bound of 0 would be none to zlib.
+        # A limit of 0 would mean no limit to zlib.
         plain = stream.decompress(body, bytes_max)
     except zlib.error as error:
         raise BodyError(f"zlib body of {len(body)} bytes is damaged: {error}") from None
@@ -82,7 +82,7 @@ def _decompress_lz4(body: bytes, bytes_max: int) -> bytes:
     stream = lz4.frame.LZ4FrameDecompressor()
     parts: list[bytes] = []
     plain_bytes = 0
-    # The library allocates what it may return before it looks at the input, so the room grows with the output.
+    # The library allocates the permitted output before it reads the input, so the limit grows with the output.
     room = _LZ4_GROWTH * len(body) + 1
     try:
         while not stream.eof and plain_bytes < bytes_max:
@@ -100,7 +100,7 @@ def _decompress_zstd(body: bytes, bytes_max: int) -> bytes:
     zstd = _zstd()
     stream = zstd.ZstdDecompressor()
     try:
-        # One byte more than is allowed: a body of exactly the limit ends there, and a longer one is known by that byte.
+        # Allow one byte more: a body of exactly the limit ends there, and a longer body fills that byte.
         plain = bytes(stream.decompress(body, bytes_max + 1))
     except zstd.ZstdError as error:
         raise BodyError(f"zstd body of {len(body)} bytes is damaged: {error}") from None

@@ -1,9 +1,9 @@
-"""The compiled core (`rmqkit_native`), and the types of its calls. `rmqkit.core.CORE` says whether a process uses it.
+"""The compiled core (`rmqkit_native`), and the types of its calls. `rmqkit.core.CORE` shows if a process uses it.
 
-For plain sends, the core takes the frames that only ask for storing out of the bytes of a connection. It makes records,
-queue entries, index entries and answers of all of them, without an object for each. Its twin in plain Python is
-`rmqkit.protocol.sends`, which gives the same bytes for every frame that the core takes. The core touches no file, clock
-or table, and refuses nothing: the broker does.
+For plain sends, the core extracts the frames that only request storage from the bytes of a connection. It makes
+records, queue entries, index entries and responses for all of them, without an object for each. `rmqkit.protocol.sends`
+does the same in plain Python and produces the same bytes for every frame that the core accepts. The core uses no file,
+clock or table, and refuses nothing: the broker does.
 Source: remoting.md §1.2, §1.3, §4.3.1, §7.3; store.md §3.4, §4.1, §7.
 """
 
@@ -43,25 +43,25 @@ __all__ = [
 ]
 
 FORMAT = 11
-"""What the calls below are numbered by: a core of another number is not used."""
+"""Version of the calls below: a core with another number is not used."""
 
 CoreFault: type[BaseException] = getattr(_native, "PanicException", SystemError)
-"""What the core raises where it is wrong itself; no Exception, so that nobody takes it for bad input."""
+"""Raised for bugs of the core; it is not an Exception, so that no caller treats it as bad input."""
 
 
 class Sends(Protocol):
-    """Plain sends that came one behind the other, or the messages of a batch.
+    """Consecutive plain sends of a connection, or the messages of a batch.
 
     Attributes:
-        chunk: the bytes they came in, from ``start`` to ``end``; until `forget_bodies`.
-        queues: topic, queue id, how many messages, and the bytes of their records, 0 before `encode`.
-        is_batch: whether one request brought all of them, which has one answer.
-        waits_not: whether one of them asks not to wait for the disk.
-        body_bytes_max: of the longest body of a request.
-        opaques: of the requests, in their order.
+        chunk: the received bytes, from ``start`` to ``end``; until `forget_bodies`.
+        queues: topic, queue id, number of messages, and the bytes of their records, 0 before `encode`.
+        is_batch: whether all of them came in one request, which has one response.
+        waits_not: whether one of them requests a response before the disk has it.
+        body_bytes_max: size of the longest body of a request.
+        opaques: opaques of the requests, in order.
         last_offset: physical offset of the last record.
-        kinds: topic, request code, ``message_type``, and the bytes that the records of each request have.
-        asked: the times that some of them ask for, and their units in ms.
+        kinds: topic, request code, ``message_type``, and the record bytes of each request.
+        asked: the delivery times that some of them request, and their units in ms.
     """
 
     @property
@@ -98,44 +98,47 @@ class Sends(Protocol):
         store_host: bytes,
         is_sealed: bool,
     ) -> bytes:
-        """The records, one behind the other. ``numbers``: the next queue offset of each of ``queues``.
+        """Return the concatenated records. ``numbers``: the next queue offset of each of ``queues``.
         ``is_sealed``: whether they end with their checksum (``appendPropCRC``).
-        Raises ValueError: the records do not fit into the log's numbers, or one came with a checksum."""
+        Raises ValueError: the records do not fit in the log's numbers, or one arrived with a checksum."""
 
     def requests(self, with_tags: bool) -> list[tuple[Any, ...]]:
-        """The fields of a `DispatchRequest` for each record. ``with_tags``: whether TAGS are keys of the index."""
+        """Return the fields of a `DispatchRequest` for each record.
+
+        ``with_tags``: whether TAGS are keys of the index.
+        """
 
     def index_rows(self, with_tags: bool) -> tuple[bytes, int] | None:
-        """The records as rows for `index_entries`, and how many keys they have; None without a core."""
+        """Return the records as rows for `index_entries`, and the number of their keys; None without a core."""
 
     def queue_entries(self) -> list[tuple[bytes, int, int]]:
-        """For each of ``queues``: its entries, and the physical offsets between which their records lie."""
+        """Return for each of ``queues``: its entries, and the physical offsets of start and end of their records."""
 
     def keep(self, outs: list[int], timer_topic: str, broker_name: str) -> None:
-        """Have those that ask for a time stored in the timer's queue instead. ``outs``: until when each is kept.
-        Raises ValueError: the broker's name holds a blank, which separates the parts of a handle."""
+        """Store the messages that request a delivery time in the timer's queue instead. ``outs``: delivery times.
+        Raises ValueError: the broker's name contains a blank, which separates the parts of a handle."""
 
     def answers(self, pieces: tuple[bytes, ...], timed: tuple[bytes, ...], between: bytes) -> bytes:
-        """The frames of the answers, one behind the other: `answer_pieces`."""
+        """Return the concatenated frames of the responses: see `answer_pieces`."""
 
     def forget_bodies(self) -> None:
-        """Let go of the bytes they came in, when the records are stored."""
+        """Release the received bytes, after the records are stored."""
 
 
 AckedPop = tuple[str, str, int, int, int, int]
-"""What acks name a pop by: topic, group, queue id, start offset, pop time, revive queue."""
+"""The parts of an ack that identify a pop: topic, group, queue id, start offset, pop time, revive queue."""
 
 AckedOffsets = tuple[str, str, int, int, int, int, list[int], list[int]]
-"""`AckedPop`, the offsets that are acknowledged, and the opaques of these requests."""
+"""`AckedPop`, the acknowledged offsets, and the opaques of these requests."""
 
 
 class Acks(Protocol):
-    """Requests to acknowledge one popped message each that came one behind the other. Only the core takes them: without
-    it each is a frame.
+    """Consecutive requests to acknowledge one popped message each. Only the core creates this object: without it each
+    request is a frame.
 
     Attributes:
-        chunk: the bytes they came in, from ``start`` to ``end``.
-        pops: what they acknowledge, in the order in which the pops are named.
+        chunk: the received bytes, from ``start`` to ``end``.
+        pops: the acknowledged pops, in the order in which they first appear.
     """
 
     @property
@@ -149,11 +152,11 @@ class Acks(Protocol):
 
 
 ACKS: Any = getattr(_native, "Acks", None)
-"""The type of the core's `Acks`, None without a core: what was taken out of a chunk is one if it has this type."""
+"""The type of the core's `Acks`, None without a core, to distinguish acks from sends."""
 
 
 class SendsReader(Protocol):
-    """Takes plain sends out of bytes, and acks."""
+    """An extractor of plain sends and acks from bytes."""
 
     def read(self, chunk: bytes, start: int, count_max: int = sys.maxsize, /) -> Sends | Acks | None:
         """Return the plain requests that follow one another from ``start``; None if the first frame is not plain."""
@@ -162,41 +165,41 @@ class SendsReader(Protocol):
 SelectRecords = Callable[
     [bytes, memoryview, int, int, "frozenset[int] | None", int, int], "tuple[int, int, int, int, bytes | None] | None"
 ]
-"""``(entries, log, start, end, codes, count_max, bytes_max)``: takes the records of the entries of a queue that are
-wanted, all out of one file of the log: up to ``count_max`` of them and, but for the first, ``bytes_max`` bytes.
-``log`` is the file, written from the physical offset ``start`` to ``end``; ``codes`` are the tag codes that are wanted,
-None for all. Returns how many records were taken, how many entries were passed, the bytes of the records, where in the
-file the first lies, and a copy of them one behind the other, or None when they lie so in the file; None alone when a
-record lies elsewhere, or not behind the one before, or an entry has no tag code but the address of one."""
+"""``(entries, log, start, end, codes, count_max, bytes_max)``: selects the records of queue entries that match, all
+from one file of the log: at most ``count_max`` records and, except for the first, ``bytes_max`` bytes. ``log`` is the
+file, written from the physical offset ``start`` to ``end``; ``codes`` are the tag codes to accept, None for all.
+Returns the number of records, the number of processed entries, the bytes of the records, the position of the first
+record in the file, and a concatenated copy of the records, or None if they are contiguous in the file. Returns only
+None if a record is elsewhere or not after the previous one, or if an entry has the address of a tag code."""
 
 
 class LogReader(Protocol):
-    """Reads many records of a log at once; its twin is numpy in `rmqkit.store.log.scan`."""
+    """A reader of many records of a log at once; `rmqkit.store.log.scan` does the same with numpy."""
 
     def sound_records(
         self, buffer: Any, base_offset: int | None, low: int, high: int, rows_max: int, bytes_max: int, /
     ) -> tuple[bytes, bytes, bytes]:
-        """The sound records that lie one behind the other from ``low`` on: at most ``rows_max``, and up to the one that
-        reaches ``bytes_max`` bytes. Without a ``base_offset`` they may say any place in the log. Returns eight columns
-        of eight bytes a number in the machine's order (positions, sizes, body_at, body_bytes, topic_at, topic_bytes,
-        properties_at, properties_bytes), the heads, and a byte for the layout of each."""
+        """Return the sound records that follow each other from ``low`` on: at most ``rows_max``, up to the record that
+        reaches ``bytes_max`` bytes. Without a ``base_offset`` their physical offsets are not checked. The result is
+        eight columns of eight bytes per number in the machine's order (positions, sizes, body_at, body_bytes, topic_at,
+        topic_bytes, properties_at, properties_bytes), the heads, and a byte for the layout of each record."""
 
     def have_sums(self, buffer: Any, starts: bytes, sizes: bytes, sums: bytes, /) -> bytes:
-        """Which parts of a buffer have the checksums given: 1 or 0 for each. ``starts`` and ``sizes`` have eight bytes
-        a number in the machine's order, ``sums`` four as records have them."""
+        """Return for each part of a buffer 1 if it has the given checksum, otherwise 0. ``starts`` and ``sizes`` have
+        eight bytes per number in the machine's order, ``sums`` four bytes in the order of records."""
 
 
 class GrpcSendsReader(Protocol):
-    """Takes plain sends out of the requests of gRPC's SendMessage."""
+    """A reader of plain sends in the requests of gRPC's SendMessage."""
 
     def read(self, request: bytes, born_host: str, /) -> tuple[str, str, str, str, bytes, int] | None:
-        """Topic, message id, message group, property string, body and time of birth in ms of the one message of a
-        request; None when it asks for more than storing, or could be refused. ``born_host``: where the message comes
-        from unless it says so."""
+        """Return topic, message id, message group, property string, body and born time in ms of a request with one
+        message; None if it requests more than storage, or could be refused. ``born_host``: the default origin of the
+        message."""
 
 
 class GrpcMessages(Protocol):
-    """Makes of what a pop found the messages of gRPC's ReceiveMessage."""
+    """A converter of popped records to the messages of gRPC's ReceiveMessage."""
 
     def encode(
         self,
@@ -217,37 +220,40 @@ class GrpcMessages(Protocol):
 
 
 GrpcAck = tuple[str, str, str, str, str, str, int, int, int, int, int, int]
-"""Topic, group, message id, receipt handle, and what that says: kind of topic, broker, queue id, the message's offset,
-the pop's start offset, pop time, invisible time, revive queue."""
+"""Topic, group, message id, receipt handle, and the content of the handle: kind of topic, broker, queue id, the
+message's offset, the pop's start offset, pop time, invisible time, revive queue."""
 
 
 GrpcHeaders = tuple[bytes, "float | None", dict[str, str]]
-"""Of a call its path, the seconds until its deadline, and the metadata that is of use."""
+"""The path of a call, the seconds until its deadline, and its relevant metadata."""
 
 
 class HeaderBlockDecoder(Protocol):
-    """Reads the header blocks of one side of a connection of HTTP/2."""
+    """A reader of the header blocks of one side of an HTTP/2 connection."""
 
     def decode(self, block: bytes, /) -> list[tuple[bytes, bytes]]:
-        """The headers of a block. Raises ValueError: it cannot be read; its arguments are a text, and whether there
-        are only too many bytes of headers."""
+        """Return the headers of a block.
+
+        Raises ValueError: it cannot be read; its arguments are a text, and whether the only fault is too many bytes of
+        headers.
+        """
 
 
 class Core(Struct):
-    """The compiled code that a process uses: all of it, or none. Its methods give None where plain Python works.
+    """The compiled code that a process uses: all of it, or none. Its methods return None if plain Python is used.
 
     Attributes:
-        fault: the reason why plain Python does the work; empty where the compiled core does.
+        fault: the reason why plain Python is used; empty if the compiled core is used.
     """
 
     fault: str
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Core:
-        """Decide whether a process with this environment uses the core."""
+        """Return the core for a process with this environment."""
         if _native is None:
             return cls("rmqkit_native is not installed")
-        # Another number takes other arguments: the core would store wrong records, or raise in the middle of a read.
+        # With another number the arguments differ: the core would store wrong records, or raise during a read.
         if _native.FORMAT != FORMAT:
             return cls(
                 f"rmqkit_native has format {_native.FORMAT}, {FORMAT} is needed: install the one beside this rmqkit"
@@ -271,13 +277,13 @@ class Core(Struct):
 
     @property
     def select_records(self) -> SelectRecords | None:
-        """The twin is the loop in `rmqkit.store.reader`."""
+        """The core's selection of records; the plain version is the loop in `rmqkit.store.reader`."""
         select: SelectRecords | None = None if self.fault else _native.select_records
         return select
 
     @property
     def log_reader(self) -> LogReader | None:
-        """The twin is numpy in `rmqkit.store.log.scan`."""
+        """The core's reader of logs; the plain version is numpy in `rmqkit.store.log.scan`."""
         reader: LogReader | None = None if self.fault else _native
         return reader
 
@@ -292,8 +298,11 @@ class Core(Struct):
         return reader
 
     def grpc_messages(self, hidden: Collection[str]) -> GrpcMessages | None:
-        """Return an encoder of answers to receives. Its twin is `rmqkit.proxy.schema.records.message_of`, which may put
-        user properties in another order. ``hidden``: names of properties that applications do not see."""
+        """Return an encoder of responses to receives.
+
+        The plain version is `rmqkit.proxy.schema.records.message_of`, which may order user properties differently.
+        ``hidden``: names of properties that applications do not see.
+        """
         if self.fault:
             return None
         messages: GrpcMessages = _native.GrpcMessages(set(hidden))
@@ -301,19 +310,22 @@ class Core(Struct):
 
     @property
     def read_grpc_ack(self) -> Callable[[bytes], GrpcAck | None] | None:
-        """Reads an AckMessage request with one entry; gives None for a request that is unusual or could be refused."""
+        """Reads an AckMessage request with one entry; returns None for a request that is
+        unusual or could be refused."""
         read: Callable[[bytes], GrpcAck | None] | None = None if self.fault else _native.read_grpc_ack
         return read
 
     @property
     def read_grpc_call(self) -> Callable[[list[tuple[bytes, bytes]]], GrpcHeaders | None] | None:
-        """Checks and reads the headers of a gRPC call; gives None for headers that are unusual or could be refused."""
+        """Checks and reads the headers of a gRPC call; returns None for headers that are
+        unusual or could be refused."""
         read: Callable[[list[tuple[bytes, bytes]]], GrpcHeaders | None] | None
         read = None if self.fault else _native.read_grpc_call
         return read
 
     def header_decoder(self, list_bytes_max: int) -> HeaderBlockDecoder | None:
-        """The twin is `rmqkit.proxy.transport.plain_header_blocks.PlainHeaderBlocks`."""
+        """Return a decoder of header blocks; the plain version is
+        `rmqkit.proxy.transport.plain_header_blocks.PlainHeaderBlocks`."""
         if self.fault:
             return None
         decoder: HeaderBlockDecoder = _native.HeaderDecoder(list_bytes_max)
@@ -323,10 +335,10 @@ class Core(Struct):
 def index_entries(
     table: mmap, slot_count: int, first: int, end: int, begin_timestamp: int, rows: bytes
 ) -> tuple[bytes, bytes, int] | None:
-    """The entries of an index file for the numbers from ``first`` to before ``end``, the changes for `set_slots`, and
-    how many slots had no entry before; None when there are more keys than numbers. ``rows``: of each record physical
-    offset, storeTimestamp, count of its keys and their hashes; 8, 8, 4 and 4 bytes in the machine's order. Only where
-    there is a core."""
+    """Return the entries of an index file for the numbers from ``first`` up to but not including ``end``, the changes
+    for `set_slots`, and the number of slots that had no entry before; None if there are more keys than numbers.
+    ``rows``: for each record physical offset, storeTimestamp, number of its keys and their hashes; 8, 8, 4 and 4 bytes
+    in the machine's order. Needs a core."""
     entered: tuple[bytes, bytes, int] | None = _native.index_entries(
         table, slot_count, first, end, begin_timestamp, rows
     )
@@ -334,5 +346,5 @@ def index_entries(
 
 
 def set_slots(table: mmap, slot_count: int, changes: bytes) -> None:
-    """Let the slots of an index file lead to entries that are written."""
+    """Set the slots of an index file to entries that are written."""
     _native.set_slots(table, slot_count, changes)

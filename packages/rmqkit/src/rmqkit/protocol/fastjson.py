@@ -1,22 +1,22 @@
 """The JSON dialect of Java peers: fastjson's maps with keys that are not strings.
 
-* integer keys are written bare: ``{0:"a:1",1:"b:2"}``;
-* object keys are written inline: ``{{"brokerName":"b","queueId":0,"topic":"T"}:3}``;
-* fastjson 1 may write a repeated object as ``{"$ref":"$.path"}``: ``$`` is the root, ``@`` the object that holds the
-  reference, ``..`` the one around that; steps are ``.name`` (with ``\\`` escapes), ``["name"]`` and ``[index]``;
-* an enum may come as its ordinal number instead of its name (`ORDINALS`).
+* integer keys have no quotes: ``{0:"a:1",1:"b:2"}``;
+* object keys are inline: ``{{"brokerName":"b","queueId":0,"topic":"T"}:3}``;
+* fastjson 1 may write a repeated object as ``{"$ref":"$.path"}``: ``$`` is the root, ``@`` the object that contains the
+  reference, ``..`` the object around it; steps are ``.name`` (with ``\\`` escapes), ``["name"]`` and ``[index]``;
+* an enum may be its ordinal number instead of its name (`ORDINALS`).
 
-Strict JSON is a subset and takes the fast way through msgspec. When read, integer keys become their text (as strict
-JSON would have them) and object keys become `ObjectKey`, which `decode_as` turns into the key type of the map, such as
-``dict[MessageQueue, int]``. When written, integer keys are bare and object keys inline, which every Java release reads.
+Strict JSON is a subset, which msgspec reads directly. When read, integer keys become text (as in strict JSON) and
+object keys become `ObjectKey`, which `decode_as` converts to the key type of the map, such as ``dict[MessageQueue,
+int]``. When written, integer keys have no quotes and object keys are inline, which every Java release can read.
 
-Object keys, which are in large bodies, are put in quotes by one regular expression, so that msgspec reads the rest.
-What it cannot read then, either, is read character by character. The grammar is JSON's, where a key may also be an
-integer or an object, a number may end in Java's ``L``, ``B``, ``S``, ``F`` or ``D``, and a string may have control
-characters as they are (Go clients tell their stacks so). References are resolved by copying, so the value is a tree
-again; the copies together may not have more values than the text has characters, which bounds what a short text can
-grow into. A reference to an object around it cannot be part of a tree: it reads as None. Java writes such ones only for
-derived properties that no type here declares.
+Large bodies have object keys. One regular expression puts them in quotes, so that msgspec can read the rest. Bodies
+that msgspec still cannot read are read character by character. The grammar is that of JSON, with these additions: a key
+may be an integer or an object, a number may end in Java's ``L``, ``B``, ``S``, ``F`` or ``D``, and a string may contain
+unescaped control characters (as in the stacks of Go clients). References are resolved by copying, so the value is a
+tree again. All copies together may not have more values than the text has characters, which limits the growth of a
+short text. A reference to an object around it cannot be part of a tree and becomes None. Java writes such references
+only for derived properties that no type here declares.
 
 Source: remoting.md §6.1, §6.3, store.md §9.1.
 """
@@ -53,7 +53,7 @@ ORDINALS: dict[str, tuple[str, ...]] = {
     "mode": ("PULL", "POP"),
     "language": LANGUAGES,
 }
-"""Enum members by the property that holds them, in the order of their ordinals. Source: remoting.md §6.3."""
+"""Enum members by the name of their property, in the order of their ordinals. Source: remoting.md §6.3."""
 
 
 _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
@@ -61,8 +61,8 @@ _building = threading.Lock()
 
 
 def _decoder(body_type: type[T]) -> msgspec.json.Decoder[T]:
-    """Return the decoder of a type, made once. Two threads that use a type of msgspec for the first time at the same
-    moment crash the process: one sees what the other has not finished. So one thread after the other makes decoders."""
+    """Return the cached decoder of a type. If two threads use a msgspec type for the first time at the same moment, the
+    process crashes, because one thread uses what the other has not finished. So a lock serializes the creation."""
     decoder = _decoders.get(body_type)
     if decoder is None:
         with _building:
@@ -71,9 +71,9 @@ def _decoder(body_type: type[T]) -> msgspec.json.Decoder[T]:
 
 
 def decode_as(body: bytes | bytearray | memoryview, body_type: type[T], *, slow_bytes_max: int | None = None) -> T:
-    """A typed value out of a body in strict JSON or the dialect.
-    Raises BodyError: neither, or not of the type; the text names the place.
-    ``slow_bytes_max``: bytes up to which what is not strict JSON of the type is read; None: any number."""
+    """Return a typed value from a body in strict JSON or the dialect.
+    Raises BodyError: the body is neither, or not of the type; the text has the place.
+    ``slow_bytes_max``: greatest size of a body that is not strict JSON of the type; None: no limit."""
     decoder = _decoder(body_type)
     if not _has_reference(body):
         try:
@@ -88,7 +88,7 @@ def decode_as(body: bytes | bytearray | memoryview, body_type: type[T], *, slow_
     try:
         return msgspec.convert(read(body), body_type, strict=False)
     except msgspec.ValidationError:
-        # Only after the type refused the numbers: where a property of such a name is a number, it has to stay one.
+        # Do this only after the type refused the numbers: a property with such a name may really be a number.
         plain = _with_names(read(body, has_quoted_objects=True))
     try:
         return msgspec.convert(plain, body_type, strict=False)
@@ -97,9 +97,9 @@ def decode_as(body: bytes | bytearray | memoryview, body_type: type[T], *, slow_
 
 
 def decode_with_texts(body: bytes | bytearray | memoryview, body_type: type[T]) -> T:
-    """A typed value out of a body whose maps with object keys have the type ``dict[str, …]``: a key is the text of its
-    object, strict JSON. A third of the time of `decode_as`, for bodies with very many keys.
-    Raises BodyError: it is not what Java and we write without references, though `decode_as` may read it."""
+    """Return a typed value from a body whose maps with object keys have the type ``dict[str, …]``: a key is the text of
+    its object, strict JSON. It takes a third of the time of `decode_as`, for bodies with very many keys.
+    Raises BodyError: the body is not in the form that Java and rmqkit write without references."""
     try:
         return _decoder(body_type).decode(_OBJECT_KEY.sub(_quoted, str(body, "utf-8")))
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
@@ -107,7 +107,7 @@ def decode_with_texts(body: bytes | bytearray | memoryview, body_type: type[T]) 
 
 
 def loads(body: bytes | bytearray | memoryview) -> Any:
-    """The value in a body in strict JSON or the dialect, with ``$ref`` resolved.
+    """Return the value in a body in strict JSON or the dialect, with ``$ref`` resolved.
     Raises BodyError: the body is neither."""
     if not _has_reference(body):
         try:
@@ -118,12 +118,12 @@ def loads(body: bytes | bytearray | memoryview) -> Any:
 
 
 def _has_reference(body: bytes | bytearray | memoryview) -> bool:
-    """A body with references is often strict JSON as well; msgspec would take them for unknown members."""
+    """Return True if a body has references. Such a body is often strict JSON, too, and msgspec would ignore them."""
     return b'"$ref"' in (bytes(body) if isinstance(body, memoryview) else body)
 
 
 def _with_names(value: Any) -> Any:
-    """The value with ordinals replaced by names; lists and maps are changed in place."""
+    """Return the value with ordinals replaced by names; lists and maps are changed in place."""
     if isinstance(value, list):
         for element in value:
             _with_names(element)
@@ -137,9 +137,10 @@ def _with_names(value: Any) -> Any:
 
 
 def dumps(value: Any, *, indent: str | None = None) -> bytes:
-    """A value in the dialect: integer keys bare, `ObjectKey` and struct keys inline, None members left out. A Raw is
-    what this returned for a part, with the same indent.
-    ``indent`` is the text of one level for files read by people; without it there is one line."""
+    """Return a value in the dialect: integer keys without quotes, `ObjectKey` and struct keys
+    inline, without None members.
+    A Raw must be the result of this function for a part, with the same indent.
+    ``indent``: the text of one level, for files that people read; without it the result is one line."""
     return _text(value, "" if indent is None else "\n", indent or "").encode("utf-8", "replace")
 
 
@@ -147,14 +148,17 @@ _LEFT_OUT = (None, msgspec.UNSET)
 
 
 def _text(value: Any, line: str, step: str) -> str:
-    """A value, its first line not indented. ``line``: what begins a new line at the level of the value."""
-    # Not isinstance: True is an int as well, and `str` would write it with a capital.
+    """Return the text of a value, its first line not indented.
+
+    ``line``: the start of a new line at the value's level.
+    """
+    # Do not use isinstance: True is an int as well, and `str` would write it with a capital letter.
     if type(value) is int:
         return str(value)
     if type(value) in (str, bool):
         return msgspec.json.encode(value).decode()
     if type(value) is msgspec.Raw:
-        # Line ends are layout and nothing else: those of texts are escaped.
+        # All line ends are layout, because those in texts are escaped.
         return bytes(value).decode().replace("\n", line)
     inner = line + step if line else ""
     if isinstance(value, msgspec.Struct):
@@ -174,8 +178,8 @@ def _joined(begin: str, texts: list[str], end: str, line: str, inner: str) -> st
 
 def _key(key: Any) -> str:
     if type(key) is not str and isinstance(key, msgspec.Struct | ObjectKey):
-        # On one line even where the rest is indented: `_OBJECT_KEY` finds no other form. And never in quotes, as strict
-        # JSON would need it: fastjson2 of 5.4 rejects those.
+        # Write the key on one line even if the rest is indented, because `_OBJECT_KEY` finds no other form. Do not
+        # quote it as strict JSON does, because fastjson2 of 5.4 rejects quoted keys.
         return _text(key, "", "")
     is_number = isinstance(key, int) and not isinstance(key, bool)
     return str(int(key)) if is_number else msgspec.json.encode(str(key)).decode()
@@ -183,24 +187,24 @@ def _key(key: Any) -> str:
 
 @functools.cache
 def _members(struct: type[msgspec.Struct]) -> tuple[tuple[str, str], ...]:
-    """The attributes of a struct and how each begins on the wire."""
+    """Return the attributes of a struct and the start of each on the wire."""
     return tuple((info.name, f'"{info.encode_name}":') for info in msgspec.structs.fields(struct))
 
 
 DEPTH_MAX = 64
-"""Deeper nesting is refused; no body of the protocol comes near it."""
+"""Greatest nesting; every body of the protocol is far below it."""
 
 
 def read(body: bytes | bytearray | memoryview, *, has_quoted_objects: bool = False) -> Any:
-    """The value in a body. Raises BodyError: it is not in the dialect, or its references cannot be resolved.
-    With ``has_quoted_objects`` a text key that holds an object is taken for one: some peers quote object keys."""
+    """Return the value in a body. Raises BodyError: it is not in the dialect, or its references cannot be resolved.
+    With ``has_quoted_objects`` a text key that contains an object becomes that object: some peers quote object keys."""
     try:
         text = str(body, "utf-8")
     except UnicodeDecodeError as error:
         raise BodyError(f"JSON body is not UTF-8: byte {error.start} cannot be decoded") from None
-    # With no text that begins with a brace, a key that does so afterwards is one that `_quoted` made.
+    # If no text begins with a brace, every key that does so afterwards was made by `_quoted`.
     if not has_quoted_objects and '"{' not in text and '"$ref"' not in text:
-        # No error of this: the reader below takes more, and what it refuses it names with the place.
+        # Ignore errors here: the reader below accepts more, and reports the place of an error.
         with contextlib.suppress(msgspec.DecodeError, RecursionError):
             return _with_objects(msgspec.json.decode(_OBJECT_KEY.sub(_quoted, text)))
     return _Reader(text, has_quoted_objects).document()
@@ -208,7 +212,7 @@ def read(body: bytes | bytearray | memoryview, *, has_quoted_objects: bool = Fal
 
 _MEMBER = r'"[A-Za-z]+":(?:"[^"\\]*"|-?[0-9]+)'
 _OBJECT_KEY = re.compile(rf"(?<=[{{,])\{{{_MEMBER}(?:,{_MEMBER})*\}}(?=:)")
-"""An object key as Java and we write it. No string holds a match: its ``{"`` would end that string before a letter."""
+"""An object key in the form of Java and rmqkit. No string contains a match: its ``{"`` would end the string."""
 
 
 def _quoted(key: re.Match[str]) -> str:
@@ -216,7 +220,7 @@ def _quoted(key: re.Match[str]) -> str:
 
 
 def _with_objects(value: Any) -> Any:
-    """The value with `ObjectKey` in place of the keys that were put in quotes; lists and maps are changed in place."""
+    """Return the value with `ObjectKey` for the keys that were put in quotes; lists and maps are changed in place."""
     if type(value) is list:
         for index, element in enumerate(value):
             if type(element) in (dict, list):
@@ -233,12 +237,12 @@ def _with_objects(value: Any) -> Any:
 
 
 class ObjectKey(Mapping[str, Any]):
-    """A map key that is an object; equal to another with the same members in any order."""
+    """A map key that is an object; equal to another key with the same members in any order."""
 
     __slots__ = ("_hash", "_members")
 
     def __init__(self, members: Mapping[str, Any]) -> None:
-        """Raises TypeError when a member is a list or an object itself."""
+        """Raises TypeError: a member is a list or an object."""
         self._members = dict(members)
         self._hash = hash(frozenset(self._members.items()))
 
@@ -263,7 +267,7 @@ class ObjectKey(Mapping[str, Any]):
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?[LBSFD]?")
-# Possessive, so that text without a closing quote fails at once and is not tried from every character back.
+# Possessive, so that text without a closing quote fails at once, without backtracking.
 _STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _ESCAPE_OR_CONTROL = re.compile(r"\\.|[\x00-\x1f]", re.DOTALL)
 _WORDS = {"true": True, "false": False, "null": None}
@@ -385,7 +389,7 @@ class _Reader:
                 self.at += len(word)
                 return value
         match = _NUMBER.match(self.text, self.at)
-        # `int` raises ValueError beyond 4,300 digits, which callers that wait for BodyError would not catch.
+        # `int` raises ValueError beyond 4,300 digits, which callers that expect BodyError would not catch.
         if match is None or len(match[0]) > 400:
             raise self.error("a value")
         self.at = match.end()
@@ -394,7 +398,7 @@ class _Reader:
 
 
 class _References:
-    """Copies a value with every ``{"$ref": path}`` replaced by a copy of what it points to.
+    """A copy of a value in which a copy of its target replaces every ``{"$ref": path}``.
     The copy may have at most ``nodes_max`` values, objects and lists."""
 
     def __init__(self, root: Any, nodes_max: int) -> None:
@@ -406,7 +410,7 @@ class _References:
         return self._copy(self._root, ())
 
     def _copy(self, value: Any, around: tuple[Any, ...]) -> Any:
-        """A copy of a value that has these objects and lists around it, outermost first."""
+        """Return a copy of a value; ``around`` are the objects and lists around it, outermost first."""
         self._nodes_left -= 1
         if self._nodes_left < 0:
             raise BodyError(f"JSON body: its references grow it beyond {self._nodes_max} values")
@@ -414,12 +418,13 @@ class _References:
             return value
         if isinstance(value, dict) and isinstance(path := value.get("$ref"), str):
             value, around = self._target(path, around)
-            # Followed, two references to each other would never end. Java points at objects, never at references.
+            # Following two references to each other would never end. Java's
+            # references refer to objects only.
             if isinstance(value, dict) and "$ref" in value:
                 raise BodyError(f"JSON body: $ref {path[:80]!r} points to another reference")
             if not isinstance(value, dict | list):
                 return value
-        # By identity: an object inside an equal one is no circle.
+                # Compare by identity: an object inside an equal object is not a cycle.
         if any(value is one for one in self._open):
             return None
         if len(self._open) > DEPTH_MAX:
@@ -435,7 +440,7 @@ class _References:
         return copied
 
     def _target(self, path: str, around: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
-        """Return the value that a path points to, and the values around it."""
+        """Return the target of a path, and the values around it."""
         if path.startswith("$"):
             found, around, at = self._root, (), 1
         elif path.startswith("@") and around:
@@ -459,5 +464,5 @@ class _References:
 
 
 def _escaped(found: re.Match[str]) -> str:
-    """An escape as it is, a control character as the escape that strict JSON has for it."""
+    """Return an escape unchanged, and a control character as its escape in strict JSON."""
     return found[0] if found[0][0] == "\\" else f"\\u{ord(found[0]):04x}"

@@ -1,13 +1,13 @@
-"""The protocol of the HA link: a master sends raw log bytes, a slave sends positions (``HAConnection``).
+"""The protocol of the HA connection: a master sends raw log bytes, a slave sends positions (``HAConnection``).
 
 ======================  =====================================================================================
-master → slave, frame   i64 physical offset of the data, i32 size, then so many bytes of the commit log
+master → slave, frame   i64 physical offset of the data, i32 size, then ``size`` bytes of the commit log
 slave → master, report  i64 physical offset up to which the slave has the log
 ======================  =====================================================================================
 
 Numbers are big-endian, and there is no hand-shake. A frame of size 0 is a heartbeat; its offset is the start of the
 next data. The data of a frame never crosses the end of a log file. A full frame may cut a record: only the log knows
-the starts of records. If one read contains several reports, the newest counts. A frame fits into 4 MiB, the buffer of
+the starts of records. If one read contains several reports, the newest is used. A frame fits into 4 MiB, the buffer of
 Apache's slave. An impossible offset or size raises `FrameError`, and the link must be closed. `rmqkit.store.replica`
 checks the content of the data when it appends them. Source: store.md §21.2.
 """
@@ -23,9 +23,9 @@ _REPORT = struct.Struct(">q")
 HEAD_BYTES = _HEAD.size
 LINK_BUFFER_BYTES = 4 << 20
 DATA_BYTES_MAX = LINK_BUFFER_BYTES - HEAD_BYTES
-# So far below the end of 64 bits that offset + size of a frame is a physical offset, too.
+# Leave room below the end of 64 bits, so that offset + size of a frame is a physical offset, too.
 _OFFSET_MAX = (1 << 63) - 1 - LINK_BUFFER_BYTES
-assert (_HEAD.size, _REPORT.size) == (12, 8), "frozen: slaves of other brokers read these bytes"
+assert (_HEAD.size, _REPORT.size) == (12, 8), "slaves of other brokers read these bytes"
 
 encode_report = _REPORT.pack
 """The bytes of a report."""
@@ -38,14 +38,14 @@ Frame = tuple[int, memoryview]
 
 
 def split_frames(received: memoryview) -> tuple[list[Frame], int]:
-    """The whole frames at the start of what was received, and how many bytes they take; data is not copied.
-    Raises FrameError: an offset or a size that cannot be; the frames before it are lost with the link."""
+    """Return the complete frames at the start of received bytes, and their total size; data is not copied.
+    Raises FrameError: an impossible offset or size; the frames before it are lost with the connection."""
     frames: list[Frame] = []
     at, available = 0, len(received)
     while available - at >= HEAD_BYTES:
         offset, size = _HEAD.unpack_from(received, at)
         if not (0 <= offset <= _OFFSET_MAX and 0 <= size <= DATA_BYTES_MAX):
-            raise FrameError(f"an HA frame of {size} bytes for offset {offset}: at most {DATA_BYTES_MAX} can come")
+            raise FrameError(f"an HA frame of {size} bytes for offset {offset}: at most {DATA_BYTES_MAX} are allowed")
         end = at + HEAD_BYTES + size
         if end > available:
             break
@@ -55,7 +55,7 @@ def split_frames(received: memoryview) -> tuple[list[Frame], int]:
 
 
 class Reports:
-    """The reports of one slave, however its bytes come in; holds at most seven of them."""
+    """The reports of one slave, read from chunks of any size; holds at most seven bytes."""
 
     __slots__ = ("_held",)
 
@@ -63,8 +63,8 @@ class Reports:
         self._held = b""
 
     def feed(self, chunk: bytes) -> int | None:
-        """The newest report that is complete now, None if there is no new one.
-        Raises FrameError: it is no offset."""
+        """Return the newest complete report, None without a new report.
+        Raises FrameError: it is not a valid offset."""
         held = self._held + chunk
         end = len(held) - len(held) % _REPORT.size
         self._held = held[end:]

@@ -12,8 +12,8 @@ unique key (UNIQ_KEY)   client IP 4 or 16, process id u16, random i32, ms of mon
 
 The text is upper-case hexadecimal. Its length shows if the address is IPv4 or IPv6. Source: remoting.md §7.4.
 
-POP's entries are words between blanks; ``;`` separates several entries. ``<r>`` is the kind of topic: ``0`` the topic
-itself, ``1`` and ``2`` the group's retry topic in its two spellings (``%RETRY%<group>_<topic>``,
+POP's entries are words separated by blanks; ``;`` separates several entries. ``<r>`` is the kind of topic: ``0`` the
+topic itself, ``1`` and ``2`` the group's retry topic in its two spellings (``%RETRY%<group>_<topic>``,
 ``%RETRY%<group>+<topic>``).
 
 ===================  =====================================================================================
@@ -23,12 +23,12 @@ startOffsetInfo      ``<r> <queue> <start offset>``
 msgOffsetInfo        ``<r> <queue> <offset>,<offset>…``
 orderCountInfo       ``<r> <queue> <count>`` or ``<r> qo<queue>%<offset> <count>``
 extraInfo, POP_CK    ``<check point offset> <pop time> <invisible time> <revive queue> <r> <broker> <queue>``,
-                     then maybe `` <offset>`` and `` <place in the log>``
+                     then optionally `` <offset>`` and `` <place in the log>``
 recallHandle         base64url, padded, of ``v1 <topic> <broker name> <deliver time in ms + 1> <UNIQ_KEY>``
 ===================  =====================================================================================
 
 Proxies and some clients add a ninth word to a POP handle, the record's place in the log. The decoder drops it. Like the
-reference, the decoder ignores further words. An empty string has no entries. Decoders raise no error but HeaderError.
+reference, the decoder ignores further words. An empty string has no entries. Decoders raise only HeaderError.
 Source: remoting.md §4.6.1, §7.6.
 """
 
@@ -51,25 +51,28 @@ _UNIQUE_TAIL = struct.Struct(">IH")
 
 
 def offset_id(store_host: bytes, physical_offset: int) -> str:
-    """The offset message id of a record: packed store host (8 or 20 bytes) and its place in the log."""
+    """Return the offset message id of a record: packed store host (8 or 20 bytes) and its place in the log."""
     return (store_host + _OFFSET.pack(physical_offset)).hex().upper()
 
 
 def offset_ids(store_host: bytes, physical_offsets: Iterable[int]) -> str:
-    """The offset message ids of several records, joined by commas."""
+    """Return the offset message ids of several records, joined by commas."""
     host = store_host.hex().upper()
     return ",".join([f"{host}{offset & 0xFFFFFFFFFFFFFFFF:016X}" for offset in physical_offsets])
 
 
 def decode_offset_id(text: str) -> tuple[str, int, int]:
-    """IP, port and physical offset in an offset message id. Raises ValueError: not 32 or 56 hexadecimal digits."""
+    """Return IP, port and physical offset of an offset message id.
+
+    Raises ValueError: not 32 or 56 hexadecimal digits.
+    """
     if len(text) not in (32, 56):
         raise ValueError(f"offset message id {text!r} has {len(text)} characters: it must have 32 or 56")
     try:
         packed = bytes.fromhex(text)
     except ValueError:
         raise ValueError(f"offset message id {text!r} is not hexadecimal") from None
-    # `bytes.fromhex` passes over blanks, so that 32 characters may be fewer than 16 bytes.
+    # `bytes.fromhex` ignores blanks, so that 32 characters may be fewer than 16 bytes.
     if len(packed) * 2 != len(text):
         raise ValueError(f"offset message id {text!r} is not hexadecimal")
     ip, port = unpack_host(packed[:-8])
@@ -83,7 +86,7 @@ class UniqueKeys:
     __slots__ = ("_counter", "_month_end_ms", "_month_start_ms", "_prefix")
 
     def __init__(self, ip: bytes, process_id: int, seed: int) -> None:
-        # In containers every program may be process 1 of the same address: then only the seed makes the keys differ.
+        # In containers every program may be process 1 of the same address: then only the seed makes keys different.
         self._prefix = (ip + struct.pack(">HI", process_id & 0xFFFF, seed & 0xFFFFFFFF)).hex().upper()
         self._counter = seed & 0xFFFF
         self._month_start_ms = self._month_end_ms = 0
@@ -93,12 +96,13 @@ class UniqueKeys:
         if not self._month_start_ms <= now_ms < self._month_end_ms:
             self._enter_month(now_ms)
         self._counter = (self._counter + 1) & 0xFFFF
-        # Two keys of a millisecond differ in the counter, of which there are 65,536.
+        # Keys of the same millisecond differ in the counter, which has 65,536 values.
         tail = _UNIQUE_TAIL.pack(now_ms - self._month_start_ms, self._counter)
         return self._prefix + tail.hex().upper()
 
     def _enter_month(self, now_ms: int) -> None:
-        """Count the time part from 00:00 local time on the first day of the month, so that it fits 32 bits."""
+        """Set the start of the time part to 00:00 local time on the first day of the month,
+        so that it fits in 32 bits."""
         first = datetime.fromtimestamp(now_ms / 1000).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
         following = first.replace(year=first.year + first.month // 12, month=first.month % 12 + 1)
         self._month_start_ms = int(first.timestamp() * 1000)
@@ -120,14 +124,14 @@ _ACK_BITS_MAX = 1 << 16
 
 
 class PopQueue(Struct, frozen=True, order=True):
-    """A queue of the topic or of its retry topic."""
+    """A queue of a topic or of its retry topic."""
 
     retry: str
     queue_id: int
 
 
 class OrderKey(Struct, frozen=True, order=True):
-    """A queue, or one message of it, whose deliveries are counted."""
+    """The key of a delivery count: a queue, or one message of it."""
 
     retry: str
     queue_id: int
@@ -150,22 +154,22 @@ class PopHandle(Struct, kw_only=True, frozen=True):
 
 
 def encode_start_offsets(offsets: Mapping[PopQueue, int]) -> str:
-    """``startOffsetInfo``."""
+    """Return ``startOffsetInfo``."""
     return ";".join([f"{queue.retry} {queue.queue_id} {offset}" for queue, offset in offsets.items()])
 
 
 def decode_start_offsets(text: str) -> dict[PopQueue, int]:
-    """Return where the messages of each queue begin."""
+    """Return the start offset of the messages of each queue."""
     return {PopQueue(retry, _integer(queue, text)): _integer(offset, text) for retry, queue, offset in _entries(text)}
 
 
 def encode_message_offsets(offsets: Mapping[PopQueue, Iterable[int]]) -> str:
-    """``msgOffsetInfo``."""
+    """Return ``msgOffsetInfo``."""
     return ";".join([f"{q.retry} {q.queue_id} {','.join(map(str, those))}" for q, those in offsets.items()])
 
 
 def decode_message_offsets(text: str) -> dict[PopQueue, list[int]]:
-    """The offset of every message, by queue."""
+    """Return the offset of every message, by queue."""
     return {
         PopQueue(retry, _integer(queue, text)): [_integer(offset, text) for offset in offsets.split(",")]
         for retry, queue, offsets in _entries(text)
@@ -173,12 +177,12 @@ def decode_message_offsets(text: str) -> dict[PopQueue, list[int]]:
 
 
 def encode_order_counts(counts: Mapping[OrderKey, int]) -> str:
-    """``orderCountInfo``."""
+    """Return ``orderCountInfo``."""
     return ";".join([f"{key.retry} {_order_queue(key)} {count}" for key, count in counts.items()])
 
 
 def decode_order_counts(text: str) -> dict[OrderKey, int]:
-    """Return how often messages were delivered, by message where the broker says so, else by queue."""
+    """Return how often messages were delivered, by message if the broker sent it, otherwise by queue."""
     counts: dict[OrderKey, int] = {}
     for retry, queue, count in _entries(text):
         match = _ORDER_QUEUE.fullmatch(queue)
@@ -191,8 +195,8 @@ def decode_order_counts(text: str) -> dict[OrderKey, int]:
 
 
 def encode_pop_handle(handle: PopHandle) -> str:
-    """``extraInfo``, the POP_CK property.
-    Raises ValueError: the broker name holds a blank, which separates the parts."""
+    """Return ``extraInfo``, the POP_CK property.
+    Raises ValueError: the broker name contains a blank, which separates the parts."""
     if not handle.broker_name or " " in handle.broker_name:
         raise ValueError(f"broker name {handle.broker_name!r} must be a word without blanks")
     text = (
@@ -205,7 +209,7 @@ def encode_pop_handle(handle: PopHandle) -> str:
 def decode_pop_handle(text: str) -> PopHandle:
     """Return the handle that a POP_CK encodes."""
     match = _HANDLE(text)
-    # Only what is missing goes: "0" is a text, and true.
+    # Filter only missing parts: "0" is a non-empty text, and therefore true.
     numbers = [] if match is None else list(map(int, filter(None, match.group(1, 2, 3, 4, 7, 8, 9))))
     if match is None or max(numbers) > _INT64_MAX or min(numbers) < -_INT64_MAX - 1:
         rules = "must have 7 words or more: the fifth is 0, 1 or 2, the sixth a broker's name, others 64-bit integers"
@@ -224,8 +228,8 @@ def decode_pop_handle(text: str) -> PopHandle:
 
 
 def encode_acked(start_offset: int, queue_offsets: Iterable[int]) -> bytes:
-    """The bits of a batch ack: bit i of the least significant first stands for ``start_offset`` + i.
-    Raises ValueError: an offset is below the start or 65 536 or more above it."""
+    """Return the bits of a batch ack: bit i, least significant first, is the offset ``start_offset`` + i.
+    Raises ValueError: an offset is less than the start, or 65 536 or more above it."""
     bits = 0
     for offset in queue_offsets:
         if not 0 <= offset - start_offset < _ACK_BITS_MAX:
@@ -235,9 +239,9 @@ def encode_acked(start_offset: int, queue_offsets: Iterable[int]) -> bytes:
 
 
 def decode_acked(start_offset: int, acked: bytes) -> list[int]:
-    """The offsets a batch ack names, ascending. Raises HeaderError: more than 65 536 bits."""
+    """Return the offsets of a batch ack, ascending. Raises HeaderError: more than 65 536 bits."""
     if len(acked) * 8 > _ACK_BITS_MAX:
-        raise HeaderError(f"batch ack has {len(acked)} bytes of bits: at most {_ACK_BITS_MAX // 8} make sense")
+        raise HeaderError(f"batch ack has {len(acked)} bytes of bits: at most {_ACK_BITS_MAX // 8} are allowed")
     return [start_offset + 8 * i + bit for i, byte in enumerate(acked) if byte for bit in range(8) if byte & (1 << bit)]
 
 
@@ -270,7 +274,7 @@ _DIGITS_MAX = 19
 
 
 class RecallHandle(Struct, frozen=True):
-    """The message a handle stands for; ``deliver_timestamp`` in ms since the epoch."""
+    """The message of a handle; ``deliver_timestamp`` in ms since the epoch."""
 
     topic: str
     broker_name: str
@@ -279,7 +283,7 @@ class RecallHandle(Struct, frozen=True):
 
 
 def encode_recall_handle(handle: RecallHandle) -> str:
-    """The text of a handle. Raises ValueError: a name holds a blank, which separates the parts."""
+    """Return the text of a handle. Raises ValueError: a name contains a blank, which separates the parts."""
     parts = (_RECALL_VERSION, handle.topic, handle.broker_name, str(handle.deliver_timestamp + 1), handle.unique_key)
     text = " ".join(parts)
     if text.count(" ") != len(parts) - 1 or not all(parts):
@@ -288,8 +292,8 @@ def encode_recall_handle(handle: RecallHandle) -> str:
 
 
 def decode_recall_handle(text: str) -> RecallHandle:
-    """Decode a recall handle. As in Java, the padding may be missing.
-    Raises HeaderError: the text is no handle of a known version."""
+    """Return the recall handle of a text. As in Java, the padding may be missing.
+    Raises HeaderError: the text is not a handle of a known version."""
     try:
         plain = base64.b64decode(text.encode() + b"=" * (-len(text) % 4), b"-_", validate=True).decode()
     except (binascii.Error, ValueError):

@@ -1,7 +1,7 @@
-"""Messages as programs see them: what is sent (`Message`) and what comes out of stored records (`ReceivedMessage`).
+"""Messages for programs: messages to send (`Message`) and messages from stored records (`ReceivedMessage`).
 
-A stored record becomes one message, or several when it is an inner batch: message ``i`` has the envelope's fields and
-``queue_offset + i``. The body is decompressed by sysFlag, the id is UNIQ_KEY or else the offset message id.
+A stored record becomes one message, or several if it is an inner batch: message ``i`` has the fields of the record and
+``queue_offset + i``. The body is decompressed by sysFlag, the id is UNIQ_KEY or otherwise the offset message id.
 Source: remoting.md §7.1.
 """
 
@@ -38,7 +38,7 @@ class Message(Struct, kw_only=True):
         keys: words by which the message can be found later.
         properties: names and values of your application, as text. Most names of RocketMQ are refused.
         flag: a number of your application; brokers do not use it.
-        wait_store: False asks the broker to answer before the message is flushed and replicated.
+        wait_store: False lets the broker answer before the message is flushed and replicated.
         sharding_key: the key by which ordered sends choose the queue.
         priority: 0 or higher. The message goes to the queue with this number, or to the last queue. A consumer that
             pops a topic with ``message.type=PRIORITY`` receives the highest priority first. You cannot combine it
@@ -76,16 +76,16 @@ class Message(Struct, kw_only=True):
         return self.is_delayed or self.priority is not None or names.PRIORITY in self.properties
 
     def wire_properties(self) -> dict[str, str]:
-        """All properties as they are sent, RocketMQ's own included.
-        Raises ValueError: a property of the application has a reserved name, something is no text, a key contains a
-        blank, a delay is negative or one of several, or a priority is negative or cannot be kept."""
+        """Return all properties in the form in which they are sent, including RocketMQ's own.
+        Raises ValueError: a property of the application has a reserved name, a value is not text, a key contains a
+        blank, there is a negative delay or more than one delay, or a priority is negative or cannot be combined."""
         taken = _REFUSED_NAMES.intersection(self.properties)
         if taken:
             raise ValueError(f"property name {min(taken)} belongs to RocketMQ: choose another")
         merged = dict(self.properties)
         _check_text(self.properties, self.keys, self.tags, self.sharding_key)
         if self.keys:
-            # A text is a sequence of texts to every type checker: its letters would become the keys.
+            # Type checkers accept a text as a sequence of texts: its letters would become the keys.
             keys = (self.keys,) if isinstance(self.keys, str) else self.keys
             if any(not key or " " in key for key in keys):
                 raise ValueError(f"keys {list(keys)} must be words without blanks: a blank separates them")
@@ -109,7 +109,7 @@ class Message(Struct, kw_only=True):
         return str(priority)
 
     def _delay(self) -> tuple[str, str]:
-        """The one property that says when a delayed message is delivered."""
+        """Return the property with the delivery time of a delayed message."""
         match self.delay_level, self.delay, self.deliver_at:
             case int(level), None, None if level > 0:
                 return names.DELAY, str(level)
@@ -117,7 +117,7 @@ class Message(Struct, kw_only=True):
                 return names.TIMER_DELAY_MS, str(round(duration_ms(delay, "delay")))
             case 0, None, at if at is not None:
                 at_ms = moment_ms(at, "deliver_at")
-                if at_ms < _YEAR_2001_MS:  # nearly always a number in another unit
+                if at_ms < _YEAR_2001_MS:  # almost always a number in another unit
                     raise ValueError(f"deliver_at is {at!r}, before 2001: give a datetime, or seconds since the epoch")
                 return names.TIMER_DELIVER_MS, str(at_ms)
         found = f"delay_level={self.delay_level}, delay={self.delay}, deliver_at={self.deliver_at}"
@@ -125,7 +125,7 @@ class Message(Struct, kw_only=True):
 
 
 class MessageFields(TypedDict, total=False):
-    """The fields of a `Message` besides topic and body, as keyword arguments of methods that send."""
+    """The fields of a `Message` except topic and body, as keyword arguments of send methods."""
 
     tags: str | None
     keys: Sequence[str]
@@ -141,22 +141,22 @@ class MessageFields(TypedDict, total=False):
 
 
 def message_of(message: Message | str, body: Body | None, fields: MessageFields) -> Message:
-    """Return the message that a method was given: a `Message`, or a topic with a body and other fields.
+    """Return the message of a method's arguments: a `Message`, or a topic with a body and other fields.
     Raises TypeError: the arguments are neither."""
     if isinstance(message, str):
         if body is None:
             raise TypeError(f"the message for topic {message!r} has no body: give it as the second argument")
         return Message(topic=message, body=body, **fields)
     if not isinstance(message, Message):
-        raise TypeError(f"{message!r} is no message: give a topic and a body, or a Message")
+        raise TypeError(f"{message!r} is not a message: give a topic and a body, or a Message")
     if body is not None or fields:
         raise TypeError("a Message has its body and its fields already: give a topic and a body, or a Message")
     return message
 
 
 def copied(message: ReceivedMessage) -> dict[str, Any]:
-    """Return the fields that a `Message` has in common with the stored message of which it is a copy. Topic and unique
-    key are the caller's choice; everything else that RocketMQ put there is left out."""
+    """Return the fields of a `Message` that is a copy of a stored message. The caller chooses topic and unique key; all
+    other properties of RocketMQ are omitted."""
     return {
         "body": message.body,
         "tags": message.tags,
@@ -189,7 +189,7 @@ class ReceivedMessage(Struct, kw_only=True):
         store_timestamp: the time when the broker stored it, in ms since the epoch.
         store_host: the address of the broker, ``ip:port``.
         reconsume_times: how often the message was delivered again after a failure; 0 at the first delivery.
-        prepared_transaction_offset: of a transaction message, the position of its half message; else 0.
+        prepared_transaction_offset: for a transaction message the position of its half message; else 0.
     """
 
     topic: str
@@ -214,17 +214,17 @@ class ReceivedMessage(Struct, kw_only=True):
 
     @property
     def born_at(self) -> datetime:
-        """The time of the send in UTC, by the clock of the sender. Raises ValueError: no calendar has it."""
+        """The time of the send in UTC, by the clock of the sender. Raises ValueError: it is out of range."""
         return moment_of(self.born_timestamp)
 
     @property
     def stored_at(self) -> datetime:
-        """The time in UTC when the broker stored it. Raises ValueError: no calendar has it."""
+        """The time in UTC when the broker stored it. Raises ValueError: it is out of range."""
         return moment_of(self.store_timestamp)
 
     @property
     def delivery_attempt(self) -> int:
-        """Which delivery this is, from 1 on: ``reconsume_times`` + 1."""
+        """The number of this delivery, from 1 on: ``reconsume_times`` + 1."""
         return self.reconsume_times + 1
 
     @property
@@ -246,8 +246,9 @@ class ReceivedMessage(Struct, kw_only=True):
 
 
 def _check_text(properties: Mapping[Any, Any], keys: Sequence[Any], tags: object, sharding_key: object) -> None:
-    """Check that all texts are str. Programs without a type checker may pass a number, which readers get as its text.
-    Raises ValueError: something is no text."""
+    """Check that all texts are str. A program without a type checker may pass a number,
+    which readers would get as text.
+    Raises ValueError: a value is not text."""
     for name, value in properties.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise ValueError(f"property {name!r} is {value!r}: names and values must be text (str)")
@@ -259,26 +260,26 @@ def _check_text(properties: Mapping[Any, Any], keys: Sequence[Any], tags: object
 
 
 def read_messages(body: bytes | memoryview, broker_name: str | None = None) -> list[ReceivedMessage]:
-    """The messages in a pull, query or view body.
-    Raises BodyError: a body cannot be decompressed, an inner batch is damaged, or not all of it is records."""
+    """Return the messages in a pull, query or view body.
+    Raises BodyError: a body cannot be decompressed, an inner batch is damaged, or the rest is not a record."""
     return [message for record in records_of(body) for message in messages_of_record(record, broker_name)]
 
 
 def records_of(body: bytes | memoryview) -> Iterator[Record]:
-    """The records that an answer consists of. Raises BodyError: what follows the last of them is none."""
+    """Yield the records of a response. Raises BodyError: the bytes after the last record are not a record."""
     size = 0
     for record in iter_records(body):
         yield record
         size += record.size
     if size != len(body):
-        raise BodyError(f"an answer of {len(body)} bytes has no record at byte {size}")
+        raise BodyError(f"a response of {len(body)} bytes has no record at byte {size}")
 
 
 def messages_of_record(record: Record, broker_name: str | None = None) -> Iterator[ReceivedMessage]:
-    """The message of a record, or each message of an inner batch. Raises BodyError: as in `read_messages`."""
-    # Before the batch is cut: sysFlag speaks of the envelope's whole body, entries have no flag of that kind.
+    """Yield the message of a record, or each message of an inner batch. Raises BodyError: as in `read_messages`."""
+    # Decompress before the batch is split: sysFlag refers to the whole body, and entries have no such flag.
     body = decompress(record.body, record.sys_flag)
-    # Both bits, as Java's clients ask: without NEED_UNWRAP the body goes to the program in one piece.
+    # Set both bits, as Java's clients do: without NEED_UNWRAP the program gets the body in one piece.
     if record.sys_flag & INNER_BATCH and record.sys_flag & NEED_UNWRAP:
         for i, entry in enumerate(decode_batch(body)):
             yield _message(record, broker_name, i, entry.body, entry.properties, entry.flag)

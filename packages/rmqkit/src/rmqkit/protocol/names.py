@@ -1,7 +1,7 @@
-"""Names of topics and groups: what is allowed, what is reserved, how retry and dead-letter topics are called.
+"""Names of topics and groups: allowed and reserved names, and the names of retry and dead-letter topics.
 
-A client's namespace is a part of the names alone (``NamespaceUtil``): ``X`` is ``NS%X``, ``%RETRY%G`` is
-``%RETRY%NS%G``; brokers know nothing of it. Source: remoting.md §3.2, §8.4, §8.5; behaviour.md §2.8.
+A client's namespace is only a part of the names (``NamespaceUtil``): ``X`` becomes ``NS%X``, ``%RETRY%G`` becomes
+``%RETRY%NS%G``; brokers do not know namespaces. Source: remoting.md §3.2, §8.4, §8.5; behaviour.md §2.8.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LIGHT_PREFIX = "%LMQ%"
 DLQ_PREFIX = "%DLQ%"
 SYSTEM_TOPIC_PREFIX = "rmq_sys_"
 SYNC_BROKER_MEMBER_PREFIX = "rmq_sys_SYNC_BROKER_MEMBER_"
-"""With a broker's name behind it: the topic whose route tells the true ids of those who bear it."""
+"""Prefix, followed by a broker name, of the topic whose route has the true ids of the brokers with that name."""
 
 SYSTEM_GROUP_PREFIX = "CID_RMQ_SYS_"
 
@@ -38,16 +38,16 @@ assert GROUP_CHARACTERS_MAX + len(RETRY_PREFIX) <= RETRY_TOPIC_CHARACTERS_MAX, "
 FORBIDDEN_TO_SEND = frozenset(
     (SCHEDULE_TOPIC, HALF_TOPIC, OP_HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC, SELF_TEST_TOPIC, OFFSET_MOVED_EVENT)
 )
-"""Topics clients may never send to."""
+"""Topics to which clients may never send."""
 
 SYSTEM_TOPICS = FORBIDDEN_TO_SEND | {AUTO_CREATE_TOPIC, BENCHMARK_TOPIC, TRACE_TOPIC, "CHECKPOINT_TOPIC"}
-"""Names of topics that belong to every broker."""
+"""Names of topics that every broker has."""
 
 NOT_OF_APPLICATIONS = (SYSTEM_TOPIC_PREFIX, RETRY_PREFIX, DLQ_PREFIX)
-"""What further topics begin with that no application sends to by itself."""
+"""Prefixes of further topics to which no application sends directly."""
 
 TOOLS_GROUP = "TOOLS_CONSUMER"
-"""The group of pulls that belong to no group of an application. Nobody joins it, and no offset is saved."""
+"""The group of pulls that belong to no group of an application. No client joins it, and no offset is saved."""
 
 SYSTEM_GROUPS = (
     TOOLS_GROUP,
@@ -59,40 +59,39 @@ SYSTEM_GROUPS = (
     "CID_ONSAPI_OWNER",
     TRANSACTION_GROUP,
 )
-"""Groups every broker has from the start."""
+"""Groups that every broker has from the start."""
 
 _LEGAL = re.compile(r"[%|a-zA-Z0-9_-]+", re.ASCII)
 _LEGAL_TEXT = "^[%|a-zA-Z0-9_-]+$"
 
 
 NO_LITE_TOPICS = "lite topics are not supported by rmqkit: use a FIFO topic, with a message group for each lite topic"
-"""The answer to everything that needs lite topics (RIP-83)."""
+"""The error text for all requests that need lite topics (RIP-83)."""
 
 
 def retry_topic(group: str) -> str:
-    """The topic that holds a group's messages to be consumed again."""
+    """Return the topic of a group's messages that are retried."""
     return RETRY_PREFIX + group
 
 
 def pop_retry_topic(group: str, topic: str, separator: str = "_") -> str:
-    """The topic that holds a group's popped messages of a topic to be consumed again; version 2 has ``+`` in it."""
+    """Return the topic of a group's popped messages of a topic that are retried; version 2 has ``+`` in its name."""
     return f"{RETRY_PREFIX}{group}{separator}{topic}"
 
 
 def group_of_retry_topic(topic: str) -> str:
-    """The group of a retry topic; POP's is ``%RETRY%<group>+<topic>``. Source: behaviour.md §3.3."""
-    # POP's older spelling cannot be cut: the "_" in it may be a letter of the group or of the topic.
+    """Return the group of a retry topic; POP's is ``%RETRY%<group>+<topic>``. Source: behaviour.md §3.3."""
+    # POP's older spelling cannot be split: the "_" may be a character of the group or of the topic.
     return topic.removeprefix(RETRY_PREFIX).partition("+")[0]
 
 
 def dlq_topic(group: str) -> str:
-    """The topic that holds a group's messages that were given up."""
+    """Return the topic of a group's dead letters."""
     return DLQ_PREFIX + group
 
 
 def is_light(name: str) -> bool:
-    """Return True if a topic is a light queue, or a group one that has its offsets beside the others'
-    (``MixAll.isLmq``)."""
+    """Return True if a topic is a light queue, or if a group has its offsets in separate storage (``MixAll.isLmq``)."""
     return name.startswith(LIGHT_PREFIX)
 
 
@@ -105,8 +104,8 @@ def is_system_group(group: str) -> bool:
 
 
 def is_of_applications(topic: str, servers: Collection[str] = ()) -> bool:
-    """Return True if applications made a topic by its name: no system topic, no group's retry or dead-letter topic.
-    ``servers`` are the names of clusters and brokers: each of them has a topic, and a cluster one for replies."""
+    """Return True if applications created a topic by its name: not a system, retry or dead-letter topic.
+    ``servers``: the names of clusters and brokers, because each has a topic, and a cluster has one for replies."""
     is_of_server = topic in servers or (topic.endswith(_REPLY) and topic.removesuffix(_REPLY) in servers)
     return not (is_of_server or is_system_topic(topic) or topic.startswith(NOT_OF_APPLICATIONS))
 
@@ -115,7 +114,7 @@ _REPLY = "_REPLY_TOPIC"
 
 
 def with_namespace(namespace: str, name: str) -> str:
-    """A topic or group as brokers know it; names of the system and those that have the namespace stay as they are."""
+    """Return the full name of a topic or group; system names and names with the namespace are returned unchanged."""
     prefix, bare = _prefix(name)
     if not namespace or not bare or bare.startswith((f"{namespace}%", SYSTEM_GROUP_PREFIX)) or is_system_topic(bare):
         return name
@@ -123,7 +122,7 @@ def with_namespace(namespace: str, name: str) -> str:
 
 
 def without_namespace(namespace: str, name: str) -> str:
-    """The opposite of `with_namespace`; a name of another namespace stays as it is."""
+    """Reverse `with_namespace`; a name of another namespace is returned unchanged."""
     prefix, bare = _prefix(name)
     return prefix + bare.removeprefix(f"{namespace}%") if namespace else name
 
@@ -135,10 +134,10 @@ def _prefix(name: str) -> tuple[str, str]:
 
 
 def topic_fault(topic: str) -> str | None:
-    """The reference's text for what is wrong with a topic name, or None."""
+    """Return the reference's text for the fault of a topic name, or None."""
     if not topic.strip():
         return "The specified topic is blank."
-    # Not `match` with a `$`: that lets a line end pass behind the name.
+    # Do not use `match` with a `$`, which would accept a line end after the name.
     if not _LEGAL.fullmatch(topic):
         return f"The specified topic: {topic}, contains illegal characters, allowing only {_LEGAL_TEXT}"
     if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
@@ -153,7 +152,7 @@ def topic_fault(topic: str) -> str | None:
 
 
 def group_fault(group: str) -> str | None:
-    """The reference's text for what is wrong with a group name, or None."""
+    """Return the reference's text for the fault of a group name, or None."""
     if not group.strip():
         return "The specified group is blank."
     if len(group) > GROUP_CHARACTERS_MAX:

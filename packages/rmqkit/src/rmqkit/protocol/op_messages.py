@@ -1,4 +1,4 @@
-"""Op messages: each names half messages that were decided, by their offsets in the half queue.
+"""Op messages: each has the offsets, in the half queue, of half messages that were committed or rolled back.
 
 Topic ``RMQ_SYS_TRANS_OP_HALF_TOPIC``, tag ``d``, body ``17,18,21,``. In 4.9 the body is one number.
 Source: store.md §19.2.
@@ -15,13 +15,13 @@ __all__ = ["op_offsets"]
 _TAG = b"d"
 _TAGS = properties.TAGS.encode()
 _DIGITS_MAX = 18
-"""Java's long has room for every number of so many digits."""
+"""Every number with this many digits fits in Java's long."""
 
 
 def op_offsets(op: Record) -> list[int]:
     """Return the half queue offsets in an op message, without the pieces that are not numbers."""
     if find_property(op.properties, _TAGS) != _TAG:
         return []
-    # The last piece of 5.x is empty, behind its comma.
+    # In 5.x the last piece, after the last comma, is empty.
     pieces = op.body.decode("ascii", "replace").split(",")
     return [int(piece) for piece in pieces if piece.isdecimal() and len(piece) <= _DIGITS_MAX]

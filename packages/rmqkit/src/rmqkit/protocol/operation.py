@@ -1,16 +1,16 @@
 """The declaration of a request: one `Operation` for each code, next to its schemas.
 
 A module of `rmqkit.protocol.schemas` ends with the `Operation` rows of its requests. `rmqkit.protocol.catalog` joins
-the rows. Four readers use the catalog, and none of them has a list of codes of its own:
+the rows. Four readers use the catalog, and none of them has its own list of codes:
 
 =============================  =====================================================================
-reader                         what it uses
+reader                         use
 =============================  =====================================================================
 handlers (`answers` in a room) the code; a test compares the header that a handler decodes with the
                                declared type
 `rmqkit.rights`                `Operation.right`
 `rmqkit.admin.read_only`       `Operation.is_reading`
-the reference page of codes    all of it
+the reference page of codes    everything
 =============================  =====================================================================
 
 The declaration is here and not on the handler's method, because `rmq proxy` checks rights and must not import a broker.
@@ -81,19 +81,19 @@ class Right(Struct, frozen=True):
 
 
 class Operation(Struct, frozen=True):
-    """One kind of request.
+    """A kind of request.
 
     Attributes:
         tier: 1 for requests that real clients and registering brokers need; 2 for tools, replication and access
             control; 3 for POP, controller, static topics, cold data and lite topics.
-        servers: programs that answer it; callers try the first one first.
-        request_header, response_header: types of ``extFields``; None when there are no fields of its own.
-        request_body, response_body: a type to be read with `rmqkit.protocol.fastjson.decode_as`, or a `Content`, or
-            None; of the response when it succeeds.
-        right: the right that a broker requires; None when everybody may send the request.
-        is_reading: the request changes nothing, so a connection for reading may send it. A pull is reading unless its
-            flags commit an offset.
-        is_typed: the four types are declared. False for requests that nothing here speaks.
+        servers: programs that answer it; callers try the first program first.
+        request_header, response_header: types of ``extFields``; None if it has no specific fields.
+        request_body, response_body: a type for `rmqkit.protocol.fastjson.decode_as`, or a `Content`, or None; the
+            body of a successful response.
+        right: the right that a broker requires; None if every client may send the request.
+        is_reading: the request changes nothing, so a connection for reading may send it. A pull is reading
+            unless its flags commit an offset.
+        is_typed: the four types are declared. False for requests that rmqkit does not use.
     """
 
     code: RequestCode

@@ -2,11 +2,11 @@
 
 Neither character can occur in a name or a value (there is no escaping). 5.x writers end the last entry with 0x02 and
 4.9 writers do not, so readers accept both. Pieces shorter than three characters, without 0x01, with an empty name or
-an empty value are dropped; of duplicates the last one wins. At most 32 767 bytes.
+an empty value are dropped; the last of several duplicates is used. At most 32 767 bytes.
 Source: remoting.md §7.3 and §8.1, store.md §3.4.
 
-The names and tags in it are hashed like any text in Java: ``h = 31 * h + unit`` over UTF-16 code units in wrapping
-32-bit arithmetic. Tag codes in consume queues and key hashes in index files are frozen on disk by that.
+Names and tags are hashed like any text in Java: ``h = 31 * h + unit`` over UTF-16 code units in wrapping 32-bit
+arithmetic. The tag codes in consume queues and the key hashes in index files depend on this hash.
 Source: store.md "Conventions", remoting.md §6.4.4.
 """
 
@@ -23,10 +23,10 @@ _ENTRY_END = "\x02"
 _ENTRY_END_BYTES = b"\x02"
 _MAP_BUCKETS = 128
 _KEYS = re.compile(rb"(?:^|\x02)(UNIQ_KEY|KEYS|TAGS)\x01([^\x02]+)")
-"""Finds what `find_property` finds, for all three names at once; tested equal."""
+"""Finds the same values as `find_property`, for all three names at once, as a test checks."""
 
 Keys = tuple[bytes, bytes, bytes]
-"""Values of UNIQ_KEY, KEYS and TAGS, empty where a message has none: what it is found by, and its tag code."""
+"""Values of UNIQ_KEY, KEYS and TAGS, empty if missing: the keys of a message in the index, and its tag code."""
 NO_KEYS: Keys = b"", b"", b""
 
 KEYS = "KEYS"
@@ -75,14 +75,17 @@ TRACE_CONTEXT = "TRACE_CONTEXT"
 REDIRECT = "REDIRECT"
 PROPERTY_CRC = "__CRC32#"
 DEAD_LETTER_REASON = "rmqkit_reason"
-"""Why rmqkit gave a message up, in one line. RocketMQ has no such properties; its clients take them for those of an
-application. The next three belong to it."""
+"""The reason why rmqkit gave a message up, in one line.
+
+RocketMQ has no such properties; its clients treat them as those of an application. The next three properties belong to
+it.
+"""
 DEAD_LETTER_TRACEBACK = "rmqkit_traceback"
 DEAD_LETTER_HANDLER = "rmqkit_handler"
 DEAD_LETTER_TRIES = "rmqkit_tries"
 OF_DEAD_LETTERS = (DEAD_LETTER_REASON, DEAD_LETTER_TRACEBACK, DEAD_LETTER_HANDLER, DEAD_LETTER_TRIES)
 BORN_HOST = "__BORNHOST"
-"""Where a message was first sent from, if the connection that brought it does not say that."""
+"""The original sender of a message, if it is not the peer of the connection."""
 
 # fmt: off
 RESERVED_NAMES = frozenset((
@@ -98,23 +101,23 @@ RESERVED_NAMES = frozenset((
     "DLQ_ORIGIN_MESSAGE_ID", "TRACE_CONTEXT", "__BORNHOST", "BORN_TIMESTAMP", "__transactionId__",
 ))
 # fmt: on
-"""Names that belong to RocketMQ itself. A message that is sent again leaves them behind. Source: remoting.md §8.1."""
+"""Names that belong to RocketMQ itself. A message that is sent again does not keep them. Source: remoting.md §8.1."""
 
 TIMED = (
     *(TIMER_DELAY_SECONDS, TIMER_DELAY_MS, TIMER_DELIVER_MS, TIMER_OUT_MS),
     *("TIMER_ENQUEUE_MS", "TIMER_DEQUEUE_MS", "TIMER_ROLL_TIMES"),
 )
-"""Names by which a message asks for a time of delivery, and by which timers mark it."""
+"""Names by which a message requests a delivery time, and by which timers mark it."""
 
 SETTABLE_NAMES = frozenset((CHECK_IMMUNITY_SECONDS, TRACE_CONTEXT, REDIRECT, SHARDING_KEY))
-"""Reserved names that applications may set all the same, as with Java's ``putUserProperty``."""
+"""Reserved names that applications may set nevertheless, as with Java's ``putUserProperty``."""
 
 
 def encode_properties(properties: Mapping[str, str] | Iterable[tuple[str, str]]) -> bytes:
-    """The property string of a mapping, in its order, every entry ended.
-    Raises ValueError: a name or value holds 0x01 or 0x02, which the format cannot carry."""
+    """Return the property string of a mapping, in its order, with an end after every entry.
+    Raises ValueError: a name or value contains 0x01 or 0x02, which the format cannot represent."""
     pairs = list(properties.items() if isinstance(properties, Mapping) else properties)
-    # Half a pair of surrogates becomes "?", as Java's getBytes makes of it; it must not fail a send.
+    # A lone surrogate becomes "?", as in Java's getBytes; it must not make a send fail.
     encoded = "".join([f"{name}\x01{value}\x02" for name, value in pairs]).encode("utf-8", "replace")
     if encoded.count(b"\x01") != len(pairs) or encoded.count(b"\x02") != len(pairs):
         raise ValueError("a property name or value contains the separator 0x01 or 0x02: remove it")
@@ -122,7 +125,7 @@ def encode_properties(properties: Mapping[str, str] | Iterable[tuple[str, str]])
 
 
 def decode_properties(encoded: bytes | memoryview) -> dict[str, str]:
-    """The properties in a property string; never fails (bytes that are not UTF-8 become U+FFFD)."""
+    """Return the properties in a property string; never fails (bytes that are not UTF-8 become U+FFFD)."""
     properties: dict[str, str] = {}
     for piece in str(encoded, "utf-8", "replace").split(_ENTRY_END):
         name, found, value = piece.partition(_NAME_END)
@@ -139,15 +142,15 @@ def own_properties(properties: Mapping[str, str]) -> dict[str, str]:
 
 def copied_properties(properties: Mapping[str, str]) -> dict[str, str]:
     """Return the properties that a message keeps when it is sent again: those of the application, without the reason
-    why it was a dead letter."""
+    for which it was a dead letter."""
     return {name: value for name, value in own_properties(properties).items() if name not in OF_DEAD_LETTERS}
 
 
 def find_property(encoded: bytes, name: bytes) -> bytes | None:
-    """One value out of a property string without decoding the rest; None when absent or empty.
+    """Return one value of a property string without decoding the rest; None if missing or empty.
     Equal to ``decode_properties(encoded).get(name)`` for UTF-8 input."""
     wanted = name + b"\x01"
-    # From the right: of duplicates the last wins. Behind 0x02: KEYS must not be found at the end of MYKEYS.
+    # Search from the right, because the last duplicate is used, and with 0x02, so that KEYS is not found in MYKEYS.
     at = encoded.rfind(b"\x02" + wanted)
     start = at + 1 + len(wanted) if at >= 0 else (len(wanted) if encoded.startswith(wanted) else -1)
     if start < 0:
@@ -161,15 +164,15 @@ def find_property(encoded: bytes, name: bytes) -> bytes | None:
 
 
 def find_keys(encoded: bytes) -> Keys:
-    """UNIQ_KEY, KEYS and TAGS out of a property string, in one pass."""
+    """Return UNIQ_KEY, KEYS and TAGS of a property string, in one pass."""
     get = dict(_KEYS.findall(encoded)).get
     return get(b"UNIQ_KEY", b""), get(b"KEYS", b""), get(b"TAGS", b"")
 
 
 def encode_in_stored_order(properties: Mapping[str, str]) -> bytes:
-    """The property string of a mapping as a 5.x broker stores it: `in_stored_order` of `encode_properties`, without
-    taking the string apart again. A value may hold 0x01, which readers take for a part of it.
-    Raises ValueError: a name or value holds 0x02, which the format cannot carry."""
+    """Return the property string of a mapping in the form of a 5.x broker: `in_stored_order` of `encode_properties`,
+    without splitting the string again. A value may contain 0x01, which readers treat as a part of it.
+    Raises ValueError: a name or value contains 0x02, which the format cannot represent."""
     ordered = _stored_names(tuple(properties))
     encoded = "".join([f"{name}\x01{properties[name]}\x02" for name in ordered]).encode("utf-8", "replace")
     if encoded.count(_ENTRY_END_BYTES) != len(ordered):
@@ -179,15 +182,16 @@ def encode_in_stored_order(properties: Mapping[str, str]) -> bytes:
 
 @functools.lru_cache(maxsize=4096)
 def _stored_names(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Names of properties in the order in which they are stored."""
+    """Return names of properties in the order in which they are stored."""
     return tuple(decode_properties(_sort_entries(encode_properties(dict.fromkeys(names, "v")))))
 
 
 def in_stored_order(encoded: bytes) -> bytes:
-    """A property string as a 5.x broker stores it after it took the client's apart: in the order of its ``HashMap``.
-    That map begins with 128 buckets and doubles when three quarters are taken; of duplicates the last value wins in the
-    first one's place. Entries without a name or a value are dropped. Not imitated: a bucket of more than eight.
-    Producers send the same names in the same order all the time: that order is worked out once, which halves the time.
+    """Return a property string in the form of a 5.x broker, which decodes the client's: in
+    the order of its ``HashMap``.
+    The map begins with 128 buckets and doubles when three quarters are used. The last of several duplicates is used, at
+    the place of the first one. Entries without a name or a value are dropped. Buckets with more than eight entries are
+    not imitated. Producers send the same names in the same order all the time: caching that order halves the time.
     """
     pieces = encoded.split(_ENTRY_END_BYTES)
     rest = pieces.pop()
@@ -203,10 +207,10 @@ def in_stored_order(encoded: bytes) -> bytes:
 @functools.lru_cache(maxsize=4096)
 def _arrangement(names: tuple[bytes, ...]) -> Callable[[list[bytes]], tuple[bytes, ...]] | None:
     """Return a function that sorts entries with these names; None if a new order of the entries is not enough."""
-    # An `itemgetter` of one thing gives that thing and no tuple.
+    # An `itemgetter` of one item returns that item and not a tuple.
     if len(names) < 2 or len(set(names)) < len(names) or not all(names):
         return None
-    # With some value: entries without one would be dropped.
+    # Use a value, because entries without a value would be dropped.
     entries = {name + b"\x01v": at for at, name in enumerate(names)}
     ordered = _sort_entries(_ENTRY_END_BYTES.join(entries)).split(_ENTRY_END_BYTES)
     return itemgetter(*[entries[entry] for entry in ordered[:-1]])
@@ -219,7 +223,8 @@ def _sort_entries(encoded: bytes) -> bytes:
         if value and name:
             entries[name] = entry
     if len(entries) * 4 <= _MAP_BUCKETS * 3:
-        # `sorted` keeps the order of equal keys, as a bucket of Java's map keeps that in which they came.
+        # `sorted` preserves the order of equal keys, as a bucket of Java's map
+        # preserves their order of arrival.
         names = sorted(entries, key=_first_bucket)
     else:
         last_bucket = (1 << ((len(entries) * 4 - 1) // 3).bit_length()) - 1
@@ -239,7 +244,8 @@ def _spread_hash(name: bytes) -> int:
 
 
 def java_hash(text: str) -> int:
-    """Java's ``text.hashCode()``: a signed 32-bit number; any Python string is accepted, lone surrogates too."""
+    """Return Java's ``text.hashCode()``: a signed 32-bit number; any Python string is
+    accepted, also lone surrogates."""
     h = 0
     if text.isascii():
         for unit in text.encode():
@@ -253,11 +259,11 @@ def java_hash(text: str) -> int:
 
 @functools.lru_cache(maxsize=4096)
 def tags_code(tags: str) -> int:
-    """The consume-queue code of a TAGS property; 0 when there is none. Source: store.md §4.2."""
+    """Return the consume-queue code of a TAGS property; 0 if missing. Source: store.md §4.2."""
     return java_hash(tags)
 
 
 @functools.lru_cache(maxsize=4096)
 def encoded_tags_code(tags: bytes) -> int:
-    """`tags_code` of a property value as it is stored."""
+    """Return the `tags_code` of a property value in its stored form."""
     return java_hash(tags.decode("utf-8", "replace"))

@@ -1,4 +1,4 @@
-"""The stored record: one message as it lies in the CommitLog and travels in pull, query and view bodies.
+"""The stored record: a message in the form of the CommitLog and of pull, query and view bodies.
 
 All integers are big-endian and signed::
 
@@ -14,13 +14,13 @@ All integers are big-endian and signed::
     40     8  bornTimestamp
 
 bodyCRC is CRC-32 of the stored body with the top bit cleared. Records follow each other without padding. The end of
-a file is marked by a *blank*: ``i32 remaining bytes, i32 BLANK_MAGIC``. Everything here is frozen on disk and wire.
+a file is marked by a *blank*: ``i32 remaining bytes, i32 BLANK_MAGIC``. This format is fixed on disk and wire.
 
 This is the one codec of the format: store, client and the bulk readers all use the tables below.
-Not handled here: which offset a record gets, rolling of files (store), decompression and inner batches (`message`).
+Not handled here: the offset of a record, new files (store), decompression and inner batches (`message`).
 Source: store.md §3, §12.1; remoting.md §7.1.
 
-A batch, the body of SEND_BATCH_MESSAGE (320) and of inner-batch records, is entries back to back::
+A batch, the body of SEND_BATCH_MESSAGE (320) and of inner-batch records, is a sequence of entries::
 
     totalSize 4      22 + body + properties
     magic 4          0
@@ -46,7 +46,7 @@ from msgspec import Struct
 
 from rmqkit.errors import BodyError, RecordCorrupt
 
-# Signed, because the four bytes are read as an i32 everywhere, here as in Java.
+# The number is signed, because the four bytes are read as an i32 everywhere, here as in Java.
 MAGIC_V1 = 0xDAA320A7 - (1 << 32)
 MAGIC_V2 = 0xDAA320AB - (1 << 32)
 BLANK_MAGIC = 0xCBD43194 - (1 << 32)
@@ -97,10 +97,10 @@ _BLANK = struct.Struct(">ii")
 
 
 class Layout(Struct, frozen=True, gc=False):
-    """The positions of the fields before the body, for one combination of host sizes.
+    """The positions of the fields before the body, for a combination of host sizes.
 
     Attributes:
-        head: packs and unpacks all `HEAD_FIELDS` in one call.
+        head: struct of all `HEAD_FIELDS`.
         positions: field name → byte position in the record.
         head_bytes: size of the head; the body begins there.
     """
@@ -112,7 +112,7 @@ class Layout(Struct, frozen=True, gc=False):
 
 @functools.cache
 def layout_of(host_bits: int) -> Layout:
-    """The layout for ``sysFlag & 0x30``."""
+    """Return the layout for ``sysFlag & 0x30``."""
     letters = ">"
     positions: dict[str, int] = {}
     for name, letter in HEAD_FIELDS:
@@ -133,19 +133,19 @@ assert layout_of(0).positions["body_crc"] == _BODY_CRC_AT
 
 
 class Record(Struct, gc=False):
-    """One decoded record.
+    """A decoded record.
 
     Attributes:
         size: bytes of the whole record.
         magic: `MAGIC_V1` or `MAGIC_V2`.
         body_crc: CRC-32 & 0x7FFFFFFF of ``body`` as stored.
-        queue_offset: position in the queue, counted in messages.
+        queue_offset: position in the queue, in messages.
         physical_offset: position in the log, in bytes.
         born_timestamp: the sender's clock, ms since the epoch.
         born_host: sender as IP and port, 8 or 20 packed bytes (`host_text`).
         store_timestamp: the broker's clock at the append, ms since the epoch.
         store_host: broker as IP and port, 8 or 20 packed bytes.
-        prepared_transaction_offset: physical offset of the half message of a committed one, else 0.
+        prepared_transaction_offset: physical offset of the half message of a committed message, else 0.
         body: stored bytes, possibly compressed (`COMPRESSED`) or a batch (`INNER_BATCH`).
         properties: the property string (`properties.decode_properties`).
     """
@@ -170,13 +170,13 @@ class Record(Struct, gc=False):
 
     @property
     def has_sound_body(self) -> bool:
-        """Return True if the body is the one that the record was stored with, by its CRC."""
+        """Return True if the body matches the CRC of the record."""
         return zlib.crc32(self.body) & 0x7FFFFFFF == self.body_crc
 
 
 def body_crc(body: bytes | memoryview) -> int:
-    """CRC-32 of a stored body with the top bit cleared."""
-    # Java has no unsigned int: it clears the sign where Python has a number of 32 bits.
+    """Return the CRC-32 of a stored body with the top bit cleared."""
+    # Java has no unsigned int: it clears the sign bit of the 32-bit number.
     return zlib.crc32(body) & 0x7FFFFFFF
 
 
@@ -198,9 +198,9 @@ def encode_record(
     properties: bytes,
     crc: int | None = None,
 ) -> bytes:
-    """The bytes of one record; sizes, magic, CRC and the host bits of sysFlag are worked out here.
-    Magic v2 is written exactly when the topic has more than 127 bytes. ``crc`` saves computing `body_crc` again.
-    The caller has checked the limits of store.md §3.6 (properties ≤ 32 767 bytes, topic ≤ 255 bytes)."""
+    """Return the bytes of a record; sizes, magic, CRC and the host bits of sysFlag are computed here.
+    Magic v2 is used if the topic has more than 127 bytes. ``crc`` saves computing `body_crc` again.
+    The caller must check the limits of store.md §3.6 (properties ≤ 32 767 bytes, topic ≤ 255 bytes)."""
     host_bits = (BORN_HOST_V6 if len(born_host) == 20 else 0) | (STORE_HOST_V6 if len(store_host) == 20 else 0)
     head = _HEAD_V4 if not host_bits else _LAYOUTS[host_bits].head
     topic = topic_field(topic)
@@ -214,8 +214,8 @@ def encode_record(
         flag,
         queue_offset,
         physical_offset,
-        # A client's host bits are replaced: the bits must match the lengths of this record's hosts, or readers look
-        # for body and topic in the wrong place.
+        # Replace a client's host bits: they must match the lengths of this record's hosts, or readers would look for
+        # body and topic in the wrong place.
         (sys_flag & ~_HOST_MASK) | host_bits,
         born_timestamp,
         born_host,
@@ -229,12 +229,12 @@ def encode_record(
 
 
 RecordRow = tuple[bytes, int, int, int, int, int, int, bytes | memoryview, bytes | memoryview]
-"""What one of several records has of its own: topic (`topic_field`), queueId, flag, queueOffset, sysFlag without host
-bits, bornTimestamp, reconsumeTimes, body, and the property string behind its two bytes of length."""
+"""The individual fields of one of several records: topic (`topic_field`), queueId, flag, queueOffset, sysFlag without
+host bits, bornTimestamp, reconsumeTimes, body, and the property string after its two bytes of length."""
 
 
 def topic_field(topic: bytes) -> bytes:
-    """A topic behind its length, of one byte up to 127 bytes (magic v1), of two beyond."""
+    """Return a topic after its length, which has one byte up to 127 bytes (magic v1), otherwise two bytes."""
     topic_bytes = len(topic)
     is_v1 = topic_bytes <= _V1_TOPIC_BYTES_MAX
     return (_TOPIC_LENGTHS_V1[topic_bytes] if is_v1 else _TOPIC_LENGTH_V2.pack(topic_bytes)) + topic
@@ -243,8 +243,8 @@ def topic_field(topic: bytes) -> bytes:
 def encode_records(
     rows: Iterable[RecordRow], *, physical_offset: int, born_host: bytes, store_timestamp: int, store_host: bytes
 ) -> tuple[bytes, list[int]]:
-    """Records that lie one behind the other, and the size of each: what `encode_record` makes of each, in one loop.
-    None of them has a preparedTransactionOffset. ``physical_offset`` is that of the first."""
+    """Return concatenated records and the size of each, with the result of `encode_record` for each, in one loop.
+    They have no preparedTransactionOffset. ``physical_offset``: offset of the first record."""
     host_bits = (BORN_HOST_V6 if len(born_host) == 20 else 0) | (STORE_HOST_V6 if len(store_host) == 20 else 0)
     head = _LAYOUTS[host_bits].head
     pack, crc32, other_bits = head.pack, zlib.crc32, ~_HOST_MASK
@@ -252,8 +252,8 @@ def encode_records(
     sizes: list[int] = []
     topic_before, magic, fixed_bytes = b"", MAGIC_V1, head.size
     for topic, queue_id, flag, queue_offset, sys_flag, born_timestamp, reconsume_times, body, properties in rows:
-        # By identity, which is cheap: rows of one topic share the object, and an equal one costs only this branch
-        # again.
+        # Compare by identity, which is cheap: rows of one topic share the object, and an equal
+        # topic only costs this branch.
         if topic is not topic_before:
             topic_before, fixed_bytes = topic, head.size + len(topic)
             magic = MAGIC_V1 if len(topic) <= _V1_TOPIC_BYTES_MAX + 1 else MAGIC_V2
@@ -287,9 +287,9 @@ def encode_records(
 
 
 def decode_record(buffer: bytes | memoryview, position: int = 0, *, verify_crc: bool = False) -> Record:
-    """The record at a position of a buffer; body and properties are copied out of it.
-    Raises RecordCorrupt: fewer bytes than announced, unknown magic, lengths that do not add up, a topic that is not
-    UTF-8, or (with ``verify_crc``) a body that does not match its CRC. Source: store.md §12.1."""
+    """Return the record at a position of a buffer; body and properties are copies.
+    Raises RecordCorrupt: fewer bytes than announced, unknown magic, parts that do not match the size, a topic that is
+    not UTF-8, or (with ``verify_crc``) a body that does not match its CRC. Source: store.md §12.1."""
     available = len(buffer) - position
     if available < _HEAD_BYTES_MIN:
         raise RecordCorrupt(position, f"only {available} bytes left")
@@ -302,8 +302,8 @@ def decode_record(buffer: bytes | memoryview, position: int = 0, *, verify_crc: 
     layout = _LAYOUTS[_I32.unpack_from(buffer, position + _SYS_FLAG_AT)[0] & _HOST_MASK]
     end = position + size
     body_at = position + layout.head_bytes
-    # Before the unpack: a damaged sysFlag that claims IPv6 hosts makes the head longer than the record and maybe than
-    # the buffer, and struct.error is not what callers look for.
+    # Check before the unpack: a damaged sysFlag with IPv6 hosts makes the head longer than the record and maybe than
+    # the buffer, and callers do not expect struct.error.
     if body_at > end:
         raise RecordCorrupt(position, f"announced size {size} is smaller than its head", size=size)
     head = layout.head.unpack_from(buffer, position)
@@ -322,7 +322,7 @@ def decode_record(buffer: bytes | memoryview, position: int = 0, *, verify_crc: 
 def _tail_bounds(
     buffer: bytes | memoryview, position: int, size: int, body_at: int, body_bytes: int, magic: int
 ) -> tuple[int, int, int]:
-    """Start of the topic, its end, start of the properties; the parts must fill the announced size exactly."""
+    """Return start and end of the topic and start of the properties; the parts must fill the announced size exactly."""
     end = position + size
     length_bytes = 1 if magic == MAGIC_V1 else 2
     topic_at = body_at + body_bytes + length_bytes
@@ -330,7 +330,7 @@ def _tail_bounds(
         raise RecordCorrupt(position, f"body length {body_bytes} does not fit into size {size}", size=size)
     topic_bytes = buffer[topic_at - 1] if length_bytes == 1 else _TOPIC_LENGTH_V2.unpack_from(buffer, topic_at - 2)[0]
     properties_at = topic_at + topic_bytes + 2
-    # Java reads the one byte as signed: over 127 is a negative length there, so nobody wrote it.
+    # Java reads the one byte as signed: over 127 it is a negative length, which no writer produces.
     if topic_bytes < 0 or (length_bytes == 1 and topic_bytes > _V1_TOPIC_BYTES_MAX) or properties_at > end:
         raise RecordCorrupt(position, f"topic length {topic_bytes} does not fit into size {size}", size=size)
     properties_bytes = _PROPERTIES_LENGTH.unpack_from(buffer, properties_at - 2)[0]
@@ -340,9 +340,9 @@ def _tail_bounds(
 
 
 def record_properties(record: memoryview) -> bytes:
-    """The property string of one whole record that the store wrote, without decoding the rest; empty for damage."""
+    """Return the property string of a whole record of the store, without decoding the rest; empty if damaged."""
     try:
-        # The lowest byte of the four: both host bits are in it.
+        # The lowest of the four bytes has both host bits.
         at = _LAYOUTS[record[_SYS_FLAG_AT + 3] & _HOST_MASK].head_bytes
         at += _I32.unpack_from(record, at - 4)[0]
         if _I32.unpack_from(record, 4)[0] == MAGIC_V1:
@@ -355,7 +355,7 @@ def record_properties(record: memoryview) -> bytes:
 
 
 def record_topic(record: memoryview) -> bytes:
-    """The topic of one whole record, without decoding the rest; empty where its parts do not add up to its length."""
+    """Return the topic of a whole record, without decoding the rest; empty if its parts do not match its length."""
     try:
         body_at = _LAYOUTS[record[_SYS_FLAG_AT + 3] & _HOST_MASK].head_bytes
         magic = _I32.unpack_from(record, 4)[0]
@@ -369,14 +369,14 @@ def record_topic(record: memoryview) -> bytes:
 
 
 def has_sound_body(record: memoryview) -> bool:
-    """Return True if the body of one whole record, whose parts add up to its length, matches its CRC."""
+    """Return True if the body of a whole record, whose parts match its length, matches its CRC."""
     at = _LAYOUTS[record[_SYS_FLAG_AT + 3] & _HOST_MASK].head_bytes
     body = record[at : at + _I32.unpack_from(record, at - 4)[0]]
     return bool(body_crc(body) == _I32.unpack_from(record, _BODY_CRC_AT)[0])
 
 
 def iter_records(buffer: bytes | memoryview) -> Iterator[Record]:
-    """The records of a pull, query or view body; ends quietly at a blank, unknown magic or cut-off record."""
+    """Yield the records of a pull, query or view body; stops at a blank, unknown magic or incomplete record."""
     position = 0
     while position < len(buffer):
         try:
@@ -388,23 +388,23 @@ def iter_records(buffer: bytes | memoryview) -> Iterator[Record]:
 
 
 def is_blank(buffer: bytes | memoryview, position: int = 0) -> bool:
-    """Return True if an end-of-file record lies at a position."""
+    """Return True if an end-of-file record is at a position."""
     return len(buffer) - position >= BLANK_BYTES and _I32.unpack_from(buffer, position + 4)[0] == BLANK_MAGIC
 
 
 def closes_file(buffer: bytes | memoryview, position: int = 0) -> bool:
-    """Return True if an end-of-file record lies at a position that says to be what is left of a file; the buffer is
-    that file, or its front. One that says less is none: more records may follow where a magic was damaged."""
+    """Return True if an end-of-file record at a position covers the rest of the file; the buffer is that file, or its
+    beginning. An end-of-file record with a smaller number is a damaged magic, after which records may follow."""
     return is_blank(buffer, position) and _I32.unpack_from(buffer, position)[0] >= len(buffer) - position
 
 
 def pack_blank(remaining_bytes: int) -> bytes:
-    """The end-of-file record that declares the rest of a file, these 8 bytes included, as written."""
+    """Return the end-of-file record that fills the rest of a file, including these 8 bytes."""
     return _BLANK.pack(remaining_bytes, BLANK_MAGIC)
 
 
 def pack_host(ip: str, port: int) -> bytes:
-    """IP and port as the 8 or 20 bytes of a record. Raises ValueError: ``ip`` is not a literal address."""
+    """Return IP and port as the 8 or 20 bytes of a record. Raises ValueError: ``ip`` is not a literal address."""
     try:
         return ipaddress.ip_address(ip.partition("%")[0]).packed + _I32.pack(port)
     except ValueError:
@@ -412,13 +412,13 @@ def pack_host(ip: str, port: int) -> bytes:
 
 
 def unpack_host(host: bytes) -> tuple[str, int]:
-    """IP text and port of packed host bytes (8 or 20)."""
+    """Return IP text and port of packed host bytes (8 or 20)."""
     return str(ipaddress.ip_address(host[:-4])), _I32.unpack_from(host, len(host) - 4)[0]
 
 
 @functools.lru_cache(maxsize=1024)
 def host_text(host: bytes) -> str:
-    """``ip:port`` of packed host bytes, an IPv6 address in brackets."""
+    """Return ``ip:port`` of packed host bytes, with an IPv6 address in brackets."""
     ip, port = unpack_host(host)
     return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
 
@@ -430,14 +430,14 @@ _flag_and_sizes = struct.Struct(">i8xii").unpack_from
 _length = _PROPERTIES_LENGTH.unpack_from
 
 BatchBounds = tuple[int, int, int, int]
-"""Where one message of a batch body lies: its flag, start of the body, start of the properties, its end.
+"""A message in a batch body: its flag, start of the body, start of the properties, end.
 
-The two bytes before the properties are their length, and end the body.
+The two bytes before the properties are their length, and follow the body.
 """
 
 
 class BatchEntry(Struct, gc=False):
-    """One message of a batch; the rest of its fields come from the request or the enclosing record."""
+    """A message of a batch; its other fields come from the request or the enclosing record."""
 
     body: bytes
     properties: bytes
@@ -445,7 +445,7 @@ class BatchEntry(Struct, gc=False):
 
 
 def encode_batch(entries: Iterable[BatchEntry]) -> bytes:
-    """The batch body of some messages; the caller has checked that no property string is over 32 767 bytes."""
+    """Return the batch body of messages; the caller must check that no property string is over 32 767 bytes."""
     parts: list[bytes] = []
     for entry in entries:
         size = BATCH_ENTRY_BYTES_MIN + len(entry.body) + len(entry.properties)
@@ -457,8 +457,8 @@ def encode_batch(entries: Iterable[BatchEntry]) -> bytes:
 
 
 def decode_batch(body: bytes | memoryview) -> list[BatchEntry]:
-    """The messages of a batch body.
-    Raises BodyError: an entry does not fit into the body or its parts do not add up."""
+    """Return the messages of a batch body.
+    Raises BodyError: an entry does not fit in the body or its parts do not match its size."""
     return [
         BatchEntry(bytes(body[body_at : properties_at - 2]), bytes(body[properties_at:end]), flag)
         for flag, body_at, properties_at, end in batch_bounds(body)
@@ -466,8 +466,8 @@ def decode_batch(body: bytes | memoryview) -> list[BatchEntry]:
 
 
 def is_long_batch(body: bytes | memoryview, *, count_max: int, properties_bytes_max: int) -> bool:
-    """Return True if a batch body has more messages or bytes of properties than that; looks at no more of it than it
-    has to. A body whose sizes cannot be is not long: `batch_bounds` says what is wrong with it."""
+    """Return True if a batch body has more messages or more bytes of properties than the limits; reads no more of it
+    than necessary. A body with impossible sizes is not long: `batch_bounds` reports its fault."""
     total = len(body)
     if total <= min(count_max * BATCH_ENTRY_BYTES_MIN, properties_bytes_max):
         return False
@@ -486,7 +486,7 @@ def is_long_batch(body: bytes | memoryview, *, count_max: int, properties_bytes_
 
 
 def batch_bounds(body: bytes | memoryview, position: int = 0, count_max: int | None = None) -> list[BatchBounds]:
-    """Return where the messages of a batch body lie; of the first ``count_max`` from a position on, if that is said.
+    """Return the bounds of the messages of a batch body, optionally of ``count_max`` messages from a position on.
     Raises BodyError: as `decode_batch`."""
     bounds: list[BatchBounds] = []
     total = len(body)
@@ -498,8 +498,10 @@ def batch_bounds(body: bytes | memoryview, position: int = 0, count_max: int | N
         body_at = position + _HEAD_BYTES
         properties_at = body_at + body_bytes + 2
         if body_bytes < 0 or end > total or properties_at > end:
-            raise BodyError(f"batch entry at byte {position}: size {size} with a body of {body_bytes} bytes cannot be")
-        # a length below zero leads to a place before the properties, never to the end behind them
+            raise BodyError(
+                f"batch entry at byte {position}: size {size} with a body of {body_bytes} bytes is impossible"
+            )
+            # a negative length leads to a place before the properties, never to the end after them
         if properties_at + _length(body, properties_at - 2)[0] != end:
             raise BodyError(f"batch entry at byte {position}: its parts do not add up to its size {size}")
         bounds.append((flag, body_at, properties_at, end))
@@ -508,7 +510,7 @@ def batch_bounds(body: bytes | memoryview, position: int = 0, count_max: int | N
 
 
 # ---------------------------------------------------------------- checksum of a whole record
-# Kept as its last property (``enabledAppendPropCRC``, 5.x), a trailer of 20 bytes: ``__CRC32#``, 0x01, ten decimal
+# Stored as the last property (``enabledAppendPropCRC``, 5.x), a trailer of 20 bytes: ``__CRC32#``, 0x01, ten decimal
 # digits *least significant first*, 0x02. The digits are the CRC-32 (top bit cleared) of every byte of the record before
 # the trailer. Source: store.md §3.5.
 
@@ -520,7 +522,7 @@ assert TRAILER_BYTES == 20
 
 
 def with_room_for_crc(properties: bytes) -> bytes:
-    """A property string whose last 20 bytes are for the trailer; what a client sent under the name is dropped."""
+    """Return a property string with 20 more bytes for the trailer; a client's property of that name is dropped."""
     cleaned = _SENT_BY_CLIENT.sub(b"", properties) if b"__CRC32#" in properties else properties
     if cleaned and not cleaned.endswith(b"\x02"):
         cleaned += b"\x02"
@@ -528,7 +530,7 @@ def with_room_for_crc(properties: bytes) -> bytes:
 
 
 def seal(record: bytes) -> bytes:
-    """The record with its last 20 bytes filled in."""
+    """Return the record with its last 20 bytes filled in."""
     content = record[:-TRAILER_BYTES]
     return content + _trailer(content)
 

@@ -1,12 +1,12 @@
-"""Plain sends of one read, all at once: requests that ask for nothing but storing, with a topic, a queue and a unique
-key. They are read, encoded and answered together, by the compiled core where it is (`rmqkit.protocol.core`), else by
-its twin in plain Python here. Both are tested to say the same of every frame that the core takes.
+"""Plain sends of one read, processed together: requests that only store messages, with a topic, a queue and a unique
+key. The compiled core (`rmqkit.protocol.core`) reads, encodes and answers them if it is installed, otherwise the plain
+Python code here. Tests check that both produce the same for every frame that the core accepts.
 
-A frame is no plain send, and left to be handled alone, when it is one-way, retried, part of a transaction or
-without a body, when its topic is not ASCII or over 127 bytes, when its properties name something twice or over 511
-bytes, or one that asks for more than storing (``not_plain``). One that asks for a time is one: `PlainSends.keep` makes
-it the timer's, with the properties that go there. A batch is read alone, if its own properties are such and it is not
-so long that it has to be stored in slices; its messages are stored with theirs as they came.
+A frame is not a plain send, and is handled separately, if it is one-way, retried, part of a transaction or without a
+body, if its topic is not ASCII or over 127 bytes, or if its properties have duplicates, are over 511 bytes, or include
+a name in ``not_plain``, which requests more than storage. A send with a delivery time is plain: `PlainSends.keep`
+redirects it to the timer, with the properties for the timer. A batch is read separately, if its own properties are
+plain and it is not so long that it must be stored in slices; its messages are stored with their properties unchanged.
 Source: remoting.md §1.2, §1.3, §4.3.1, §7.3; store.md §3.4, §4.1, §18.2; behaviour.md §5.
 """
 
@@ -75,7 +75,7 @@ _TIME = re.compile(r"[0-9]{1,17}", re.ASCII)
 _NO_WAIT = b"WAIT\x01false\x02"
 _BINARY_SENDS = frozenset(_LENGTH.pack(code) for code in _HEADERS)
 _is_json_send = re.compile(rb'"code": ?(?:10|310|320)\b').search
-"""Whether it is worth a look: other requests would be read twice."""
+"""Tests cheaply whether a header may be a send, so that other requests are not parsed twice."""
 
 
 def sends_reader(
@@ -85,15 +85,16 @@ def sends_reader(
     timed: Mapping[str, int],
 ) -> SendsReader:
     """Return the reader of plain sends in the bytes of connections.
-    ``stamps``: the properties that every message gets. ``not_plain``: names of those that ask for more than storing.
-    ``timed``: names of those that ask for a time, the one that counts first, and their units in ms; 0 for a time since
+    ``stamps``: the properties that every message gets. ``not_plain``: names of properties
+    that request more than storage.
+    ``timed``: names of properties with a delivery time, in order of priority, and their units in ms; 0 for a time since
     the epoch."""
     rules = stamps, not_plain, timed, FRAME_BYTES_MAX, REQUEST_HEADER_BYTES_MAX
     return core.sends_reader(*rules) or PlainSendsReader(*rules)
 
 
 class _Sent(Struct, gc=False):
-    """One of them. ``place``: topic and queue id. ``asked``: the time it asks for, and its unit."""
+    """A plain send. ``place``: topic and queue id. ``asked``: the requested delivery time, and its unit."""
 
     place: tuple[str, int]
     queue_id: int
@@ -159,7 +160,7 @@ class PlainSends:
 
     def keep(self, outs: list[int], timer_topic: str, broker_name: str) -> None:
         """Redirect the timed messages to the timer's queue. ``outs``: the delivery time of each timed message.
-        Raises ValueError: the broker's name holds a blank, which separates the parts of a handle."""
+        Raises ValueError: the broker's name contains a blank, which separates the parts of a handle."""
         left = iter(outs)
         for sent in self.sent:
             if sent.asked is not None:
@@ -233,7 +234,7 @@ class PlainSends:
         return rows
 
     def index_rows(self, with_tags: bool) -> None:
-        """The index reads keys out of `requests`."""
+        """Return None: the index reads keys from `requests`."""
 
     def queue_entries(self) -> list[tuple[bytes, int, int]]:
         entries: dict[tuple[str, int], list[bytes]] = {place: [] for place in self._counts}
@@ -268,7 +269,7 @@ class PlainSends:
 
 
 class PlainBatch:
-    """`Sends` of a batch in plain Python: its messages have the place of the request, and properties as they came."""
+    """`Sends` of a batch in plain Python: its messages have the place of the request, and unchanged properties."""
 
     __slots__ = (
         *("_bounds", "_codes", "_number", "_properties", "_request", "_sizes", "_starts", "_store_timestamp"),
@@ -314,7 +315,7 @@ class PlainBatch:
         return [(self.queues[0][0], self._request.code, _kind(self._request), [self.queues[0][3]])]
 
     def keep(self, outs: list[int], timer_topic: str, broker_name: str) -> None:
-        """None of them asks for a time."""
+        """Do nothing: a batch has no timed messages."""
 
     def encode(
         self,
@@ -329,7 +330,7 @@ class PlainBatch:
         body, times = request.body, request.reconsume_times
         topic, queue_id, sys_flag, born = *request.place, request.sys_flag, request.born_timestamp
         field = bytes([len(topic)]) + topic.encode()
-        # An entry of a batch and a record both end with the properties behind their length.
+        # An entry of a batch and a record both end with the properties after their length.
         rows = [
             (field, queue_id, flag, number, sys_flag, born, times, body[body_at : at - 2], body[at - 2 : end])
             for number, (flag, body_at, at, end) in enumerate(self._bounds, self._number)
@@ -357,7 +358,7 @@ class PlainBatch:
         return data
 
     def requests(self, with_tags: bool) -> list[tuple[Any, ...]]:
-        """Without keys: of many property strings at once the index finds them in less time."""
+        """Return rows without keys: the index extracts them faster from many property strings at once."""
         (place, sys_flag), now = (self._request.place, self._request.sys_flag), self._store_timestamp
         rows = zip(count(self._number), self._codes, self._starts, self._sizes, self._properties, strict=False)
         return [
@@ -366,7 +367,7 @@ class PlainBatch:
         ]
 
     def index_rows(self, with_tags: bool) -> None:
-        """The index reads keys out of `requests`."""
+        """Return None: the index reads keys from `requests`."""
 
     def queue_entries(self) -> list[tuple[bytes, int, int]]:
         entries = b"".join(map(_ENTRY.pack, self._starts, self._sizes, self._codes))
@@ -383,7 +384,7 @@ class PlainBatch:
 
 
 def _with_room(properties: bytes) -> bytes:
-    """`with_room_for_crc`; what came with a checksum is left to be stored alone."""
+    """Return `with_room_for_crc`. Raises ValueError: a message has a checksum already and must be stored separately."""
     if CRC_NAME[:-1] in properties:
         raise ValueError("a message came with a checksum")
     return with_room_for_crc(properties)
@@ -403,8 +404,8 @@ def _kind(request: _Sent) -> str:
 
 @functools.lru_cache(maxsize=16)
 def _form(pieces: tuple[bytes, ...]) -> bytes:
-    """Return the header of an answer as a format."""
-    # The constant fields of answers are names from the configuration, which may contain a percent sign.
+    """Return the header of a response as a format."""
+    # The constant fields of responses are names from the configuration, which may contain a percent sign.
     first, *rest = [piece.replace(b"%", b"%%") for piece in pieces]
     return first + b"".join(
         [form + piece for form, piece in zip((b"%016X", b"%d", b"%d", b"%b", b"%b", b"%b"), rest, strict=False)]
@@ -417,8 +418,8 @@ def _frame_start(header_bytes: int) -> bytes:
 
 
 def _members(body: bytes) -> list[BatchBounds]:
-    """Return where the messages of a batch lie; none where it is no batch, or is left to be stored in slices or not
-    at all."""
+    """Return the bounds of the messages of a batch; empty if it is not a batch, or must be stored in slices or be
+    refused."""
     try:
         bounds = batch_bounds(body, count_max=_MEMBERS_MAX + 1)
     except BodyError:
@@ -426,7 +427,7 @@ def _members(body: bytes) -> list[BatchBounds]:
     lengths = [end - at for _, _, at, end in bounds]
     if len(bounds) > _MEMBERS_MAX or sum(lengths) > _MEMBERS_PROPERTIES_BYTES_MAX or max(lengths) > _STORED_BYTES_MAX:
         return []
-    # What recovery might take for torn is looked at, and refused, alone.
+    # The handler of single sends checks and refuses messages that recovery might consider torn.
     return [] if any(end > at and not body[end - 1] for _, _, at, end in bounds) else bounds
 
 
@@ -434,7 +435,7 @@ class _Plan(Struct, frozen=True):
     """The treatment of messages whose properties have certain names.
     ``arrange``: puts these properties, and the properties that every message gets, into the stored order.
     ``keys``: the indexes of UNIQ_KEY, KEYS and TAGS, -1 if missing, and the positions at which their values begin.
-    ``times``: the indexes and units of properties that request a delivery time; the first one counts."""
+    ``times``: the indexes and units of properties that request a delivery time; the first one is used."""
 
     arrange: Callable[[list[str]], tuple[str, ...]]
     keys: list[tuple[int, int]]
@@ -453,16 +454,16 @@ class PlainSendsReader:
         header_bytes_max: int,
     ) -> None:
         self._stamp_pieces = [f"{name}\x01{value}" for name, value in stamps.items()]
-        # What every message gets must not come from a client as well: it would be in the properties twice.
+        # A client must not send the properties that every message gets: they would occur twice.
         self._refused = {*stamps, *not_plain}
         self._timed = dict(timed)
         self._frame_bytes_max = frame_bytes_max
         self._header_bytes_max = header_bytes_max
-        # Producers send the same names in the same order all the time: that order is worked out once.
+        # Producers send the same names in the same order all the time: their order is cached.
         self._plan_of: Callable[[tuple[str, ...]], _Plan | None] = functools.lru_cache(maxsize=1024)(self._plan)
 
     def read(self, chunk: bytes, start: int, count_max: int = sys.maxsize, /) -> Sends | None:
-        """Return the plain sends that follow one another from ``start``; None if the first frame is no plain send."""
+        """Return the consecutive plain sends from ``start``; None if the first frame is not a plain send."""
         sent: list[_Sent] = []
         at, available = start, len(chunk)
         while available - at >= 8 and len(sent) < count_max:
@@ -475,15 +476,15 @@ class PlainSendsReader:
                 and header_bytes + 4 <= length
             )
             body_at = at + 8 + header_bytes
-            # A frame that cannot be ends the run and nothing more: the splitter meets it next and says what is wrong
-            # with it.
+            # An invalid frame only ends the run: the splitter reads it next and reports the fault.
             if not is_sound or end > available or end == body_at:
                 break
             one = self._read(word >> 24, chunk[at + 8 : body_at], chunk[body_at:end])
             if one is None:
                 break
             if one.code == RequestCode.SEND_BATCH_MESSAGE:
-                # What came before it is returned first: a batch is a unit of its own, and the next call finds it again.
+                # Return the sends before it first: a batch is a separate unit, which
+                # the next call finds again.
                 bounds = [] if sent else _members(one.body)
                 if bounds:
                     return PlainBatch(chunk, start, end, one, bounds)
@@ -507,7 +508,7 @@ class PlainSendsReader:
         is_batch = command.code == RequestCode.SEND_BATCH_MESSAGE
         is_special = bool(sent.batch) is not is_batch or sent.unit_mode or sys_flag & (TRANSACTION_MASK | INNER_BATCH)
         numbers = (command.opaque, sent.queue_id, sent.flag, sys_flag, sent.born_timestamp, times)
-        # A queue id below zero asks the broker to choose a queue, which only the handler of a single send does.
+        # A negative queue id requests that the broker chooses a queue, which only the handler of a single send does.
         if is_special or min(numbers) < 0 or sent.properties is None:
             return None
         if not topic.isascii() or not 0 < len(topic) <= _TOPIC_BYTES_MAX or topic.startswith(RETRY_PREFIX):
@@ -535,8 +536,9 @@ class PlainSendsReader:
         )
 
     def _properties(self, text: str, topic_bytes: int) -> tuple[bytes, Keys, tuple[int, int] | None] | None:
-        """The stored form of properties, the keys among them and the time that they ask for; None for what is odd."""
-        # In characters, of which there are never more than bytes: the bytes are counted when they are there.
+        """Return the stored form of properties, their keys and the requested delivery time;
+        None if they are unusual."""
+        # Compare characters, of which there are never more than bytes; the bytes are counted below.
         if len(text) > _STORED_BYTES_MAX or "\x01\x02" in text or text.endswith("\x01"):
             return None
         pieces = text.removesuffix("\x02").split("\x02")
@@ -545,10 +547,10 @@ class PlainSendsReader:
             if plan is None or text.count("\x01") != len(pieces):
                 return None
             stored = ("\x02".join(plan.arrange(pieces + self._stamp_pieces)) + "\x02").encode()
-        except ValueError:  # a piece that is no pair, or half a pair of surrogates
+        except ValueError:  # a piece is not a pair, or there is a lone surrogate
             return None
         unique_key, words, tags = [pieces[at][start:] if at >= 0 else "" for at, start in plan.keys]
-        # The key goes into the answer's JSON as it is: nothing in it may need an escape.
+        # The response's JSON contains the key unchanged, so no character in it may need an escape.
         if not (unique_key.isascii() and unique_key.isalnum()) or len(stored) > _STORED_BYTES_MAX:
             return None
         asked = None
@@ -573,8 +575,8 @@ class PlainSendsReader:
         return _Plan(itemgetter(*map(all_names.index, in_order)), keys, times)
 
     def stored(self, text: str, more: str) -> bytes:
-        """Properties as they are stored, with more of them and those that every message gets.
-        Raises ValueError: they cannot be UTF-8."""
+        """Return properties in stored form, with more properties and those that every message gets.
+        Raises ValueError: they cannot be encoded as UTF-8."""
         end = "" if text.endswith("\x02") else "\x02"
         stamps = "\x02".join([*self._stamp_pieces, ""])
         return in_stored_order(f"{text}{end}{more}{stamps}".encode())

@@ -1,8 +1,9 @@
-"""Answers that differ from the ones before in a few values only: what busy brokers write all day.
+"""Responses that differ from previous ones in a few values only, which are most of the output of busy brokers.
 
-A *template* (`answer_template`) is the header of an answer, encoded once from a sample by `encode_command`, with places
-for what differs; filled, it is equal to it byte for byte at a fifth of the cost. `answer_pieces` are those to stored
-messages, which `Sends.answers` fills; `pulled_frame`, `found_frame` and `success_frames` answer pulls, pops and acks.
+A *template* (`answer_template`) is the header of a response, encoded once from a sample by `encode_command`, with
+placeholders for the values that differ. A filled template has the same bytes at a fifth of the cost. `answer_pieces`
+are the templates of responses to sends, which `Sends.answers` fills; `pulled_frame`, `found_frame` and `success_frames`
+answer pulls, pops and acks.
 Source: remoting.md §1.2, §4.3.1, §4.6.1.
 """
 
@@ -34,11 +35,11 @@ def answer_template(
     code: int = ResponseCode.SUCCESS,
     remark: str | None = None,
 ) -> bytes:
-    """An answer's header as a format.
-    ``forms``: what stands in the place of texts that the fields contain, in their order; ``%b`` for the opaque's digits
-    comes last."""
+    """Return the header of a response as a format.
+    ``forms``: placeholders for texts in the fields, in order of the fields; the last placeholder is ``%b`` for the
+    digits of the opaque."""
     sample = Command(code, _SAMPLE_OPAQUE, RESPONSE, None if fields is None else dict(fields), remark=remark)
-    # Doubled before the places are put in, whose own % has to stay one.
+    # Double the percent signs before placeholders are inserted, whose own % must stay single.
     text = b"".join(encode_command(sample))[_START_BYTES:].decode().replace("%", "%%")
     for value, form in {**forms, f'"opaque":{_SAMPLE_OPAQUE}': '"opaque":%b'}.items():
         text = text.replace(value, form, 1)
@@ -48,13 +49,13 @@ def answer_template(
 def answer_pieces(
     store_host: bytes, properties: Mapping[str, str], code: int = ResponseCode.SUCCESS
 ) -> tuple[tuple[bytes, ...], tuple[bytes, ...], bytes]:
-    """Return the constant pieces of the headers of answers to sends, as three values.
+    """Return the constant pieces of the headers of responses to sends, as three values.
 
-    The first value contains the pieces before, between and after the values of an answer to a plain send: physical
+    The first value contains the pieces before, between and after the values of a response to a plain send: physical
     offset in hexadecimal, queue id, queue offset, unique key and opaque. The second value is the same for a timed
     message, which has its recall handle before the opaque. The third value is the piece between the physical offsets of
-    a batch. ``store_host``: the packed address at the start of every message id. Each answer contains the fields in the
-    second argument. ``code``: the response code; the message is stored in any case."""
+    a batch. ``store_host``: the packed address at the start of every message id. Each response contains the fields in
+    the second argument. ``code``: the response code; the message is stored in any case."""
     names = ("msgId", "queueId", "queueOffset", "transactionId")
     marks = {"<id>": f"{store_host.hex().upper()}\0", "<queue>": "\0", "<offset>": "\0", "<key>": "\0"}
     values = {**dict(zip(names, marks, strict=True)), **properties}
@@ -63,13 +64,13 @@ def answer_pieces(
     timed_form = answer_template(timed, {**marks, '"recallHandle":"<handle>"': '"recallHandle":"\0"'}, code=code)
     opened = [form.replace(b'"opaque":%b', b'"opaque":\0') for form in (plain_form, timed_form)]
     pieces = [tuple(form.replace(b"%%", b"%").split(b"\0")) for form in opened]
-    assert [len(one) for one in pieces] == [6, 7], "values stand between the pieces"
+    assert [len(one) for one in pieces] == [6, 7], "the values are between the pieces"
     return pieces[0], pieces[1], f",{store_host.hex().upper()}".encode()
 
 
 _FOUND_NAMES = list(header_fields(PopMessageResponse(start_offset_info="", msg_offset_info="")))
 _SUCCESS = answer_template(None, {})
-# By the number of digits of the opaque, which determines the lengths at the start of the frame.
+# The key is the number of digits of the opaque, which determines the lengths at the start of the frame.
 _SUCCESSES = [
     frame_start(JSON, len(_SUCCESS % bytes(count)), 0).replace(b"%", b"%%") + _SUCCESS
     for count in range(len(str(-(1 << 31))) + 1)
@@ -84,7 +85,7 @@ _PULLED = answer_template(
 
 
 def pulled_frame(opaque: int, answer: PullMessageResponse, body_bytes: int) -> bytes:
-    """Return the start of the answer to a successful pull, up to the records. Not for static topics."""
+    """Return the start of the response to a successful pull, up to the records. Not for static topics."""
     header = _PULLED % (
         answer.suggest_which_broker_id,
         answer.next_begin_offset,
@@ -98,12 +99,12 @@ def pulled_frame(opaque: int, answer: PullMessageResponse, body_bytes: int) -> b
 
 
 def success_frames(opaques: Iterable[int]) -> bytes:
-    """Successes that say nothing else, to several requests, one behind the other."""
+    """Return concatenated success responses without fields to several requests."""
     return b"".join([_SUCCESSES[len(digits)] % digits for digits in map(b"%d".__mod__, opaques)])
 
 
 def found_frame(opaque: int, answer: PopMessageResponse, records: Sequence[Body]) -> bytes:
-    """Return the answer to a successful pop that is not ordered. The records are copied."""
+    """Return the response to a successful unordered pop. The records are copied."""
     header = _FOUND % (
         b"%d" % answer.pop_time,
         b"%d" % answer.invisible_time,

@@ -1,9 +1,9 @@
-"""Trace records: the body of messages in RMQ_SYS_TRACE_TOPIC, one line per thing a client did.
+"""Trace records: the body of messages in RMQ_SYS_TRACE_TOPIC, one record per action of a client.
 
-Fields are joined with 0x01 and each record is ended with 0x02; the first field is the kind, the others are the
-attributes of the class of that kind, in their order. A null prints as ``null``. Old clients leave out the last fields
-(those with a default), newer ones may append more: fields beyond the known ones are ignored. The KEYS property of the
-message holds the message ids and keys. Source: remoting.md §7.7.
+Fields are joined with 0x01 and each record ends with 0x02. The first field is the kind; the others are the attributes
+of that kind's class, in order. A null is written as ``null``. Old clients omit the last fields (those with a default),
+newer ones may append more: unknown further fields are ignored. The KEYS property of the message holds the message ids
+and keys. Source: remoting.md §7.7.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class TracedType(enum.IntEnum):
 
 
 class ConsumeReturn(enum.IntEnum):
-    """``contextCode``: how a listener ended."""
+    """``contextCode``: the result of a listener."""
 
     SUCCESS = 0
     TIME_OUT = 1
@@ -43,7 +43,7 @@ class ConsumeReturn(enum.IntEnum):
 
 
 class RecallTrace(Struct, tag="Recall"):
-    """A timer message called back; times in ms."""
+    """A recall of a timed message; times in ms."""
 
     timestamp: Int64
     region_id: str | None
@@ -85,7 +85,7 @@ class EndTransactionTrace(_Sent, tag="EndTransaction"):
 
 
 class SubscribeBeforeTrace(Struct, tag="SubBefore"):
-    """A message about to be given to a listener."""
+    """A message before it is passed to a listener."""
 
     timestamp: Int64
     region_id: str | None
@@ -118,13 +118,16 @@ _KINDS: dict[str, type[Trace]] = {
 
 
 def encode_traces(traces: Iterable[Trace]) -> bytes:
-    """The body of a trace message. Raises ValueError: a field holds 0x01 or 0x02, which the format cannot carry."""
+    """Return the body of a trace message.
+
+    Raises ValueError: a field contains 0x01 or 0x02, a separator of the format.
+    """
     return "".join([_line(trace) for trace in traces]).encode("utf-8", "replace")
 
 
 def decode_traces(body: bytes | bytearray | memoryview) -> list[Trace]:
-    """The records in the body of a trace message.
-    Raises BodyError: not UTF-8, an unknown kind, fields missing or not of their type."""
+    """Return the records in the body of a trace message.
+    Raises BodyError: not UTF-8, an unknown kind, missing fields or fields of a wrong type."""
     try:
         lines = str(body, "utf-8").split(_RECORD_END)
     except UnicodeDecodeError as error:
@@ -158,9 +161,9 @@ def _trace(line: str) -> Trace:
     if kind is None:
         raise BodyError(f"trace kind {name[:40]!r} is not known: it must be one of {', '.join(_KINDS)}")
     fields = {
-        # The format cannot tell a missing value from the text null; Java's tools read it so as well.
+        # The format does not distinguish a missing value from the text null; Java's tools do not, either.
         field: None if value == _NULL else value
-        for field, value in zip(kind.__struct_fields__, values, strict=False)  # more or fewer than we know are fine
+        for field, value in zip(kind.__struct_fields__, values, strict=False)  # more or fewer fields are accepted
     }
     try:
         return msgspec.convert({"type": name, **fields}, kind, strict=False)

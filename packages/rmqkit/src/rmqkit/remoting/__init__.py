@@ -1,1 +1,1 @@
-"""The transport: commands over TCP on asyncio. Codes are only numbers here. Source: remoting.md §1, §2."""
+"""The transport: commands over TCP on asyncio. Request codes are plain numbers here. Source: remoting.md §1, §2."""

@@ -1,6 +1,6 @@
 """Addresses as RocketMQ writes them, ``host:port`` with an IPv6 host in brackets or bare, and sets of addresses.
 
-A request has come by way of *hops*: its peer's address, and a balancer's where one says for whom it speaks.
+The *hops* of a request are its peer's address and, if a load balancer reports one, the address of the client behind it.
 """
 
 from __future__ import annotations
@@ -15,17 +15,16 @@ from rmqkit.errors import SettingsError
 
 
 def split_address(text: str) -> tuple[str, int]:
-    """Host and port of ``host:port``.
-    Raises ValueError: no name server could know the host, or the port is not a number from 0 to 65535."""
-    host, _, port = text.strip().rpartition(":")  # the last one: a bare IPv6 host has more of them
+    """Return host and port of ``host:port``.
+    Raises ValueError: the host cannot be a valid name, or the port is not a number from 0 to 65535."""
+    host, _, port = text.strip().rpartition(":")  # the last colon: a bare IPv6 host contains colons
     if not _is_host(host) or not port.isdecimal() or int(port) > 65535:
         raise ValueError(f"address {text!r} must be host:port, for example 127.0.0.1:9876")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 def _is_host(text: str) -> bool:
-    """Return True if it can be looked up; the resolver's own check (IDNA) is slow to import, and not needed for
-    most."""
+    """Return True if a host can be looked up. The resolver's own check (IDNA) is slow to import and rarely needed."""
     if text.isascii():
         return all(0 < len(label) < 64 for label in text.removesuffix(".").split("."))
     try:
@@ -35,8 +34,8 @@ def _is_host(text: str) -> bool:
 
 
 def split_addresses(text: str) -> list[str]:
-    """The addresses in a ``host:port;host:port`` list, in order.
-    Raises ValueError: one of them is not an address, or there is none."""
+    """Return the addresses in a ``host:port;host:port`` list, in order.
+    Raises ValueError: an address is invalid, or the list is empty."""
     addresses = [part.strip() for part in text.split(";") if part.strip()]
     for address in addresses:
         split_address(address)
@@ -46,14 +45,14 @@ def split_addresses(text: str) -> list[str]:
 
 
 def join_address(host: str, port: int) -> str:
-    """``host:port``, an IPv6 host in brackets."""
+    """Return ``host:port``, with an IPv6 host in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def advertised_ip(host: str) -> str:
-    """The literal address others reach a listener on ``host`` by; a wildcard becomes this machine's own address.
-    Nothing is sent: the kernel is only asked which address a packet would leave from.
-    Raises SettingsError: the host is a name that nobody knows."""
+    """Return the literal address by which others reach a listener on ``host``; for a wildcard this machine's address.
+    Sends nothing: the kernel only reports which address a packet would leave from.
+    Raises SettingsError: the host name is unknown."""
     if host not in ("", "0.0.0.0", "::"):
         try:
             return str(socket.getaddrinfo(host, None, proto=socket.IPPROTO_TCP)[0][4][0])
@@ -82,7 +81,7 @@ class AdminAddresses:
     The text is ``loopback``, ``any``, ``none``, addresses and networks (``10.1.0.0/16``), separated by commas or
     semicolons. A proxy on this machine makes every client local unless the proxy reports the client's address with the
     PROXY protocol. The proxy's own address must be one of ``proxyProtocolAddresses``.
-    Raises ValueError: a part is none of these; the text names it."""
+    Raises ValueError: a part is invalid; the error contains it."""
 
     __slots__ = ("_networks", "_text")
 
@@ -90,7 +89,7 @@ class AdminAddresses:
         self._text = text.strip()
         parts = list(filter(None, re.split(r"[\s,;]+", self._text)))
         if not parts:
-            raise ValueError("must name loopback, any, or addresses and networks such as 10.1.0.0/16")
+            raise ValueError("must contain loopback, any, or addresses and networks such as 10.1.0.0/16")
         self._networks = [_network(text) for part in parts for text in _NAMED.get(part.lower(), (part,))]
 
     def __str__(self) -> str:
@@ -98,11 +97,11 @@ class AdminAddresses:
 
     @property
     def is_local(self) -> bool:
-        """Return True if none of these is another machine."""
+        """Return True if no address of another machine is included."""
         return all(network.is_loopback for network in self._networks)
 
     def include(self, hops: Sequence[IpAddress]) -> bool:
-        """Return True if every address on the way of a request is one of these; a peer without an address is not."""
+        """Return True if there are hops and all of them are included."""
         return bool(hops) and all(any(hop in network for network in self._networks) for hop in hops)
 
 
@@ -114,7 +113,7 @@ def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
 
 
 def ip_of(host: str) -> IpAddress | None:
-    """The address in a peer's name as sockets give it, or None for none; an IPv4 one in IPv6 as itself."""
+    """Return the address in a peer's name as sockets give it, or None; an IPv4 address mapped to IPv6 as IPv4."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
@@ -124,7 +123,7 @@ def ip_of(host: str) -> IpAddress | None:
 
 
 async def resolved(address: str) -> set[IpAddress]:
-    """The addresses behind ``host:port``; none when nobody knows the name."""
+    """Return the addresses of ``host:port``; none if the name is unknown."""
     try:
         host, port = split_address(address)
         if (literal := ip_of(host)) is not None:

@@ -36,7 +36,7 @@ from rmqkit.remoting.connection import Connection
 from rmqkit.settings import Setting
 
 GRPC_WINDOW_MS = 15 * 3_600_000
-"""Most SDKs of 5.x sign local time as if it were UTC: zones are up to 14 hours away, and clocks differ."""
+"""15 hours, as most SDKs of 5.x sign local time as if it were UTC: zones differ by up to 14 hours, and clocks too."""
 
 _NUMBERS_MAX = 8192
 _SESSIONS_MAX = 10_000
@@ -50,21 +50,21 @@ class _Session:
 
 
 class Freshness:
-    """Accepts each signed request once, and only within ``window_ms`` of its time, in either direction: clocks differ.
+    """A check that accepts each signed request once, at most ``window_ms`` before or after the time of its signature.
 
-    A client numbers what it signs, within a *session* of its own. Per session the highest number is kept and which of
-    the `_NUMBERS_MAX` below it came: those may overtake each other, what is further behind counts as seen. Sessions
-    whose last request is older than the window are forgotten, as are all with a restart; of `_SESSIONS_MAX` that are
-    full of fresh requests none is. A request is only looked at when its signature is right, so strangers fill nothing.
-    Every broker keeps its own: what one took may be sent to another that has the same user, within the window.
-    Loop only."""
+    A client numbers its requests within its *session*. Per session the check stores the highest number, and which of
+    the `_NUMBERS_MAX` numbers below it were received: requests may overtake each other within this range, and lower
+    numbers are refused. A session is removed when its last request is older than the window; a restart removes all.
+    If all of `_SESSIONS_MAX` sessions are newer, a further session is refused. Only requests with a valid signature get
+    here, so strangers cannot fill the table. Every broker has its own table: within the window, a request to one broker
+    can be replayed to another one with the same user. Loop only."""
 
     def __init__(self, window_ms: int) -> None:
         self._window_ms = window_ms
         self._sessions: dict[tuple[str, str], _Session] = {}
 
     def fault(self, user: str, signature: FullSignature, now_ms: int) -> str | None:
-        """Why a request that was signed rightly is not new, or None; it is old from now on."""
+        """Return why a correctly signed request is refused, or None to accept it; it is accepted only once."""
         away_ms = abs(now_ms - signature.signed_ms)
         if away_ms > self._window_ms:
             return f"it was signed {away_ms} ms from now, {self._window_ms} are allowed: set the clocks right"
@@ -77,8 +77,8 @@ class Freshness:
             return None
         ahead = signature.number - session.highest
         if ahead > 0:
-            # Bit n says whether the number n below the highest came. The shift is bounded: a client may name any
-            # number, and Python would build an integer of that many bits.
+            # Bit n is set if the number n below the highest was received. The shift is bounded, because a client may
+            # send any number, and Python would build an integer of that many bits.
             session.seen = (session.seen << min(ahead, _NUMBERS_MAX) | 1) & ((1 << _NUMBERS_MAX) - 1)
             session.highest = signature.number
         elif -ahead >= _NUMBERS_MAX or session.seen >> -ahead & 1:
@@ -86,11 +86,11 @@ class Freshness:
         else:
             session.seen |= 1 << -ahead
         session.signed_ms = max(session.signed_ms, signature.signed_ms)
-        assert session.seen & 1, "the highest number came"
+        assert session.seen & 1, "the bit of the highest number is set"
         return None
 
     def _has_room(self, now_ms: int) -> bool:
-        """Forget sessions whose requests would all be too old; whether there is room then."""
+        """Remove sessions whose requests would all be too old; return True if there is room now."""
         oldest_ms = now_ms - self._window_ms
         self._sessions = {key: one for key, one in self._sessions.items() if one.signed_ms >= oldest_ms}
         return len(self._sessions) < _SESSIONS_MAX
@@ -149,13 +149,13 @@ class Credentials(Struct, rename="camel"):
     ] = None
 
     def sign(self, command: Command, signed: FullSignature | None = None) -> None:
-        """Put name and signature among a request's fields, and with ``signed`` the full signature, too."""
+        """Put name and signature into a request's fields, and with ``signed`` the full signature, too."""
         fields = {**decode_fields(command), ACCESS_KEY: self.access_key}
         if self.security_token is not None:
             fields[SECURITY_TOKEN] = self.security_token
         if signed is not None:
             fields |= full_fields(signed)
-            # This one first: the other covers all fields, it among them.
+            # Compute this signature first, because the other one covers all fields, including this one.
             fields[FULL_SIGNATURE] = sign_fully(command.code, fields, command.body, self.secret_key)
         fields[SIGNATURE] = sign(fields, command.body, self.secret_key)
         command.fields = fields
@@ -219,9 +219,8 @@ class Authentication:
 
     @classmethod
     def of(cls, settings: AuthenticationSettings, clock: Clock = SYSTEM_CLOCK) -> Authentication | None:
-        """The check a configuration asks for, or None.
-        Raises SettingsError: the users are missing or not readable JSON, or policies shall hold for nobody knows whom.
-        """
+        """Return the check that a configuration requires, or None.
+        Raises SettingsError: users are missing or not readable JSON, or policies are enabled without authentication."""
         if not settings.enabled:
             if settings.authorization_enabled:
                 raise SettingsError(
@@ -229,7 +228,9 @@ class Authentication:
                 )
             return None
         if not settings.initial_user:
-            raise SettingsError("authenticationEnabled=true needs initAuthenticationUser: nobody could send")
+            raise SettingsError(
+                "authenticationEnabled=true needs initAuthenticationUser: without it no user could send"
+            )
         user = _decoded("initAuthenticationUser", settings.initial_user, _User)
         initial = UserInfo(username=user.username, password=user.password, user_type="Super", user_status="enable")
         return cls(
@@ -243,7 +244,7 @@ class Authentication:
 
     @property
     def inner_name(self) -> str | None:
-        """The name in brokers' own requests."""
+        """The user name in brokers' own requests."""
         return None if self._inner is None else self._inner.access_key
 
     def is_trusted(self, name: str | None) -> bool:
@@ -253,10 +254,10 @@ class Authentication:
         return name == self.inner_name or getattr(self.users().get(name), "user_type", None) == "Super"
 
     def refusal(self, connection: Connection, command: Command) -> str | None:
-        """The reference's remark for a request that is not let in, or None."""
+        """Return the reference's remark that refuses a request, or None to accept it."""
         fields = decode_fields(command)
         remark = self._unknown(fields, command)
-        # Also for codes of the white list: what a handler reads there must not be the user of an earlier request.
+        # Set the user for codes of the white list, too, so that a handler never reads the user of an earlier request.
         connection.user = fields.get(ACCESS_KEY) if remark is None else None
         if remark is not None and command.code not in self._white_list:
             return remark
@@ -266,21 +267,21 @@ class Authentication:
 
     def grpc_signer(self, date: str | None, signed: str | None) -> str:
         """Return the user who signed a gRPC call. ``date`` and ``signed`` are its metadata, see `CallSignature.of`.
-        Raises HeaderError: nobody known did; it is the reference's remark."""
+        Raises HeaderError: no known user signed it; the text is the reference's remark."""
         signature = CallSignature.of(date, signed)
         secret, remark = secret_of(signature.user, self._inner, self.users().get)
         signature.check(secret, remark, self._clock.now_ms(), self._grpc_window_ms)
         return signature.user
 
     def _unknown(self, fields: Mapping[str, str], command: Command) -> str | None:
-        """The remark for a request that nobody known has signed."""
+        """Return the remark for a request that no known user has signed, or None."""
         name = fields.get(ACCESS_KEY)
         secret, remark = secret_of(name, self._inner, self.users().get)
         if remark is not None or name is None:
             return remark
         if not verify(fields, command.body, secret):
             return "check signature failed."
-        # Whoever sends a full signature is held to it, whether or not they are required.
+        # A full signature must be valid even if it is not required.
         try:
             signed = verify_fully(command.code, fields, command.body, secret)
         except HeaderError as error:
@@ -289,8 +290,8 @@ class Authentication:
             return None
         if signed is None:
             return "check signature failed: fullSignatureRequired=true, and the request has none of these."
-        # Last of all: only a request that is proven genuine may use a number up, or strangers could use up those of
-        # others.
+        # Check this last: only a request that is proven genuine may use up a number, so that strangers cannot use up
+        # the numbers of others.
         fault = self._freshness.fault(name, signed, self._clock.now_ms())
         return None if fault is None else f"check signature failed: {fault}."
 
@@ -306,7 +307,8 @@ class CallSignature:
     @classmethod
     def of(cls, date: str | None, signed: str | None) -> CallSignature:
         """Read the metadata ``x-mq-date-time`` and ``authorization`` of a call. Each SDK writes them in its own way.
-        Raises HeaderError: they say nobody, or cannot be read; it is the reference's remark. Source: grpc.md §2.2."""
+        Raises HeaderError: the user is missing or the metadata is malformed; the text is the
+        reference's. Source: grpc.md §2.2."""
         if not signed:
             raise HeaderError("username cannot be null.")
         if not date:
@@ -327,8 +329,8 @@ class CallSignature:
         return cls(parts.get("Credential", "").partition("/")[0], date, digest)
 
     def check(self, secret: str, remark: str | None, now_ms: int, window_ms: int) -> None:
-        """Raises HeaderError: the user may not sign, as `secret_of` says, did not with this secret, or signed a date
-        that is further than ``window_ms`` from now (0: any date will do)."""
+        """Raises HeaderError: the user may not sign (``remark``, see `secret_of`), signed with another secret, or
+        signed a date that is more than ``window_ms`` from now (0: no limit)."""
         if remark is None and not hmac.compare_digest(
             hmac.digest(secret.encode(), self.date.encode(), "sha1"), self.digest
         ):
@@ -339,7 +341,7 @@ class CallSignature:
             raise HeaderError(remark)
 
     def _away_ms(self, now_ms: int) -> int:
-        """Return how far the date is from now. Raises HeaderError: it is none."""
+        """Return the distance between the date and now. Raises HeaderError: the date is invalid."""
         try:
             signed = datetime.fromisoformat(self.date)
         except ValueError:
@@ -364,13 +366,13 @@ def secret_of(
 
 
 def codes_of(white_list: str) -> frozenset[int]:
-    """The request codes of a white list; what is no number is for a proxy's requests."""
+    """Return the request codes of a white list, without parts that are not numbers (for the proxy's requests)."""
     return frozenset(int(part) for part in white_list.split(",") if part.strip().isdecimal())
 
 
 def inner_credentials(text: str) -> Credentials | None:
-    """Return how a server signs its own requests, or None: the value of ``innerClientAuthenticationCredentials``.
-    Raises SettingsError: it is no readable JSON."""
+    """Return a server's credentials, or None, from the value of ``innerClientAuthenticationCredentials``.
+    Raises SettingsError: the text is not readable JSON."""
     return _decoded("innerClientAuthenticationCredentials", text, Credentials) if text else None
 
 

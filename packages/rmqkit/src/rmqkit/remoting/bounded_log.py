@@ -14,7 +14,7 @@ _OTHERS = ""
 
 
 class BoundedLog:
-    """Writes at most one line a minute for each source; loop only."""
+    """A log that writes at most one line a minute for each source; loop only."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
@@ -22,7 +22,7 @@ class BoundedLog:
         """The monotonic time of the last line and the lines left out since, by source, oldest first."""
 
     def write(self, level: int, source: str, line: str, now_ms: float) -> None:
-        """Write a line that a source caused, or count it.
+        """Write a line that a source caused, or count it if the source wrote one within the minute.
 
         Args:
             level: of `logging`.

@@ -1,27 +1,28 @@
 """The calling side: one pooled connection per address (``NettyRemotingClient``).
 
-Connections are made when first needed and shared by all callers; the peer may send its own requests over them, which
-the router answers. A call that times out closes its connection, as the reference does, when it was not the caller's
-short budget that ran out. Loop only. Source: remoting.md §2.
+Connections are made when first needed and shared by all callers. The peer may send its own requests over them; the
+router handles these. A call that times out closes its connection, as in the reference, unless the caller's time was
+short. Loop only. Source: remoting.md §2.
 
-`Permits` bounds the calls under way (``clientAsyncSemaphoreValue``) and their bytes. Taking a permit costs a comparison
-or two while there are some; beyond that callers wait in one line, so a large call is not overtaken by small ones for
-ever. A call larger than all the bytes goes when no other is under way. The n-th pause of a `Backoff` lies between half
-of and all of ``first_ms * 2**n``, at most ``most_ms``, so that callers who failed together do not come back together.
-Source: behaviour.md §7.6.
+`Permits` limits the running calls (``clientAsyncSemaphoreValue``) and their bytes. Taking a permit costs one or two
+comparisons while some are free. Otherwise callers wait in one queue, so small calls do not overtake a large one for
+ever. A call larger than the limit of bytes starts when no other call is running. The n-th pause of a `Backoff` is
+between half of ``first_ms * 2**n`` and all of it, at most ``most_ms``, so that callers who failed together do not
+retry together. Source: behaviour.md §7.6.
 
-`diagnosed` asks an address that closed the connection or did not answer what listens there. It makes a new connection
-with a plain request that any server of the protocol answers, and an empty line behind it for servers that read lines;
-when that is closed without a word, another one with a TLS ClientHello. Source: remoting.md §1.1, §2.1.
+`diagnosed` finds out what listens on an address that closed the connection or did not respond. It makes a new
+connection and sends a plain request that any server of the protocol answers, followed by an empty line for servers that
+read lines. If this connection is closed without a response, it sends a TLS ClientHello over another one.
+Source: remoting.md §1.1, §2.1.
 
 =============================  ===========================================================
-what came back                 it is
+response                       meaning
 =============================  ===========================================================
-a frame                        a server that takes plain requests
-closed; then a TLS record      a server that wants TLS
-closed; then closed            nothing we know
-anything else                  nothing we know
-nothing in time                slow, or waiting: the error that led here says enough
+a frame                        a server that accepts plain requests
+closed; then a TLS record      a server that requires TLS
+closed; then closed            an unknown protocol
+anything else                  an unknown protocol
+no response in time            a slow or waiting server: the first error is reported
 =============================  ===========================================================
 """
 
@@ -57,7 +58,7 @@ CLIENT_CALLS_MAX = 65_535
 
 
 class Permits:
-    """So many calls, and bytes in them, may be under way at a time; ``free`` and ``free_bytes`` are what is left."""
+    """A limit of running calls and of their bytes; ``free`` and ``free_bytes`` are what is left."""
 
     __slots__ = ("_bytes_max", "_waiting", "free", "free_bytes")
 
@@ -67,7 +68,7 @@ class Permits:
         self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
 
     def take_now(self, size: int = 0) -> bool:
-        """Take a permit for a call of so many bytes, if there is one and nobody waits."""
+        """Take a permit for a call of ``size`` bytes if one is free and no caller waits."""
         if size > self._bytes_max:
             size = self._bytes_max
         if self.free <= 0 or size > self.free_bytes or self._waiting:
@@ -77,7 +78,7 @@ class Permits:
         return True
 
     async def take(self, timeout_ms: float | None, size: int = 0) -> bool:
-        """Wait for a permit, None: however long; False when none came in time."""
+        """Wait for a permit, for ever if the timeout is None; return False if none was free in time."""
         if self.take_now(size):
             return True
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -86,9 +87,9 @@ class Permits:
             async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
                 await turn
         except TimeoutError:
-            if turn.done() and not turn.cancelled():  # given in the same turn of the loop: it would be lost
+            if turn.done() and not turn.cancelled():  # granted in the same tick: it must not be lost
                 return True
-            self._go_on()  # those behind may want less
+            self._go_on()  # the next callers may need fewer bytes
             return False
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
@@ -99,7 +100,7 @@ class Permits:
         return True
 
     def give_back(self, size: int = 0) -> None:
-        """End a call of so many bytes: those that wait longest have their turn."""
+        """End a call of ``size`` bytes, and give permits to the callers that wait longest."""
         if size > self._bytes_max:
             size = self._bytes_max
         self.free += 1
@@ -122,29 +123,32 @@ class Permits:
 
 
 class Backoff:
-    """The pauses of one series of tries."""
+    """The pauses between the attempts of one operation."""
 
     __slots__ = ("_most_ms", "_next_ms")
 
     def __init__(self, first_ms: float, most_ms: float) -> None:
-        assert 0 < first_ms <= most_ms, f"a first pause of {first_ms} ms is not within {most_ms} ms"
+        assert 0 < first_ms <= most_ms, f"the first pause {first_ms} ms is positive and at most {most_ms} ms"
         self._next_ms = first_ms
         self._most_ms = most_ms
 
     def next_ms(self) -> float:
-        """Return how long to wait before the next try."""
+        """Return the pause before the next attempt."""
         bound_ms = self._next_ms
         self._next_ms = min(2 * bound_ms, self._most_ms)
         return bound_ms * random.uniform(0.5, 1.0)
 
 
 TRY_MS_MIN = 100.0
-"""A further try begins only with this much time left: a shorter one fails by its time, which hides the cause."""
+"""Minimum ms left for a further attempt: a shorter one would end in a timeout, which hides the cause."""
 
 
 class Failures:
-    """The failures of one series of tries, and which of them is the cause: the most frequent one, the first of equals.
-    The last failure is often only a symptom, as of a try with little time left."""
+    """The failures of one series of attempts.
+
+    Their cause is the most frequent one (the first of equally frequent ones), because the last failure is often only a
+    symptom, such as the timeout of a short attempt.
+    """
 
     __slots__ = ("_kinds",)
 
@@ -155,7 +159,7 @@ class Failures:
         return bool(self._kinds)
 
     def note(self, error: RmqError) -> None:
-        """Count a failure; errors of one class, code and peer are equal."""
+        """Count a failure; errors with the same class, code and peer are equal."""
         kind = (type(error), getattr(error, "code", None), getattr(error, "address", None))
         first, count = self._kinds.get(kind, (error, 0))
         if count or len(self._kinds) < _KINDS_MAX:
@@ -164,12 +168,12 @@ class Failures:
     @property
     def cause(self) -> RmqError:
         """The failure to report."""
-        assert self._kinds, "a series without a failure has no cause"
+        assert self._kinds, "there is at least one failure"
         return max(self._kinds.values(), key=lambda one: one[1])[0]  # the first of the largest
 
     @property
     def others(self) -> list[RmqError]:
-        """One failure of each other kind, in their order."""
+        """One failure of each other kind, in the order of their first occurrence."""
         cause = self.cause
         return [error for error, _ in self._kinds.values() if error is not cause]
 
@@ -182,7 +186,7 @@ _TRUST = "trust its signer with --tls-ca (tls.client.trustCertPath), or show a c
 
 
 async def diagnosed(error: ConnectionLost | RequestTimedOut, address: str, *, is_encrypted: bool) -> RemotingError:
-    """The error that says what is wrong with a peer, or the one given when nothing more is known."""
+    """Return an error that says what is wrong with a peer, or the given error if nothing more is known."""
     reason = error.reason if isinstance(error, ConnectionLost) else ""
     if is_encrypted and "TLS" in reason and "WRONG_VERSION" not in reason:
         return TlsMismatch(address, reason, _TRUST)
@@ -201,11 +205,11 @@ async def diagnosed(error: ConnectionLost | RequestTimedOut, address: str, *, is
             return error if is_encrypted else TlsMismatch(address, "it wants TLS", "use --tls (tls.enable=true)")
     except (TimeoutError, OSError):
         return error
-    return WrongProtocol(address, "it closes the connection when asked")
+    return WrongProtocol(address, "it closes the connection after a request")
 
 
 async def _said_to(address: str, request: bytes) -> bytes:
-    """The first bytes an address answers; empty when it closes. Raises TimeoutError, OSError: it does neither."""
+    """Return the first bytes of a response; empty if the peer closes. Raises TimeoutError, OSError: no response."""
     async with asyncio.timeout(_PATIENCE_S):
         reader, writer = await asyncio.open_connection(*split_address(address))
         try:
@@ -223,16 +227,16 @@ _QUIET_MS = 1000
 
 
 class RemotingClient:
-    """Calls peers by address.
+    """A client that calls peers by address.
 
     Args:
-        router: answers requests that peers send over our connections; none by default.
-        on_close: called when a pooled connection is gone.
-        tls: encrypts every connection; None means plain.
+        router: handles requests that peers send over these connections; none by default.
+        on_close: called when a pooled connection has closed.
+        tls: encrypts every connection; None: plain.
         credentials: sign every request.
 
     Attributes:
-        is_encrypted: whether connections are.
+        is_encrypted: True if connections are encrypted.
     """
 
     def __init__(
@@ -258,10 +262,10 @@ class RemotingClient:
     async def call(self, address: str, command: Command, timeout_ms: float) -> Command:
         """Send a request and return its response, with any response code.
         Raises ConnectFailed: the address cannot be reached.
-        Raises RequestTimedOut: no answer within ``timeout_ms``, the connecting included.
-        Raises ConnectionLost: the connection closed first."""
+        Raises RequestTimedOut: no response within ``timeout_ms``, including the time to connect.
+        Raises ConnectionLost: the connection closed before the response."""
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
-        # Before anything is waited for: a signature holds for minutes, and the opaque is no part of what is signed.
+        # Sign before any wait: a signature is valid for minutes, and does not cover the opaque.
         if self._signer is not None:
             self._signer.sign(command)
         if not self._permits.take_now() and not await self._permits.take(timeout_ms):
@@ -269,7 +273,7 @@ class RemotingClient:
         try:
             response = await self._call(address, command, deadline_ms, timeout_ms)
             if response.code == ResponseCode.GO_AWAY:
-                self._connections.pop(address, None)  # calls under way on it may still be answered; the peer closes it
+                self._connections.pop(address, None)  # the peer closes it after its running calls
                 response = await self._call(address, command, deadline_ms, timeout_ms)
             return response
         finally:
@@ -283,17 +287,18 @@ class RemotingClient:
         try:
             return await connection.call(command, left_ms)
         except RequestTimedOut:
-            # A peer that sent something just now is slow with this request only: the calls of others on it go on.
+            # A peer that sent something recently is slow only with this request: other calls
+            # on the connection continue.
             is_quiet = self._clock.monotonic_ms() - connection.heard_ms >= _QUIET_MS
             if is_quiet and left_ms > max(_CLOSE_AFTER_MS_MIN, timeout_ms / 4):
                 connection.close(f"no answer to {request_name(command.code)}")
-                connection.abort()  # a peer that takes nothing would keep it for ever, and the calls under way on it
+                connection.abort()  # a peer that reads nothing would keep it open for ever, and its running calls
             raise _timed_out(address, command, timeout_ms) from None
 
     async def send_one_way(self, address: str, command: Command, timeout_ms: float) -> None:
-        """Send a request nobody answers (its one-way bit must be set); wait while too many are unwritten.
-        Raises ConnectFailed: the address cannot be reached, or takes nothing for so long."""
-        assert command.is_one_way, "a request with an answer goes through call()"
+        """Send a request without a response (its one-way bit must be set); wait while too much is unwritten.
+        Raises ConnectFailed: the address cannot be reached, or the peer reads nothing within ``timeout_ms``."""
+        assert command.is_one_way, "the request is one-way"
         if self._signer is not None:
             self._signer.sign(command)
         connection = await self.connection(address, timeout_ms)
@@ -304,14 +309,14 @@ class RemotingClient:
             raise ConnectFailed(address, f"connected, and it takes nothing more for {timeout_ms:.0f} ms") from None
 
     async def connection(self, address: str, timeout_ms: float = CONNECT_TIMEOUT_MS) -> Connection:
-        """The open connection to an address, made if need be.
+        """Return the open connection to an address, or make one.
         Raises ConnectFailed: the address cannot be reached in time, or this client is closed."""
         connection = self.connected(address)
         if connection is not None:
             return connection
         if self._closed:
             raise ConnectFailed(address, "this client is closed", "make a new one")
-        # One attempt for all who want it: a thousand calls at the start make one connection.
+        # All callers share one attempt: a thousand calls at the start make one connection.
         task = self._connecting.get(address)
         if task is None:
             task = asyncio.ensure_future(self._connect(address))
@@ -321,18 +326,18 @@ class RemotingClient:
             async with asyncio.timeout(timeout_ms / 1000.0):  # wait_for() may lose a cancellation
                 return await asyncio.shield(task)
         except TimeoutError:
-            if task.done() and not task.cancelled() and task.exception() is None:  # in the same turn as the timer
+            if task.done() and not task.cancelled() and task.exception() is None:  # in the same tick as the timer
                 return task.result()
             raise ConnectFailed(address, f"no connection within {timeout_ms:.0f} ms") from None
 
     def connected(self, address: str) -> Connection | None:
-        """The open connection to an address, if there is one."""
+        """Return the open connection to an address, or None."""
         connection = self._connections.get(address)
         return connection if connection is not None and connection.is_open else None
 
     async def close(self) -> None:
-        """Close every connection; calls under way get ConnectionLost."""
-        self._closed = True  # first: nobody connects any more while the others are waited for
+        """Close every connection; running calls raise ConnectionLost."""
+        self._closed = True  # first, so that no call connects during the waits below
         for task in list(self._connecting.values()):
             task.cancel()
         await asyncio.gather(*self._connecting.values(), return_exceptions=True)
@@ -346,7 +351,7 @@ class RemotingClient:
         await self._router.close()
 
     def drop(self, address: str) -> None:
-        """Close the connection to an address that is no longer wanted."""
+        """Close the connection to an address that is not needed any more."""
         connection = self._connections.pop(address, None)
         if connection is not None:
             connection.close()
@@ -361,7 +366,7 @@ class RemotingClient:
             async with asyncio.timeout(CONNECT_TIMEOUT_MS / 1000.0):
                 _, connection = await loop.create_connection(lambda: self._new(address), host, port)
         except (TimeoutError, OSError) as error:
-            number = error.errno or 0  # of a failed look-up of a name it is negative
+            number = error.errno or 0  # negative after a failed name look-up
             found = os.strerror(number) if number > 0 else error.strerror or str(error)
             reason = found or f"no answer in {CONNECT_TIMEOUT_MS} ms"
             raise ConnectFailed(address, reason) from error
@@ -382,7 +387,7 @@ class RemotingClient:
             return
         connection = task.result()
         if self._closed:
-            connection.abort()  # it stood in the same turn in which this client was closed
+            connection.abort()  # it was made in the same tick in which this client was closed
         else:
             self._connections[address] = connection
 
@@ -395,7 +400,7 @@ class RemotingClient:
 
 
 def expect_success(response: Command, address: str) -> Command:
-    """The response itself when its code is SUCCESS. Raises PeerRefused: any other code."""
+    """Return the response if its code is SUCCESS. Raises PeerRefused: any other code."""
     if response.code != ResponseCode.SUCCESS:
         raise PeerRefused(response.code, response.remark, address)
     return response

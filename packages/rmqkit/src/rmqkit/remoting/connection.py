@@ -46,7 +46,7 @@ from rmqkit.remoting.tls import TlsLayer
 
 # Unsent bytes above which the connection is not read until the peer takes some.
 WRITE_BYTES_HIGH = 4 << 20
-# Less is not reported to `Limits`: most answers are that small, and leave at the end of the turn.
+# Fewer bytes are not reported to `Limits`: most responses are smaller, and are written at the end of the tick.
 _UNSENT_REPORTED_BYTES = 4 << 10
 # ``PRI * HTTP/2.0``. A remoting frame that begins with it would have 1.3 GB.
 HTTP2_FIRST_BYTE = ord("P")
@@ -55,9 +55,9 @@ _log = logging.getLogger(__name__)
 _NOWHERE = pack_host("0.0.0.0", 0)
 _OPAQUE_MASK = 0x7FFFFFFF
 _UNSENT_MAX = 16
-# A timer that comes this much late means a loop that was busy with something else.
+# A timer that fires this much too late shows that the loop was busy.
 _STANDSTILL_MS = 100.0
-# Turns in which what arrives may put off the end of a call: 16 MiB, as a turn reads 256 KiB.
+# Maximum number of ticks by which arriving data can delay the end of a call: 16 MiB, as a tick reads 256 KiB.
 _LOOKS_MAX = 64
 
 
@@ -75,19 +75,19 @@ class Link(asyncio.Protocol):
     """One TCP connection, on either side.
 
     Args:
-        on_open, on_close: called when the connection stands and when it is gone.
+        on_open, on_close: called when the connection has been made and when it has closed.
         sniffer: recognizes a preamble and TLS by the first bytes of an accepted connection.
-        limits: what all accepted connections together may keep of incomplete frames and of what is not taken.
+        limits: limits of all accepted connections together for incomplete frames and unread bytes.
         tls: the TLS side of a connection that this side makes.
 
     Attributes:
         peer: the other side as ``ip:port``.
         peer_host: the same packed as in records (8 or 20 bytes).
-        hops: the addresses of the other side and of a balancer between; empty without TCP.
-        addresses: the hops as text, the one farthest away first.
+        hops: the addresses of the other side and of the client that a load balancer reports; empty without TCP.
+        addresses: the hops as text, the farthest first.
         active_ms: monotonic time of the last read or write.
-        frame_since_ms: monotonic time at which the frame began that is still incomplete, or None.
-        closed: done when the connection is gone.
+        frame_since_ms: monotonic time of the start of an incomplete frame, or None.
+        closed: done when the connection has closed.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Link(asyncio.Protocol):
         self.frame_since_ms: float | None = None
         self.closed: asyncio.Future[None] = self._loop.create_future()
 
-    # -- what its owner does
+    # -- methods for its owner
 
     @property
     def is_open(self) -> bool:
@@ -130,7 +130,7 @@ class Link(asyncio.Protocol):
 
     @property
     def is_writable(self) -> bool:
-        """Return True if the peer keeps up with what is sent to it."""
+        """Return True if the peer reads what is sent to it fast enough."""
         return (
             self.is_open
             and self._transport is not None
@@ -144,12 +144,12 @@ class Link(asyncio.Protocol):
 
     @property
     def own_host(self) -> str:
-        """This side's IP address, as the other side reached it; empty without TCP."""
+        """This side's IP address as the peer reached it; empty without TCP."""
         own = None if self._transport is None else self._transport.get_extra_info("sockname")
         return str(own[0]) if isinstance(own, tuple) else ""
 
     def flush(self) -> None:
-        """Write what was sent; done at the end of each tick without being asked for."""
+        """Write what was sent; called at the end of each tick."""
         if self._unsent:
             self.active_ms = self._clock.monotonic_ms()
         self._write()
@@ -174,14 +174,14 @@ class Link(asyncio.Protocol):
             else:
                 self._transport.writelines(unsent)
             if self._limits is not None:
-                # After the write: what the socket took at once is not memory.
+                # Measure after the write: bytes that the socket accepted at once use no memory.
                 waiting = self._transport.get_write_buffer_size()
                 if waiting >= _UNSENT_REPORTED_BYTES or self._is_unsent_reported:
                     self._is_unsent_reported = waiting >= _UNSENT_REPORTED_BYTES
                     self._limits.note_waiting(self, waiting if self._is_unsent_reported else 0)
 
     def close(self, reason: str = "") -> None:
-        """Close after what is queued has been written; await `closed` for its end."""
+        """Close after the queued bytes have been written; `closed` is done then."""
         if self._transport is not None and not self._transport.is_closing():
             if reason:
                 _log.info("closing connection of %s: %s", self.peer, reason)
@@ -190,12 +190,12 @@ class Link(asyncio.Protocol):
             self._transport.close()
 
     def abort(self) -> None:
-        """Close at once; what is queued is lost."""
+        """Close at once and discard the queued bytes."""
         if self._transport is not None:
             self._transport.abort()
 
     def cut(self, reason: str) -> None:
-        """Close at once and free what is kept of its incomplete frame."""
+        """Close at once and free the bytes of the incomplete frame."""
         self.warn(f"closing connection of {self.peer}: {reason}")
         self._closed_because = reason
         self.abort()
@@ -208,17 +208,17 @@ class Link(asyncio.Protocol):
             self._limits.log.write(logging.WARNING, self.peer.rpartition(":")[0], line, self._clock.monotonic_ms())
 
     def plain_received(self, data: bytes) -> None:
-        """Take what was read while it was not known which protocol this is."""
+        """Handle the data that was read before the protocol was recognized."""
         raise NotImplementedError(f"{type(self).__name__} takes over no connection")
 
     def probe(self) -> None:
-        """Have a peer that was silent for long show that it is there, where its protocol has a way."""
+        """Check that a peer that was silent for long still responds, if its protocol has a way to do so."""
 
     def hand_over(self, other: Link) -> None:
-        """Have another protocol go on with the connection, as if it had been its own from the start."""
+        """Give the connection to another protocol, as if it had been accepted by it."""
         transport, self._transport = self._transport, None
-        assert transport is not None, "only what stands is handed over"
-        assert not self._unsent, "nothing was said before it is known what is spoken"
+        assert transport is not None, "a connection that is handed over is open"
+        assert not self._unsent, "nothing was sent before the protocol is known"
         other._tls, self._tls = self._tls, None
         transport.set_protocol(other)
         self.connection_lost(None)  # its owner counts one connection, not two
@@ -230,7 +230,7 @@ class Link(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=WRITE_BYTES_HIGH)
-        if not self.hops:  # what was handed over has its address, maybe one that a balancer named
+        if not self.hops:  # a connection that was handed over has its addresses already
             self._name_peer(transport.get_extra_info("peername"))
         if self._tls is not None:
             self.flush()  # the client speaks first: the handshake begins
@@ -245,10 +245,10 @@ class Link(asyncio.Protocol):
         if self._on_close is not None:
             self._on_close(self)
 
-    # -- what a protocol on top uses
+    # -- methods for a protocol on top
 
     def _flush_soon(self) -> None:
-        """Have what was sent leave at the end of this tick."""
+        """Write what was sent at the end of this tick."""
         if not self._flush_due:
             self._flush_due = True
             self._loop.call_soon(self.flush)
@@ -270,7 +270,7 @@ class Link(asyncio.Protocol):
         return opened.rest if opened.tls is None else opened.tls.feed(opened.rest)
 
     def _open_late(self) -> None:
-        """Go on with what was read before the certificate was there."""
+        """Continue with the data that was read before the certificate was available."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
             self.data_received(b"")
@@ -289,7 +289,7 @@ class Link(asyncio.Protocol):
 
 
 class RequestHandling(Protocol):
-    """The methods of a `Router` that a connection calls to answer the requests of its peer."""
+    """The methods of a `Router` that a connection calls to handle the requests of its peer."""
 
     batch: Callable[[], AbstractContextManager[None]] | None
     sends: SendsReader | None
@@ -299,7 +299,7 @@ class RequestHandling(Protocol):
 
 
 class _Call(Struct, gc=False):
-    """A request under way."""
+    """A running call."""
 
     answer: asyncio.Future[Command]
     deadline_ms: float
@@ -312,14 +312,14 @@ class Connection(Link):
     """Frames, requests and responses of one peer.
 
     Args:
-        router: answers the peer's requests.
-        always_reads: read also while the peer takes nothing, as the calling side has to: were both sides to stop
-            reading, each would wait for the other for ever.
-        upgrade: takes over a connection, and what was read of it, that begins like one of HTTP/2.
-        link: the rest, as `Link` takes it.
+        router: handles the peer's requests.
+        always_reads: read even while the peer does not read. The calling side needs it: if both sides stopped reading,
+            each would wait for the other for ever.
+        upgrade: takes over a connection that begins like HTTP/2, with the data read.
+        link: further arguments of `Link`.
 
     Attributes:
-        user: who signed the request that is being handled, if users have to.
+        user: the user who signed the request that is being handled, if signatures are required.
         heard_ms: monotonic time of the last read; -inf before the first.
     """
 
@@ -352,10 +352,10 @@ class Connection(Link):
         self._sweep: asyncio.TimerHandle | None = None
         self.user: str | None = None
 
-    # -- what its owner does
+    # -- methods for its owner
 
     def send(self, command: Command) -> None:
-        """Send a reply or one-way request with the other output of this tick; nothing happens when closed."""
+        """Send a reply or one-way request with the other output of this tick; do nothing if closed."""
         if not self.is_open:
             return
         self._unsent.extend(encode_command(command))
@@ -363,37 +363,37 @@ class Connection(Link):
             self._flush_soon()
 
     def send_frame(self, *pieces: Body) -> None:
-        """`send` for a reply that is encoded already, with a JSON header; its pieces are not joined."""
+        """Send an encoded reply with a JSON header, as `send` does; its pieces are not joined."""
         if self._transport is not None and not self._transport.is_closing():
             self._unsent += pieces
             if not self._flush_due:
                 self._flush_soon()
 
     def send_successes(self, opaques: list[int]) -> None:
-        """Answer several requests with a success that says nothing else."""
+        """Send success responses without fields for several requests."""
         self.send_frame(success_frames(opaques))
 
     def hold(self) -> None:
-        """Handle no further request of the peer until `go_on`, and read no more: what comes next has to come after."""
-        assert not self._is_held, "a request that holds the connection is its only one"
+        """Stop reading, and handle no further request of the peer until `go_on`, to keep the order of requests."""
+        assert not self._is_held, "only one request at a time holds the connection"
         self._is_held = True
         self._pause_reading()
 
     def go_on(self) -> None:
-        """Handle what came while the connection was held, in the next turn of the loop."""
-        assert self._is_held, "who goes on has held it"
-        # Not here: the caller may be in the middle of answering others, whose replies would leave in another order.
+        """Handle the requests that arrived while the connection was held, in the next tick."""
+        assert self._is_held, "the connection is held"
+        # Wait for the next tick, because the caller may be sending other replies, whose order would change.
         self._loop.call_soon(self._go_on)
 
     def cork(self) -> None:
-        """Keep what is sent from now on; the next thing is to `flush` it, which saves the tick until it is written."""
+        """Collect what is sent until the next `flush`, which the caller must call; saves one tick."""
         self._flush_due = True
 
     def on_one_way_reply(self, request: Command, answer: Command) -> None:
         """Discard the answer to a one-way request, because the peer does not wait for an answer."""
 
     async def drain(self, timeout_ms: float) -> None:
-        """Wait while the peer does not take what is sent; for senders that wait for nothing else.
+        """Wait while the peer does not read what is sent; for senders that wait for no response.
         Raises TimeoutError."""
         if len(self._unsent) >= _UNSENT_MAX:
             await asyncio.sleep(0)
@@ -401,25 +401,25 @@ class Connection(Link):
             await asyncio.wait_for(asyncio.shield(self._taken), timeout_ms / 1000.0)
 
     def call(self, command: Command, timeout_ms: float) -> asyncio.Future[Command]:
-        """Send a request; the future holds the response.
-        The future raises RequestTimedOut or ConnectionLost. ``command.opaque`` is set here."""
+        """Send a request and set its opaque; return a future of the response.
+        The future raises RequestTimedOut or ConnectionLost."""
         answer: asyncio.Future[Command] = self._loop.create_future()
         if not self.is_open:
             answer.set_exception(ConnectionLost(self.peer, self._closed_because))
             return answer
-        # Java reads it as a signed int, and Apache's clients count up from 0 per process, ours per connection.
+        # Java reads the opaque as a signed int. Apache's clients count from 0 per process, rmqkit's per connection.
         self._opaque = (self._opaque + 1) & _OPAQUE_MASK
-        assert self._opaque not in self._calls, "2**31 calls are not under way at a time"
+        assert self._opaque not in self._calls, "the opaque is not in use by a running call"
         command.opaque = self._opaque
         now_ms = self._clock.monotonic_ms()
-        self.send(command)  # raises what cannot be encoded, before anything waits for its answer
+        self.send(command)  # first, as it raises if the command cannot be encoded
         self._calls[command.opaque] = _Call(answer, now_ms + timeout_ms, timeout_ms, command.code)
         self._sweep_by(now_ms + timeout_ms, now_ms)
         return answer
 
     def cut(self, reason: str) -> None:
-        """Close at once and free what is kept of its incomplete frame."""
-        self._splitter = FrameSplitter()  # the frame's bytes are free now, not when the socket is gone
+        """Close at once and free the bytes of the incomplete frame."""
+        self._splitter = FrameSplitter()  # frees the frame's bytes now, not when the socket has closed
         self._incomplete_bytes = 0
         super().cut(reason)
 
@@ -428,7 +428,7 @@ class Connection(Link):
     def data_received(self, data: bytes) -> None:
         self.active_ms = self.heard_ms = self._clock.monotonic_ms()
         self._reads += 1
-        self._flush_due = True  # everything answered below leaves in the one write at the end
+        self._flush_due = True  # all replies made below are sent with one write at the end
         units: list[Frame | Sends | Acks] = []
         try:
             if self._sniffer is not None:
@@ -441,7 +441,7 @@ class Connection(Link):
                     upgrade(self, data)
                     return
             units = self._splitter.feed(data)
-            # Reading is paused then, but what the kernel handed over before, and all that TLS held, still comes.
+            # Reading is paused then, but data that the kernel or TLS had already delivered still arrives.
             if self._is_held:
                 self._later.extend(units)
             elif units:
@@ -465,7 +465,7 @@ class Connection(Link):
         self._resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None  # first: what is called below must not write any more
+        self._transport = None  # first, so that the calls below cannot write any more
         if self._sweep is not None:
             self._sweep.cancel()
         reason = str(exc) if exc else self._closed_because
@@ -473,26 +473,26 @@ class Connection(Link):
         for call in calls.values():
             if not call.answer.done():
                 call.answer.set_exception(ConnectionLost(self.peer, reason))
-        self._splitter = FrameSplitter()  # others may keep the connection a while, and with it half a frame
+        self._splitter = FrameSplitter()  # other objects may still refer to the connection; frees half a frame
         self._left, self._later = None, []
         self._let_senders_go_on()
         super().connection_lost(exc)
 
-    # -- inside
+    # -- internal methods
 
     def _handle_all(self, units: list[Frame | Sends | Acks]) -> None:
-        """Handle what was read in its order, up to a request that holds the connection."""
-        assert not self._is_held, "what comes behind a request that holds the connection waits for it"
+        """Handle the units in order, up to a request that holds the connection."""
+        assert not self._is_held, "the connection is not held"
         remaining = self._router.remaining(self, units)
         if not remaining:
-            return  # one run of plain sends: most reads of a busy port
-        if remaining is units:  # a single request that is no plain send
+            return  # a sequence of plain sends: most reads of a busy port
+        if remaining is units:  # a single request that is not a plain send
             self._handle(units[0])  # type: ignore[arg-type]
             return
         left = iter(remaining)
         if len(units) == 1 or self._router.batch is None:
             self._handle_left(left)
-        # Not for nothing: the fast path may leave none of several, either.
+        # Open no batch for nothing: the fast path may have handled all units.
         elif (first := next(left, None)) is not None:
             with self._router.batch():
                 self._handle(first)
@@ -502,10 +502,10 @@ class Connection(Link):
         while not self._is_held and (frame := next(left, None)) is not None:
             self._handle(frame)
         if self._is_held:
-            self._left = left  # asked for no more of them: plain sends among them would be stored before their turn
+            self._left = left  # not read further: plain sends among them would be stored too early
 
     def _go_on(self) -> None:
-        """Handle what was read while the connection was held."""
+        """Handle the data that was read while the connection was held."""
         left, self._left, self._is_held = self._left, None, False
         if self._transport is None:
             return
@@ -526,11 +526,11 @@ class Connection(Link):
 
     def _give_up(self, error: ProtocolError) -> None:
         self.warn(f"closing connection of {self.peer}: {error}")
-        self.close()  # what was answered before the damage still leaves
+        self.close()  # earlier replies are still sent
         self._closed_because = str(error)
 
     def _finish_read(self) -> None:
-        """Write what was answered, at the time of the read."""
+        """Write the replies at once, within the tick of the read."""
         if self._unsent or self._tls is not None:
             self._write()
         else:
@@ -541,13 +541,16 @@ class Connection(Link):
             self._transport.pause_reading()
 
     def _resume_reading(self) -> None:
-        """Read on, unless the peer has to take answers first, or a request holds the connection."""
+        """Resume reading unless the peer must first read replies or a request holds the connection."""
         is_behind = self._taken is not None and not self._always_reads
         if self._transport is not None and not self._transport.is_closing() and not is_behind and not self._is_held:
             self._transport.resume_reading()
 
     def _keep_incomplete(self, has_frames: bool) -> None:
-        """Note what is left of the last read. ``has_frames``: it completed some, so what is left began with it."""
+        """Record the incomplete frame of the last read.
+
+        ``has_frames``: the read completed frames, so this one is new.
+        """
         is_new = has_frames or not self._incomplete_bytes
         self._incomplete_bytes = self._splitter.buffered_bytes
         if not self._incomplete_bytes:
@@ -571,11 +574,11 @@ class Connection(Link):
 
     def _settle(self, response: Command) -> None:
         call = self._calls.pop(response.opaque, None)
-        if call is not None and not call.answer.done():  # an unknown opaque is an answer that came too late
+        if call is not None and not call.answer.done():  # an unknown opaque belongs to a response that came too late
             call.answer.set_result(response)
 
     def _sweep_by(self, at_ms: float, now_ms: float) -> None:
-        """Have one timer for all calls: it fires at the earliest deadline."""
+        """Set the one timer of all calls so that it fires at the earliest deadline."""
         if at_ms < self._sweep_at_ms:
             if self._sweep is not None:
                 self._sweep.cancel()
@@ -585,10 +588,10 @@ class Connection(Link):
             self._sweep = self._loop.call_later(delay, self._expire_calls)
 
     def _expire_calls(self) -> None:
-        """End the calls whose time is over, when there is no answer to read.
+        """End the calls whose deadline has passed, if no response is waiting to be read.
 
-        A loop that stood still has neither written what was asked nor read what was answered: calls have that time
-        again, once. Then the loop turns until nothing more arrives, as the answer may lie in the socket.
+        A loop that was blocked neither wrote requests nor read responses, so the deadlines of its calls are extended by
+        that time, once. Then the loop runs until no more data arrives, as the response may wait in the socket.
         """
         late_ms = (self._loop.time() - self._sweep_due) * 1000.0
         now_ms = self._clock.monotonic_ms()
@@ -608,9 +611,9 @@ class Connection(Link):
             self._sweep_by(min(call.deadline_ms for call in self._calls.values()), now_ms)
 
     def _end_calls(self, until_ms: float, reads: int, looks_left: int) -> None:
-        """End the calls that were due at a time, after one more look at the socket while it has something."""
+        """End the calls with deadlines up to ``until_ms``, after further reads while data arrives."""
         if looks_left == _LOOKS_MAX or (looks_left and reads != self._reads):
-            # Two turns, as what a turn reads is handled after what was to be called in it.
+            # Wait for two ticks, because data that a tick reads is handled after its scheduled callbacks.
             look = functools.partial(self._end_calls, until_ms, self._reads, looks_left - 1)
             self._loop.call_soon(self._loop.call_soon, look)
             return

@@ -67,15 +67,15 @@ class LimitedConnection(Protocol):
 
 
 class Limits:
-    """The connections of one server, counted.
+    """The counters of one server's connections.
 
     Attributes:
-        count: the open connections.
-        incomplete_bytes: what is kept of incomplete frames.
-        refused: connections closed as there were too many, by the limit: ``all`` or ``address``.
-        cut: connections closed for their incomplete frame.
-        unsent_bytes: what waits to be taken by peers, as connections report it from 4 KiB on.
-        cut_unsent: connections closed for what they hold of that.
+        count: number of open connections.
+        incomplete_bytes: bytes of incomplete frames.
+        refused: number of connections closed because there were too many, by limit: ``all`` or ``address``.
+        cut: number of connections closed because of their incomplete frame.
+        unsent_bytes: bytes that peers have not read; each connection reports 4 KiB or more.
+        cut_unsent: number of connections closed because of their unread bytes.
         log: writes why connections were closed.
     """
 
@@ -93,7 +93,7 @@ class Limits:
         self.log = BoundedLog(_log)
 
     def opened(self, connection: LimitedConnection, address: IpAddress | None) -> bool:
-        """Count a connection; False when it is one too many and has to be closed."""
+        """Count a connection; return False if there are too many, so that the caller closes it."""
         self._counts[address] += 1
         self.count += 1
         settings = self._settings
@@ -109,23 +109,23 @@ class Limits:
     def _refuse(self, limit: str, connection: LimitedConnection, reason: str) -> None:
         self.refused[limit] += 1
         count = self.refused[limit]
-        if count.bit_count() == 1:  # logged for the 1st, 2nd, 4th, 8th …: a flood must not fill the log, too
+        if count.bit_count() == 1:  # log the 1st, 2nd, 4th, 8th …, so that a flood does not fill the log
             _log.warning("closing connection of %s: %s; refused so far: %d", connection.peer, reason, count)
 
     def closed(self, connection: LimitedConnection, address: IpAddress | None) -> None:
-        """Forget a connection that was counted."""
+        """Subtract a connection that was counted."""
         self.count -= 1
         self._counts[address] -= 1
-        assert self.count >= 0 <= self._counts[address], "more connections went than came"
+        assert self.count >= 0 <= self._counts[address], "at most as many connections close as were opened"
         if not self._counts[address]:
             del self._counts[address]
         self.incomplete_bytes -= self._incomplete.pop(connection, 0)
         self.unsent_bytes -= self._unsent.pop(connection, 0)
 
     def note_incomplete(self, connection: LimitedConnection, incomplete_bytes: int, *, is_new: bool) -> None:
-        """Note how much of an incomplete frame a connection keeps.
-        ``is_new``: the frame began with what was read just now, so it is the youngest."""
-        # The dict's order is the order in which frames began: taken out and put in again, a new frame is the last.
+        """Record how many bytes of an incomplete frame a connection holds.
+        ``is_new``: the frame began with the last read, so it is the youngest."""
+        # The dict is ordered by the start of the frames: the entry of a new frame is removed and inserted at the end.
         before = self._incomplete.pop(connection, 0) if is_new else self._incomplete.get(connection, 0)
         self.incomplete_bytes += incomplete_bytes - before
         if incomplete_bytes:
@@ -134,7 +134,7 @@ class Limits:
             self._incomplete.pop(connection, None)
         while self.incomplete_bytes > self._settings.incomplete_bytes_max and self._incomplete:
             oldest = next(iter(self._incomplete))
-            # Forgotten before the cut: the connection reports its end, and would be counted down twice.
+            # Removed before the cut: the connection reports its end, and would be subtracted twice.
             self.incomplete_bytes -= self._incomplete.pop(oldest)
             self.cut += 1
             oldest.cut(
@@ -142,11 +142,11 @@ class Limits:
             )
 
     def note_waiting(self, connection: LimitedConnection, unsent_bytes: int) -> None:
-        """Note how much a peer has not taken of what was written to it."""
+        """Record how many written bytes a peer has not read."""
         self._note_unsent(connection, unsent_bytes)
         limit = self._settings.unsent_bytes_max
         if self.unsent_bytes > limit:
-            self._ask_all()  # peers have taken some since they were noted
+            self._ask_all()  # peers have read some of the recorded bytes
             if self.unsent_bytes > limit - limit // 8:
                 self._cut_largest(limit)
 
@@ -174,7 +174,7 @@ class Limits:
             connection.cut(f"{reason} {held}")
 
     def gather(self) -> Gathered:
-        """The values for metrics."""
+        """Return the values of the metrics."""
         self._ask_all()
         return {
             "rmqkit_incomplete_frame": {(): self.incomplete_bytes},

@@ -36,7 +36,7 @@ _BACKLOG = 1024
 
 
 class ListenFailed(RmqError):
-    """A port cannot be listened on."""
+    """A failure to listen on a port."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,8 +60,8 @@ class ListeningPort:
 
     @classmethod
     async def bind(cls, protocol: Callable[[], asyncio.BaseProtocol], host: str, port: int) -> ListeningPort:
-        """Reserve a port, a free one for 0, without accepting connections.
-        Raises ListenFailed: another process listens there, or the address is not this machine's."""
+        """Reserve a port without accepting connections; 0 stands for any free port.
+        Raises ListenFailed: another process listens on it, or the address is not this machine's."""
         loop = asyncio.get_running_loop()
         try:
             resolve = partial(socket.getaddrinfo, host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -80,7 +80,7 @@ class ListeningPort:
 
     async def open(self) -> None:
         """Accept connections. Raises ListenFailed: another process has begun to listen on the port since `bind`."""
-        assert not self.is_open, "a port opens once"
+        assert not self.is_open, "the port is not open yet"
         loop = asyncio.get_running_loop()
         try:
             for one in self.sockets:
@@ -100,7 +100,7 @@ class ListeningPort:
             one.close()
 
     async def wait_closed(self) -> None:
-        """Wait until the event loop has let go of the port."""
+        """Wait until the event loop has closed the port."""
         for server in self._servers:
             await server.wait_closed()
 

@@ -1,7 +1,7 @@
 """The programs that listen on a port of this machine, from Linux's ``/proc``.
 
-`in_use_by` is for errors: ``in use by the rmq broker, pid 4711``. A process of another user, or of another container,
-is not seen, and neither is any process on macOS.
+`in_use_by` gives errors a text such as ``in use by the rmq broker, pid 4711``. Processes of other users and of other
+containers are not visible, and on macOS no process is.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SERVERS = {
     "proxy": "proxy",
     "console": "console",
 }
-"""Commands of ``rmq`` that listen → what they are called."""
+"""Commands of ``rmq`` that listen → their names in texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +37,13 @@ class PortUser:
 
 
 def in_use_by(port: int, proc: Path = _PROC) -> str:
-    """Return by whom a port is used, as a part of a sentence."""
+    """Return which programs use a port, as a part of a sentence."""
     users = port_users(port, proc)
     return f"in use by {' and '.join(map(str, users)) or 'a program that cannot be seen from here'}"
 
 
 def port_users(port: int, proc: Path = _PROC) -> list[PortUser]:
-    """Return the processes that listen on a port, as far as this user may see them."""
+    """Return the processes that listen on a port, as far as they are visible to this user."""
     sockets = set()
     for table in ("net/tcp", "net/tcp6"):
         for line in _read(proc / table).splitlines()[1:]:

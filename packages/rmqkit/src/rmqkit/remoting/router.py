@@ -1,32 +1,32 @@
-"""From a request's code to the function that answers it (``processRequestCommand`` and its processor table).
+"""The table from request codes to handlers (``processRequestCommand`` and its processor table).
 
-`Router` holds the handlers of a port. `answers` writes beside a method which code it answers, and `AdminAddresses` says
-from where a server may be changed: by default only from its own machine (``adminAllowedAddresses``); Apache's servers
-take administrative requests from anybody who can connect.
+`Router` holds the handlers of a port. `answers` marks a method as the handler of a code. `AdminAddresses` are the
+addresses that may change a server: by default only its own machine (``adminAllowedAddresses``). Apache's servers accept
+administrative requests from all addresses.
 
-A hot handler is a plain function: it returns the reply, or None when there is none yet (it parks the request and
-answers later with `Connection.send`) or none at all (one-way). The hottest requests are answered before that, many at
-once: `Router.fast_path`. A rare handler may be a coroutine function; its task is owned here. An exception becomes
-SYSTEM_ERROR with its text, as the reference answers; it is logged once.
+A hot handler is a plain function. It returns the reply, or None if it replies later with `Connection.send` or not at
+all (one-way). `Router.fast_path` handles the hottest requests before that, many at once. A rare handler may be a
+coroutine function; the router owns its task. An exception becomes SYSTEM_ERROR with its text, as in the reference, and
+is logged once.
 Source: remoting.md §2, behaviour.md §2.4.
 
-JSON bodies are read on the loop as far as that is quick (`decode_body`):
+JSON bodies that can be read quickly are read on the loop (`decode_body`):
 
 =======================  ===================  =======================================================================
-body                     largest on the loop  what comes so
+body                     maximum on the loop  examples
 =======================  ===================  =======================================================================
 strict JSON of the type  1 MiB                nearly all: heartbeats, locks, lists of topics and groups
 anything else            16 KiB               Java's dialect, enums as numbers: read by Python, 2 µs for each byte
 =======================  ===================  =======================================================================
 
-What is longer is refused, and so is a body with more than `OBJECTS_MAX` objects: small ones cost as much as large ones.
-Where honest peers write longer bodies in the dialect, as for static topics, the handler has them read in a thread
-(`decode_aside`); the name server does so with registrations.
+Longer bodies are refused, and so are bodies with more than `OBJECTS_MAX` objects: small objects take as much time as
+large ones. For codes whose valid bodies may be longer and in the dialect, as for static topics and registrations,
+the handler has them read in a thread (`decode_aside`).
 
-Operators read and change a server's settings the same way at brokers and name servers (``Configuration``;
-`settings_reply`, `change_settings`). Changing is all or nothing: keys that need a restart and those of the black list
-get NO_PERMISSION, with Java's remark; values and keys that cannot be used SYSTEM_ERROR, with what is wrong. What was
-changed is in effect, and in the configuration file, when it is answered.
+Operators read and change the settings of brokers and name servers in the same way (``Configuration``;
+`settings_reply`, `change_settings`). A request changes all its settings or none. Keys that need a restart and keys of
+the black list get NO_PERMISSION with Java's remark; invalid keys and values get SYSTEM_ERROR with the reason. When the
+reply is sent, the changes are in effect and in the configuration file.
 Source: remoting.md §4.2, §4.4; behaviour.md §1.7, §9.9.
 """
 
@@ -52,14 +52,14 @@ from rmqkit.settings import Configuration, parse_properties
 
 Handler = Callable[[Connection, Command], "Command | Awaitable[Command | None] | None"]
 
-# Looks at a request before it is handled: the remark for one that is not let in (NO_PERMISSION), else None.
+# Checks a request before it is handled: returns the remark of the refusal (NO_PERMISSION), or None.
 Refusal = Callable[[Connection, Command], str | None]
 
-# Takes acks of popped messages that came together; False, with nothing done, when each has to be handled alone.
+# Handles acks of popped messages together; returns False, without changes, if each must be handled on its own.
 TakeAcks = Callable[[Connection, list[AckedOffsets]], bool]
 FastPath = Callable[[Connection, list[Frame | Sends]], Iterable[Frame]]
 
-# The reference's remark for a full lane.
+# The reference's remark if a lane is full.
 OVERLOADED = "[OVERLOAD]system busy, start flow control for a while"
 
 _GO_AWAY_SINCE = version_number(5, 3, 1)
@@ -69,8 +69,8 @@ _log = logging.getLogger(__name__)
 
 
 class Lane:
-    """Requests of one kind that are under way at a time (a thread pool's queue in the reference).
-    Beyond ``requests_max`` the answer is SYSTEM_BUSY, and one-way requests are dropped."""
+    """The limit of running requests of one kind (a thread pool's queue in the reference).
+    Requests beyond ``requests_max`` get SYSTEM_BUSY; one-way requests are dropped."""
 
     __slots__ = ("name", "requests", "requests_max")
 
@@ -82,12 +82,12 @@ class Lane:
 
 class Router:
     """The handlers of one listening port or one client; loop only.
-    ``refusal``: looks at every request first.
-    ``batch``: wraps the handling of several requests that one read brought.
-    ``sends``: takes plain sends out of what connections read, for `fast_path`, and acks, for ``take_acks``.
-    ``fast_path(connection, frames)`` stores and answers runs of plain sends and yields every other frame. Handle each
-    yielded frame before asking for the next: order within a connection depends on it. It is not asked about a single
-    frame without a body, which is no send."""
+    ``refusal``: checks every request before its handler.
+    ``batch``: a context in which several requests of one read are handled.
+    ``sends``: reads plain sends for `fast_path`, and acks for ``take_acks``.
+    ``fast_path(connection, frames)`` stores and answers sequences of plain sends and yields every other frame. Handle
+    each yielded frame before the next one is taken, to keep the order within a connection. It is not called for a
+    single frame without a body, which cannot be a send."""
 
     def __init__(self, refusal: Refusal | None = None) -> None:
         self.batch: Callable[[], AbstractContextManager[None]] | None = None
@@ -115,20 +115,21 @@ class Router:
         return not self._tasks
 
     def register(self, code: int, handler: Handler, lane: Lane | None = None) -> None:
-        """Answer a request code with a handler, its only one; a lane bounds how many coroutines of it run at once."""
-        assert code not in self._handlers, f"code {code} has a handler already"
+        """Set the only handler of a request code; a lane limits how many of its coroutines run at once."""
+        assert code not in self._handlers, f"code {code} has no handler yet"
         self._handlers[int(code)] = (handler, lane)
 
     def go_away(self) -> None:
-        """Answer new requests with GO_AWAY from now on, where the peer knows it. Source: remoting.md §2."""
+        """Answer new requests with GO_AWAY from now on, if the peer knows it. Source: remoting.md §2."""
         self._is_going_away = True
 
     def remaining(self, connection: Connection, units: list[Frame | Sends | Acks]) -> Iterable[Frame]:
-        """The requests of one read that have to be handled one by one, after `fast_path` has answered those before."""
-        # Where every request has to be looked at first, or sent away, none is plain.
+        """Return the requests of one read that must be handled one by one, after `fast_path`
+        has handled those before."""
+        # If every request must be checked or refused, none is handled as a plain send.
         if self.fast_path is None or self._refusal is not None or self._is_going_away:
             return each_frame(units)
-        if len(units) == 1:  # mostly: without a loop, then
+        if len(units) == 1:  # the usual case, without a loop
             first = units[0]
             has_acks = type(first) is ACKS
             if not has_acks and isinstance(first, Frame) and not first.body:
@@ -140,8 +141,8 @@ class Router:
         return self.fast_path(connection, units)  # type: ignore[arg-type]
 
     def _remaining_of_acks(self, connection: Connection, units: list[Any]) -> Iterator[Frame]:
-        """`remaining` where acks are among them."""
-        assert self.fast_path is not None, "it was looked at"
+        """Return `remaining` for units that contain acks."""
+        assert self.fast_path is not None, "the port has a fast path"
         for unit in units:
             if type(unit) is not ACKS:
                 yield from self.fast_path(connection, [unit])
@@ -149,15 +150,15 @@ class Router:
                 yield from each_frame([unit])
 
     def acks_at_once(self, connection: Connection, acks: list[AckedOffsets]) -> bool:
-        """Take acks that came together; False, with nothing done, when each has to be handled alone."""
+        """Handle acks together; return False, without changes, if each must be handled on its own."""
         if self.take_acks is None or self._refusal is not None or self._is_going_away:
             return False
         return self.take_acks(connection, acks)
 
     def handle(self, connection: Connection, command: Command) -> None:
-        """Answer one request; the reply goes out with the others of this tick."""
+        """Handle one request; its reply is written with the others of this tick."""
         handler, lane = self._handlers.get(command.code, _NOBODY)
-        # A full lane answers before signatures are looked at: those cost the time that it lacks.
+        # A full lane refuses before signatures are checked, because checking them takes time.
         if self._is_going_away and command.version > _GO_AWAY_SINCE:
             answer: Command | Awaitable[Command | None] | None = reply(
                 command, ResponseCode.GO_AWAY, "this process is shutting down"
@@ -187,7 +188,7 @@ class Router:
         self._tasks.start(self._finish(connection, command, answer, lane), "request")
 
     async def close(self) -> None:
-        """End the coroutine handlers that still run."""
+        """Cancel the coroutine handlers that still run."""
         await self._tasks.close()
 
     async def _finish(
@@ -199,14 +200,14 @@ class Router:
             response = failure(connection, command, error)
         finally:
             if lane is not None:
-                lane.requests -= 1  # also when the task is cancelled, or the lane would be full one day
-                assert lane.requests >= 0, f"lane {lane.name} let out more requests than it let in"
+                lane.requests -= 1  # also after a cancellation, or the lane would fill up
+                assert lane.requests >= 0, f"no more requests leave lane {lane.name} than enter it"
         if response is not None:
             (connection.on_one_way_reply(command, response) if command.is_one_way else connection.send(response))
 
 
 def failure(connection: Connection, command: Command, error: Exception) -> Command:
-    """The reply to a request whose handler raised."""
+    """Return the reply to a request whose handler raised."""
     if isinstance(error, PeerRefused):
         return reply(command, error.code, error.remark)
     if isinstance(error, ProtocolError):
@@ -219,7 +220,7 @@ def failure(connection: Connection, command: Command, error: Exception) -> Comma
 
 
 def for_admins(handler: Handler, allowed: AdminAddresses) -> Handler:
-    """A handler that answers NO_PERMISSION to those who may not administer."""
+    """Return a handler that sends NO_PERMISSION to peers that may not administer."""
 
     def guarded(connection: Connection, command: Command) -> object:
         if allowed.include(connection.hops):
@@ -234,7 +235,7 @@ def for_admins(handler: Handler, allowed: AdminAddresses) -> Handler:
     return guarded  # type: ignore[return-value]
 
 
-# Requests of a lane under way at a time (the thread pools' queues of behaviour.md §1.1, §2.4).
+# Maximum number of running requests of a lane (the thread pools' queues of behaviour.md §1.1, §2.4).
 LANE_REQUESTS_MAX = 10_000
 
 M = TypeVar("M", bound=Callable[..., object])
@@ -248,9 +249,9 @@ class _Answered:
 
 
 def answers(code: int, *, admins_only: bool = False, lane: str | None = None) -> Callable[[M], M]:
-    """Make a method of an `Answering` the one that answers a code.
-    ``admins_only``: it changes the server; who may ask is what ``adminAllowedAddresses`` says.
-    ``lane``: bounds the requests under way, together with the others of that name in the class."""
+    """Mark a method of an `Answering` as the handler of a code.
+    ``admins_only``: the request changes the server; ``adminAllowedAddresses`` says who may send it.
+    ``lane``: limits the running requests, together with the other codes of that lane in the class."""
 
     def mark(method: M) -> M:
         method.__dict__.setdefault("answered", []).append(_Answered(code, admins_only, lane))
@@ -260,15 +261,15 @@ def answers(code: int, *, admins_only: bool = False, lane: str | None = None) ->
 
 
 class Answering:
-    """Has methods that answer requests, each marked with `answers`."""
+    """A base of classes whose methods handle requests; `answers` marks each method."""
 
     def __init__(self, admins: AdminAddresses) -> None:
         self._admins = admins
         self._lanes: dict[str, Lane] = {}
 
     def register(self, router: Router) -> None:
-        """Answer the codes from a port; lanes are shared by all ports."""
-        # Of the class itself: a base class's handlers would take their codes a second time.
+        """Register the handlers at a port; lanes are shared by all ports."""
+        # Register only methods of the class itself, as the codes of a base class would be registered twice.
         for name, method in vars(type(self)).items():
             for answered in getattr(method, "answered", ()):
                 handler = getattr(self, name)
@@ -286,13 +287,13 @@ STRICT_BYTES_MAX = 1 << 20
 OBJECTS_MAX = 24_000
 _SURELY_FEW_BYTES = 64 << 10
 SLOW_BYTES_MAX = 16 << 10
-# Bytes that a thread reads of one body: a static topic of some 5,000 queues.
+# Maximum bytes of a body that a thread reads: a static topic with about 5,000 queues.
 ASIDE_BYTES_MAX = 1 << 20
 
 
 def decode_body(command: Command, body_type: type[T]) -> T:
-    """The body of a request as a value.
-    Raises BodyError: it is not of the type, or longer than what the loop reads."""
+    """Return the body of a request as a value.
+    Raises BodyError: it is not of the type, or longer than the loop reads."""
     body = command.payload
     if len(body) > STRICT_BYTES_MAX:
         raise BodyError(f"the body has {len(body)} bytes: {STRICT_BYTES_MAX} are read of {request_name(command.code)}")
@@ -302,22 +303,22 @@ def decode_body(command: Command, body_type: type[T]) -> T:
 
 
 async def decode_aside(command: Command, body_type: type[T]) -> T:
-    """`decode_body` in a thread, for bodies that honest peers write in the dialect.
-    Raises BodyError: it is not of the type, or longer than what is read."""
+    """Call `decode_body` in a thread, for valid bodies in the dialect that may be long.
+    Raises BodyError: it is not of the type, or too long."""
     body = command.payload
     if len(body) > ASIDE_BYTES_MAX:
         raise BodyError(f"the body has {len(body)} bytes: {ASIDE_BYTES_MAX} are read of {request_name(command.code)}")
     return await asyncio.to_thread(decode_as, body, body_type)
 
 
-# Three times what all settings of Apache's broker take.
+# Three times the length of all settings of Apache's broker.
 _TEXT_BYTES_MAX = 64 << 10
-# What makes Java's properties reader give up.
+# An escape that Java's properties reader cannot read.
 _BAD_ESCAPE = re.compile(r"(?<!\\)(?:\\\\)*\\u(?![0-9a-fA-F]{4})")
 
 
 def settings_reply(configuration: Configuration, command: Command, header: Any = None) -> Command:
-    """All settings, sorted, a line each."""
+    """Return the reply with all settings, sorted, one per line."""
     text = "".join(f"{key}={value}\n" for key, value in configuration.texts().items())
     return reply(command, header=header, body=text.encode())
 
@@ -325,7 +326,7 @@ def settings_reply(configuration: Configuration, command: Command, header: Any =
 def change_settings(
     configuration: Configuration, command: Command, black_list: str, without_effect: Collection[str]
 ) -> Command:
-    """Change settings: all that are asked for, or none. ``black_list``: keys separated by semicolons."""
+    """Change all requested settings or none. ``black_list``: keys separated by semicolons."""
     if len(command.payload) > _TEXT_BYTES_MAX:
         remark = f"settings of {len(command.payload)} bytes: {_TEXT_BYTES_MAX} are read"
         return reply(command, ResponseCode.SYSTEM_ERROR, remark)
@@ -345,7 +346,7 @@ def change_settings(
 
 
 def _properties(body: bytes) -> dict[str, str] | None:
-    """A properties text, or None when Java could not read it."""
+    """Return the properties in a text, or None if Java could not read it."""
     try:
         text = body.decode()
     except UnicodeDecodeError:

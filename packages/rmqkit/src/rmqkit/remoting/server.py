@@ -1,4 +1,4 @@
-"""The listening side: one port, its connections, and the housekeeping that closes idle ones. Source: remoting.md §2."""
+"""The listening side: one port, its connections, and the task that closes idle ones. Source: remoting.md §2."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _log = logging.getLogger(__name__)
 
 
 class RemotingServer:
-    """Accepts connections on one port and hands their requests to a router; loop only.
-    ``balancers``: whose PROXY preamble is believed, asked for each one.
-    ``limits``: what its connections together may take; shared by several ports.
+    """A server that accepts connections on one port and passes their requests to a router; loop only.
+    ``balancers``: returns the addresses whose PROXY preamble is trusted; called for each preamble.
+    ``limits``: the limits of all its connections together; several ports can share them.
 
     Attributes:
-        http2: makes what goes on with a connection that begins like one of HTTP/2; None where that is no protocol here.
+        http2: makes the protocol of a connection that begins like HTTP/2; None if the port does not speak HTTP/2.
     """
 
     def __init__(
@@ -68,14 +68,14 @@ class RemotingServer:
         self.connections: set[Link] = set()
 
     async def listen(self, host: str, port: int) -> int:
-        """Take a port and accept connections on it; returns the port (a free one for 0).
-        Raises ListenFailed: the port is taken or the address is not this machine's."""
+        """Reserve a port and accept connections on it; return its number (0 stands for any free port).
+        Raises ListenFailed: the port is in use or the address is not this machine's."""
         bound = await self.bind(host, port)
         await self.serve()
         return bound
 
     async def bind(self, host: str, port: int) -> int:
-        """Take a port without accepting connections yet; returns it (a free one for 0).
+        """Reserve a port without accepting connections yet; return its number (0 stands for any free port).
         Raises ListenFailed: as `listen`."""
         self._port = await ListeningPort.bind(self._connection, host, port)
         return self._port.number
@@ -83,27 +83,27 @@ class RemotingServer:
     async def serve(self) -> None:
         """Accept connections on the port that `bind` reserved.
         Raises ListenFailed: another process has begun to listen on it since."""
-        assert self._port is not None, "bind comes before serve"
+        assert self._port is not None, "the port was bound"
         await self._port.open()
         self._tasks.start(self._close_idle(), "idle connections")
 
     async def drain(self, grace_ms: int) -> None:
-        """Send peers away that know GO_AWAY, until they are gone or ``grace_ms`` has passed."""
-        # Answers under way are waited for; new requests are answered with GO_AWAY, and such clients go elsewhere.
+        """Send GO_AWAY to peers that know it, until all have closed or ``grace_ms`` has passed."""
+        # Running requests are finished. New requests get GO_AWAY, and their clients connect to other servers.
         self._router.go_away()
         until_ms = self._clock.monotonic_ms() + grace_ms
         while (self.connections or not self._router.is_idle) and self._clock.monotonic_ms() < until_ms:  # noqa: ASYNC110
             await asyncio.sleep(_DRAIN_LOOK_SECONDS)
 
     async def close(self) -> None:
-        """Stop listening, write what is queued, close every connection."""
+        """Stop listening, write the queued bytes and close every connection."""
         await self._tasks.close()
         if self._port is not None:
             self._port.close()
         waiting = [connection.closed for connection in self.connections]
         for connection in list(self.connections):
             connection.close()
-        # A peer that takes nothing would keep its connection, and this stop, for ever.
+        # A peer that reads nothing would delay this stop for ever.
         if waiting:
             _, late = await asyncio.wait(waiting, timeout=1.0)
             for connection in list(self.connections):
@@ -126,13 +126,13 @@ class RemotingServer:
         )
 
     def _upgrade(self, connection: Connection, data: bytes) -> None:
-        assert self.http2 is not None, "asked for nothing else"
+        assert self.http2 is not None, "the port speaks HTTP/2"
         other = self.http2(clock=self._clock, on_open=self._remember, on_close=self._forget, limits=self.limits)
         connection.hand_over(other)
         other.plain_received(data)
 
     def _believes(self, hops: Sequence[IpAddress]) -> bool:
-        """Return True if a PROXY preamble from there says who the peer is."""
+        """Return True if a PROXY preamble from these hops is trusted."""
         if self._balancers().include(hops):
             return True
         source = str(hops[0]) if hops else "?"
@@ -149,15 +149,15 @@ class RemotingServer:
         self.connections.add(connection)
         self._addresses[connection] = address = connection.hops[0] if connection.hops else None
         if not self.limits.opened(connection, address):
-            connection.abort()  # counted all the same: `_forget` follows
+            connection.abort()  # it is counted, as `_forget` follows
         if self._port is not None and not self._port.is_open:
-            connection.abort()  # it was accepted while the port closed: nobody else would end it
+            connection.abort()  # accepted while the port closed: nothing else would close it
         if self._on_open is not None and isinstance(connection, Connection):  # not again when it was handed over
             self._on_open()
 
     def _forget(self, connection: Link) -> None:
         self.connections.discard(connection)
-        # With the address it came from: a preamble may have given it another one since.
+        # Use the address of the start, because a preamble may have changed it.
         self.limits.closed(connection, self._addresses.pop(connection))
         if self._on_close is not None and isinstance(connection, Connection):
             self._on_close(connection)
@@ -172,4 +172,4 @@ class RemotingServer:
                 elif connection.active_ms < oldest_ms + self._idle_ms_max / 2:
                     connection.probe()
                 elif connection.frame_since_ms is not None and connection.frame_since_ms < oldest_ms:
-                    connection.close(f"a frame is not whole after {self._idle_ms_max} ms")
+                    connection.close(f"a frame is incomplete after {self._idle_ms_max} ms")

@@ -2,7 +2,7 @@
 
 PROXY v1: ``PROXY TCP4 <source> <destination> <source port> <destination port>\\r\\n``, at most 107 bytes.
 PROXY v2: a 12-byte signature, version and command, address family, length, addresses, extensions (skipped here).
-What follows the preamble is the connection as if it had come straight from the source.
+After the preamble the connection is read as if it came directly from the source.
 Source: remoting.md §2.1, §2.2 and the published description of the PROXY protocol.
 """
 
@@ -26,16 +26,16 @@ _V2_LOCAL, _V2_PROXY = 0x20, 0x21
 
 
 class ProxyHeader(Struct):
-    """A whole preamble: its bytes, 0 when the stream does not begin with one, and IP and port of the real peer.
-    The source is None when the balancer speaks for itself or does not know."""
+    """A complete preamble: its length (0 if there is none) and IP and port of the real peer.
+    The source is None if the balancer sends its own health check or does not know the peer."""
 
     size: int
     source: tuple[str, int] | None
 
 
 def parse_proxy_header(data: bytes) -> ProxyHeader | None:
-    """The preamble at the start of a stream; None while more bytes are needed to tell.
-    Raises FrameError: it begins like a preamble and is none."""
+    """Return the preamble at the start of a stream, or None while more bytes are needed.
+    Raises FrameError: the stream begins like a preamble, but is not a valid one."""
     if data.startswith(_V1_START):
         return _parse_v1(data)
     if data.startswith(_V2_START):
@@ -46,7 +46,7 @@ def parse_proxy_header(data: bytes) -> ProxyHeader | None:
 
 
 def _parse_v1(data: bytes) -> ProxyHeader | None:
-    # Searched no further than it may be: a stranger's endless line would be looked through with each read.
+    # Search only as far as a header can be, because a stranger's endless line would be searched with each read.
     end = data.find(b"\r\n", 0, _V1_BYTES_MAX)
     if end < 0:
         if len(data) >= _V1_BYTES_MAX:
@@ -74,7 +74,7 @@ def _parse_v2(data: bytes) -> ProxyHeader | None:
         raise FrameError(f"PROXY header v2 has version and command {command:#x}: only 0x20 and 0x21 are known")
     if len(data) < size:
         return None
-    # LOCAL is the balancer's own health check; a family that is not known (Unix sockets) names nobody.
+    # LOCAL is the balancer's own health check; an unknown family (Unix sockets) contains no address.
     address_bytes = _V2_ADDRESS_BYTES.get(family >> 4)
     if command == _V2_LOCAL or address_bytes is None:
         return ProxyHeader(size, None)
@@ -103,9 +103,9 @@ class Sniffed(Struct):
 
 
 class ProtocolSniffer:
-    """Looks at the beginning of one connection: ``tls`` None means disabled.
-    ``accepts_proxy``: whether a PROXY preamble may come; ``believes``: whether one from this address says who the peer
-    is. Anybody can write one, so that of a stranger is read and changes nothing."""
+    """A reader of the first bytes of one connection; ``tls`` None: TLS is disabled.
+    ``accepts_proxy``: a PROXY preamble is allowed. ``believes``: returns True if a preamble from these hops is trusted.
+    Any peer can write one, so other preambles are read and ignored."""
 
     __slots__ = ("_accepts_proxy", "_held", "_source", "_tls", "believes")
 
@@ -123,7 +123,7 @@ class ProtocolSniffer:
         self._held = b""
 
     def feed(self, data: bytes) -> Sniffed | None:
-        """Take what was read; None while more is needed to tell.
+        """Read data; return the result, or None while more data is needed.
         Raises FrameError: a damaged preamble, or TLS or its absence where the mode forbids it."""
         self._held += data
         if self._accepts_proxy:
@@ -131,7 +131,7 @@ class ProtocolSniffer:
             if header is None:
                 return None
             if header.size:
-                # One preamble: a second one is the peer's own writing, and no frame.
+                # Accept only one preamble: a second one was written by the peer itself, and is not a frame.
                 self._accepts_proxy = False
                 self._source = header.source
                 self._held = self._held[header.size :]
@@ -139,12 +139,12 @@ class ProtocolSniffer:
             return None
         if self.waits_for is not None:
             return None
-        assert self._held, "the first byte decides"
+        assert self._held, "there is a first byte"
         return Sniffed(self._source, self._layer(self._held[0]), self._held)
 
     @property
     def waits_for(self) -> OwnCertificate | None:
-        """The certificate that must be created before TLS can start, or None. Nothing has to be read until then."""
+        """The certificate that must be created before TLS can start, or None. The caller reads nothing until then."""
         own = None if self._tls is None else self._tls.own
         if own is None or own.is_settled or self._held[:1] != _HELLO:
             return None

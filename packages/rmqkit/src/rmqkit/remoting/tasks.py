@@ -1,10 +1,10 @@
-"""Work on the event loop: tasks with an owner, rounds that repeat, and long work cut into slices.
+"""Work on the event loop: tasks with an owner, periodic work, and long work that is cut into slices.
 
-A task is started, named, cancelled and awaited by its `Tasks`; `keep_doing` and `repeat` run the periodic ones.
+A `Tasks` starts, names, cancels and awaits its tasks; `keep_doing` and `repeat` run periodic work.
 
-No request may hold the loop for long, whoever sends it. Work that grows with what a peer sent asks `Slice.is_over`
-between two steps, and lets the loop turn when it is. What counts is the CPU time of the loop's thread, not the clock:
-on a busy machine a slice is not shorter. Loop only.
+No request may block the loop for long. Work that grows with the size of a request checks `Slice.is_over` between two
+steps, and gives up control if it is True. A slice is measured in CPU time of the loop's thread, so it is not shorter on
+a busy machine. Loop only.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Tasks:
         return task
 
     def own(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-        """Run a coroutine until it ends or `close`. The caller awaits the task, so its error is the caller's."""
+        """Run a coroutine until it ends or `close`. The caller awaits the task and gets its error."""
         task = asyncio.get_running_loop().create_task(work, name=name)
-        self._tasks.add(task)  # the loop itself keeps tasks by weak references only
+        self._tasks.add(task)  # the loop holds only weak references to tasks
         task.add_done_callback(self._tasks.discard)
         return task
 
@@ -48,7 +48,7 @@ class Tasks:
         return len(self._tasks)
 
     async def finish(self) -> None:
-        """Wait until all that run have ended by themselves; they go on when the waiting is cancelled."""
+        """Wait until all running tasks have ended; they continue if the wait is cancelled."""
         if self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -65,7 +65,7 @@ def _log_error(task: asyncio.Task[None]) -> None:
 
 
 def is_cancelled() -> bool:
-    """Return True if the running task itself is to end, and not something that it waited for."""
+    """Return True if the running task is cancelled itself, and not something that it awaits."""
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
 
@@ -78,15 +78,15 @@ async def keep_doing(
     gap_ms: float = 100.0,
     pause_after_error_ms: float = 1000.0,
 ) -> None:
-    """Do something for ever: it says how many ms to pause before the next time, and ``wake`` ends the pause early.
+    """Repeat an action for ever: it returns the ms to the next run, and ``wake`` ends this pause early.
 
-    Wake-ups that arrive while the action runs lead to one more run; however many there are, runs that they cause begin
-    ``gap_ms`` apart. An error is followed by a pause, and logged; the same one again only when it worked in between.
+    Wake-ups that arrive while the action runs lead to one more run. Runs after wake-ups begin at least ``gap_ms``
+    apart. An error is logged and followed by a pause; the same error is logged again only after a run that worked.
     """
     loop = asyncio.get_running_loop()
     last_error = ""
     while True:
-        wake.clear()  # before the action: what happens while it runs is for the next run
+        wake.clear()  # before the action: a wake-up while it runs is for the next run
         not_before = loop.time() + gap_ms / 1000.0
         try:
             pause_ms = await action()
@@ -96,7 +96,7 @@ async def keep_doing(
                 _log.warning("%s: %s", name, error)
             last_error = str(error)
             pause_ms = pause_after_error_ms
-        except Exception as error:  # noqa: BLE001 - the outer edge of a task: logged, and done again
+        except Exception as error:  # noqa: BLE001 - the outer edge of a task: logged, then repeated
             _log.error("%s failed", name, exc_info=error)
             pause_ms = pause_after_error_ms
         with contextlib.suppress(TimeoutError):
@@ -109,9 +109,9 @@ async def keep_doing(
 async def repeat(
     work: Callable[[], object], *, name: str, seconds: float, end: asyncio.Event, first_seconds: float | None = None
 ) -> None:
-    """Call a function or coroutine function regularly, first after ``first_seconds``; ``end`` lets a round under way
-    end. A round that fails is logged, and tried again next time; the same error again only when it worked in between.
-    What the world refuses, such as a full disk, is one line; what may be a defect has its traceback.
+    """Call a function or coroutine function regularly, first after ``first_seconds``; ``end`` stops it after the
+    running call. An error is logged, and the next call follows as usual; the same error is logged again only after a
+    call that worked. Expected errors, such as a full disk, take one line; others have a traceback.
     """
     pause_seconds = seconds if first_seconds is None else first_seconds
     last_error = ""
@@ -134,12 +134,12 @@ async def repeat(
 
 # CPU time of one slice of a request.
 SLICE_SECONDS = 0.01
-# CPU time of one slice of a periodic round, for which requests wait in each turn of the loop until the round is over.
+# CPU time of one slice of periodic work, during which requests wait in each tick.
 ROUND_SLICE_SECONDS = 0.003
 
 
 class Slice:
-    """One stretch of work, of so many seconds of CPU time."""
+    """A time slice of some work, measured in CPU seconds."""
 
     __slots__ = ("_seconds", "_until")
 
@@ -149,23 +149,23 @@ class Slice:
 
     @property
     def is_over(self) -> bool:
-        """Return True if it is time to let the loop turn."""
+        """Return True if the slice has used up its time."""
         return time.thread_time() > self._until
 
     async def pause(self) -> None:
-        """Let the loop turn; then a new slice begins."""
+        """Let other callbacks of the loop run, then begin a new slice."""
         await asyncio.sleep(0)
         self._until = time.thread_time() + self._seconds
 
     async def pause_if_over(self) -> None:
-        """Let the loop turn if it is time."""
+        """Call `pause` if the slice has used up its time."""
         if self.is_over:
             await self.pause()
 
 
 class Turns:
-    """Work without a task: each piece is an iterator whose steps are done, a slice at a time, in the order in which
-    they came. ``on_error``: called with the error of a step that failed; its piece is over."""
+    """A queue of work without tasks: each piece is an iterator, and its steps are executed in slices, one piece after
+    the other. ``on_error``: called with the error of a failed step; this ends its piece."""
 
     def __init__(self, on_error: Callable[[Exception], None]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -174,22 +174,22 @@ class Turns:
         self._is_working = False
 
     def __len__(self) -> int:
-        """The pieces that are not done."""
+        """Return the number of unfinished pieces."""
         return len(self._pieces)
 
     def add(self, piece: Iterator[object]) -> None:
-        """Do a piece: as much as a slice allows at once, if nothing waits before it."""
+        """Add a piece; if no other waits, execute a first slice of it at once."""
         self._pieces.append(piece)
         if len(self._pieces) == 1 and not self._is_working:
             self._work()
 
     def finish(self) -> None:
-        """Do all of it now; for the end."""
+        """Execute all remaining steps now, for the shutdown."""
         while self._pieces:
             self._step()
 
     def _work(self) -> None:
-        assert not self._is_working, "a piece that adds another one must not do it inside itself"
+        assert not self._is_working, "a piece that adds another one does not execute it"
         self._is_working = True
         now = Slice()
         while self._pieces and not now.is_over:
@@ -203,6 +203,6 @@ class Turns:
             next(self._pieces[0])
         except StopIteration:
             self._pieces.popleft()
-        except Exception as error:  # noqa: BLE001 - the outer edge of a piece: reported, and the others go on
+        except Exception as error:  # noqa: BLE001 - the outer edge of a piece: reported, the others continue
             self._pieces.popleft()
             self._on_error(error)

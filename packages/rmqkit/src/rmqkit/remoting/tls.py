@@ -1,19 +1,19 @@
-"""TLS on the port that also speaks plain: the first byte of a connection decides (``TlsHelper``, ``TlsMode``).
+"""TLS on a port that also accepts plain connections, by the first byte of each (``TlsHelper``, ``TlsMode``).
 
 ===========  ==========================================  ===============================
 mode         first byte 0x16 (a ClientHello)             anything else
 ===========  ==========================================  ===============================
-disabled     closed (it is no frame)                     plain
+disabled     closed (it is not a frame)                  plain
 permissive   TLS                                         plain
 enforcing    TLS                                         closed, with one log line
 ===========  ==========================================  ===============================
 
-Without files of a certificate a permissive port answers TLS with one of its own (`OwnCertificate`), as
-Apache's does, unless ``tls.test.mode.enable`` is false.
+A permissive port without certificate files answers TLS with a certificate of its own (`OwnCertificate`), as Apache's
+does, unless ``tls.test.mode.enable`` is false.
 
-TLS itself is the standard library's, fed with bytes (`TlsLayer`), so that nothing that was read has to be given back to
-a socket. Certificate files are looked at when a connection comes and loaded again when they changed; files that cannot
-be used leave the earlier ones in force. TLS 1.2 or newer. Source: remoting.md §2.1.
+The standard library does the TLS and is fed with bytes (`TlsLayer`), so that no bytes have to be put back into a
+socket. Certificate files are checked at each new connection and loaded again when they have changed. If the new files
+cannot be used, the earlier certificate stays in force. TLS 1.2 or newer. Source: remoting.md §2.1.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ _log = logging.getLogger(__name__)
 
 
 class OwnCertificate:
-    """The certificate that a server makes for itself when the first peer wants TLS and no files of one are given.
+    """The certificate that a server makes when the first peer wants TLS and no certificate files are configured.
 
-    Apache's servers make one at each start (``tls.test.mode.enable``). Ours make it once per run, with the ``openssl``
-    command, in a thread, while the peer that asked waits; it lies in no file afterwards. It encrypts against those who
-    only listen. It proves nothing: who stands between two peers can make one, too. Loop only.
+    Apache's servers make one at each start (``tls.test.mode.enable``). rmqkit makes it once per run, with the
+    ``openssl`` command, in a thread, while the first peer waits. It is stored in no file. It protects against
+    eavesdropping, but proves nothing: a man in the middle can make one, too. Loop only.
 
     Attributes:
-        context: encrypts with it; None until it is made, or when that failed.
-        is_settled: whether it was made, or cannot be.
+        context: the TLS context; None until it is made, or if that failed.
+        is_settled: True if the certificate was made, or cannot be made.
     """
 
     def __init__(self) -> None:
@@ -59,15 +59,16 @@ class OwnCertificate:
         self._waiting: list[Callable[[], None]] = []
 
     def when_settled(self, go_on: Callable[[], None]) -> None:
-        """Have something called when it is made, or cannot be; the first who wants it has it made."""
-        assert not self.is_settled, "nothing is waited for any more"
+        """Register a function that is called when the certificate was made or failed; the
+        first call starts making it."""
+        assert not self.is_settled, "the certificate is not settled yet"
         self._waiting.append(go_on)
         if len(self._waiting) == 1:
             making = asyncio.get_running_loop().run_in_executor(None, make_context)
             making.add_done_callback(self._settle)
 
     def _settle(self, made: asyncio.Future[ssl.SSLContext]) -> None:
-        assert not self.is_settled, "it is made once"
+        assert not self.is_settled, "the certificate is made only once"
         waiting, self._waiting = self._waiting, []
         if made.cancelled():  # the loop ends
             return
@@ -92,7 +93,7 @@ class OwnCertificate:
 
 
 def make_context() -> ssl.SSLContext:
-    """The server's side of TLS with a new certificate; takes some 20 ms, in any thread.
+    """Return the server's TLS context with a new certificate; takes about 20 ms, in any thread.
     Raises OSError, subprocess.SubprocessError: openssl is missing, or failed."""
     with tempfile.TemporaryDirectory(prefix="rmq-tls-") as folder:
         certificate, key = Path(folder, "own.crt"), Path(folder, "own.key")
@@ -196,12 +197,12 @@ class ClientTlsSettings(Struct, kw_only=True):
 
 
 class ServerTls:
-    """Gives a server's connections their TLS side, with the certificate files as they are now.
+    """A factory for the TLS side of a server's connections, with the current certificate files.
     Raises SettingsError: the files cannot be used.
 
     Attributes:
-        mode: disabled without files of a certificate.
-        own: the certificate that is used then, if one may be.
+        mode: the mode of the port; disabled without certificate files.
+        own: the certificate used without files, or None if that is not allowed.
     """
 
     def __init__(self, settings: ServerTlsSettings) -> None:
@@ -220,28 +221,28 @@ class ServerTls:
 
     @property
     def asks_for_certificates(self) -> bool:
-        """Return True if nobody gets in without a certificate, at least where TLS is used."""
+        """Return True if TLS connections need a client certificate."""
         return self.mode is not TlsMode.DISABLED and self._settings.need_client_auth is NeedClientAuth.REQUIRE
 
     def layer(self) -> TlsLayer:
-        """The TLS side of a connection that begins now."""
-        # Made for this run and in no file: there is nothing to look at.
+        """Return the TLS side of a new connection."""
+        # The certificate of this run has no files to check.
         if self.own is not None:
-            assert self.own.context is not None, "who has a certificate made waits for it"
+            assert self.own.context is not None, "the certificate has been made"
             return TlsLayer(self.own.context, server_side=True)
         seen = self._file_states()
         if seen != self._seen:
-            self._seen = seen  # also when they cannot be used: logged once, not for each connection
+            self._seen = seen  # also if they cannot be used, so that this is logged only once
             try:
                 self._context = self._load()
                 _log.info("reloaded certificate files %s", ", ".join(map(str, self._files)))
             except SettingsError as error:
                 _log.error("cannot use the changed certificate files: %s", error)
-        assert self._context is not None, "a disabled server makes no TLS connections"
+        assert self._context is not None, "TLS is not disabled"
         return TlsLayer(self._context, server_side=True)
 
     def _file_states(self) -> list[tuple[int, int] | None]:
-        """Return when each file changed last and its size; None for one that is not there."""
+        """Return the modification time and size of each file; None for a missing file."""
         seen: list[tuple[int, int] | None] = []
         for path in self._files:
             try:
@@ -274,19 +275,19 @@ def _warn_unverified() -> None:
 
 
 class ClientTls:
-    """Gives a client's connections their TLS side.
+    """A factory for the TLS side of a client's connections.
     Raises SettingsError: the files cannot be used.
 
     Attributes:
-        context: for connections whose transport does the TLS.
-        settings: what it was made from.
+        context: the context for transports that do the TLS themselves.
+        settings: the settings of the context.
     """
 
     def __init__(self, settings: Tls) -> None:
         self.settings = settings
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.check_hostname = False  # brokers are reached by address; what is checked is who signed
+        context.check_hostname = False  # brokers are reached by address; only the signer is checked
         context.verify_mode = ssl.CERT_REQUIRED if settings.verify else ssl.CERT_NONE
         if settings.verify:
             _load_trusted(context, settings.trusted)
@@ -297,12 +298,12 @@ class ClientTls:
         self.context = context
 
     def layer(self) -> TlsLayer:
-        """The TLS side of a connection that begins now."""
+        """Return the TLS side of a new connection."""
         return TlsLayer(self.context, server_side=False)
 
 
 class TlsLayer:
-    """One connection's TLS, bytes in and bytes out; it reads and writes no socket.
+    """The TLS of one connection, from bytes to bytes; it uses no socket.
     After every call the owner writes what `outgoing` holds."""
 
     def __init__(self, context: ssl.SSLContext, *, server_side: bool) -> None:
@@ -315,8 +316,8 @@ class TlsLayer:
             self._handshake()
 
     def feed(self, data: bytes) -> bytes:
-        """Take what was read; returns what the peer said in it, maybe nothing.
-        Raises FrameError: it is no TLS, or the peer is refused."""
+        """Decrypt what was read; return the plain bytes, maybe none.
+        Raises FrameError: the data is not TLS, or the peer is refused."""
         self._incoming.write(data)
         if not self._is_established and not self._handshake():
             return b""
@@ -325,13 +326,13 @@ class TlsLayer:
             while piece := self._tls.read(_READ_BYTES):
                 plain.append(piece)
         except (ssl.SSLWantReadError, ssl.SSLZeroReturnError):
-            pass  # all read, or the peer said good-bye and closes
+            pass  # all is read, or the peer closes
         except ssl.SSLError as error:
             raise FrameError(f"TLS failed: {error.reason or error}") from None
         return b"".join(plain)
 
     def send(self, pieces: Iterable[bytes | bytearray | memoryview]) -> None:
-        """Encrypt; before the handshake is done it waits here."""
+        """Encrypt pieces, or store them until the handshake is complete."""
         plain = b"".join(pieces)
         if self._is_established:
             self._tls.write(plain)
@@ -349,7 +350,7 @@ class TlsLayer:
             return False
         except ssl.SSLError as error:
             raise FrameError(f"TLS handshake failed: {error.reason or error}") from None
-        assert not self._is_established, "a handshake is done once"
+        assert not self._is_established, "the handshake is not complete yet"
         self._is_established = True
         for plain in self._unsent:
             self._tls.write(plain)

@@ -69,7 +69,7 @@ async def test_tags_choose(tmp_path):
         assert [message.body for message in result.messages] == [b"1", b"3", b"5", b"7", b"9"]
         nothing = await it.consumer.pull(it.queue, 0, "C")
         assert (nothing.status, nothing.next_begin_offset) == (PullStatus.NO_MATCHED_MESSAGE, 10)
-        with pytest.raises(ClientError, match="names no tag"):
+        with pytest.raises(ClientError, match="contains no tag"):
             await it.consumer.pull(it.queue, 0, "||")
 
 

@@ -465,7 +465,7 @@ async def test_without_a_name_server_it_does_not_start():
     ("topic", "expression", "text"),
     [
         ("a b", "*", "The specified topic: a b, contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$"),
-        ("T", "||", "subscription to topic T: subscription expression '||' names no tag: use '*' or 'A || B'"),
+        ("T", "||", "subscription to topic T: subscription expression '||' contains no tag: use '*' or 'A || B'"),
     ],
 )
 def test_subscriptions_are_checked(topic, expression, text):

@@ -229,7 +229,7 @@ async def test_a_broker_without_sql92_is_named_with_the_remedy(tmp_path):
 
 WRONG = [
     ({"topic": "a b"}, "illegal characters"),
-    ({"expression": "||"}, r"names no tag: use '\*' or 'A \|\| B'"),
+    ({"expression": "||"}, r"contains no tag: use '\*' or 'A \|\| B'"),
     ({"expression_type": "XPath"}, "give 'TAG' or 'SQL92'"),
     ({"keys": "key-1"}, r"give a list, for example \['key-1'\]"),
     ({"start": 17}, r"start is 17: give 'first', 'new', a datetime"),
@@ -238,7 +238,7 @@ WRONG = [
     ({"start": {"broker-a:0": 17}}, r"offsets as \{MessageQueue"),
     ({"start": {MessageQueue("Orders", "b", 0): "17"}}, r"offsets as \{MessageQueue"),
     ({"start": datetime(2026, 1, 1)}, "give it a time zone"),
-    ({"start": time.time() * 1000}, "no time in seconds"),
+    ({"start": time.time() * 1000}, "not a time in seconds"),
     ({"start": timedelta(hours=-1)}, "must be 0 seconds or more"),
     ({"start": "new", "stop_at_end": True}, "reads nothing"),
     ({"group": "a b"}, "a b"),

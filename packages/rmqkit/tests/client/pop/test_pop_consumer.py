@@ -196,7 +196,7 @@ async def test_refusals_reach_the_program():
 
 async def test_what_cannot_be_popped_is_said_before_anybody_is_asked():
     async with PopCluster() as cluster, PopConsumer("G", cluster.namesrv) as consumer:
-        with pytest.raises(ClientError, match="names no tag"):
+        with pytest.raises(ClientError, match="contains no tag"):
             await consumer.pop("T", "||")
         with pytest.raises(ClientError, match="illegal characters"):
             await consumer.pop("T T")

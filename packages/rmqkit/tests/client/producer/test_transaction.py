@@ -190,7 +190,7 @@ async def test_an_end_that_cannot_be_told_is_left_to_the_checks(caplog):
 
         async with TransactionProducer("TG", cluster.namesrv, execute=execute, check=never) as producer:
             assert (await producer.send_in_transaction(Message(topic="T", body=b"x"))).state is COMMIT
-        assert ", the broker will ask: cannot connect to" in caplog.text
+        assert ", the broker will check it: cannot connect to" in caplog.text
 
 
 async def test_checks_that_cannot_be_kept_are_dropped(caplog):
@@ -210,7 +210,7 @@ async def test_checks_that_cannot_be_kept_are_dropped(caplog):
                 body = record(offset, PGROUP="TG")
                 question = request(RequestCode.CHECK_TRANSACTION_STATE, header, body, one_way=True)
                 cluster.broker.connections[0].send(question)
-            await until(lambda: "id-2009: 2000 checks wait, the broker will ask again" in caplog.text, "the last one")
+            await until(lambda: "id-2009: 2000 checks wait, the broker will check again" in caplog.text, "the last one")
             go_on.set()
             dropped = caplog.text.count("2000 checks wait")
             await until(lambda: len(cluster.broker.asked(END)) == 2010 - dropped, "the answers to all others")

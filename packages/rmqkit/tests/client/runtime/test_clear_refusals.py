@@ -40,7 +40,7 @@ QUICK = PushConsumerSettings(start_from=StartFrom.FIRST_OFFSET, take_over_pause_
         ({"delay": 1, "deliver_at": 2e9}, "delay_level=0, delay=1, deliver_at=2000000000.0: give one, not negative"),
         (
             {"deliver_at": 2e12},
-            "deliver_at is 2000000000000.0, no time in seconds: give a datetime, or seconds since the epoch",
+            "deliver_at is 2000000000000.0, not a time in seconds: give a datetime, or seconds since the epoch",
         ),
         (
             {"deliver_at": 1_700_000},

@@ -1,12 +1,13 @@
 """The archive of a commit log: the list of its segments, and reads of the messages that the log has deleted.
 
-`Archive.refresh` lists the segments that exist; then the number ranges of all queues are known without another request.
-Calls block on the place and may come from any thread; a broker makes them in its own threads. Memory is bounded:
+`Archive.refresh` lists the existing segments. After that the number ranges of all queues are known without further
+requests. Calls block until the place answers and may come from any thread; a broker makes them in its own threads.
+Memory is bounded:
 
 =================  ====================================================================================================
 fetched bytes      cached for later reads, `CACHE_BYTES` in total; the most recently read ones stay
-directories        of the most recently read segments: `DIRECTORY_BYTES` in total, plus one that is larger
-a read under way   `FETCH_BYTES` of a segment, that holds `CONTENT_BYTES`, or one block
+directories        of the most recently read segments: `DIRECTORY_BYTES` in total, plus one larger directory
+a running read     `FETCH_BYTES` of a segment, with at most `CONTENT_BYTES` of content, or one block
 a result           copies of its records: as many bytes as were requested, or one record; it holds no block
 =================  ====================================================================================================
 
@@ -16,16 +17,16 @@ Segments may be deleted, exchanged or damaged while they are read:
 
 ======================  ===============================================================================================
 an object is missing    the place is listed again, and the read is repeated with the segments that exist
-it has another footer   the same: the object was exchanged
+it has another footer   the same: the object was replaced
 it has a bad footer     an ERROR; the segment counts as missing. A master writes it again while it has the log file
 a block is damaged      an ERROR names object and messages; the read continues after the block
 a segment is missing    an ERROR names the bytes (`gaps`) and, at a read, the messages; the read continues after them
 the oldest are missing  a queue begins at the first message that remains
-nothing is there        OSError: a place that was not mounted looks like this, and nobody is moved past its messages
+nothing is there        OSError: a place that is not mounted looks like this, and no consumer skips messages
 ======================  ===============================================================================================
 
-An owner (`rmqkit.store.archive.identity`) says which segments belong to this log. The others are ignored with an ERROR,
-and an archive that has only others is refused before anything is read or written.
+An owner (`rmqkit.store.archive.identity`) decides which segments belong to this log. The others are ignored with an
+ERROR. An archive that has only others is refused before anything is read or written.
 """
 
 from __future__ import annotations
@@ -58,20 +59,20 @@ from rmqkit.store.reader import GetResult, GetStatus
 __all__ = ["Archive", "Found", "Owner", "segment_name", "segments_in"]
 
 CACHE_BYTES = 64 << 20
-"""Bytes of blocks that are kept for the reads that follow, with the numbers of their records."""
+"""Bytes of blocks that are cached for later reads, including the numbers of their records."""
 
 DIRECTORY_BYTES = 64 << 20
 FETCH_BYTES = 1 << 20
 CONTENT_BYTES = 4 << 20
 _BLOCK_ROW_BYTES, _QUEUE_ROW_BYTES = 300, 270
-"""What a row of a segment's blocks and of its queues takes in memory, as tracemalloc counts it."""
+"""Memory per block and per queue of a segment, as measured by tracemalloc."""
 _NAME = re.compile(r"(\d{20})\.segment")
 _COMPARED_MAX = 4096
 _LISTS_MAX = 4
 """How often one read lists the place again because its objects change."""
 
 _SAID_MAX = 1024
-"""Ranges of damage that were logged; each is logged once, until so many others were."""
+"""Number of logged faults to remember. Each is logged once, until as many others were logged."""
 
 _HEAD = struct.Struct(">i16xq8xi")
 """size, queueOffset and sysFlag at the start of a record."""
@@ -82,17 +83,17 @@ T = TypeVar("T")
 
 
 def segment_name(start: int) -> str:
-    """The name of the segment of a log file."""
+    """Return the name of the segment of a log file."""
     return f"{start:020d}.segment"
 
 
 def segments_in(place: Place) -> dict[str, int]:
-    """Return name and length of the objects that are named like segments. Raises OSError: it cannot be listed."""
+    """Return name and length of the objects with names of segments. Raises OSError: the place cannot be listed."""
     return {name: size for name, size in place.names().items() if _NAME.fullmatch(name)}
 
 
 class Found(Struct):
-    """A segment that was found in a place: its name, its length, its directory and the CRC-32 of that."""
+    """A segment that was found in a place: name, length, directory, and the CRC-32 of the directory."""
 
     name: str
     size: int
@@ -101,17 +102,17 @@ class Found(Struct):
 
 
 class Owner(Protocol):
-    """Says which segments belong to the log of a store directory, ``root``."""
+    """An object that decides which segments belong to the log of a store directory, ``root``."""
 
     @property
     def root(self) -> Path: ...
 
     def settle(self, found: list[Found], place: str) -> None:
-        """Learn which log the segments of a place belong to, where that is not known yet.
-        Raises StoreError: they belong to another log. Raises OSError: what was learned cannot be stored."""
+        """Determine the log of the segments of a place, if it is not known yet.
+        Raises StoreError: they belong to another log. Raises OSError: the result cannot be stored."""
 
     def owns(self, found: Found) -> bool:
-        """Return whether a segment belongs to the log."""
+        """Return True if a segment belongs to the log."""
 
 
 class _Known(Struct, gc=False):
@@ -128,8 +129,8 @@ class _Known(Struct, gc=False):
 
 
 class _Numbers(Struct):
-    """The numbers that segments have of a queue: from ``firsts`` to before ``ends``, oldest segment first. Rows before
-    ``begin`` belong to a topic that was deleted and made again."""
+    """The number ranges that segments have of a queue: from ``firsts`` up to but not including ``ends``, oldest segment
+    first. Rows before ``begin`` belong to a topic that was deleted and created again."""
 
     segments: list[_Known]
     firsts: array[int]
@@ -138,14 +139,15 @@ class _Numbers(Struct):
 
 
 class _Changed(Exception):
-    """An object is not there any more, or has another directory than the segment that was known by its name."""
+    """An object is missing, or has another directory than the known segment of its name."""
 
     def __init__(self, known: _Known) -> None:
         self.known = known
 
 
 class _Rows(Struct):
-    """A block, and where its records lie: numbers from ``numbers`` to before ``ends``, between two of ``bounds``."""
+    """A block and its records: record ``i`` has the numbers from ``numbers[i]`` up to but not including ``ends[i]``,
+    and is between ``bounds[i]`` and ``bounds[i + 1]``."""
 
     view: memoryview
     numbers: array[int]
@@ -154,7 +156,7 @@ class _Rows(Struct):
 
     @property
     def held_bytes(self) -> int:
-        """Return the number of bytes that the view and its numbers occupy in memory."""
+        """Number of bytes that the view and its numbers occupy in memory."""
         return self.view.nbytes + 24 * len(self.numbers)
 
 
@@ -162,11 +164,11 @@ class Archive:
     """The segments of one log.
 
     Args:
-        place: where they are kept.
-        owner: says which segments belong to the log; None accepts all.
+        place: the place of the segments.
+        owner: decides which segments belong to the log; None accepts all.
 
     Attributes:
-        place: where they are kept.
+        place: the place of the segments.
         changes: how often segments were added or dropped.
     """
 
@@ -187,11 +189,11 @@ class Archive:
         self._content_bytes = 0
         self._said: OrderedDict[tuple[object, ...], None] = OrderedDict()
 
-    # ---- what there is
+    # ---- the list of segments
 
     def refresh(self) -> int:
-        """Look which segments there are; returns how many were added. One that cannot be read counts as not there.
-        Raises OSError: the place cannot be listed, or read, or is empty now.
+        """List the segments; return the number of added ones. A segment that cannot be read counts as missing.
+        Raises OSError: the place cannot be listed or read, or is now empty.
         Raises StoreError: all segments belong to another log."""
         with self._listing:
             return self._list(None)
@@ -214,7 +216,8 @@ class Archive:
             if one is None:
                 continue
             found.append(one)
-            # Two objects have exchanged their names: the other one is not what was known by its name, either.
+            # If two objects have exchanged their names, the other object is not the known
+            # segment of its name, either.
             twins = [other for other in self._segments if other.start == one.directory.start and other.name in known]
             for twin in twins:
                 gone.append(twin)
@@ -223,13 +226,13 @@ class Archive:
         return self._change(gone, found)
 
     def _found(self, name: str, size: int) -> Found | None:
-        """A segment of the place; None where it is none, or was deleted meanwhile."""
+        """Return a segment of the place; None if it is invalid, or was deleted meanwhile."""
         try:
             segment = self._segment_file(name, size)
         except FileNotFoundError:
             return None
         except StoreError as error:
-            # Read again at the next listing: a repaired one may have the same length.
+            # Read it again at the next listing: a repaired object may have the same length.
             start = int(name.partition(".")[0])
             missing = f"the log from {start} on is missing where the broker has no log file to write it again"
             self._lost(size, f"{error}: {missing}")
@@ -237,7 +240,7 @@ class Archive:
         return Found(name, size, segment.directory, segment.digest)
 
     def add(self, name: str, size: int) -> None:
-        """Take up a segment. Raises StoreError: it is none, or of another log. Raises OSError: it cannot be read."""
+        """Add a segment. Raises StoreError: it is invalid, or of another log. Raises OSError: it cannot be read."""
         segment = self._segment_file(name, size)
         with self._listing:
             self._ignored.pop(name, None)
@@ -245,7 +248,10 @@ class Archive:
             self._change(former, [Found(name, size, segment.directory, segment.digest)])
 
     def _change(self, gone: list[_Known], found: list[Found]) -> int:
-        """Drop segments, and take up others that belong to the log; returns how many. Raises as `refresh`."""
+        """Drop segments, and add others that belong to the log; return the number of added ones.
+
+        Raises as `refresh`.
+        """
         if self._owner is not None:
             self._owner.settle(found, str(self.place))
         own: list[Found] = []
@@ -296,8 +302,8 @@ class Archive:
             directory.identity,
             found.digest,
         )
-        # The queues first: what `covered` counts the retention may delete, and by then its messages have to be found
-        # here.
+        # Add the queues before the segment: retention may delete all that `covered` includes, and the deleted messages
+        # must be found here by then.
         for queue in directory.queues:
             if queue.topic:
                 self._enter_queue((queue.topic, queue.queue_id), known, queue)
@@ -306,7 +312,7 @@ class Archive:
     def _enter_queue(self, place: tuple[str, int], known: _Known, queue: Queue) -> None:
         rows = self._queues.get(place)
         if rows is not None and rows.segments[-1].start < known.start and queue.first >= rows.ends[-1]:
-            rows.segments.append(known)  # others read meanwhile: the ends last, by which they look
+            rows.segments.append(known)  # append to ``ends`` last: concurrent reads search by it
             rows.firsts.append(queue.first)
             rows.ends.append(queue.end)
             return
@@ -316,19 +322,19 @@ class Archive:
         )
 
     def covered(self, start: int) -> int:
-        """Physical offset up to which the log is archived without a gap from an offset on."""
+        """Return the physical offset up to which the log is archived from an offset on, without a gap."""
         for one in self._segments:
             if one.start == start:
                 start = one.end
         return start
 
     def gaps(self, log_begin: int, reached: int = 0) -> list[tuple[int, int]]:
-        """Physical offsets from and to which the log is neither archived nor there, from the first segment on, also
-        where that cannot be read.
+        """Return the ranges of physical offsets that are neither archived nor in the log, from the first segment on,
+        even if that segment cannot be read.
 
         Args:
-            log_begin: where the log begins.
-            reached: up to where the log was archived once.
+            log_begin: start of the log.
+            reached: offset up to which the log was once archived.
         """
         found, end = [], min(self._first_name, self._segments[0].start) if self._segments else 0
         for one in self._segments:
@@ -342,11 +348,12 @@ class Archive:
         """Compare the newest segments with the log.
 
         Args:
-            first_record: the first record of the log file that begins at an offset, None when that is gone.
-            log_end: where the log ends.
+            first_record: returns the first record of the log file that begins at an
+                offset, None if the file is gone.
+            log_end: end of the log.
 
         Raises:
-            StoreError: they are those of another log.
+            StoreError: the segments belong to another log.
         """
         if self._segments and self._segments[-1].end > log_end:
             raise StoreError(
@@ -354,8 +361,8 @@ class Archive:
                 "of another store, or this one lost its end; give another archive, or bring the store back"
             )
         for one in self._segments:
-            # Offsets alone do not tell logs apart, and the retention deletes files on the word of the segments: those
-            # of another store would cost all messages.
+            # Offsets alone do not distinguish logs. Retention deletes files that the segments cover, so the segments of
+            # another store would cost all messages.
             record = first_record(one.start)
             if record is not None and identity_of(record) != one.identity:
                 raise StoreError(
@@ -364,18 +371,18 @@ class Archive:
                 )
 
     def min_offset(self, topic: str, queue_id: int, otherwise: int) -> int:
-        """The first message of a queue that is archived, or ``otherwise`` where that is lower or none is."""
+        """Return the first archived message of a queue, or ``otherwise`` if that is less or no message is archived."""
         rows = self._queues.get((topic, queue_id))
         return otherwise if rows is None else min(otherwise, rows.firsts[rows.begin])
 
     def has(self, topic: str, queue_id: int, queue_offset: int) -> bool:
-        """Return True if a message, or one behind it, is archived."""
+        """Return True if a message, or a later message, is archived."""
         rows = self._queues.get((topic, queue_id))
         return rows is not None and queue_offset < rows.ends[-1]
 
     @property
     def segment_count(self) -> int:
-        """Return how many segments there are."""
+        """Number of known segments."""
         return len(self._segments)
 
     # ---- reading
@@ -392,15 +399,15 @@ class Archive:
         accept: Callable[[memoryview], bool] | None = None,
         tags_code: Callable[[bytes], int] | None = None,
     ) -> GetResult:
-        """Read a queue from a message on, as `Reader.get` reads the log; offsets of the result are the archive's own.
-        It ends where the segment ends: whoever waits for one object waits for no other.
+        """Read a queue from a message on, as `Reader.get` reads the log; min and max offset are those of the archive.
+        The read stops at the end of the segment, so that a caller waits for one object only.
 
         Args:
-            codes: tag codes wanted, None for all; ``tags_code`` makes one of a record's TAGS.
+            codes: tag codes to accept, None for all; ``tags_code`` computes the code of a record's TAGS.
             accept: a further test of the record itself.
 
         Raises:
-            StoreError: a segment was changed.
+            StoreError: a segment is damaged.
             OSError: the place cannot be read.
         """
         return self._reading(
@@ -425,7 +432,7 @@ class Archive:
         if rows is None or index < 0:
             return result
         if (first := rows.firsts[index]) > queue_offset:
-            # Of the oldest messages nobody expects any more; between two segments they were lost.
+            # No consumer expects the oldest messages any more. Between two segments messages are lost.
             result.next_begin_offset = first
             if index == rows.begin:
                 result.status = GetStatus.OFFSET_TOO_SMALL
@@ -442,20 +449,19 @@ class Archive:
             if result.records and (result.size + len(record) > bytes_max or len(result.records) >= count_max):
                 break
             scanned += len(record)
-            # Not before the test above: a record that does not fit is the first of the next pull.
+            # Set it after the test above: a record that does not fit is the first record of the next pull.
             result.next_begin_offset = following
             if _is_wanted(record, codes, accept, tags_code):
                 result.records.append(_copied(record))
                 result.size += len(record)
                 result.status = GetStatus.FOUND
-            # A filter that matches little must not keep its turn for a whole segment: the consumer asks again from here
-            # on.
+            # A filter with few matches must not read a whole segment at once: the consumer's next pull continues here.
             elif scanned > 16 * bytes_max:
                 break
         return result
 
     def segment_of(self, topic: str, queue_id: int, queue_offset: int) -> str:
-        """The name of the segment that `get` reads; empty when the archive has nothing of the queue from there on."""
+        """Return the name of the segment that `get` reads; empty if the archive has no later message of the queue."""
         known = self._holding(topic, queue_id, queue_offset)
         return "" if known is None else known.name
 
@@ -465,8 +471,8 @@ class Archive:
         return None if rows is None or index < 0 else rows.segments[index]
 
     def _from(self, topic: str, queue_id: int, queue_offset: int) -> Iterator[tuple[int, int, memoryview | None]]:
-        """Number, the number after it, and record of the messages of a queue from about one on, block by block, up to
-        the end of the segment that has the first of them."""
+        """Yield number, next number and record of the messages of a queue from a message on, block by block, up to the
+        end of the segment with the first of these messages."""
         known = self._holding(topic, queue_id, queue_offset)
         if known is not None:
             yield from self._of(known, topic, queue_id, lambda block: block.first <= queue_offset, queue_offset)
@@ -479,9 +485,11 @@ class Archive:
         is_before: Callable[[Block], bool],
         queue_offset: int = -1,
     ) -> Iterator[tuple[int, int, memoryview | None]]:
-        """The messages that a segment has of a queue, from the last block on that lies before what is looked for; of
-        that only messages behind ``queue_offset``, or the one that holds it. The messages of a damaged block come as
-        one row without a record."""
+        """Yield the messages of a queue in a segment, from the last block for which ``is_before`` is true.
+
+        Only messages after ``queue_offset`` are included, and the record that holds it. A damaged block yields one row
+        without a record for all its messages.
+        """
         try:
             segment, blocks = self._opened(known)
         except StoreError as error:
@@ -508,8 +516,8 @@ class Archive:
                 yield rows_of_block.numbers[at], rows_of_block.ends[at], rows_of_block.view[bounds[at] : bounds[at + 1]]
 
     def record_at(self, physical_offset: int) -> memoryview | None:
-        """The record at an offset of the log, None where none begins. Raises StoreError: the segment is damaged there.
-        Raises OSError."""
+        """Return the record at an offset of the log, None if no record begins there.
+        Raises StoreError: the segment is damaged there. Raises OSError: the place cannot be read."""
         return self._reading(lambda: self._record_at(physical_offset))
 
     def _record_at(self, physical_offset: int) -> memoryview | None:
@@ -524,7 +532,7 @@ class Archive:
         if not any(
             queue.topic or queue.queue_id >= 0 for queue in segment.directory.queues if _has(queue, place.block)
         ):
-            return None  # bytes that are no record
+            return None  # bytes that are not a record
         rows = self._content(known, segment, blocks, place.block, place.block + 1)
         at = bisect_right(rows.bounds, place.at)
         return _copied(rows.view[place.at : rows.bounds[at]])
@@ -535,8 +543,10 @@ class Archive:
     def query(
         self, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int, *, bytes_max: int
     ) -> list[memoryview]:
-        """Records that have a key, stored between two times; the newest segments first. One that does not fit into
-        ``bytes_max`` any more is left out, but for the first. Damaged ones are left out with an ERROR. Raises OSError.
+        """Return the records that have a key and were stored between two times, from the newest segments
+        first. A record that no longer fits in ``bytes_max`` is omitted, unless it is the first. Damaged
+        records are omitted with an ERROR.
+        Raises OSError: the place cannot be read.
         """
         return self._reading(lambda: self._query(topic, key, count_max, begin_ms, end_ms, bytes_max))
 
@@ -549,7 +559,7 @@ class Archive:
             if known.last_time < begin_ms or known.first_time > end_ms:
                 continue
             for physical_offset in self._offsets_of(known, hashed):
-                # A hash has 31 bits, and one key may be that of every message: each comparison may fetch a block.
+                # A hash has 31 bits, and every message may have the same key: each comparison may fetch a block.
                 left -= 1
                 if len(found) >= count_max or left < 0:
                     return found
@@ -566,7 +576,7 @@ class Archive:
         return found
 
     def _offsets_of(self, known: _Known, hashed: int) -> Iterator[int]:
-        """Physical offsets of the records of a segment that have a key of a hash."""
+        """Yield the physical offsets of the records of a segment that have a key with a hash."""
         try:
             segment, _ = self._opened(known)
             yield from self._checked(known, lambda: list(itertools.islice(segment.offsets_of(hashed), _COMPARED_MAX)))
@@ -575,7 +585,10 @@ class Archive:
             self._lost((known.digest, "keys"), f"{where}: {error}")
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int | None:
-        """The first message stored at or after a time; None when the archive has none. Raises OSError."""
+        """Return the first message stored at or after a time; None without one.
+
+        Raises OSError: the place cannot be read.
+        """
         return self._reading(lambda: self._offset_by_time(topic, queue_id, timestamp_ms))
 
     def _offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int | None:
@@ -589,10 +602,10 @@ class Archive:
                         return number
         return None
 
-    # ---- what changes while it is read
+    # ---- changes during a read
 
     def _reading(self, read: Callable[[], T]) -> T:
-        """Read. Where an object was taken away or exchanged, list the place and read again."""
+        """Run a read. If an object was deleted or replaced, list the place and read again."""
         for _ in range(_LISTS_MAX):
             try:
                 return read()
@@ -604,7 +617,7 @@ class Archive:
         raise OSError(f"archive {self.place} changes while it is read")
 
     def _checked(self, known: _Known, read: Callable[[], T]) -> T:
-        """Read a part of a segment. Raises _Changed: the object is not the one that was known by its name.
+        """Read a part of a segment. Raises _Changed: the object is not the known segment of its name.
         Raises StoreError: the part is damaged."""
         try:
             return read()
@@ -615,7 +628,7 @@ class Archive:
             raise
 
     def _compare(self, known: _Known) -> SegmentFile:
-        """The segment as it is now. Raises _Changed: it is not the one that was known by its name."""
+        """Open the segment again. Raises _Changed: the object is not the known segment of its name."""
         try:
             segment = self._segment_file(known.name, known.size)
         except (FileNotFoundError, StoreError):
@@ -625,7 +638,7 @@ class Archive:
         return segment
 
     def _lost(self, key: object, said: str) -> None:
-        """Log messages that are passed over, once."""
+        """Log skipped messages once."""
         with self._lock:
             is_said = (key, said) in self._said
             self._said[key, said] = None
@@ -636,7 +649,7 @@ class Archive:
             verify = f"rmq archive verify {shlex.quote(str(self.place))}{repair}"
             _log.error("archive %s: %s; run: %s", self.place, said, verify)
 
-    # ---- what is kept
+    # ---- caches
 
     def _segment_file(self, name: str, size: int) -> SegmentFile:
         return SegmentFile(name, lambda position, count: self.place.read(name, position, count), size)
@@ -647,8 +660,8 @@ class Archive:
             if found is not None and found[0].digest == known.digest:
                 self._open.move_to_end(known.name)
                 return found
-        # Without the lock: who waits for one object must not hold up those who read another. Two may fetch the same one
-        # then.
+        # Fetch without the lock: a read that waits for one object must not block reads of others. Two threads may
+        # fetch the same object then.
         segment = self._compare(known)
         found = segment, self._checked(known, segment.blocks)
         with self._lock:
@@ -661,14 +674,14 @@ class Archive:
         return found
 
     def _content(self, known: _Known, segment: SegmentFile, blocks: list[Block], number: int, end: int) -> _Rows:
-        """A block; those behind it are fetched with it, as far as the queue goes. Raises StoreError: it is damaged."""
+        """Return a block; the next blocks of the queue are fetched with it. Raises StoreError: it is damaged."""
         key = segment.name, segment.digest, number
         with self._lock:
             found = self._contents.get(key)
             if found is not None:
                 self._contents.move_to_end(key)
                 return found
-        # By what the blocks hold, too: a MiB of bodies that are alike may hold gigabytes.
+        # Limit the content, too: one MiB of compressed equal bodies may hold gigabytes.
         last, size, content_bytes = number, 0, 0
         while last < end:
             size += blocks[last].stored_bytes
@@ -679,8 +692,8 @@ class Archive:
         contents = self._checked(known, lambda: segment.contents(blocks[number:last]))
         fetched = [_rows(segment.name, content) for content in contents]
         with self._lock:
-            # Another thread may have fetched the same blocks meanwhile: counted twice, they would shrink the cache for
-            # good.
+            # Another thread may have fetched the same blocks. Counting them twice would
+            # shrink the cache permanently.
             for at, rows in enumerate(fetched, number):
                 if (segment.name, segment.digest, at) not in self._contents:
                     self._contents[segment.name, segment.digest, at] = rows
@@ -691,7 +704,7 @@ class Archive:
 
 
 def _copied(record: memoryview) -> memoryview:
-    """A record by itself: a slice would hold its whole block for as long as an answer waits to be sent."""
+    """Return a copy of a record: a slice would hold its whole block until the response is sent."""
     return memoryview(bytes(record))
 
 
@@ -709,11 +722,11 @@ def _rows_of(rows: _Numbers) -> Iterator[tuple[_Known, int, int]]:
 
 
 def _numbers(rows: Iterable[tuple[_Known, int, int]]) -> _Numbers:
-    """The numbers of a queue, of rows that are in the order of the log."""
+    """Return the numbers of a queue from rows in log order."""
     found = _Numbers([], array("q"), array("q"))
     for known, first, end in rows:
         if found.ends and first < found.ends[-1]:
-            found.begin = len(found.ends)  # numbers that begin again: of a topic that was made again
+            found.begin = len(found.ends)  # the numbers begin again: the topic was created again
         found.segments.append(known)
         found.firsts.append(first)
         found.ends.append(end)
@@ -721,7 +734,7 @@ def _numbers(rows: Iterable[tuple[_Known, int, int]]) -> _Numbers:
 
 
 def _index_of(rows: _Numbers, queue_offset: int) -> int:
-    """The row that has a message, or the first one behind it; -1 where none has."""
+    """Return the row that has a message, or the first later row; -1 without such a row."""
     index = bisect_right(rows.ends, queue_offset, lo=rows.begin)
     return index if index < len(rows.segments) else -1
 

@@ -1,9 +1,9 @@
 """The content of a sealed segment: the records of a full log file, by queue, and the keys of its index.
 
-`contents_of` walks over the file and determines the queue of every record, and the order of the records in each queue.
-With numpy, the walk handles runs of records (`rmqkit.store.log.scan`, `DispatchColumns`) and is several times as fast.
-Without numpy, and for the rare file in which a topic was deleted and created again, the walk handles one record at a
-time. Both walks return the same result, as tests check. Source: store.md §3, §4, §7.
+`contents_of` scans the file and determines the queue of every record, and the order of the records in each queue.
+With numpy, the scan handles runs of records (`rmqkit.store.log.scan`, `DispatchColumns`) and is several times as fast.
+Without numpy, and for the rare file in which a topic was deleted and created again, it handles one record at a time.
+Tests check that both scans return the same result. Source: store.md §3, §4, §7.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ if TYPE_CHECKING:
 __all__ = ["KEY", "OTHER_BYTES", "OTHER_RECORDS", "Contents", "Group", "contents_of", "identity_of", "messages_of"]
 
 _Queue = tuple[str, int]
-# Unsigned, as the hash of index files is never below 0: Java's abs, and 0 for the one int that has no positive one.
+# Hashes are unsigned, because they are never negative in index files: Java's abs, and 0 for the int whose abs is negative.
 KEY = struct.Struct(">IQ")
 OTHER_RECORDS = ("", 0)
-"""What stands for the queue of records that are in none."""
+"""The queue name for records that are in no queue."""
 OTHER_BYTES = ("", -1)
-"""What stands for the queue of bytes that are no record."""
+"""The queue name for bytes that are not a record."""
 
 
 @dataclass(slots=True)
@@ -55,9 +55,10 @@ class Group:
 
     Attributes:
         queue: topic and queue id; `OTHER_RECORDS`, `OTHER_BYTES`.
-        first: the number of the first message.
-        end: the number behind that of the last message; both are 0 of what is in no queue.
-        parts: which parts of the file they are, in the order of their numbers.
+        queue: topic and queue id, or `OTHER_RECORDS`, or `OTHER_BYTES`.
+        first: number of the first message; 0 for parts that are in no queue.
+        end: one past the number of the last message; 0 for parts that are in no queue.
+        parts: indexes of the records among the parts of the file, in the order of their numbers.
     """
 
     queue: _Queue
@@ -102,7 +103,7 @@ def identity_of(first_record: bytes | memoryview) -> str:
 
 
 def messages_of(record: Record) -> int:
-    """Return how many numbers of its queue a record takes: one, or as many as its inner batch has messages."""
+    """Return how many numbers of its queue a record takes: one, or the number of messages of its inner batch."""
     return batch_count(record.properties) if record.sys_flag & INNER_BATCH else 1
 
 
@@ -141,7 +142,7 @@ def _one_by_one(log: Buffer, start: int, with_tags: bool) -> Contents:
                 known.append(time)
                 queue = (record.topic, record.queue_id) if _is_in_queue(record) else OTHER_RECORDS
             if record is not None and queue is not OTHER_RECORDS:
-                if number < ends.get(queue, 0):  # the topic was deleted and made again
+                if number < ends.get(queue, 0):  # the topic was deleted and created again
                     groups.setdefault(OTHER_RECORDS, array("q")).extend(groups.pop(queue))
                     del ends[queue]
                 ends[queue] = max(ends.get(queue, 0), number + messages_of(record))
@@ -164,7 +165,7 @@ def _one_by_one(log: Buffer, start: int, with_tags: bool) -> Contents:
 
 
 def _is_over(log: memoryview, position: int) -> bool:
-    """Return True if nothing of the log follows: a blank, or less than one."""
+    """Return True if the rest of the file is a blank, or too short for one."""
     return len(log) - position < BLANK_BYTES or is_blank(log, position)
 
 
@@ -177,7 +178,7 @@ def _record_at(log: memoryview, position: int, start: int) -> Record | None:
 
 
 def _is_in_queue(record: Record) -> bool:
-    """Return True if a broker enters a record in its queue: not one that is prepared, or rolled back."""
+    """Return True if a broker enters a record in its queue: it is neither prepared nor rolled back."""
     return (
         bool(record.topic)
         and record.queue_offset >= 0
@@ -192,7 +193,7 @@ _OTHER_NUMBER = 1
 
 
 class _Runs:
-    """The findings of the walk so far: every run adds a column of each kind."""
+    """The results of the scan so far: every run adds a column of each kind."""
 
     def __init__(self) -> None:
         self.queues: dict[_Queue, int] = {OTHER_RECORDS: 0, OTHER_BYTES: _OTHER_NUMBER}
@@ -200,7 +201,7 @@ class _Runs:
         self.keys: list[tuple[Ints, Ints]] = []
 
     def add(self, run: Records, with_tags: bool) -> None:
-        """Take the records of a run."""
+        """Add the records of a run."""
         import numpy as np
 
         from rmqkit.store.bulk import DispatchColumns
@@ -218,14 +219,15 @@ class _Runs:
         self.keys.append((hashes[is_queued], run.offsets[rows[is_queued]]))
 
     def add_other(self, position: int, size: int) -> None:
-        """Take bytes that are no record."""
+        """Add bytes that are not a record."""
         import numpy as np
 
         self.columns.append(tuple(np.array([value]) for value in (position, size, -1, 0, _OTHER_NUMBER, 0)))
 
 
 def _in_runs(log: Buffer, start: int, with_tags: bool) -> Contents | None:
-    """None for an empty file, and where the numbers of a queue do not ascend: its topic was deleted and made again."""
+    """Return the contents of a log file. Return None if it is empty, or if the numbers of a queue do not ascend because
+    its topic was deleted and created again."""
     import numpy as np
 
     found = _Runs()
@@ -260,7 +262,10 @@ def _in_runs(log: Buffer, start: int, with_tags: bool) -> Contents | None:
 
 
 def _grouped(names: list[_Queue], queue: Ints, numbers: Ints, ends: Ints) -> list[Group] | None:
-    """The parts by queue; None where the numbers of one do not ascend. ``queue``: which of ``names`` is each part's."""
+    """Return the parts by queue; None if the numbers of a queue do not ascend.
+
+    ``queue``: for each part, the index of its queue in ``names``.
+    """
     import numpy as np
 
     order = np.argsort(queue, kind="stable")

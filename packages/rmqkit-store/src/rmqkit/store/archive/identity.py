@@ -1,32 +1,32 @@
-"""The identity of a log: a segment names the log that it was made of, so that a broker reads only its own.
+"""The identity of a log: a segment has the identity of its log, so that a broker reads only its own segments.
 
-The identity is 16 random bytes in hex. The first master that archives a log makes it, before its first segment is
-written. The store has it in a note beside ``checkpoint`` (`NOTE`), each segment in its directory.
+The identity is 16 random bytes in hex. The first master that archives a log creates it, before it writes the first
+segment. The store has it in a note beside ``checkpoint`` (`NOTE`), each segment in its directory.
 
 A store that has its note accepts these segments:
 
 =========================================  ============================================================================
 segment                                    accepted
 =========================================  ============================================================================
-names this log                             yes
-names another log                          no
-names no log: written before there were    when the note lists it, or when the log file of its offset is still there and
-identities                                 begins with the same record; the note lists it then
+has the identity of this log               yes
+has the identity of another log            no
+has no identity (from an old release)      if the note lists it, or if the log file of its offset still exists and
+                                           begins with the same record; the note lists it then
 =========================================  ============================================================================
 
-A store without a note learns the identity from the segments whose log file is still there (`LogIdentity.settle`):
+A store without a note learns the identity from the segments whose log file still exists (`LogIdentity.settle`):
 
 =========================================  ============================================================================
-segments                                   what happens
+segments                                   action
 =========================================  ============================================================================
 one begins with the record of the log      its identity becomes that of the store
-they name logs, no log file shows which    a slave takes the identity, as it reads the archive of its master. A master
-                                           refuses the archive: `adopt` (``rmq archive adopt``) decides
-they name no log, or there are none        a master makes an identity. It lists the segments that no log file
+they have identities, and no log file      a slave takes the identity, as it reads the archive of its master. A master
+is left to compare                         refuses the archive: `adopt` (``rmq archive adopt``) decides
+they have no identity, or none exists      a master creates an identity. It lists the segments that no log file
                                            contradicts in the note: older releases had accepted them. A slave waits
 =========================================  ============================================================================
 
-A crash leaves the former note or the new one. A lost note costs nothing while a log file is there that was archived.
+A crash leaves the former note or the new one. A lost note has no effect while an archived log file still exists.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ from rmqkit.store.files import read_note, write_note
 __all__ = ["NOTE", "LogIdentity", "adopt", "identity_in"]
 
 NOTE = "archiveIdentity"
-"""The note's name in the store directory."""
+"""Name of the note in the store directory."""
 
 
 class _Note(Struct):
-    """The identity, how far the log was archived, and the accepted segments without an identity with their digests."""
+    """The identity, the archived end of the log, and the accepted segments without an identity with their digests."""
 
     log: str
     reached: int = 0
@@ -62,8 +62,8 @@ class LogIdentity:
 
     Args:
         root: the store directory.
-        first_record: the first record of the log file that begins at an offset, None when that is gone.
-        makes: whether this broker makes an identity where there is none: a master.
+        first_record: returns the first record of the log file that begins at an offset, None if the file is gone.
+        makes: whether this broker creates an identity if there is none; True for a master.
     """
 
     def __init__(self, root: Path, first_record: Callable[[int], bytes | None], *, makes: bool) -> None:
@@ -75,22 +75,23 @@ class LogIdentity:
 
     @property
     def log(self) -> str:
-        """The identity; empty while it is not known."""
+        """The identity; empty while unknown."""
         return "" if self._note is None else self._note.log
 
     @property
     def reached(self) -> int:
-        """Physical offset up to which the log was archived once."""
+        """Physical offset up to which the log was once archived."""
         return 0 if self._note is None else self._note.reached
 
     def archived(self, end: int) -> None:
-        """Store how far the log is archived. Raises OSError: the disk refused."""
+        """Store the archived end of the log. Raises OSError: the note cannot be written."""
         if self._note is not None and end > self._note.reached:
             self._store(_Note(self._note.log, end, self._older))
 
     def settle(self, found: list[Found], place: str) -> None:
-        """Learn or make the identity, where the store has none.
-        Raises StoreError: it is unknown whether the segments are of this log. Raises OSError: the disk refused."""
+        """Learn or create the identity, if the store has none.
+        Raises StoreError: it is unknown whether the segments are of this log. Raises OSError:
+        the note cannot be written."""
         if self._note is None:
             self._note = read_note(self.root / NOTE, _Note, "the identity is learned from the archive's segments")
             self._older |= {} if self._note is None else self._note.older
@@ -119,21 +120,22 @@ class LogIdentity:
         self._store(_Note(log, 0, self._older))
 
     def owns(self, found: Found) -> bool:
-        """Return whether a segment is one of this log."""
+        """Return True if a segment belongs to this log."""
         if found.directory.log:
             return found.directory.log == self.log
         is_same, is_listed = self._compared(found), self._older.get(found.name) == found.digest
-        # A slave that knows no identity yet accepts what no log file contradicts: its master has written none.
+        # A slave without an identity accepts every segment that no log file contradicts: its master
+        # has not written an identity.
         is_own = is_listed or self._note is None if is_same is None else is_same
         if is_own and not is_listed:
-            # Listed while its log file is there: after a restart the file may be gone.
+            # List it while its log file exists: after a restart the file may be gone.
             self._older[found.name] = found.digest
             if self._note is not None:
                 self._store(_Note(self._note.log, self._note.reached, self._older))
         return is_own
 
     def _compared(self, found: Found) -> bool | None:
-        """Return whether a segment begins as the log file of its offset does; None if that file is gone."""
+        """Return whether a segment begins like the log file of its offset; None if that file is gone."""
         record = self._first_record(found.directory.start)
         return None if record is None else identity_of(record) == found.directory.identity
 
@@ -143,14 +145,14 @@ class LogIdentity:
 
 
 def identity_in(root: Path) -> str:
-    """The identity of a store's log; empty where it has none yet. Raises OSError: the disk refused."""
+    """Return the identity of a store's log; empty if it has none yet. Raises OSError: the note cannot be read."""
     note = read_note(root / NOTE, _Note, "the store's log is compared with the segments")
     return "" if note is None else note.log
 
 
 def adopt(root: Path, found: list[Found]) -> str:
-    """Store the identity that all of some segments have as that of a store; returns the identity.
-    Raises StoreError: they have none, or several. Raises OSError: the disk refused."""
+    """Store the common identity of segments as that of a store, and return it.
+    Raises StoreError: they have no identity, or several. Raises OSError: the note cannot be written."""
     named = sorted({one.directory.log for one in found if one.directory.log})
     if len(named) != 1:
         raise StoreError(f"the segments name {len(named)} logs ({', '.join(named)}), not one: nothing is adopted")

@@ -1,8 +1,8 @@
 """Places that store segments: `Folder`, a directory, and `Objects`, a bucket or another address that pyarrow reads.
 
 A segment appears complete under its name or not at all: a folder renames a finished file, an object store publishes an
-object when its stream is closed. A segment that was cut nevertheless has no footer, and counts as missing.
-`place_of` returns the place that a setting names.
+object when its stream is closed. If a segment is cut nevertheless, it has no footer, and counts as missing.
+`place_of` returns the place of a setting.
 """
 
 from __future__ import annotations
@@ -25,20 +25,21 @@ _PART = ".part"
 
 
 class Place(Protocol):
-    """Keeps segments by name. Every call raises OSError when the place refuses or cannot be reached."""
+    """A store of segments by name. Every call raises OSError if the place refuses it or cannot be reached."""
 
     def names(self) -> dict[str, int]:
-        """Name and length of everything that is there."""
+        """Return name and length of every object."""
 
     def read(self, name: str, position: int, size: int) -> bytes:
-        """Bytes of a segment; fewer where it ends."""
+        """Return bytes of a segment; fewer at its end."""
 
     def writing(self, name: str) -> Any:
-        """A context with a binary file; what was written appears under the name when it is left without an error."""
+        """Return a context manager with a binary file; it appears under the name if the
+        context ends without an error."""
 
 
 class Folder:
-    """A directory, on a disk of its own or mounted."""
+    """A directory on a local or mounted disk."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -62,16 +63,16 @@ class Folder:
     @contextmanager
     def writing(self, name: str) -> Iterator[BinaryIO]:
         make_directory(self._path)
-        for left in self._path.glob(f"{name}.*{_PART}"):  # of a process that was killed
-            # Its process may live on where only the broker was killed: it has nothing to rename then, and fails.
+        for left in self._path.glob(f"{name}.*{_PART}"):  # left by a process that was killed
+            # If only the broker was killed, its process may still run: its rename then fails.
             left.unlink(missing_ok=True)
         part = self._path / f"{name}.{os.getpid()}{_PART}"
         try:
             with part.open("wb") as file:
                 yield file
                 file.flush()
-                # The bytes before the name, the name before anybody hears of it: then the retention deletes the log
-                # file, and a power cut must not leave a segment that is cut in its place.
+                # Sync the bytes before the rename, and the name before the caller reports the segment: then retention
+                # deletes the log file, and a power cut must not leave an incomplete segment in its place.
                 sync_file(file.fileno())
             part.rename(self._path / name)
         except BaseException:
@@ -81,9 +82,10 @@ class Folder:
 
 
 class Objects:
-    """Below an address of pyarrow.fs: ``s3://bucket/archive?endpoint_override=…``, ``gs://``, ``abfs://``, ``hdfs://``.
-    Credentials come from the environment, or lie in the address, which nobody is shown.
-    Raises ExtraMissing: pyarrow is not installed. Raises StoreError: it does not know the address."""
+    """A place at an address of pyarrow.fs: ``s3://bucket/archive?endpoint_override=…``,
+    ``gs://``, ``abfs://``, ``hdfs://``.
+    Credentials come from the environment, or are part of the address; they are never shown.
+    Raises ExtraMissing: pyarrow is not installed. Raises StoreError: pyarrow does not know the address."""
 
     def __init__(self, address: str) -> None:
         with extras.needed("arrow", f"an archive at {shown(address)}"):
@@ -94,7 +96,7 @@ class Objects:
         try:
             self._filesystem, self._path = fs.FileSystem.from_uri(address)
         except (pyarrow.ArrowInvalid, ValueError, OSError) as error:
-            raise StoreError(f"{self._shown} is no address of an archive: {error}") from None
+            raise StoreError(f"{self._shown} is not an address of an archive: {error}") from None
 
     def __str__(self) -> str:
         return self._shown
@@ -115,12 +117,12 @@ class Objects:
             self._filesystem.create_dir(self._path, recursive=True)
         stream = self._filesystem.open_output_stream(f"{self._path}/{name}")
         yield cast("BinaryIO", stream)
-        stream.close()  # not behind an error: what is not closed is not published
+        stream.close()  # not after an error: an unclosed object is not published
 
 
 def place_of(setting: str, below: str) -> Place:
-    """The place below a path or an address.
-    Raises ExtraMissing, StoreError: it cannot be one."""
+    """Return the place below a path or an address.
+    Raises ExtraMissing, StoreError: it cannot be a place."""
     if _ADDRESS.match(setting):
         head, mark, options = setting.partition("?")
         return Objects(f"{head.rstrip('/')}/{below}{mark}{options}")
@@ -128,7 +130,7 @@ def place_of(setting: str, below: str) -> Place:
 
 
 def place_at(address: str) -> Place:
-    """The place that a path or an address names whole, with the folder of its broker. Raises as `place_of`."""
+    """Return the place of a complete path or address, which includes the folder of its broker. Raises as `place_of`."""
     if _ADDRESS.match(address):
         head, mark, options = address.partition("?")
         above, _, below = head.rstrip("/").rpartition("/")
@@ -138,5 +140,5 @@ def place_at(address: str) -> Place:
 
 
 def shown(address: str) -> str:
-    """An address without what only its owner should see."""
+    """Return an address without credentials and options."""
     return re.sub(r"//[^/@]*@", "//", address.partition("?")[0])

@@ -1,9 +1,9 @@
-"""Writing one segment in a process of its own: it costs seconds of CPU, which would block the loop of a broker.
+"""The process that writes one segment: it costs seconds of CPU, which would block the event loop of a broker.
 
 ``python -m rmqkit.store.archive.seal`` reads one line of JSON (`Work`) from its standard input, so that no credentials
 show among the arguments of processes. It writes the segment, reads the segment back, compares every record with the
-log, and prints one line of JSON (`Sealed`). A kill at any moment leaves nothing that counts: the next process starts
-from the beginning.
+log, and prints one line of JSON (`Sealed`). A kill at any time leaves nothing valid: the next process starts from the
+beginning.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _NICE = 10
 
 
 class Work(Struct):
-    """One segment to write: the log file, where it begins, the archive, the folder in it, whether TAGS is a key, and
-    the identity of the log."""
+    """One segment to write: path and start of the log file, the archive and the folder in it, whether TAGS is a key,
+    and the identity of the log."""
 
     path: str
     start: int
@@ -53,15 +53,14 @@ class Sealed(Struct):
 def seal(work: Work, place: Place) -> Sealed:
     """Write a segment and compare it with the log.
     Raises OSError: the log cannot be read, or the place written.
-    Raises StoreError: what was read back differs, or a segment of another log has the name."""
+    Raises StoreError: the segment differs when it is read back, or a segment of another log has the name."""
     name = segment_name(work.start)
     with Path(work.path).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as log:
         _refuse_another_log(work, place, name)
         with place.writing(name) as out:
-            assert out is not None, "a place gives a file"
+            assert out is not None, "a place opens a file"
             directory = write_segment(log, work.start, out, with_tags=work.with_tags, log_id=work.log_id)
-        # Behind the publication and by its name: what is read back is what consumers will get once the log file is
-        # deleted.
+        # Read it back after the publication and by its name, like consumers will once the log file is deleted.
         size = place.names().get(name, 0)
         segment = SegmentFile(name, lambda position, count: place.read(name, position, count), size)
         if segment.directory != directory:
@@ -71,21 +70,21 @@ def seal(work: Work, place: Place) -> Sealed:
 
 
 def _refuse_another_log(work: Work, place: Place, name: str) -> None:
-    """Raise StoreError where the name is that of another log's segment: writing would replace its only copy."""
+    """Raise StoreError if another log's segment has the name: writing would replace its only copy."""
     size = place.names().get(name)
     if size is None:
         return
     try:
         other = SegmentFile(name, lambda position, count: place.read(name, position, count), size).directory
     except StoreError:
-        return  # a damaged one, that is written again
+        return  # a damaged segment, which is written again
     if other.log and other.log != work.log_id:
         raise StoreError(f"archive {place} has {name} of log {other.log}, and this is log {work.log_id}: remove it, or "
                          "give another archive")  # fmt: skip
 
 
 def compare(segment: SegmentFile, log: mmap.mmap) -> None:
-    """Compare all that a segment holds with the log file it was made of. Raises StoreError: something differs."""
+    """Compare the whole content of a segment with its log file. Raises StoreError: something differs."""
     directory, seen = segment.directory, 0
     for physical_offset, part in parts_of(segment):
         position = physical_offset - directory.start
@@ -97,10 +96,10 @@ def compare(segment: SegmentFile, log: mmap.mmap) -> None:
 
 
 def main(lines: BinaryIO) -> int:
-    """Do the work that standard input names."""
+    """Do the work that standard input describes."""
     line = lines.readline()
     if not line.endswith(b"\n"):
-        return 1  # the broker died before it said what to do
+        return 1  # the broker died before it sent the work
     work = msgspec.json.decode(line, type=Work)
     if hasattr(os, "nice"):
         os.nice(_NICE)
@@ -108,8 +107,8 @@ def main(lines: BinaryIO) -> int:
         sealed = seal(work, place_of(work.archive, work.below))
     except (OSError, RmqError) as error:
         sealed = Sealed(error=f"{type(error).__name__}: {error}")
-    with suppress(BrokenPipeError):  # the broker died: the next one finds the segment
-        # Not printed: a buffer that is flushed at the exit would raise where nothing suppresses it.
+    with suppress(BrokenPipeError):  # the broker died: its next process finds the segment
+        # Do not print: a buffer that is flushed at the exit would raise outside of this ``with``.
         os.write(sys.stdout.fileno(), msgspec.json.encode(sealed) + b"\n")
     return int(bool(sealed.error))
 

@@ -1,25 +1,25 @@
 """A sealed segment: one full file of the CommitLog, its records sorted by queue, in one compressed file.
 
-A consumer that reads a queue back reads it from one place of the file, in a few large requests, however many queues
-were mixed in the log. Nothing is lost: what is no record lies there, too, and `rebuild` makes the log file again. ::
+A consumer that reads a queue back reads it from one part of the file, in a few large requests, however many queues were
+mixed in the log. Nothing is lost: bytes that are not a record are included, and `rebuild` restores the log file. ::
 
     "RMQARCH1" | block | block | … | sections | directory | footer
 
-A *block* is a Zstandard frame of whole records of one queue, in the order of their numbers, `BLOCK_BYTES` before it
-was compressed or one longer record. Records that are in no queue (prepared and rolled back ones of old transactions,
-those of a topic that was deleted and made again) and bytes that are no record have blocks of their own. Sections, each
-a Zstandard frame::
+A *block* is a Zstandard frame of whole records of one queue, in the order of their numbers: `BLOCK_BYTES` uncompressed,
+or one longer record. Records that are in no queue (prepared and rolled back ones of old transactions, those of a topic
+that was deleted and created again) and bytes that are not a record have separate blocks. Sections, each a Zstandard
+frame::
 
-    blocks    rows of `BLOCK`: position, stored bytes, bytes, CRC-32 of what is stored, first number, first store time
+    blocks    rows of `BLOCK`: position, stored bytes, bytes, CRC-32 of stored bytes, first number, first store time
     places    rows of `PLACE`, by physical offset: offset, block, position in it; in parts of `ROWS_MAX` rows
     keys      rows of `KEY`, by hash: hash of a key as index files have it, physical offset; in parts of `ROWS_MAX` rows
 
-The directory (MessagePack, `Directory`) names the sections and the queues with their first and last numbers. The footer
-is the directory's position, its length, its CRC-32 and "RMQARCH1": whoever finds no footer finds a file that was not
-written to its end. All numbers are big-endian.
+The directory (MessagePack, `Directory`) lists the sections and the queues with their first and last numbers. The footer
+is the directory's position, its length, its CRC-32 and "RMQARCH1": a file without a footer was not written completely.
+All numbers are big-endian.
 
-Not handled here: where segments are kept (`rmqkit.store.archive.places`), which ones there are
-(`rmqkit.store.archive.archive`), queues of batch topics by anything but the numbers of their records, light queues.
+Not handled here: the places of segments (`rmqkit.store.archive.places`), the list of segments
+(`rmqkit.store.archive.archive`), queues of batch topics except by the numbers of their records, light queues.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ __all__ = ["Block", "Directory", "PlaceOf", "Queue", "Section", "SegmentFile", "
 
 MAGIC = b"RMQARCH1"
 BLOCK_BYTES = 256 << 10
-"""Bytes of records of a block: one request brings hundreds of messages, and one pull decodes few of them."""
+"""Uncompressed size of a block: a request returns hundreds of messages, and a pull
+decompresses little more than that."""
 
 ROWS_MAX = 8192
 _LEVEL = 3
@@ -58,11 +59,11 @@ FOOTER = struct.Struct(">QII8s")
 _ZSTD = COMPRESSED | Compression.ZSTD
 
 ReadAt = Callable[[int, int], bytes]
-"""Gives the bytes of a segment file from a position on: ``(position, size)``. Raises OSError."""
+"""Returns the bytes of a segment file from a position on: ``(position, size)``. Raises OSError."""
 
 
 class Section(Struct, frozen=True, array_like=True):
-    """A compressed part of the file: where it lies, how long it is, CRC-32 of what lies there."""
+    """A compressed part of the file: its position, its length and the CRC-32 of its stored bytes."""
 
     position: int
     stored_bytes: int
@@ -70,8 +71,8 @@ class Section(Struct, frozen=True, array_like=True):
 
 
 class Queue(Struct, frozen=True, array_like=True):
-    """The messages of a queue: numbers from ``first`` to before ``end``, in blocks from ``block`` to before
-    ``block_end``. ``topic`` is empty for what is in no queue."""
+    """The messages of a queue: numbers from ``first`` up to but not including ``end``, in blocks from ``block`` up to
+    but not including ``block_end``. ``topic`` is empty for parts that are in no queue."""
 
     topic: str
     queue_id: int
@@ -85,13 +86,13 @@ class Directory(Struct, frozen=True, array_like=True):
     """The contents of a segment.
 
     Attributes:
-        start: physical offset at which the log file begins.
-        end: physical offset at which it ends.
-        records_end: physical offset at which its records end; a blank fills the rest.
+        start: physical offset of the start of the log file.
+        end: physical offset of its end.
+        records_end: physical offset of the end of its records; a blank fills the rest.
         identity: a digest of the first record; distinguishes this log from other logs with the same offsets.
         first_time, last_time: earliest and latest storeTimestamp, in ms.
-        record_count: how many records there are.
-        other_bytes: bytes that are no record.
+        record_count: number of records.
+        other_bytes: number of bytes that are not a record.
         queues: by topic and queue id.
         places, keys: first physical offset, or hash, of each part.
         log: the identity of the log (`rmqkit.store.archive.identity`); empty in segments of releases that had none.
@@ -143,7 +144,7 @@ def write_segment(log: Buffer, start: int, out: BinaryIO, *, with_tags: bool, lo
         log_id: the identity of the log.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the segment cannot be written.
     """
     contents = contents_of(log, start, with_tags=with_tags)
     writing = _Writing(out, contents)
@@ -175,12 +176,12 @@ def write_segment(log: Buffer, start: int, out: BinaryIO, *, with_tags: bool, lo
 
 
 def _taken(column: Numbers, parts: Numbers) -> list[int]:
-    """Some numbers of a column."""
+    """Return the values of a column for some parts."""
     return [column[part] for part in parts] if isinstance(column, array) else column[parts].tolist()
 
 
 class _Writing:
-    """The parts of a segment that are written so far."""
+    """The part of a segment that is written so far."""
 
     def __init__(self, out: BinaryIO, contents: Contents) -> None:
         self._out = out
@@ -206,8 +207,8 @@ class _Writing:
 
     def _end(self, pieces: list[memoryview], first: int) -> None:
         content = b"".join(pieces)
-        # Before anything is written: a mapping with slices cannot be closed, and where the disk refuses the BufferError
-        # of that would hide why.
+        # Release the slices before the write: a mapping with slices cannot be closed, and that BufferError would hide a
+        # write error.
         for piece in pieces:
             piece.release()
         place = self.section(content)
@@ -215,13 +216,13 @@ class _Writing:
         self.blocks.append(Block(place.position, place.stored_bytes, len(content), place.crc, number, time))
 
     def places(self, start: int) -> bytes:
-        """Rows of `PLACE`, of all parts."""
+        """Return the rows of `PLACE` of all parts."""
         offsets = [start + position for position in self._contents.positions.tolist()]
         return b"".join(map(PLACE.pack, offsets, self._block_of, self._at))
 
     def section(self, content: bytes) -> Section:
-        """Compress and write something."""
-        # The CRC-32 is of what is stored, and compared before it is decompressed: changed bytes never reach the
+        """Compress and write bytes."""
+        # The CRC-32 covers the stored bytes and is compared before they are decompressed: changed bytes never reach the
         # decoder.
         stored = compress(content, Compression.ZSTD, _LEVEL)
         self._out.write(stored)
@@ -240,19 +241,19 @@ class _Writing:
 
 
 class SegmentFile:
-    """Reads one segment; keeps its directory and nothing else.
+    """A reader of one segment; it caches only the directory.
 
     Attributes:
-        directory: what the segment holds.
+        directory: the contents of the segment.
         digest: the CRC-32 of the stored directory; the directory has those of all other sections.
 
     Args:
-        name: what it is called in errors.
-        read_at: gives its bytes.
-        size: its length.
+        name: the name for errors.
+        read_at: returns bytes of the file.
+        size: the length of the file.
 
     Raises:
-        StoreError: it is none, was not written to its end, or was changed.
+        StoreError: the file is not a segment, is incomplete, or was changed.
         OSError: it cannot be read.
     """
 
@@ -260,12 +261,12 @@ class SegmentFile:
         self.name = name
         self._read_at = read_at
         if size < len(MAGIC) + FOOTER.size:
-            raise StoreError(f"{name} is no archived segment: it has {size} bytes only")
-        # Shorter where the object was cut after its length was listed.
+            raise StoreError(f"{name} is not an archived segment: it has {size} bytes only")
+        # Shorter if the object was cut after its length was listed.
         footer = read_at(size - FOOTER.size, FOOTER.size).ljust(FOOTER.size, b"\0")
         position, stored_bytes, crc, magic = FOOTER.unpack(footer)
         if magic != MAGIC or position + stored_bytes + FOOTER.size != size:
-            raise StoreError(f"{name} is no archived segment, or was not written to its end: it has no footer")
+            raise StoreError(f"{name} is not an archived segment, or was not written to its end: it has no footer")
         self.digest = crc
         content = self.section(Section(position, stored_bytes, crc))
         try:
@@ -274,7 +275,7 @@ class SegmentFile:
             raise StoreError(f"{name} has a directory that cannot be read: {error}") from None
 
     def section(self, place: Section, bytes_max: int = _SECTION_BYTES_MAX) -> bytes:
-        """The content of a part. Raises StoreError: it was changed. Raises OSError: it cannot be read."""
+        """Return the content of a section. Raises StoreError: it was changed. Raises OSError: it cannot be read."""
         return self._content(self._read_at(place.position, place.stored_bytes), place.crc, place.position, bytes_max)
 
     def _content(self, stored: bytes, crc: int, position: int, bytes_max: int) -> bytes:
@@ -286,14 +287,14 @@ class SegmentFile:
             raise StoreError(f"{self.name} is damaged at {position}: {error}") from None
 
     def blocks(self) -> list[Block]:
-        """All blocks, in the order of the queues. Raises as `section`."""
+        """Return all blocks, in the order of the queues. Raises as `section`."""
         return [Block(*row) for row in BLOCK.iter_unpack(self.section(self.directory.blocks))]
 
     def contents(self, blocks: list[Block]) -> list[bytes]:
         """Return the content of consecutive blocks with one read, up to the first damaged one.
-        Raises as `section`, where the first block is damaged."""
+        Raises as `section`, if the first block is damaged."""
         begin = blocks[0].position
-        # One read: at an object store each request costs more than the bytes.
+        # Use one read: an object store charges more for a request than for the bytes.
         stored = self._read_at(begin, sum(block.stored_bytes for block in blocks))
         found: list[bytes] = []
         for block in blocks:
@@ -305,7 +306,7 @@ class SegmentFile:
         return found
 
     def place_of(self, physical_offset: int) -> PlaceOf | None:
-        """Return where the record at a physical offset of the log lies; None where none begins. Raises as `section`."""
+        """Return the place of the record at a physical offset; None if no record begins there. Raises as `section`."""
         part = _part(self.directory.places, physical_offset)
         if part is None:
             return None
@@ -317,9 +318,9 @@ class SegmentFile:
         return PlaceOf(block, position) if found == physical_offset else None
 
     def offsets_of(self, key_hash: int) -> Iterator[int]:
-        """Physical offsets of records that have a key of this hash, in the order of the log. Raises as `section`."""
+        """Yield the physical offsets of records that have a key with this hash, in log order. Raises as `section`."""
         parts = self.directory.keys
-        # Rows of a hash may begin at the end of the part before the first one that begins with it.
+        # Rows with this hash may begin at the end of the part before the first part that begins with it.
         at = max(0, bisect_right(parts, key_hash - 1, key=lambda part: part[0]) - 1)
         for first, part in parts[at:]:
             if first > key_hash:
@@ -333,13 +334,13 @@ class SegmentFile:
 
 
 def _part(parts: list[tuple[int, Section]], value: int) -> Section | None:
-    """The part whose rows a value is among."""
+    """Return the part whose rows may include a value."""
     at = bisect_right(parts, value, key=lambda part: part[0]) - 1
     return parts[at][1] if at >= 0 else None
 
 
 def _first_row(rows: bytes, layout: struct.Struct, value: int) -> int:
-    """Position of the first row whose first number is not below a value."""
+    """Return the position of the first row whose first number is not less than a value."""
     low, high = 0, len(rows) // layout.size
     while low < high:
         middle = (low + high) // 2
@@ -351,7 +352,10 @@ def _first_row(rows: bytes, layout: struct.Struct, value: int) -> int:
 
 
 def parts_of(segment: SegmentFile) -> Iterator[tuple[int, bytes]]:
-    """All records and other bytes of a segment with their physical offsets, block by block. Raises as `section`."""
+    """Yield all records and other bytes of a segment with their physical offsets, block by block.
+
+    Raises as `section`.
+    """
     of_blocks: dict[int, list[tuple[int, int]]] = {}
     for _, part in segment.directory.places:
         for physical_offset, block, at in PLACE.iter_unpack(segment.section(part)):
@@ -366,8 +370,8 @@ def parts_of(segment: SegmentFile) -> Iterator[tuple[int, bytes]]:
 
 
 def rebuild(segment: SegmentFile) -> bytearray:
-    """The log file that a segment was made of; behind the blank's head are zeros.
-    Raises StoreError: it was changed. Raises OSError: it cannot be read."""
+    """Return the log file that a segment was made of; zeros follow the blank's head.
+    Raises StoreError: the segment was changed. Raises OSError: it cannot be read."""
     directory = segment.directory
     log = bytearray(directory.end - directory.start)
     end_of_records = directory.records_end - directory.start

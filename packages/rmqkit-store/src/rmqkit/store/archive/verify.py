@@ -1,11 +1,11 @@
-"""Checks every segment of an archive, and writes damaged and missing ones again from a store that has their log files.
+"""Checks of every segment of an archive, and repairs: segments are written again from a store with their log files.
 
-What is checked of a segment: its footer and directory, the CRC-32 of every section and block, that the blocks hold the
-whole log file without a gap, every record with the CRC-32 of its body, and its first record against its identity. Of
-the archive: names, order, missing and doubled ranges, numbers of queues that leave out messages, and that all segments
-name one log (`rmqkit.store.archive.identity`).
+The check of a segment covers its footer and directory, the CRC-32 of every section and block, that the blocks hold the
+whole log file without a gap, every record with the CRC-32 of its body, and its first record against its identity. The
+check of the archive covers names, order, missing and duplicate ranges, gaps in the numbers of queues, and that all
+segments belong to one log (`rmqkit.store.archive.identity`).
 
-One segment is in memory at a time, block by block. A repair writes as a broker does (`seal`): the segment appears whole
+One segment is in memory at a time, block by block. A repair writes like a broker (`seal`): the segment appears complete
 or not at all, and is read back. Segments of another log are never replaced.
 """
 
@@ -31,8 +31,10 @@ __all__ = ["Problem", "Report", "found_in", "repair", "verify"]
 
 
 class Problem(Struct):
-    """One thing that is wrong: the segment's name, the log from ``start`` to ``end``, and what it is. ``is_lost``: a
-    segment that is written again from a log file would mend it."""
+    """A fault: the segment's name, its range of the log from ``start`` to ``end``, and a description.
+
+    ``is_lost``: whether writing the segment again from its log file repairs the fault.
+    """
 
     name: str
     start: int
@@ -45,7 +47,7 @@ class Problem(Struct):
 
 
 class Report(Struct):
-    """The result of looking at an archive."""
+    """The result of an archive check."""
 
     segments: int = 0
     records: int = 0
@@ -56,7 +58,7 @@ class Report(Struct):
 
     @property
     def is_sound(self) -> bool:
-        """True if nothing is wrong."""
+        """Return True if there are no problems."""
         return not self.problems
 
 
@@ -65,7 +67,7 @@ def _segment(place: Place, name: str, size: int) -> SegmentFile:
 
 
 def found_in(place: Place) -> list[Found]:
-    """The segments of a place that can be read, in the order of the log. Raises OSError: it cannot be reached."""
+    """Return the readable segments of a place, in log order. Raises OSError: the place cannot be reached."""
     found = []
     for name, size in segments_in(place).items():
         try:
@@ -80,14 +82,14 @@ def verify(place: Place, progress: Callable[[int, int], None] = lambda done, tot
     """Check all segments of a place.
 
     Raises:
-        StoreError: it has none.
+        StoreError: the place has no segments.
         OSError: it cannot be reached.
     """
     sizes = segments_in(place)
     if not sizes:
         raise StoreError(f"{place} has no segments: give the folder of a broker, such as {place}/broker-a")
     found = found_in(place)
-    # Most segments decide: the others were put there by mistake.
+    # The log of most segments is the right one: the others were put there by mistake.
     named = Counter(one.directory.log for one in found if one.directory.log).most_common(1)
     report = Report(segments=len(sizes), bytes=sum(sizes.values()), log=named[0][0] if named else "")
     readable = {one.name for one in found}
@@ -130,8 +132,8 @@ def _why(place: Place, name: str, size: int) -> str:
 
 
 def _check(segment: SegmentFile) -> tuple[int, list[int]]:
-    """Read all of a segment; returns the number of its records, and the offsets of those with a changed body.
-    Raises StoreError: something is wrong with it."""
+    """Read a whole segment; return the number of its records, and the offsets of records with a changed body.
+    Raises StoreError: the segment is damaged."""
     directory, records, first = segment.directory, 0, None
     name, covered, changed = segment.name, list[tuple[int, int]](), list[int]()
     for physical_offset, part in parts_of(segment):
@@ -166,7 +168,7 @@ def _check(segment: SegmentFile) -> tuple[int, list[int]]:
 
 
 def _check_order(own: list[Found], report: Report) -> None:
-    """Add what is wrong with names and with the ranges between segments."""
+    """Add the problems with names and with the ranges between segments."""
     damaged = [problem for problem in report.problems if problem.is_lost]
     ends: dict[tuple[str, int], int] = {}
     before: Found | None = None
@@ -197,8 +199,8 @@ def repair(place: Place, report: Report, root: Path, settings: StoreSettings) ->
     """Write damaged and missing segments again from the log of a store, and check the archive again.
 
     Raises:
-        StoreError: the store is not one of this log, or is not known to be.
-        OSError: the place cannot be written, the log not be read.
+        StoreError: the store has another log, or its log is unknown.
+        OSError: the place cannot be written, or the log cannot be read.
     """
     files = _log_files(root, settings)
     log_id = _identity(place, report, root, files)
@@ -223,7 +225,7 @@ def repair(place: Place, report: Report, root: Path, settings: StoreSettings) ->
 
 
 def _log_files(root: Path, settings: StoreSettings) -> dict[int, Path]:
-    """The full files of a store's log: all but the last one."""
+    """Return the full files of a store's log: all but the last one."""
     paths = [settings.store_path_commit_log, settings.read_only_commit_log_store_paths]
     roots = [Path(text.strip()).expanduser() for path in paths for text in path.split(",") if text.strip()]
     files = {
@@ -236,7 +238,7 @@ def _log_files(root: Path, settings: StoreSettings) -> dict[int, Path]:
 
 
 def _identity(place: Place, report: Report, root: Path, files: dict[int, Path]) -> str:
-    """The identity for new segments. Raises StoreError: it is unknown whether the store has this log."""
+    """Return the identity for new segments. Raises StoreError: it is unknown whether the store has this log."""
     known = identity_in(root)
     if known and report.log and known != report.log:
         raise StoreError(f"{root} has log {known}, and the archive {place} is of log {report.log}: give another store")

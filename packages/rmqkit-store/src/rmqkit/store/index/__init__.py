@@ -1,1 +1,1 @@
-"""IndexFiles: messages found by their keys."""
+"""The index files, which find messages by their keys."""

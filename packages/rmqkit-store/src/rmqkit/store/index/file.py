@@ -8,17 +8,18 @@
             i32 indexCount
     entry   i32 keyHash | i64 phyOffset | i32 timeDiff (seconds after beginTimestamp) | i32 prevIndex
 
-A slot holds the number of its newest entry, an entry the number of the one before it; 0 ends the chain. ``indexCount``
-is the next free number and starts at 1, so a full file holds one entry less than it has room for. Keys of a message
-are its UNIQ_KEY, every word of KEYS, and ``T#`` + TAGS (5.4); hashed is ``topic#key``. The hash alone is compared:
-whoever asks checks the key in the record.
+A slot holds the number of its newest entry, an entry the number of the entry before it; 0 ends the chain.
+``indexCount`` is the next free number and starts at 1, so a full file holds one entry less than its capacity. The keys
+of a message are its UNIQ_KEY, every word of KEYS, and ``T#`` + TAGS (5.4). The hash is that of ``topic#key``. Only
+hashes are compared: the caller must check the key in the record.
 
-What is put waits in memory for `IndexFile.write`.
+New keys stay in memory until `IndexFile.write`.
 
-Entries and header are written with ``pwrite``, slots through a mapping: three keys a message would be three writes of
-four bytes. Header and slots have their blocks before they are mapped, so a full disk is an error, not a signal.
-Whoever reads beside a live broker finds whole chains: entries are written first, then slots, and the header last.
-Owner thread only. Not handled here: which files there are, and when keys are entered (`message_index`).
+Entries and header are written with ``pwrite``, slots through a mapping: the three keys of a message would be three
+writes of four bytes. The blocks of header and slots are allocated before they are mapped, so a full disk is an error,
+not a signal. A process that reads beside a live broker finds complete chains: entries are written first, then slots,
+and the header last. Owner thread only. Not handled here: the list of files, and when keys
+are entered (`message_index`).
 Source: store.md §7.
 """
 
@@ -58,10 +59,10 @@ _head_hash = functools.lru_cache(maxsize=1024)(java_hash)
 
 
 def key_hash(topic: str, key: str) -> int:
-    """The hash an index file stores for a key: ``abs`` of Java's hash of ``topic#key``. Source: store.md §7.2."""
+    """Return the hash of a key in index files: ``abs`` of Java's hash of ``topic#key``. Source: store.md §7.2."""
     if not key.isascii():
         h = java_hash(f"{topic}#{key}")
-    elif len(key) == 32:  # the hash runs from left to right, and a producer's unique keys differ at their end only
+    elif len(key) == 32:  # Java hashes from left to right, and a producer's unique keys differ only at their end
         a, b, c, d = key[_UNIQUE_KEY_HEAD:].encode()
         h = _head_hash(f"{topic}#{key[:_UNIQUE_KEY_HEAD]}") * 923521 + a * 29791 + b * 961 + c * 31 + d  # 31⁴, 31³, 31²
     else:
@@ -78,14 +79,14 @@ def _tags_hash(topic: str, tags: bytes) -> int:
 
 
 def keys_of(properties: bytes) -> set[str]:
-    """The keys that a record is found by: its UNIQ_KEY, the words of its KEYS, ``T#`` and its TAGS."""
+    """Return the keys of a record: its UNIQ_KEY, the words of its KEYS, ``T#`` and its TAGS."""
     unique_key, words, tags = [value.decode("utf-8", "replace") for value in find_keys(properties)]
     return {unique_key, *words.split(" "), *([f"T#{tags}"] if tags else [])} - {""}
 
 
 def key_hashes(topic: str, keys: Keys, *, with_tags: bool) -> list[int]:
-    """The hashes a record is indexed under, in the order of its entries. Source: store.md §7.2.
-    ``with_tags``: whether TAGS is a key, too, as with 5.4 brokers."""
+    """Return the hashes of a record's keys, in the order of its entries. Source: store.md §7.2.
+    ``with_tags``: whether TAGS is a key, too, as it is for 5.4 brokers."""
     unique_key, words, tags = keys
     hashes: list[int] = []
     if unique_key:
@@ -121,7 +122,7 @@ class IndexFile:
 
     @classmethod
     def create(cls, path: Path, slot_count: int, entry_count: int) -> IndexFile:
-        """A new file. Raises OSError: the disk refused."""
+        """Create a file. Raises OSError: it cannot be created."""
         file_bytes = HEADER.size + slot_count * SLOT.size + entry_count * ENTRY.size
         file = MappedFile.create(path, 0, file_bytes)
         file.wrote = file_bytes
@@ -129,17 +130,17 @@ class IndexFile:
 
     @property
     def is_full(self) -> bool:
-        """Return True if no entry fits any more."""
+        """Return True if no further entry fits."""
         return self.index_count >= self._entry_count
 
     def begin_after(self, timestamp: int, offset: int) -> None:
-        """Take over the end of the file before."""
+        """Begin with the end of the previous file."""
         self.begin_timestamp = self.end_timestamp = timestamp
         self.begin_offset = self.end_offset = offset
         self._write_header()
 
     def put(self, hashes: list[int], physical_offset: int, store_timestamp: int) -> int:
-        """Enter the keys of one record, in memory until `write`; returns how many of them fit."""
+        """Add the keys of one record, in memory until `write`; return how many of them fit."""
         number = first = self.index_count
         count = min(len(hashes), self._entry_count - first)
         if count <= 0:
@@ -150,7 +151,7 @@ class IndexFile:
         for hashed in hashes[:count]:
             slot = hashed % slot_count
             previous = newest.get(slot) or _unpack_slot(slots, HEADER.size + slot * 4)[0]
-            # A number behind the own one is damage, and would make a chain that runs in a circle.
+            # A number greater than the own one is damage, and would make a circular chain.
             if not 0 < previous <= number:
                 previous = 0
                 self.slots_used += 1
@@ -159,14 +160,14 @@ class IndexFile:
             if number == 1:  # the first entry of a file moves its beginning
                 self.begin_offset, self.begin_timestamp, seconds = physical_offset, store_timestamp, 0
             number += 1
-        assert number <= self._entry_count, "numbers begin at 1: a full file has one entry less than room for"
+        assert number <= self._entry_count, "numbers begin at 1: a full file has one entry less than its capacity"
         self.index_count = number
         self.end_offset, self.end_timestamp = physical_offset, store_timestamp
         return count
 
     def put_run(self, hashes: Ints, physical_offsets: Ints, store_timestamps: Ints) -> int:
-        """`put` for many keys at once, with numpy; all but the header is written. Returns how many fit.
-        Raises OSError: the disk refused."""
+        """Add many keys at once with numpy, like `put`; write everything except the header. Return how many fit.
+        Raises OSError: the write failed."""
         import numpy as np
 
         if self._entries:
@@ -178,7 +179,7 @@ class IndexFile:
         table = np.frombuffer(self._mapped_slots(), ">i4", self._slot_count, HEADER.size)
         slots = hashes[:count] % self._slot_count
         numbers = np.arange(first, first + count, dtype="i4")
-        order = np.argsort((slots << count.bit_length()) + np.arange(count))  # stable, at a quarter of the time
+        order = np.argsort((slots << count.bit_length()) + np.arange(count))  # a stable sort, four times as fast
         in_order = slots[order]
         is_first = np.diff(in_order, prepend=-1) != 0
         known = table[in_order].astype("i4")
@@ -192,8 +193,8 @@ class IndexFile:
         entries["previous"][order] = np.where(is_first, known, np.roll(numbers[order], 1))
         self.file.write(self._entries_at + first * ENTRY.size, entries.tobytes())
         assert len(in_order) == count, "every key has a slot"
-        table[in_order] = numbers[order]  # of a slot that comes several times the last one stays
-        # Only now: a write that is refused is tried again, and counts its slots again.
+        table[in_order] = numbers[order]  # for a repeated slot the last number stays
+        # Update the counts after the write: a failed write is repeated, and would count its slots twice.
         if first == 1:
             self.begin_offset, self.begin_timestamp = int(physical_offsets[0]), int(store_timestamps[0])
         self.slots_used += used
@@ -203,9 +204,11 @@ class IndexFile:
         return count
 
     def put_hashed(self, rows: bytes, first_timestamp: int, last_timestamp: int) -> bool:
-        """`put` for many records with the compiled core; all but the header is written. False, with nothing done, when
-        not all of their keys fit. ``rows``: as `index_entries` takes them; ``first_timestamp``, ``last_timestamp``:
-        storeTimestamp of the first and the last record that has a key. Raises OSError: the disk refused."""
+        """Add the keys of many records with the compiled core, like `put`; write everything except the header. Return
+        False, with nothing done, if not all of their keys fit.
+        ``rows``: the input of `index_entries`. ``first_timestamp``, ``last_timestamp``: storeTimestamp of the first and
+        the last record that has a key.
+        Raises OSError: the write failed."""
         if self._entries:
             self.write()
         first, table = self.index_count, self._mapped_slots()
@@ -213,7 +216,7 @@ class IndexFile:
         if made is None:
             return False
         entries, changes, used = made
-        assert entries, "there is a key among them"
+        assert entries, "the rows have a key"
         self.file.write(self._entries_at + first * ENTRY.size, entries)
         set_slots(table, self._slot_count, changes)
         if first == 1:  # the first entry of a file moves its beginning
@@ -231,16 +234,16 @@ class IndexFile:
         return seconds.clip(0, _I32_MAX)
 
     def _mapped_slots(self) -> mmap.mmap:
-        """Header and slots, to be changed in place.
-        They get their blocks first: through a mapping a disk without room could only answer with a signal.
-        Raises OSError: the disk has no room for them."""
+        """Return header and slots as a mapping, to be changed in place.
+        Their blocks are allocated first: a full disk could only send a signal for a write through a mapping.
+        Raises OSError: the disk has no space for them."""
         if self._slots is None:
             reserve(self.file.fd, self._entries_at)
             self._slots = mmap.mmap(self.file.fd, self._entries_at)
         return self._slots
 
     def forget(self) -> int:
-        """Forget what was put and not written. Returns the physical offset of the last record that was."""
+        """Drop the keys that are not written. Return the physical offset of the last written record."""
         self.release()
         self._entries = bytearray()
         self._newest.clear()
@@ -251,12 +254,12 @@ class IndexFile:
         return self.end_offset
 
     def release(self) -> None:
-        """Give the mapping of the slots back: nothing is put any more, or not soon."""
+        """Unmap the slots; call it when no key is added soon."""
         self._slots = None
 
     def write(self) -> None:
-        """Write what was put: entries first and the header last, so that no chain leads nowhere.
-        Raises OSError: the disk refused; what is in memory stays there for another try."""
+        """Write the keys in memory: entries first and the header last, so that every chain is complete.
+        Raises OSError: the write failed; the keys stay in memory for another attempt."""
         if self._entries:
             first = self.index_count - len(self._entries) // ENTRY.size
             self.file.write(self._entries_at + first * ENTRY.size, self._entries)
@@ -302,7 +305,7 @@ class IndexFile:
         return faults
 
     def _entry(self, number: int) -> tuple[int, int, int, int] | None:
-        """An entry of the file as it was opened; None for zeros, and behind the last one."""
+        """Return an entry of the opened file; None for zeros, and after the last entry."""
         if number >= self._entry_count:
             return None
         entry: tuple[int, int, int, int] = ENTRY.unpack(
@@ -317,8 +320,8 @@ class IndexFile:
     def find(
         self, hashed: int, count_max: int, begin: int, end: int, accept: Callable[[int], bool] | None = None
     ) -> list[int]:
-        """Physical offsets entered under a hash between two times, newest first.
-        ``accept``: whether the record at an offset has the key itself; those that have not are left out."""
+        """Return the physical offsets entered under a hash between two times, newest first.
+        ``accept``: returns True if the record at an offset has the key; other records are omitted."""
         found: list[int] = []
         view = self.file.view
         number = SLOT.unpack_from(view, HEADER.size + hashed % self._slot_count * 4)[0]
@@ -330,7 +333,7 @@ class IndexFile:
                 break
             if entry_hash == hashed and timestamp <= end and (accept is None or accept(physical_offset)):
                 found.append(physical_offset)
-            if previous >= number:  # chains lead backwards; anything else is damage
+            if previous >= number:  # chains go backwards; anything else is damage
                 break
             number = previous
         return found

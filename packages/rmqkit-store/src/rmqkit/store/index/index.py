@@ -1,25 +1,25 @@
 """The index: messages by key, in files named by their creation time (``IndexService``).
 
-A file that is not full is worthless after a crash: it is deleted at load, and recovery enters the keys of the records
-that it walks over again. So keys may wait in memory. They are entered `_WAITING_MAX` messages at a time, or fewer
-messages with many keys, after `_WAITING_MS` at the next message, and before a query or a clean stop. Under load numpy
-enters all of them at once.
+A file that is not full is useless after a crash: it is deleted at load, and recovery enters the keys of the records
+that it scans. So keys may stay in memory. They are entered `_WAITING_MAX` messages at a time (fewer messages if they
+have many keys), at the next message after `_WAITING_MS`, and before a query or a clean stop. Under load numpy enters
+all of them at once.
 
-``indexfiles``, a note (`rmqkit.store.files`), lists the files that a start has to find: nothing else in a store
-reveals that an index file is missing. A full file is listed once it is on the disk, the newest file after a clean stop.
-A missing file stays listed, and every start logs it, until it would have expired or the index is rebuilt.
+``indexfiles``, a note (`rmqkit.store.files`), lists the files that a start must find: nothing else in a store reveals
+that an index file is missing. A full file is listed once it is on the disk, the newest file after a clean stop. A
+missing file stays listed, and every start logs it, until it would have expired or the index is rebuilt.
 
-The index follows the log and never holds it up. In a running store (`MessageIndex.may_fall_behind`) a refused write
-does not raise:
+The index follows the log and never blocks it. In a running store (`MessageIndex.may_fall_behind`) a failed write does
+not raise:
 
 ===========================  ===========================================================================================
-state                        then
+state                        behaviour
 ===========================  ===========================================================================================
-up to date                   ``put`` keeps keys in memory, and enters them when they are due
-``is_behind``                the disk refused. The keys that waited then stay in memory. Later ones are not kept: the
-                             index stores only where they begin, ``behind_from``
-`retry` succeeded            the keys that waited are entered; `put_missed` enters those from ``behind_from`` on
-an unexpected error          what is in memory is forgotten, and ``behind_from`` is the end of the newest file
+up to date                   ``put`` holds keys in memory, and enters them when they are due
+``is_behind``                a write failed. The waiting keys stay in memory. Later keys are not held: the index stores
+                             only the offset of the first one, ``behind_from``
+`retry` succeeded            the waiting keys are entered; `put_missed` enters those from ``behind_from`` on
+an unexpected error          the keys in memory are dropped, and ``behind_from`` is the end of the newest file
 ===========================  ===========================================================================================
 
 Owner thread only, except `MessageIndex.sync_full`. Source: store.md §7.
@@ -61,21 +61,21 @@ _WAITING_MAX = 1024
 _WAITING_MS = 1000
 _WAITING_WORDS = 8 << 10
 _WAITING_BYTES = 512 << 10
-"""Bounds of words and bytes in the property strings that wait: 1,024 messages of 16,000 keys each took 12 s at once."""
+"""Bounds of words and bytes in the waiting property strings: 1,024 messages of 16,000 keys each took 12 s at once."""
 _LOOK_BYTES = 16 << 10
-"""After so much of the log those bounds are looked at."""
+"""Bytes of log after which these bounds are checked."""
 _COLUMNS_MIN = 128
-"""Messages from which on numpy is faster than the plain code."""
+"""Number of messages from which numpy is faster than the plain code."""
 _YEAR_9999_MS = 253_370_764_800_000
 _COLUMNS = "rmqkit.store.index.property_columns"
 INDEX_NOTE = "indexfiles"
-"""The note of index files, beside their directory."""
+"""Name of the note of index files, beside their directory."""
 
 
 class KeyQuery(Struct):
     """The result of a query by key.
-    ``physical_offsets``: of the records, ascending.
-    ``last_update_timestamp``, ``last_update_offset``: newest entry of the newest file, 0 without files."""
+    ``physical_offsets``: offsets of the records, ascending.
+    ``last_update_timestamp``, ``last_update_offset``: those of the newest entry of the newest file, 0 without files."""
 
     physical_offsets: list[int]
     last_update_timestamp: int = 0
@@ -103,12 +103,12 @@ class _Keyed(Struct, gc=False):
 
 
 class KeyRows(Struct, gc=False):
-    """The keys of records that were stored together, as the compiled core hashed them.
+    """The keys of records that were stored together, hashed by the compiled core.
 
     Attributes:
-        physical_offset, last_offset: of the first and the last record.
-        count, key_count: of the records, and of their keys.
-        rows: as `index_entries` takes them.
+        physical_offset, last_offset: offset of the first and of the last record.
+        count, key_count: number of records, and of their keys.
+        rows: the input of `index_entries`.
     """
 
     physical_offset: int
@@ -140,12 +140,12 @@ class MessageIndex:
     """All index files of a store, oldest first.
 
     Args:
-        tags_as_keys: whether TAGS are indexed too, as 5.4 does.
+        tags_as_keys: whether TAGS are indexed too, as in 5.4.
 
     Attributes:
-        may_fall_behind: whether a refused write leaves the index behind the log; else it raises OSError.
+        may_fall_behind: whether a failed write leaves the index behind the log; else it raises OSError.
         behind_from: physical offset of the first record whose keys are neither in the files nor in memory, or None.
-        failure: why the index is behind, or None.
+        failure: the error that put the index behind, or None.
     """
 
     def __init__(self, directory: Path, slot_count: int, entry_count: int, *, tags_as_keys: bool = True) -> None:
@@ -183,8 +183,8 @@ class MessageIndex:
         return f"rmq store rebuild {shlex.quote(str(self.directory.parent))} --index"
 
     def check(self) -> None:
-        """Look at every file without changing anything.
-        Raises StoreMismatch: a file has another length than the settings say."""
+        """Check every file without changing anything.
+        Raises StoreMismatch: the length of a file does not match the settings."""
         for path in self._on_disk():
             length = path.stat().st_size
             if length not in (0, self._file_bytes):
@@ -202,8 +202,9 @@ class MessageIndex:
         log_start: int = 0,
         stored_at: Callable[[int], int | None] = lambda physical_offset: None,
     ) -> None:
-        """Take over the files on the disk; after a crash only those that were full and flushed.
-        ``stored_at``: storeTimestamp of the record at a physical offset, None without one: headers are held against it.
+        """Load the files on the disk; after a crash only files that were full and flushed.
+        ``stored_at``: returns the storeTimestamp of the record at a physical offset, None
+        without a record, to check headers.
         ``durable_timestamp``: the checkpoint's indexMsgTimestamp.
         ``log_start``: physical offset of the first byte of the log; a file that ends before it has expired."""
         self._note = _read_note(self._note_path)
@@ -223,7 +224,7 @@ class MessageIndex:
                 continue
             mapped = MappedFile(path, 0, self._file_bytes, wrote=self._file_bytes)
             file = IndexFile(mapped, self._slot_count, self._entry_count)
-            # Of others a crash may have left any part: they are deleted.
+            # A crash may have left any part of the other files: they are deleted.
             is_noted_full = path.name in self._note and self._note[path.name].is_full
             if (clean or is_noted_full) and (faults := file.header_faults(stored_at)):
                 _log.warning(
@@ -231,7 +232,7 @@ class MessageIndex:
                     *(path, ", ".join(faults), self._rebuild),
                 )
                 file.write()
-            # several files may end in the same ms: of those the first is certainly on the disk
+            # Several files may end in the same ms: only the first of them is certainly on the disk.
             is_durable = file.end_timestamp < durable_timestamp or (
                 file.end_timestamp == durable_timestamp and not (files and files[-1].end_timestamp == durable_timestamp)
             )
@@ -242,15 +243,15 @@ class MessageIndex:
                 mapped.delete()
         self.files = tuple(files)
         self._current = files[-1] if files else None
-        if len(files) < len(self._note) - len(self._missing):  # what was deleted here is not missed by the next start
+        if len(files) < len(self._note) - len(self._missing):  # deleted files must not count as missing
             self._write_note(self.files)
 
     def sync_full(self, durable_offset: int) -> int:
         """Wait until the files that became full are on the disk; called from a flush thread.
-        A file that knows more than the disk's log waits: what a power cut takes from the log is never in a file kept.
+        A file with records that are not durable in the log waits: records that a power cut removes must not be in it.
         ``durable_offset``: physical offset up to which the log is on the disk.
-        Returns the end timestamp of the newest of them, 0 without any.
-        Raises OSError: the disk refused."""
+        Returns the end timestamp of the newest synced file, 0 without a file.
+        Raises OSError: the sync failed."""
         timestamp = 0
         while self._full and self._full[0].end_offset < durable_offset:
             file = self._full[0]
@@ -263,7 +264,7 @@ class MessageIndex:
         return timestamp
 
     def sync(self, durable_offset: int) -> None:
-        """Wait until every file is on the disk, as a clean stop does. Raises OSError: the disk refused."""
+        """Wait until every file is on the disk, for a clean stop. Raises OSError: the sync failed."""
         self.sync_full(durable_offset)
         if self._current is not None:
             self._current.file.sync()
@@ -275,7 +276,10 @@ class MessageIndex:
         return self.directory.parent / INDEX_NOTE
 
     def _write_note(self, files: tuple[IndexFile, ...]) -> None:
-        """Note files that are on the disk, and those that are missing. A disk that refuses costs only the note."""
+        """Note the files that are on the disk, and those that are missing.
+
+        If the write fails, only the note is lost.
+        """
         note = self._missing | {one.file.path.name: _NotedFile(one.end_offset, one.is_full) for one in files}
         if note == self._note:
             return
@@ -287,7 +291,7 @@ class MessageIndex:
         self._note = note
 
     def close(self) -> None:
-        """Give back descriptors and mappings."""
+        """Close descriptors and mappings."""
         for file in self.files:
             file.release()
             file.file.close()
@@ -296,19 +300,19 @@ class MessageIndex:
 
     @property
     def is_behind(self) -> bool:
-        """True while the index lacks keys that it should have by now."""
+        """Return True if the index lacks keys that should have been entered."""
         return self._is_behind or self.behind_from is not None
 
     def retry(self) -> bool:
-        """Enter the keys that waited when the disk refused. Returns whether they are in the files now."""
+        """Enter the keys that waited when a write failed. Return True if they are in the files now."""
         return self._enter_or_fall_behind()
 
     def put_missed(self, records: Sequence[HasKeys], end: int, *, is_last: bool) -> bool:
         """Enter records of the log from ``behind_from`` up to the physical offset ``end``, after `retry` succeeded.
-        Returns whether the disk took them.
-        ``is_last``: whether the dispatched log ends there."""
+        Return True if they were written.
+        ``is_last``: whether the dispatched log ends at ``end``."""
         assert self.behind_from is not None, "the index is behind"
-        assert not self._is_behind, "a retry succeeded"
+        assert not self._is_behind, "retry() succeeded"
         start, self.behind_from = self.behind_from, None
         self._taken = start - 1
         self.put_all(records)
@@ -320,8 +324,9 @@ class MessageIndex:
         return is_entered
 
     def _enter_or_fall_behind(self, *, is_up_to_date: bool = True) -> bool:
-        """`enter`; in a running store a refusal leaves the index behind. Returns whether the disk took all.
-        ``is_up_to_date``: whether nothing else is missing then. Raises OSError: in a store that does not run."""
+        """Call `enter`; in a running store a failed write leaves the index behind. Return True if all was written.
+        ``is_up_to_date``: whether no other key is missing then. Raises OSError: a write failed in
+        a store that does not run."""
         waiting = self._waiting
         begins_at = waiting[0].physical_offset if waiting else self._taken + 1
         try:
@@ -351,7 +356,7 @@ class MessageIndex:
         self.failure = error
 
     def _start_over(self, error: Exception, begins_at: int) -> None:
-        """Forget what is in memory after an error that nobody expected; the log has the keys from the file's end on."""
+        """Drop the keys in memory after an unexpected error; the log has the keys after the end of the file."""
         if self.failure is None:
             _log.error(
                 "index %s: an unexpected error, the keys are read from the log again; if keys find nothing, run: %s",
@@ -368,7 +373,7 @@ class MessageIndex:
         self.behind_from = begins_at if self.behind_from is None else min(begins_at, self.behind_from)
 
     def _misses(self, physical_offset: int) -> bool:
-        """Return True if the index is behind in a running store and takes a record from the log later."""
+        """Return True if the index is behind in a running store, so that it reads a record from the log later."""
         if not self.may_fall_behind or not self.is_behind:
             return False
         if self.behind_from is None and physical_offset > self._taken:
@@ -378,9 +383,9 @@ class MessageIndex:
     # ---- building
 
     def put(self, topic: str, physical_offset: int, store_timestamp: int, properties: bytes) -> None:
-        """Take over the keys of one record; they are entered with those of the following ones, or by `enter`.
-        Records come in log order; one that came before is ignored.
-        Raises OSError: the disk refused; another try goes on where this one stopped."""
+        """Accept the keys of one record; they are entered with those of later records, or by `enter`.
+        Records must come in log order; a repeated record is ignored.
+        Raises OSError: the write failed; another attempt continues where this one stopped."""
         self._put(_Keyed(topic, physical_offset, store_timestamp, properties))
 
     def _put(self, record: HasKeys) -> None:
@@ -396,7 +401,7 @@ class MessageIndex:
             self._enter_or_fall_behind()
 
     def _is_due(self, store_timestamp: int) -> bool:
-        """Return True if enough keys wait, or for long enough, when a record of some time has come."""
+        """Return True if enough keys wait, or for long enough, at the time of a new record."""
         waiting = self._waiting
         if self._waiting_count >= _WAITING_MAX or store_timestamp - waiting[0].store_timestamp > _WAITING_MS:
             return True
@@ -410,7 +415,7 @@ class MessageIndex:
         return self._words >= _WAITING_WORDS or self._bytes >= _WAITING_BYTES
 
     def put_all(self, records: Sequence[HasKeys]) -> None:
-        """`put` for several records, which are kept until they are entered. Raises OSError: as `put`."""
+        """Accept the keys of several records, which are held until they are entered. Raises OSError: as `put`."""
         assert not records or records[0].physical_offset <= records[-1].physical_offset, "records come in log order"
         if records and self._misses(records[0].physical_offset):
             return
@@ -425,7 +430,7 @@ class MessageIndex:
             self._enter_or_fall_behind()
 
     def put_rows(self, rows: KeyRows) -> None:
-        """`put_all` for records whose keys the compiled core hashed. Raises OSError: as `put`."""
+        """Accept the keys of records that the compiled core hashed. Raises OSError: as `put`."""
         if self._misses(rows.physical_offset):
             return
         if self._is_behind or rows.physical_offset <= self._taken:
@@ -441,10 +446,10 @@ class MessageIndex:
             self._enter_or_fall_behind()
 
     def put_run(self, offsets: Ints, store_timestamps: Ints, rows: Ints, hashes: Ints) -> None:
-        """`put` for many records at once, with numpy; the next `enter` writes what is still in memory.
+        """Accept the keys of many records at once, with numpy; the next `enter` writes those that are still in memory.
         ``offsets``, ``store_timestamps``: physical offset and storeTimestamp of each record, in log order.
-        ``rows``, ``hashes``: the keys in their order: which record each belongs to, and its hash.
-        Raises OSError: the disk refused."""
+        ``rows``, ``hashes``: for each key in order, the row of its record and its hash.
+        Raises OSError: the write failed."""
         if not len(offsets) or self._misses(int(offsets[0])):
             return
         if self._waiting:
@@ -466,7 +471,7 @@ class MessageIndex:
         self._taken = max(self._taken, int(offsets[-1]))
 
     def _put_keys(self, offsets: Ints, store_timestamps: Ints, hashes: Ints) -> Iterator[int]:
-        """Enter keys with numpy, in as many files as it takes; yields after each how many are entered."""
+        """Enter keys with numpy, in as many files as needed; after each file yield the number of entered keys."""
         key = 0
         while key < len(hashes):
             current = self._current
@@ -476,7 +481,10 @@ class MessageIndex:
             yield key
 
     def enter(self) -> None:
-        """Enter the keys that wait. Raises OSError: the disk refused; another try goes on where this one stopped."""
+        """Enter the waiting keys.
+
+        Raises OSError: the write failed; another attempt continues where this one stopped.
+        """
         self._is_behind = True
         self._looked = self._words = self._bytes = self._waiting_count = 0
         waiting = self._waiting
@@ -490,12 +498,12 @@ class MessageIndex:
             waiting.popleft()
         if self._current is not None:
             self._current.write()
-        # Only now: where the disk refused, the next put comes back here, with what still waits.
+        # Reset after the write: if it fails, the next put calls this method again for the keys that still wait.
         self._is_behind = False
 
     def _enter_hashed(self) -> None:
-        """Enter the keys that wait with the compiled core, where they fit into the file; equal to doing it one by one,
-        which is left to who called it where they do not."""
+        """Enter the waiting keys with the compiled core if they fit into the file, with the same result as one by one.
+        Otherwise the caller enters them one by one."""
         rows = [one if isinstance(one, KeyRows) else self._row(one) for one in self._waiting]
         keyed = [one for one in rows if one.key_count]
         current = self._current
@@ -505,7 +513,7 @@ class MessageIndex:
             self._waiting.clear()
             self._has_rows = False
             return
-        assert current is not None, "there is a file for what has keys"
+        assert current is not None, "records with keys have a file"
         ends = keyed[0].store_timestamp, keyed[-1].store_timestamp
         if keyed[0].physical_offset >= current.end_offset and current.put_hashed(
             b"".join([one.rows for one in keyed]), *ends
@@ -513,11 +521,11 @@ class MessageIndex:
             self._waiting.clear()
         else:
             self._waiting = deque([record for one in rows for record in _each_of(one)])
-        # Only now: where a write was refused the rows still wait, and the next try has to come here again.
+        # Reset after the write: if it fails the rows still wait, and the next attempt must call this method again.
         self._has_rows = False
 
     def _row(self, record: HasKeys) -> KeyRows:
-        """A record that is not hashed by the core."""
+        """Return the row of a record that the core has not hashed."""
         hashes = record.hashes
         if hashes is None:
             keys = record.keys or find_keys(record.properties)
@@ -527,8 +535,8 @@ class MessageIndex:
         return KeyRows(at, at, record.store_timestamp, 1, count, _ROW.pack(at, record.store_timestamp, count) + hashes)
 
     def _has_columns(self) -> bool:
-        """Return True if numpy is there; who could use it first has it loaded, in a thread: that takes a quarter
-        second."""
+        """Return True if numpy is loaded; the first call that could use it starts a thread that loads it, which takes a
+        quarter of a second."""
         if _COLUMNS in sys.modules:
             return self._loading is None or not self._loading.is_alive()
         if self._loading is None and has_numpy():
@@ -539,7 +547,7 @@ class MessageIndex:
         return False
 
     def _enter_run(self) -> None:
-        """Enter the keys that wait with numpy, equal to doing it one by one."""
+        """Enter the waiting keys with numpy, with the same result as one by one."""
         import numpy as np
 
         waiting = self._waiting
@@ -555,7 +563,7 @@ class MessageIndex:
         waiting.clear()
 
     def _waiting_hashes(self) -> tuple[Ints, Ints]:
-        """The keys of the records that wait, in their order: which record each belongs to, and its hash."""
+        """Return for each key of the waiting records, in order, the row of its record and its hash."""
         import numpy as np
 
         from rmqkit.store.index.property_columns import PropertyColumns
@@ -569,13 +577,13 @@ class MessageIndex:
         numbers = {topic: number for number, topic in enumerate(dict.fromkeys(topics))}
         topic_of_row = np.fromiter(map(numbers.__getitem__, topics), "i8", len(topics))
         known = [one.keys for one in waiting if one.keys is not None]
-        # Members of batches and what is read from the log were not taken apart before: all strings are, at once.
+        # Keys of batch messages and of records from the log are not known yet: all property strings are parsed at once.
         is_known = len(known) == len(waiting)
         columns = PropertyColumns.of_keys(known) if is_known else PropertyColumns([one.properties for one in waiting])
         return columns.keys(list(numbers), topic_of_row, with_tags=self.tags_as_keys)
 
     def _enter(self, record: HasKeys) -> None:
-        assert not isinstance(record, KeyRows), "rows are entered together, or taken apart"
+        assert not isinstance(record, KeyRows), "rows are entered together, or split"
         physical_offset, store_timestamp = record.physical_offset, record.store_timestamp
         if record.hashes is not None:
             hashes: list[int] = memoryview(record.hashes).cast("i").tolist()
@@ -589,7 +597,7 @@ class MessageIndex:
             current = self._create(store_timestamp)
         if physical_offset < current.end_offset:
             return
-        # A message of many keys goes on in the next file; a reader finds it by whichever key it asks for.
+        # A message with many keys continues in the next file; a reader finds it by any of its keys.
         while hashes:
             entered = current.put(hashes, physical_offset, store_timestamp)
             hashes = hashes[entered:]
@@ -597,13 +605,13 @@ class MessageIndex:
                 current = self._create(store_timestamp)
 
     def _create(self, now_ms: int) -> IndexFile:
-        """A new file, named by the time and behind all others."""
+        """Create a file, named by the time and sorted after all others."""
         if self._current is not None:
             self._current.write()
             self._current.release()
         newest = self.files[-1].file.path.name if self.files else ""
         name = file_name(now_ms, newest)
-        assert name > newest, "files are found oldest first by their names, also where a clock was set back"
+        assert name > newest, "file names ascend, even if a clock was set back"
         file = IndexFile.create(self.directory / name, self._slot_count, self._entry_count)
         if self.files:
             try:
@@ -617,7 +625,7 @@ class MessageIndex:
         return file
 
     def drop_expired(self, min_physical_offset: int) -> int:
-        """Delete files, never the newest, that hold nothing at or behind an offset; returns how many.
+        """Delete files, never the newest, whose records are all before an offset; return their number.
         Raises OSError: a file cannot be deleted; the next call tries it again."""
         count = 0
         while len(self.files) > 1 and self.files[0].end_offset < min_physical_offset:
@@ -626,7 +634,7 @@ class MessageIndex:
             count += 1
         return count
 
-    # ---- asking
+    # ---- queries
 
     def query(
         self,
@@ -637,9 +645,11 @@ class MessageIndex:
         end: int,
         accept: Callable[[int], bool] | None = None,
     ) -> KeyQuery:
-        """Records that may have a key and were stored between two times (ms, inclusive). Source: store.md §7.5.
-        ``accept``: whether the record at a physical offset has it; without it some only share the key's hash.
-        Raises OSError: keys that waited cannot be entered, and the index may not fall behind."""
+        """Return the records that may have a key and were stored between two times (ms,
+        inclusive). Source: store.md §7.5.
+        ``accept``: returns True if the record at a physical offset has the key; without it
+        some only share the key's hash.
+        Raises OSError: waiting keys cannot be entered, and the index may not fall behind."""
         self._enter_or_fall_behind()
         found: list[int] = []
         hashed = key_hash(topic, key)
@@ -655,7 +665,7 @@ class MessageIndex:
 
 
 def _each_of(rows: KeyRows) -> Iterator[HasKeys]:
-    """The records one by one."""
+    """Yield the records one by one."""
     at = 0
     while at < len(rows.rows):
         physical_offset, store_timestamp, count = _ROW.unpack_from(rows.rows, at)
@@ -665,15 +675,15 @@ def _each_of(rows: KeyRows) -> Iterator[HasKeys]:
 
 
 def missing_files(directory: Path, *, clean: bool, log_start: int) -> list[Path]:
-    """The index files that a start has to find and would not.
-    ``clean``: whether the store was closed in order.
+    """Return the index files that a start must find and that are missing.
+    ``clean``: whether the store was closed cleanly.
     ``log_start``: physical offset of the first byte of the log."""
     note = _read_note(directory.parent / INDEX_NOTE)
     return [directory / name for name in _missing_of(note, directory, clean=clean, log_start=log_start)]
 
 
 def full_files(directory: Path) -> set[str]:
-    """The names of the index files that were noted when they were full and on the disk."""
+    """Return the names of the index files that were noted as full and durable."""
     return {name for name, one in _read_note(directory.parent / INDEX_NOTE).items() if one.is_full}
 
 
@@ -682,8 +692,8 @@ def _read_note(path: Path) -> _Note:
 
 
 def _missing_of(note: _Note, directory: Path, *, clean: bool, log_start: int) -> _Note:
-    """Files of a note that are not on the disk. After a crash the newest one, which was not full, is not asked for:
-    a start before may have deleted it."""
+    """Return the files of a note that are not on the disk. After a crash skip the newest one, which was not full: an
+    earlier start may have deleted it."""
     return {
         name: one
         for name, one in note.items()
@@ -696,8 +706,11 @@ def _has_content(path: Path) -> bool:
 
 
 def file_name(now_ms: int, newest: str) -> str:
-    """The name of a file made at a time, behind the newest one; names are local time. Source: store.md §7.4."""
-    moment = datetime.fromtimestamp(min(max(now_ms, 0), _YEAR_9999_MS) / 1000)  # the time of a damaged record is any
+    """Return the name of a file created at a time, greater than the newest name, in local time.
+
+    Source: store.md §7.4.
+    """
+    moment = datetime.fromtimestamp(min(max(now_ms, 0), _YEAR_9999_MS) / 1000)  # a damaged record may have any time
     while (name := _name_of(moment)) <= newest:
         moment = datetime.strptime(newest[:14], "%Y%m%d%H%M%S") + timedelta(milliseconds=int(newest[14:17]) + 1)
     return name

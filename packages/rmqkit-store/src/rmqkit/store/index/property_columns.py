@@ -1,10 +1,10 @@
-"""Property strings of many records at once, with numpy: where the values of a name lie, and the hashes of keys.
+"""Property strings of many records at once, with numpy: the places of the values of a name, and the hashes of keys.
 
-The strings are put end to end; each 0x01 in them whose preceding bytes are 0x02 and a wanted name begins a value.
-Hashes are Java's, of all texts of one length at a time. What is rare is left to the plain code, text by text: bytes
-that are not ASCII, long values, KEYS of several words. Tested equal to `key_hashes` and `find_property`.
+The strings are concatenated. Each 0x01 in them that is preceded by 0x02 and the wanted name begins a value. Hashes are
+Java's, computed for all texts of one length at a time. The plain code handles rare texts one by one: bytes that are not
+ASCII, long values, KEYS of several words. Tests compare the results with `key_hashes` and `find_property`.
 
-Costs about 1 µs a record for its keys. Import needs numpy: see `scan`. Source: store.md §3.4, §7.2.
+The keys of a record cost about 1 µs. The import needs numpy: see `scan`. Source: store.md §3.4, §7.2.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ _PAD = b"\x02" * 10
 _TEXT_BYTES_MAX = 64
 """Longer texts are hashed one by one."""
 _POWERS = np.array([pow(31, n, 1 << 32) for n in range(_TEXT_BYTES_MAX, -1, -1)], "u4")
-"""Of 31, the highest first: what each character of a text counts in its hash, modulo 2³²."""
+"""Powers of 31, the highest first: the factor of each character of a text in its hash, modulo 2³²."""
 
 _Values = tuple[Ints, Ints, Ints]
-"""Rows that have a property, where its value begins in the joined properties, and where it ends; one per row."""
+"""Rows that have a property, and start and end of its value in the joined properties; one value per row."""
 
 
 class PropertyColumns:
     """The property strings of a run of records, one row each.
-    ``joined``: all of them, an 0x02 before each and some at both ends."""
+    ``joined``: all strings, with 0x02 before each and several at both ends."""
 
     def __init__(self, strings: Sequence[bytes | bytearray]) -> None:
         self.joined = b"".join((_PAD, b"\x02".join(strings), _PAD))
@@ -51,7 +51,7 @@ class PropertyColumns:
     def of_keys(cls, keys: Sequence[Keys]) -> PropertyColumns:
         """Return the columns of records with known `NAMES`: their values are joined end to end, without a search."""
         values = list(chain.from_iterable(keys))
-        assert len(values) == len(NAMES) * len(keys), "each record has a value, or an empty one, of each name"
+        assert len(values) == len(NAMES) * len(keys), "each record has a value of each name, which may be empty"
         columns = cls(values)
         starts = columns.starts
         ends = starts + np.fromiter(map(len, values), "i8", len(values))
@@ -63,24 +63,24 @@ class PropertyColumns:
 
     @functools.cached_property
     def _separators(self) -> tuple[Ints, Ints, Ints]:
-        """Return where names end, where entries end, and the eight bytes before the end of each name as a number."""
+        """The ends of names, the ends of entries, and the eight bytes before the end of each name as a number."""
         octets = self._octets
         name_ends, entry_ends = np.flatnonzero(octets == 1), np.flatnonzero(octets == 2)
         return name_ends, entry_ends, self._windows(8)[name_ends - 8].view(">i8")[:, 0].astype("i8")
 
     def _windows(self, width: int) -> NDArray[np.uint8]:
-        """Every run of ``width`` octets, as rows that overlap; indexing it gathers."""
+        """Return every run of ``width`` octets as rows that overlap; indexing gathers them."""
         octets = self._octets
         return np.lib.stride_tricks.as_strided(octets, (len(octets) - width + 1, width), (1, 1), writeable=False)
 
     def values(self, name: bytes) -> _Values:
-        """The value of a property in the records that have it; the last one that is not empty.
-        Of the name the last eight bytes and its length are compared."""
+        """Return the value of a property in the records that have it; the last value that is not empty.
+        The last eight bytes of a name and its length are compared."""
         if name in self.found:
             return self.found[name]
         octets = self._octets
         name_ends, entry_ends, before = self._separators
-        # Eight bytes are one comparison for all names at once; those they do not tell apart have another length.
+        # Eight bytes are one comparison for all names at once; names with the same last bytes differ in length.
         tail = (b"\x02" + name)[-8:]
         mask = (1 << 8 * len(tail)) - 1
         is_named = (before if len(tail) == 8 else before & mask) == int.from_bytes(tail, "big")
@@ -94,9 +94,9 @@ class PropertyColumns:
         return found
 
     def keys(self, topics: Sequence[str | None], topic: Ints, *, with_tags: bool) -> tuple[Ints, Ints]:
-        """The index entries of the run in their order: row and hash of each.
-        ``topics``, ``topic``: the distinct topics, and which of them is each record's.
-        ``with_tags``: whether TAGS is a key, too, as with 5.4 brokers."""
+        """Return the index entries of the run in order: the row and the hash of each.
+        ``topics``, ``topic``: the distinct topics, and for each record the index of its topic.
+        ``with_tags``: whether TAGS is a key, too, as it is for 5.4 brokers."""
         found = [self._key_column(topics, topic, b"UNIQ_KEY", "#", 0), *self._words(topics, topic)]
         if with_tags:
             found.append(self._key_column(topics, topic, b"TAGS", "#T#", 1 << 20))
@@ -105,7 +105,7 @@ class PropertyColumns:
         return rows[order], hashes[order]
 
     def hashes(self, at: Ints, end: Ints, heads: NDArray[np.uint32]) -> NDArray[np.uint32]:
-        """Java's hashes of texts that follow texts whose hashes are known."""
+        """Return Java's hashes of texts that continue texts with known hashes (``heads``)."""
         lengths = end - at
         hashes, is_plain, is_ascii = heads.copy(), lengths <= _TEXT_BYTES_MAX, self.joined.isascii()
         for length in sorted({*lengths[is_plain].tolist()}):
@@ -121,17 +121,17 @@ class PropertyColumns:
             hashes[row] = (int(heads[row]) * pow(31, units, 1 << 32) + java_hash(text)) & 0xFFFFFFFF
         return hashes
 
-    # -- inside
+    # ---- internals
 
     def _key_column(
         self, topics: Sequence[str | None], topic: Ints, name: bytes, between: str, rank: int
     ) -> tuple[Ints, Ints, Ints]:
-        """Rows, ranks and key hashes of the records that have a property."""
+        """Return rows, ranks and key hashes of the records that have a property."""
         rows, at, end = self.values(name)
         return rows, np.full(len(rows), rank), self._key_hashes(topics, topic[rows], at, end, between)
 
     def _words(self, topics: Sequence[str | None], topic: Ints) -> Iterator[tuple[Ints, Ints, Ints]]:
-        """`_key_column` of KEYS, whose words are keys."""
+        """Yield the columns of KEYS, like `_key_column`; each word is a key."""
         rows, at, end = self.values(NAMES[1])
         joined = self.joined
         spaces = np.flatnonzero(self._octets == 32) if b" " in joined else rows[:0]
@@ -149,5 +149,5 @@ class PropertyColumns:
     def _key_hashes(self, topics: Sequence[str | None], topic: Ints, at: Ints, end: Ints, between: str = "#") -> Ints:
         heads = np.array([java_hash(f"{text}{between}") & 0xFFFFFFFF for text in topics], "u4")
         hashes = self.hashes(at, end, heads[topic]).astype("u4").view("i4").astype("i8")
-        absolute: Ints = np.abs(hashes) & 0x7FFFFFFF  # the smallest number has no absolute value: 0
+        absolute: Ints = np.abs(hashes) & 0x7FFFFFFF  # the smallest number has no absolute value and becomes 0
         return absolute

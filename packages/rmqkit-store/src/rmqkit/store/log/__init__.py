@@ -1,1 +1,1 @@
-"""CommitLog: the files that hold every record, how they reach the disk, and what a start makes of them."""
+"""The commit log: the files of all records, how they become durable, and their recovery at a start."""

@@ -1,4 +1,4 @@
-"""The checkpoint: how far log, queues and index were on the disk (``StoreCheckpoint``).
+"""The checkpoint: how far log, queues and index are on the disk (``StoreCheckpoint``).
 
 ======  ====================  ==========================================================
 offset  field                 value
@@ -8,15 +8,15 @@ offset  field                 value
 16      indexMsgTimestamp     end timestamp of the newest full index file
 24      masterFlushedOffset   5.x
 32      confirmPhyOffset      5.x: offset of the last valid message found at recovery
-40      logicsPhysicalOffset  5.5: the log and all queues are on the disk up to this offset; 0 where nobody knows it
+40      logicsPhysicalOffset  5.5: the log and all queues are on the disk up to this offset; 0 if unknown
 ======  ====================  ==========================================================
 
-Recovery takes a record for flushed when its storeTimestamp says so. That holds while times rise: when the clock is set
-back, `step_back` lowers the timestamps on the disk before a record has an earlier time, and they stay until the clock
-is past the time it had.
+Recovery considers a record flushed if its storeTimestamp is not later than these timestamps. That needs rising times:
+if the clock is set back, `step_back` lowers the timestamps on the disk before the first record with an earlier time.
+They do not rise again until the clock has passed its former time.
 
-Our recovery does not read ``logicsPhysicalOffset``. A broker of 5.5 starts its recovery at the log file that holds that
-offset, so the number must never be past the end of the log, nor past the end of what the queues have on the disk.
+The recovery of rmqkit does not read ``logicsPhysicalOffset``. A broker of 5.5 starts its recovery at the log file that
+holds that offset, so the number must not exceed the end of the log, nor the end of the queues on the disk.
 
 All numbers are big-endian i64 in a file of 4096 bytes; the rest is zero. Source: store.md §8.1, delta-5.5.md §3.
 """
@@ -55,7 +55,7 @@ class Checkpoint:
         self._lock = threading.RLock()
 
     def load(self) -> None:
-        """Read the file; without one, or with one cut off, everything is 0 and recovery starts at the front."""
+        """Read the file. Without a complete file, all numbers are 0 and recovery starts at the beginning."""
         try:
             content = self.path.read_bytes()
         except FileNotFoundError:
@@ -69,7 +69,7 @@ class Checkpoint:
         self._saved = content[: _FIELDS.size]
 
     def reach(self, *, physic: int = 0, logics: int = 0, index: int = 0) -> None:
-        """Raise the timestamps to what a flush covered."""
+        """Raise the timestamps to those of a flush."""
         with self._lock:
             physic, logics, index = (0 if one <= self._held_until else one for one in (physic, logics, index))
             self.physic_timestamp = max(physic, self.physic_timestamp)
@@ -77,19 +77,21 @@ class Checkpoint:
             self.index_timestamp = max(index, self.index_timestamp)
 
     def before_cut(self, log_end: int) -> None:
-        """Forget how far the queues are, also on the disk, before the log is cut at an offset that is less than that.
-        Raises OSError: the disk refused."""
+        """Reset the offset of the queues, also on the disk, before the log is cut below that offset.
+        Raises OSError: the checkpoint cannot be saved."""
         if self.logics_physical_offset > log_end:
             self.logics_physical_offset = 0
             self.save()
 
     def step_back(self, before_ms: int, now_ms: int) -> None:
-        """Lower numbers, also on the disk, before the first record that has an earlier time than the one before it.
-        Raises OSError: the disk refused."""
+        """Lower the timestamps, also on the disk, before the first record with an earlier
+        time than the record before it.
+        Raises OSError: the checkpoint cannot be saved."""
         with self._lock:
-            # Until the clock is past that no flush raises the timestamps: they would cover records not yet written.
+            # Until the clock has passed that time no flush raises the timestamps: they would
+            # cover records not yet written.
             self._held_until = max(before_ms, self._held_until)
-            earlier_ms = now_ms - 1  # a file that ends now would count as flushed
+            earlier_ms = now_ms - 1  # with `now_ms`, a file that ends now would count as flushed
             if earlier_ms < max(self.physic_timestamp, self.logics_timestamp, self.index_timestamp):
                 self.physic_timestamp = min(earlier_ms, self.physic_timestamp)
                 self.logics_timestamp = min(earlier_ms, self.logics_timestamp)
@@ -97,14 +99,14 @@ class Checkpoint:
                 self.save()
 
     def save(self) -> None:
-        """Write the file and wait for the disk, if anything changed. Raises OSError: the disk refused."""
+        """Write and sync the file if anything changed. Raises OSError: the write failed."""
         with self._lock:
             times = self.physic_timestamp, self.logics_timestamp, self.index_timestamp
             offsets = self.master_flushed_offset, self.confirm_physical_offset, self.logics_physical_offset
             packed = _FIELDS.pack(*times, *offsets)
             if packed == self._saved:
                 return
-            self._saved = None  # where the disk refuses half of it, nobody knows what the file has
+            self._saved = None  # after a failed write the content of the file is unknown
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
                 if os.fstat(descriptor).st_size != CHECKPOINT_BYTES:

@@ -1,30 +1,31 @@
-"""The commit log: the records of all topics, one behind the other, in files of equal size (``CommitLog``).
+"""The commit log: the records of all topics, one after the other, in files of equal size (``CommitLog``).
 
-A record lies in one file and leaves at least 8 bytes after it. If it does not fit, a *blank* (``i32`` remaining bytes,
-``i32`` magic) declares the rest of the file as written and the record goes to the next file, which another thread has
-made already. Records are written with one ``pwrite`` each (one for a whole batch), so a full disk is an error that is
-answered; what a failed write left behind the end is overwritten by the next one.
+A record is in one file and leaves at least 8 bytes after it. If it does not fit, a *blank* (``i32`` remaining bytes,
+``i32`` magic) fills the rest of the file, and the record goes to the next file, which another thread has created in
+advance. Each record, or whole batch, is written with one ``pwrite``, so a full disk is an error that the sender gets.
+The next write overwrites the bytes that a failed write left after the end.
 
 Invariants: ``committed_offset`` moves only after all bytes before it are in the page cache; offsets only grow. An
-append costs one system call, and is committed at once. A crash of the process loses nothing that was committed, a crash
-of the machine what was not flushed. With the transient store pool an append costs a copy and is committed later.
-Owner thread only, except `commit` and the facts that flush threads read.
+append costs one system call, and is committed at once. A crash of the process loses no committed record, a crash of the
+machine loses the records that were not flushed. With the transient store pool an append costs a copy and is committed
+later. Owner thread only, except `commit` and the values that flush threads read.
 
-`LogStart` notes where the log begins in ``logstart``, beside ``checkpoint``, which Apache's broker does not know, so
-that a missing first file is not taken for retention. Its one field is ``start``, the physical offset of the first byte.
-Unlike the note of queue ends it is there while a broker runs and after a kill:
+`LogStart` stores the start of the log in the note ``logstart``, beside ``checkpoint``. Apache's broker does not know
+the note. It distinguishes a missing first file from retention. Its one field is ``start``, the physical offset of the
+first byte. Unlike the note of queue ends it exists while a broker runs and after a kill:
 
 =====================================  ================================================================================
-when                                   the note
+event                                  content of the note
 =====================================  ================================================================================
-a store was opened                     says where the log begins; an empty log begins at 0, a slave's empty log has none
-retention is about to delete files     says where the log begins without them
-a slave's empty log gets a first file  says where that begins
+a store was opened                     the start of the log; 0 for an empty log, no note for a slave's empty log
+retention is about to delete files     the start of the log without them
+a slave's empty log gets a first file  the start of that file
 =====================================  ================================================================================
 
-A log that begins behind the noted offset lost its first files: another broker's retention deleted them, or they are
-lost. Nobody can tell which, so the next start says so in a WARNING, once, and ``rmq store verify`` until then.
-A disk that refuses the note costs only the comparison, or makes a start tell of files that retention deleted.
+If the log begins after the noted offset, its first files are missing: another broker's retention deleted them, or they
+are lost. The two cases cannot be distinguished, so the next start logs one WARNING, and ``rmq store verify`` reports it
+until then. If the note cannot be written, the comparison is lost, or the next start warns of files that retention
+deleted.
 
 Not handled here: queue offsets and checks of a message (`put`), flush (`flush`), the cut after a crash
 (`recovery`). Source: store.md §3.
@@ -55,7 +56,7 @@ _HEAD_BYTES = 88
 
 
 def log_directories(root: Path, settings: StoreSettings) -> tuple[list[Path], list[Path]]:
-    """The writable and the read-only directories of the commit log."""
+    """Return the writable and the read-only directories of the commit log."""
     named = _paths(settings.store_path_commit_log) or [root / "commitlog"]
     read_only = _paths(settings.read_only_commit_log_store_paths)
     writable = sorted(path for path in named if path not in read_only)
@@ -71,7 +72,7 @@ class CommitLog:
 
     Attributes:
         queue: the files.
-        pool: where appended bytes wait to be committed, under ASYNC_FLUSH with ``transientStorePoolEnable``.
+        pool: the buffers of uncommitted bytes, under ASYNC_FLUSH with ``transientStorePoolEnable``.
         root: the store directory.
         max_offset: physical offset one past the last byte; the next record goes here unless it needs a new file.
         last_store_timestamp: storeTimestamp of the newest record, set after ``max_offset``.
@@ -95,12 +96,12 @@ class CommitLog:
 
     @property
     def file_end(self) -> int:
-        """Physical offset at which the file that is appended to ends; the log's end while there is none."""
+        """Physical offset at which the current file ends; the end of the log if there is no file."""
         return self._file_end
 
     @property
     def min_offset(self) -> int:
-        """Physical offset of the first byte, -1 while there is no file."""
+        """Physical offset of the first byte, -1 without files."""
         return self.queue.min_offset
 
     @property
@@ -110,20 +111,20 @@ class CommitLog:
 
     @property
     def committed_timestamp(self) -> int:
-        """storeTimestamp of a record before `committed_offset`, read in this order; of the newest, give or take."""
+        """storeTimestamp of a record before `committed_offset` (read them in this order), about that of the newest."""
         return self.last_store_timestamp if self.pool is None else self._committed_timestamp
 
     # ---- opening and closing
 
     def resume(self) -> None:
-        """Take the end of the files for the end of the log, after load and recovery."""
+        """Set the end of the log to the end of its files, after load and recovery."""
         self._find_end()
         self._committed_timestamp = self.last_store_timestamp
         if self.pool is not None:
             self.pool.committed_offset = self.max_offset
             if self._file is not None and self.max_offset < self._file_end:
                 self.pool.lend(self._file)
-        if self._file is not None or not self._is_replica:  # a slave's first file begins where its master says
+        if self._file is not None or not self._is_replica:  # the master determines the start of a slave's first file
             self._next.start(self._file_end)
 
     def _find_end(self) -> None:
@@ -133,7 +134,7 @@ class CommitLog:
         self._file_end = self._file.end if self._file else self.max_offset
 
     def close(self) -> None:
-        """Give back descriptors and delete the file that was made ahead."""
+        """Close the descriptors and delete the file that was created in advance."""
         self._next.close()
         self._fd = -1
         self.queue.close()
@@ -141,34 +142,35 @@ class CommitLog:
     # ---- appending
 
     def place(self, size: int) -> int:
-        """The physical offset that the next ``size`` bytes will get; rolls to a new file when they do not fit.
-        Raises OSError: the next file could not be made, or the blank not be written; `BlockingIOError` when the file,
-        or a buffer of the pool, is still to come."""
+        """Return the physical offset of the next ``size`` bytes; begin a new file if they do not fit.
+        Raises OSError: the next file could not be created, or the blank not be written. `BlockingIOError`: the file or
+        a buffer of the pool is not ready yet."""
         return self.max_offset if self.has_room(size) else self._roll()
 
     def has_room(self, size: int) -> bool:
-        """Return True if the next ``size`` bytes can go to ``max_offset``, where `place` has not been asked."""
+        """Return True if the next ``size`` bytes fit at ``max_offset``, so that `place` is not needed."""
         return size + BLANK_BYTES <= self._file_end - self.max_offset
 
     def append(self, data: bytes | bytearray | memoryview, store_timestamp: int) -> None:
-        """Write one or several whole records, placed before, at the end of the log; readable when committed.
-        (Of a replica's log any part, within the file that `begin_file` began.)
-        Raises OSError: the disk refused; the log is as before."""
+        """Write one or more whole records, placed before, at the end of the log; readable when committed.
+        (For a replica's log: any part, within the file of `begin_file`.)
+        Raises OSError: the write failed; the log is unchanged."""
         file, size = self._file, len(data)
-        assert file is not None, "place() came before"
+        assert file is not None, "place() was called"
         if self.pool is not None:
             self.pool.append(bytes(data))
         else:
             position = file.wrote
             if os.pwrite(self._fd, data, position) != size:
-                file.write(position, data)  # writes on, or says why not
+                file.write(position, data)  # writes the rest, or raises the reason
             file.wrote = position + size
-        # In this order: a flush reads the timestamp first, and never claims one whose record is not among its bytes.
+        # Keep this order: a flush reads the timestamp first, so that the record of the timestamp
+        # is among the flushed bytes.
         self.max_offset += size
         self.last_store_timestamp = store_timestamp
 
     def _roll(self) -> int:
-        """Fill up the last file with a blank and go to the next one."""
+        """Fill the last file with a blank and begin the next file."""
         remaining = self._file_end - self.max_offset
         if self._file is not None and remaining:
             if self.pool is not None:
@@ -184,10 +186,10 @@ class CommitLog:
         return self.max_offset
 
     def begin_file(self, start: int) -> None:
-        """Go to a new file, which begins behind the last one or, in a replica's empty log, at any file's start.
-        Raises OSError: it could not be made."""
+        """Begin a new file after the last one, or in a replica's empty log at the start of any file.
+        Raises OSError: the file could not be created."""
         file = self._next.take_file(start)
-        assert file.start == start, "a file is made for its place"
+        assert file.start == start, "the file begins at the requested offset"
         self.queue.append(file)
         if self.pool is not None:
             self.pool.lend(file)
@@ -196,18 +198,18 @@ class CommitLog:
         self.max_offset = file.start
 
     def cut(self, offset: int) -> None:
-        """Forget a replica's log from a physical offset on, while no flush is under way.
-        Raises OSError: the disk refused."""
-        assert offset <= self.max_offset, "a log is cut inside"
+        """Cut a replica's log at a physical offset, while no flush runs.
+        Raises OSError: the log cannot be cut."""
+        assert offset <= self.max_offset, "a log is cut at or before its end"
         self.queue.truncate(offset)
         self._find_end()
 
     def commit(self, least_bytes: int = 0) -> bool:
-        """Move what waits in the pool to the page cache; returns whether there was any. One thread at a time.
-        Raises OSError: the disk refused; the next call tries again."""
+        """Move the content of the pool to the page cache; return True if there was any. One thread at a time.
+        Raises OSError: the write failed; the next call tries again."""
         if self.pool is None:
             return False
-        timestamp = self.last_store_timestamp  # first: it is set after the end it belongs to
+        timestamp = self.last_store_timestamp  # read first, because it is set after its end
         end = self.max_offset
         is_moved = self.pool.commit(least_bytes)
         if self.pool.committed_offset >= end:
@@ -217,7 +219,7 @@ class CommitLog:
     # ---- reading
 
     def slice(self, physical_offset: int, size: int) -> memoryview | None:
-        """``size`` bytes at an offset without copying, or None where the log holds no such bytes."""
+        """Return ``size`` bytes at an offset without a copy, or None if the log does not hold them."""
         file = self.queue.find(physical_offset)
         if file is None:
             return None
@@ -227,21 +229,21 @@ class CommitLog:
         return file.view[position : position + size]
 
     def copy(self, physical_offset: int, size: int) -> bytes | None:
-        """Like `slice`, read into memory of its own: no page of the file becomes mapped."""
+        """Return a copy of ``size`` bytes at an offset, or None as `slice` does: no page of the file becomes mapped."""
         file = self.queue.find(physical_offset)
         if file is None or size <= 0 or physical_offset - file.start + size > file.wrote:
             return None
         return file.read(physical_offset - file.start, size)
 
     def record_at(self, physical_offset: int) -> memoryview | None:
-        """The bytes of the record at an offset, or None when no record begins there."""
+        """Return the bytes of the record at an offset, or None if no record begins there."""
         head = self.slice(physical_offset, _HEAD_BYTES)
         if head is None or int.from_bytes(head[4:8], "big", signed=True) not in (MAGIC_V1, MAGIC_V2):
             return None
         return self.slice(physical_offset, int.from_bytes(head[:4], "big", signed=True))
 
     def appended_record_at(self, physical_offset: int) -> memoryview | bytes | None:
-        """Return the record at an offset as `record_at` does, also one that still waits in the pool. Owner thread."""
+        """Return the record at an offset like `record_at`, even if it is still in the pool. Owner thread only."""
         found = self.record_at(physical_offset)
         if found is not None or self.pool is None:
             return found
@@ -251,7 +253,7 @@ class CommitLog:
         return self.pool.slice(physical_offset, int.from_bytes(head[:4], "big", signed=True))
 
     def store_timestamp(self, physical_offset: int, size: int) -> int:
-        """storeTimestamp of a record, or -1 when its bytes are not (or no longer) in the log."""
+        """Return the storeTimestamp of a record, or -1 if its bytes are not in the log."""
         if size < _HEAD_BYTES or (record := self.slice(physical_offset, size)) is None:
             return -1
         at = 68 if record[39] & 0x10 else 56
@@ -259,14 +261,14 @@ class CommitLog:
 
 
 def _pool_of(settings: StoreSettings) -> TransientPool | None:
-    """The pool, if there is one: not under SYNC_FLUSH, where a send waits for the disk in any case."""
+    """Return the pool; None if it is disabled, and under SYNC_FLUSH, where a send waits for the disk in any case."""
     if not settings.transient_store_pool or settings.flush_disk_type is FlushDiskType.SYNC_FLUSH:
         return None
     return TransientPool(settings.transient_store_pool_size, settings.commit_log_file_bytes)
 
 
 class _NextFile:
-    """Makes the next file before it is needed, in a thread of its own (``AllocateMappedFileService``)."""
+    """A thread that creates the next file before it is needed (``AllocateMappedFileService``)."""
 
     def __init__(self, queue: FileQueue, pool: TransientPool | None, *, is_warm: bool) -> None:
         self._queue = queue
@@ -279,14 +281,14 @@ class _NextFile:
         self._is_closing = False
 
     def start(self, start: int) -> None:
-        """Begin to make the file that begins at an offset."""
+        """Start to create the file that begins at an offset."""
         self._executor = self._executor or ThreadPoolExecutor(1, "store-allocate")
         self._start, self._made = start, self._executor.submit(self._make, start)
 
     def take_file(self, start: int) -> MappedFile:
-        """The file that begins at an offset; waits only while it is being made.
-        Raises OSError: it cannot be made (`TimeoutError` when the disk takes longer than 5 s; until it is done then,
-        `BlockingIOError` at once)."""
+        """Return the file that begins at an offset; wait only while it is being created.
+        Raises OSError: it cannot be created. `TimeoutError`: the disk takes longer than 5 s; later calls raise
+        `BlockingIOError` at once until the file is ready."""
         if self._made is None or self._start != start:
             _discard(self._made)
             self.start(start)
@@ -306,7 +308,7 @@ class _NextFile:
         return file
 
     def close(self) -> None:
-        """Delete the file that nobody took."""
+        """Delete the file that was not used."""
         if self._executor is not None:
             self._is_closing = True
             self._executor.shutdown()
@@ -321,7 +323,7 @@ class _NextFile:
         try:
             if self._is_warm:
                 file.warm(is_wanted=lambda: not self._is_closing)
-            sync_file(file.fd)  # its length: one that is empty would end the log
+            sync_file(file.fd)  # syncs its length: an empty file would end the log
             sync_names(file, 2)
         except OSError:
             file.delete()
@@ -346,13 +348,13 @@ class _Note(Struct):
 
 
 def noted_start(root: Path) -> int | None:
-    """Return where the log of a store began, None when that is not known. Raises OSError: the disk refused."""
+    """Return the noted start of a store's log, None if unknown. Raises OSError: the note cannot be opened."""
     note = read_note(root / _START_NOTE, _Note, "where the log began is not compared with it")
     return None if note is None else note.start
 
 
 def gone_files(noted: int, start: int) -> str:
-    """Return a text about the files missing from a log that began at offset ``noted`` and now begins at ``start``."""
+    """Return a text about the missing files of a log that began at offset ``noted`` and now begins at ``start``."""
     return (
         f"{start - noted} bytes from {file_name(noted)} to before {file_name(start)} are gone: deleted by the "
         "retention of another broker, or lost"
@@ -363,7 +365,7 @@ class LogStart:
     """The note of a store. Owner thread only.
 
     Args:
-        is_replica: whether the store is a slave's, whose log begins where its master says.
+        is_replica: whether the store is a slave's. Its master determines the start of its log.
     """
 
     def __init__(self, root: Path, log: CommitLog, *, is_replica: bool = False) -> None:
@@ -373,7 +375,7 @@ class LogStart:
         self._noted: int | None = None
 
     def compare(self) -> None:
-        """Read the note when the files were loaded, and tell of first files that are gone."""
+        """Read the note after the files were loaded, and warn of missing first files."""
         self._noted = noted_start(self._root)
         start = self._commit_log.min_offset
         if self._noted is not None and start > self._noted:
@@ -381,7 +383,7 @@ class LogStart:
             _log.warning(said, self._root, self._noted, start, gone_files(self._noted, start))
 
     def renew(self) -> None:
-        """Note where the log begins, when a start recovered it."""
+        """Store the start of the log in the note after recovery."""
         start = self._commit_log.min_offset
         if start >= 0 or not self._is_replica:
             self.note(max(0, start))
@@ -393,7 +395,7 @@ class LogStart:
             self._tell_refusal(error)
 
     def note(self, start: int) -> bool:
-        """Note where the log is about to begin; whether that is on the disk."""
+        """Store the future start of the log in the note; return True if it is on the disk."""
         if start == self._noted:
             return True
         try:

@@ -1,10 +1,10 @@
 """A queue of fixed-size files that together hold one growing range of bytes (``MappedFileQueue``).
 
-Commit log, consume queues, extension files and batch queues share it. File names are the logical offset of their first
-byte; every file but the last is full. Only the thread that owns the store changes a queue; ``files`` is replaced, never
-changed in place, so that the flush threads may walk the tuple they found.
+Used by commit log, consume queues, extension files and batch queues. A file name is the logical offset of the file's
+first byte; every file but the last is full. Only the owner thread of the store changes a queue. ``files`` is replaced,
+never changed in place, so that the flush threads can iterate over the tuple they have.
 
-Invariant: the files are ordered and neighbours differ by the file size (a gap is logged; look-ups still find the rest).
+Invariant: the files are sorted and their starts differ by the file size (a gap is logged; lookups still work).
 Source: store.md §2.
 """
 
@@ -31,17 +31,18 @@ T = TypeVar("T")
 
 
 class FileQueue:
-    """The files of one queue, oldest first.
+    """One queue of files, oldest first.
 
     Args:
-        directories: where the files lie; file number ``k`` goes to ``directories[k % n]``, without the avoided ones.
+        directories: directories of the files; file number ``k`` goes to ``directories[k
+            % n]``, without avoided ones.
         file_bytes: size of every file.
-        setting: the key that sets the size, for error texts.
-        read_only: further directories whose files are read and which get no new ones.
+        setting: the key of the size setting, for error texts.
+        read_only: further directories whose files are read; they get no new files.
 
     Attributes:
-        avoided: directories that are too full for new files, as long as there are others.
-        found: for the owner, what `check` found, until `load`.
+        avoided: directories that are too full for new files; used only if all directories are avoided.
+        found: the result of `check`, stored by the owner for `load`.
     """
 
     def __init__(
@@ -60,15 +61,15 @@ class FileQueue:
     def check(self, *, has_empty: bool = False) -> list[tuple[int, Path, int]]:
         """Return start, path and length of each file on the disk, oldest first; changes nothing.
         ``has_empty``: whether empty files are accepted anywhere, as a power cut leaves names without lengths; otherwise
-        only the last file may be empty. Files after an empty one are not on the disk either.
-        Raises StoreMismatch: a file has another length than the settings say, or a name that is no offset."""
+        only the last file may be empty. After a power cut the files after an empty one are lost, too.
+        Raises StoreMismatch: a file does not have the length of the settings, or its name is not an offset."""
         found = sorted(one for directory in {*self.directories, *self._read_only} for one in _files_of(directory))
         for i, (_, path, length) in enumerate(found):
             if length == self.file_bytes or (length == 0 and (has_empty or i == len(found) - 1)):
                 continue
             has_others = any(other == self.file_bytes for _, _, other in found)
             advice = f"set {self._setting} to the size the store was written with"
-            if length < self.file_bytes:  # a repair gives a file its length back, or rebuilds the file
+            if length < self.file_bytes:  # a repair restores the length of the file, or rebuilds it
                 repair = (
                     f"run with the broker's settings: rmq store repair {shlex.quote(str(self._root))} -c broker.conf"
                 )
@@ -77,8 +78,8 @@ class FileQueue:
         return found
 
     def load(self) -> None:
-        """Take over the files on the disk, or those in `found`, all of them as full; recovery lowers the last one.
-        Raises StoreMismatch: as `check`; nothing was changed."""
+        """Load the files on the disk, or those in `found`, as full files; recovery lowers the end of the last one.
+        Raises StoreMismatch: see `check`; nothing was changed."""
         found, self.found = self.check() if self.found is None else self.found, None
         sound = next((i for i, (_, _, length) in enumerate(found) if length == 0), len(found))
         while len(found) > sound:
@@ -107,12 +108,12 @@ class FileQueue:
         return self.files[-1].start + self.files[-1].wrote if self.files else 0
 
     def find(self, offset: int) -> MappedFile | None:
-        """The file that holds a logical offset."""
+        """Return the file that holds a logical offset, or None."""
         files = self.files
         if not files or offset < files[0].start:
             return None
         last = files[-1]
-        if offset >= last.start:  # mostly, and without a call
+        if offset >= last.start:  # the common case, without a call
             return last if offset < last.start + last.size else None
         i = offset // self.file_bytes - files[0].start // self.file_bytes
         if i < len(files) and files[i].start <= offset < files[i].end:
@@ -122,12 +123,12 @@ class FileQueue:
     # ---- growing and shrinking
 
     def path_of(self, start: int) -> Path:
-        """Return where the file that begins at an offset belongs."""
+        """Return the path for the file that begins at an offset."""
         roomy = [directory for directory in self.directories if directory not in self.avoided] or self.directories
         return roomy[start // self.file_bytes % len(roomy)] / file_name(start)
 
     def create(self, start: int) -> MappedFile:
-        """A new file, not part of the queue yet. Raises OSError: the disk refused."""
+        """Create a file that is not part of the queue yet. Raises OSError: the file cannot be created."""
         return MappedFile.create(self.path_of(start), start, self.file_bytes)
 
     def append(self, file: MappedFile) -> None:
@@ -135,23 +136,23 @@ class FileQueue:
         self.files = (*self.files, file)
 
     def truncate(self, offset: int) -> None:
-        """Forget everything from a logical offset on: later files are deleted, the rest of its file is zeroed."""
+        """Remove everything from a logical offset on: delete the later files and zero the rest of the offset's file."""
         kept = tuple(file for file in self.files if file.start <= offset)
         dropped, self.files = self.files[len(kept) :], kept
         for file in reversed(dropped):  # newest first: a crash in between leaves no gap
             file.delete()
         for directory in {file.path.parent for file in dropped}:
-            sync_directory(directory)  # a deleted file that came back would hold records that were cut off
+            sync_directory(directory)  # a deleted file that reappears would restore cut records
         if kept:
             last = kept[-1]
             with changing_back:
                 last.wrote = min(offset - last.start, last.size)
-                # the zeros have to reach the disk too, even if nothing stands before them
+                # the zeros must reach the disk too, even if no data is before them
                 last.synced = -1 if last.clear_from(last.wrote) else min(last.synced, last.wrote)
 
     def drop_front(self, is_expired: Callable[[MappedFile], bool]) -> int:
-        """Delete the oldest files for which the test holds, never the last one; returns how many.
-        Raises OSError: a file cannot be deleted; it and those behind it stay in the queue."""
+        """Delete the oldest files for which the test is true, never the last one; return their number.
+        Raises OSError: a file cannot be deleted; this file and those after it stay in the queue."""
         count = 0
         while len(self.files) > 1 and is_expired(self.files[0]):
             self.files[0].delete()
@@ -163,7 +164,7 @@ class FileQueue:
 
     @property
     def unsynced_bytes(self) -> int:
-        """Bytes written that are not known to be on the disk."""
+        """Number of written bytes that are not known to be on the disk."""
         count = 0
         for file in reversed(self.files):
             if file.synced >= file.wrote > 0:
@@ -173,13 +174,14 @@ class FileQueue:
 
     def sync(self, *, unnamed: set[MappedFile] | None = None) -> None:
         """Wait until everything written so far is on the disk, oldest file first; any thread.
-        ``unnamed``: gets the files whose names are not there, for `sync_names_of`; else names are waited for, too.
-        Raises OSError: the disk refused."""
+        ``unnamed``: collects the files whose names are not durable, for `sync_names_of`;
+        without it names are synced, too.
+        Raises OSError: the sync failed."""
         unsynced: list[MappedFile] = []
         for file in reversed(self.files):
             if not file.is_idle:
                 unsynced.append(file)
-            elif file.wrote:  # the newest may be empty yet: what was written last lies before it then
+            elif file.wrote:  # the newest may still be empty: then the last data is in the file before it
                 break
         for file in reversed(unsynced):
             file.sync()
@@ -190,11 +192,11 @@ class FileQueue:
                     unnamed.add(file)
 
     def refused(self) -> list[MappedFile]:
-        """The files whose last sync failed."""
+        """Return the files whose last sync failed."""
         return [file for file in self.files if file.again_from is not None]
 
     def mark_synced(self) -> None:
-        """Take everything for being on the disk, as a clean shutdown promised."""
+        """Mark everything as durable, after a clean shutdown."""
         for file in self.files:
             file.synced, file.is_named_durably = file.wrote, True
 
@@ -203,7 +205,7 @@ class FileQueue:
             file.close()
 
     def close_idle(self) -> None:
-        """Give back the descriptors that no flush thread is going to use."""
+        """Close the descriptors that no flush thread will use."""
         for file in self.files:
             if file.is_idle:
                 file.close()
@@ -220,7 +222,7 @@ class FileQueue:
 
 
 def sync_names(file: MappedFile, levels: int) -> None:
-    """Make the name of a new file durable, and those of the directories above it that may have come with it."""
+    """Make the name of a new file durable, and the names of its parent directories, which may be new, too."""
     for directory in list(file.path.parents)[:levels]:
         if not _sync_if_ours(directory):
             return
@@ -228,7 +230,8 @@ def sync_names(file: MappedFile, levels: int) -> None:
 
 
 def sync_names_of(files: Collection[MappedFile], levels: int, pool: Executor) -> None:
-    """`sync_names` for many files, each directory once and several at a time; nobody deletes any meanwhile."""
+    """Like `sync_names`, for many files: sync each directory once and several in parallel. No file may be deleted
+    meanwhile."""
     level = {file.path.parent for file in files}
     directories = set(level)
     for _ in range(levels - 1):
@@ -241,7 +244,7 @@ def sync_names_of(files: Collection[MappedFile], levels: int, pool: Executor) ->
 
 
 def split(things: Collection[T]) -> list[list[T]]:
-    """Parts for the threads of a pool: a task for each thing would take longer than most waits."""
+    """Return parts for the threads of a pool: a task per item would take longer than most syncs."""
     listed = list(things)
     return [part for i in range(_PARTS) if (part := listed[i::_PARTS])]
 
@@ -252,18 +255,18 @@ def _sync_all_of_ours(directories: list[Path]) -> None:
 
 
 def _sync_if_ours(directory: Path) -> bool:
-    """Make the names in a directory durable; False when it was deleted meanwhile."""
+    """Make the names in a directory durable; return False if it was deleted meanwhile."""
     try:
         sync_directory(directory)
     except FileNotFoundError:
         return False
-    except PermissionError:  # we may not read it, so we did not make it
+    except PermissionError:  # not readable for this process, so created by another one
         pass
     return True
 
 
 def _files_of(directory: Path) -> list[tuple[int, Path, int]]:
-    """Start, path and length of every file of a directory."""
+    """Return start, path and length of every file of a directory."""
     try:
         with os.scandir(directory) as entries:
             return [
@@ -278,4 +281,4 @@ def _files_of(directory: Path) -> list[tuple[int, Path, int]]:
 def _start_of(path: Path) -> int:
     if len(path.name) == _NAME_DIGITS and path.name.isascii() and path.name.isdigit():
         return int(path.name)
-    raise StoreMismatch(f"{path} is not a store file (its name is no 20-digit offset): move it elsewhere")
+    raise StoreMismatch(f"{path} is not a store file (its name is not a 20-digit offset): move it elsewhere")

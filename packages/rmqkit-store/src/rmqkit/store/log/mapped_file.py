@@ -1,11 +1,11 @@
 """One file of a fixed-size file queue (``MappedFile``).
 
-The name is the logical offset of the first byte, 20 digits; the file has its full size from the start and is sparse.
-Bytes are written with ``pwrite``, never through a mapping: a full disk is then an `OSError` that can be answered,
-not a signal that ends the process; on Linux both see the same page cache. The commit log is read through a read-only
-mapping that its slices keep alive, so a deleted or closed file stays readable for whoever still sends from it.
+The name is the logical offset of the first byte, 20 digits. The file has its full size from the start and is sparse.
+Bytes are written with ``pwrite``, never through a mapping: a full disk is then an `OSError` that can be handled, not a
+signal that kills the process. On Linux both use the same page cache. The commit log is read through a read-only
+mapping. Its slices keep the mapping alive, so a deleted or closed file stays readable while a sender holds a slice.
 
-Not handled here: what the bytes mean, which file follows (`file_queue`), when to flush (`flush`).
+Not handled here: the meaning of the bytes, the order of files (`file_queue`), the time of a flush (`flush`).
 Source: store.md §2.
 """
 
@@ -23,21 +23,21 @@ from rmqkit.store.files import reserve, sync_data, write_all
 __all__ = ["SECTOR_BYTES", "BytesLost", "MappedFile", "changing_back", "file_name"]
 
 SECTOR_BYTES = 512
-"""What a disk writes whole or not at all."""
+"""Unit that a disk writes completely or not at all."""
 
 _CHUNK_BYTES = 1 << 20
 changing_back = threading.Lock()
-"""Held while bytes are written again, and while a file is cut: both concern bytes that are there already."""
+"""Lock for changes of existing bytes: a cut of a file, and a repeated write."""
 _WARM_BYTES = 16 << 20  # flushLeastPagesWhenWarmMapedFile, 4096 pages
 
 
 def file_name(start: int) -> str:
-    """The name of the file that begins at a logical offset."""
+    """Return the name of the file that begins at a logical offset."""
     return f"{start:020d}"
 
 
 class BytesLost(OSError):
-    """The page cache does not hold any more what a refused sync did not bring to the disk."""
+    """The page cache no longer holds the bytes of a failed sync."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(errno.EIO, "the system dropped bytes that it could not write", str(path))
@@ -48,10 +48,10 @@ class MappedFile:
 
     Attributes:
         wrote: bytes from the start of the file that hold data.
-        synced: bytes from the start of the file that are known to be on the disk; -1 when zeros behind are not.
+        synced: bytes from the start of the file that are known to be on the disk; -1 if zeros after them are not.
         is_named_durably: whether the file's name is known to be on the disk.
-        again_from: position from which the next `sync` has to write the bytes again, as the last one failed; -1 when
-            zeros behind a cut are among them, None when it did not fail.
+        again_from: position from which the next `sync` must write the bytes again, because the last one failed. -1
+            if this includes zeros after a cut, None if the last sync did not fail.
     """
 
     __slots__ = (
@@ -81,11 +81,11 @@ class MappedFile:
 
     @classmethod
     def create(cls, path: Path, start: int, size: int) -> MappedFile:
-        """Make a new sparse file. Raises OSError: the disk refused; no file is left behind."""
+        """Create a sparse file. Raises OSError: it cannot be created; no file remains."""
         path.parent.mkdir(parents=True, exist_ok=True)
         file = cls(path, start, size, wrote=0)
         file.is_named_durably = False
-        # A crash may leave a file of which the queue does not know, an extension without its queue: start from zeros.
+        # Truncate: a crash may leave an old file that the queue does not know, such as an extension without its queue.
         file._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:
             os.ftruncate(file._fd, size)
@@ -100,48 +100,48 @@ class MappedFile:
 
     @property
     def is_idle(self) -> bool:
-        """Return True if no flush thread is going to use the descriptor."""
+        """Return True if no flush thread will use the descriptor."""
         return self.synced >= self.wrote and self.is_named_durably
 
     @property
     def fd(self) -> int:
         if self._fd < 0:
-            if self._is_deleted:  # by now the path may be another file's
+            if self._is_deleted:  # another file may have the path now
                 raise FileNotFoundError(errno.ENOENT, "deleted", str(self.path))
             self._fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         return self._fd
 
     def open_read_only(self) -> None:
-        """Open the file for reads alone, of a store that may not be written. Raises OSError: it cannot be read."""
+        """Open the file for reading only, for a store that must not be written. Raises OSError: it cannot be read."""
         self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
 
     @property
     def view(self) -> memoryview:
-        """The whole file, mapped read-only; slices stay valid for as long as somebody holds them."""
+        """The whole file, mapped read-only; slices stay valid while they are held."""
         if self._view is None:
             self._view = memoryview(mmap.mmap(self.fd, self.size, access=mmap.ACCESS_READ))
         return self._view
 
     def read(self, position: int, size: int) -> bytes:
-        """Copy out bytes; fewer when the file ends."""
+        """Return a copy of bytes; fewer at the end of the file."""
         return os.pread(self.fd, size, position)
 
     def write(self, position: int, data: bytes | bytearray | memoryview) -> None:
-        """Write all of ``data`` at a position. Raises OSError: the disk refused; a part may have been written."""
+        """Write all of ``data`` at a position. Raises OSError: the write failed; a part may have been written."""
         write_all(self.fd, data, position)
 
     def sync(self) -> None:
-        """Wait until the written bytes are on the disk; a file deleted meanwhile needs no disk.
+        """Wait until the written bytes are on the disk. Does nothing for a file that was deleted meanwhile.
 
-        A refused sync proves nothing about later ones: the kernel takes the pages for written, and the next call
-        succeeds without them. So the next `sync` writes the bytes again first. Whoever calls it after a refusal has to
-        check before that the page cache still holds what was written: XFS and btrfs drop it.
-        Raises OSError: the disk refused; what was written since the last `sync` may be lost."""
-        wrote = self.wrote  # before the call: what the owner writes meanwhile may miss the disk
-        assert wrote <= self.size, "a file holds what was written to it"
+        After a failed sync, a later success proves nothing: the kernel marks the pages as written, and the next call
+        succeeds without them. So the next `sync` writes the bytes again first. Before that, the caller must check that
+        the page cache still holds them: XFS and btrfs drop them.
+        Raises OSError: the sync failed; data written since the last successful `sync` may be lost."""
+        wrote = self.wrote  # read before the call, which may miss data that the owner writes meanwhile
+        assert wrote <= self.size, "written bytes are inside the file"
         try:
             if self.again_from is not None:
-                with changing_back:  # what the owner cuts off meanwhile must not come back
+                with changing_back:  # bytes that the owner cuts off meanwhile must not be written again
                     wrote = self.wrote
                     self._write_again(self.again_from, wrote)
             sync_data(self.fd)
@@ -153,18 +153,20 @@ class MappedFile:
         self.synced = wrote
 
     def _write_again(self, start: int, end: int) -> None:
-        """Write bytes that are not on the disk again, with the content of the page cache."""
+        """Write bytes again that are not on the disk, with the content of the page cache."""
         if start < 0:
-            raise BytesLost(self.path)  # the zeros behind a cut: the owner may append there now
+            raise BytesLost(self.path)  # zeros after a cut: the owner may append there now
         for position in range(start, end, _CHUNK_BYTES):
             self.write(position, self.read(position, min(_CHUNK_BYTES, end - position)))
 
     def warm(self, *, is_wanted: Callable[[], bool]) -> None:
-        """Give a new file its blocks and its pages (``warmMapedFileEnable``), which takes as long as writing it all.
-        A later full disk then concerns other files only, and a flush writes data without looking for room. The zeros go
-        to the disk bit by bit, as the first flush of the file would wait for all of them; it ends early when they are
-        no longer wanted. Source: store.md §13.6.
-        Raises OSError: the disk has no room for the file."""
+        """Allocate the blocks and pages of a new file (``warmMapedFileEnable``), which takes
+        as long as writing the file.
+        Later a full disk affects other files only, and a flush does not allocate space. The zeros are synced in parts,
+        because the first flush of the file would otherwise wait for all of them. Stop early if
+        ``is_wanted`` returns False.
+        Source: store.md §13.6.
+        Raises OSError: the disk has no space for the file."""
         reserve(self.fd, self.size)
         zeros = bytes(min(_WARM_BYTES, self.size))
         for position in range(0, self.size, _WARM_BYTES):
@@ -174,12 +176,12 @@ class MappedFile:
                 return
 
     def clear_from(self, position: int) -> bool:
-        """Turn everything behind a position into zeros, holes staying holes; whether there was anything else."""
+        """Zero everything after a position, leaving holes; return True if there was other content."""
         is_changed = False
         while position < self.size:
             try:
                 position = os.lseek(self.fd, position, os.SEEK_DATA)
-            except OSError:  # ENXIO: nothing but a hole follows
+            except OSError:  # ENXIO: only a hole follows
                 break
             data_end = min(os.lseek(self.fd, position, os.SEEK_HOLE), position + _CHUNK_BYTES)
             chunk, zeros = self.read(position, data_end - position), bytes(data_end - position)
@@ -190,7 +192,7 @@ class MappedFile:
         return is_changed
 
     def close(self) -> None:
-        """Give the descriptor back; slices of `view` stay valid."""
+        """Close the descriptor; slices of `view` stay valid."""
         self._view = None
         if self._fd >= 0:
             os.close(self._fd)
@@ -198,7 +200,7 @@ class MappedFile:
 
     def delete(self) -> None:
         """Close and remove the file; slices of `view` stay valid.
-        Raises OSError: the disk refused; the file can be used on."""
+        Raises OSError: the file cannot be removed; it can still be used."""
         self._is_deleted = True  # first: a flush thread may be about to sync it
         self.close()
         try:

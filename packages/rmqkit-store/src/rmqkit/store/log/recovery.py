@@ -1,30 +1,31 @@
-"""Recovery: where the log ends after a stop or a crash, and queues that agree with it.
+"""Recovery: finds the end of the log after a stop or a crash, and makes the queues agree with it.
 
-The consume queues are cut after their last valid entry first; ``D`` is the end of the newest record they know. Then
-the log is walked forward from a file that was certainly whole, to the first bytes that are no record: its end ``E``.
+First the consume queues are cut after their last valid entry; ``D`` is the end of the newest record in a queue. Then
+the log is scanned forward, from a file that is certainly complete to the first bytes that are not a record. That is the
+end of the log, ``E``.
 
 =============  =========================================  ==========================================================
                clean stop                                 crash (``abort`` exists)
 =============  =========================================  ==========================================================
-walk from      the newest record in a queue if that is    newest file whose first record is sound and not younger
+scan from      the newest record in a queue if that is    newest file whose first record is sound and not younger
                sound; else as Java: the newest file       than the checkpoint's minTimestamp; else the first
                whose first record is sound and not
-               behind D; else the first
-dispatch       records at or behind D                     every record
+               after D; else the first
+dispatch       records at or after D                      every record
 =============  =========================================  ==========================================================
 
-Files are looked at for the start until one will do: giving up after ten (Java's ``commitLogRecoverMaxNum``) would leave
-gaps in the queues when more were written since the checkpoint; looking costs one decode a file.
+All files are tried as the start if necessary. Java's limit of ten (``commitLogRecoverMaxNum``) would leave gaps in the
+queues if more files were written since the checkpoint; a try costs one decode per file.
 
-Behind a blank the log goes on in the next file if that exists, else E is where the blank begins: it is written again.
-Then everything behind E goes: queue entries, later files, and the rest of E's file becomes zeros, so that stale bytes
-never look like records again. Before that it is looked at, and kept where it is worth it: see `remains`.
+After a blank the log continues in the next file if that exists. Otherwise E is the start of the blank, which will be
+written again. Then everything after E is removed: queue entries, later files, and the rest of E's file, which is zeroed
+so that stale bytes never look like records again. Valuable bytes are saved before: see `remains`.
 
-A record is sound when `decode_record` takes it, its CRC is right (``checkCRCOnRecover``, or the CRC of the whole
-record with ``forceVerifyPropCRC``), it says the offset it lies at, and no sector of it is missing that may not have
-reached the disk. After a clean stop the walk costs one decode.
-After a crash it reads the last file(s): one record at a time, and from `BULK_FROM_BYTES` on in runs (`scan`), which is
-several times as fast and finds the same. Source: store.md §12.
+A record is *sound* if `decode_record` accepts it, its CRC is right (``checkCRCOnRecover``, or the CRC of the whole
+record with ``forceVerifyPropCRC``), its physical offset is its place, and no sector of it is missing that may not have
+reached the disk. After a clean stop the scan costs one decode.
+After a crash it reads the last file or files: one record at a time, and after `BULK_FROM_BYTES` in runs (`scan`), which
+is several times as fast and has the same result. Source: store.md §12.
 """
 
 from __future__ import annotations
@@ -54,21 +55,22 @@ if TYPE_CHECKING:
 __all__ = ["BULK_FROM_BYTES", "LogEnd", "find_log_end", "whole_end"]
 
 BULK_FROM_BYTES = 8 << 20
-"""After so many bytes the walk goes on in bulk, if numpy is there: importing it takes as long as the plain walk."""
+"""Number of bytes after which the scan continues in bulk (if numpy is installed): its import takes as long as scanning
+these bytes one by one."""
 _log = logging.getLogger(__name__)
 
 
 class LogEnd(Struct):
-    """The result of a walk over the log.
+    """The result of a scan of the log.
 
     Attributes:
         offset: physical offset one past the last sound record.
         last_record: physical offset of the last sound record, 0 without any.
         last_store_timestamp: storeTimestamp of the last sound record, 0 without any.
         newest_store_timestamp: the greatest storeTimestamp; it differs from the last one if the clock was set back.
-        record_count: number of sound records in the walk.
-        remains: the bytes after the end, unless they are known to be no part of the log; not examined when a blank is
-            the end.
+        record_count: number of sound records in the scan.
+        remains: the bytes after the end, unless they are known to be no part of the
+            log. None if the end is a blank.
     """
 
     offset: int
@@ -91,16 +93,16 @@ def find_log_end(
     indexed_end: int,
     checkpoint: Checkpoint,
 ) -> LogEnd:
-    """Walk the log to its end. The walk itself changes nothing.
+    """Scan the log to its end. The scan itself changes nothing.
 
     Args:
         dispatch: called with each record that the queues may lack, in order.
         dispatch_run: called with a whole run of such records instead.
         on_replay: called after a crash, before any record, with the physical offset from which on all records are
             dispatched again.
-        clean: whether the store was closed in order.
+        clean: whether the store was closed cleanly.
         newest: offset and size of the newest record in any queue, (-1, 0) without one; it ends at D.
-        indexed_end: end of the newest record that a queue has an entry for, even if the record is damaged.
+        indexed_end: end of the newest record that has a queue entry, even if the record is damaged.
     """
     check = _Check(settings, None if clean else checkpoint.physic_timestamp)
     files = log.queue.files
@@ -116,28 +118,31 @@ def find_log_end(
         start = _start_file(files, lambda file: _is_flushed(check, file, checkpoint, settings))
         dispatch_from, offset = 0, files[start].start
         on_replay(offset)
-    # From a record or a file's start, never from an offset in between: what looks like a head there may be a body.
+    # Start at a record or a file's start, never in between: bytes that look like a head there may belong to a body.
     walk = _Walk(check, dispatch, dispatch_run, dispatch_from, LogEnd(offset))
     for i in range(start, len(files)):
         if not walk.file(files[i]):
-            # After a stop in order every record is in a queue: what lies behind the newest of these is none.
+            # After a clean stop every record is in a queue, so bytes after the
+            # newest of them are not records.
             if not clean or walk.end.offset != indexed_end:
                 walk.end.remains = look_behind(files[i:], walk.end.offset, walk.reason, check.record)
             break
         if i + 1 < len(files):
-            # Behind a blank the next file counts, even where one is missing between: what it holds was stored.
-            assert files[i + 1].start >= walk.end.offset, "files are walked in log order"
+            # After a blank continue with the next file, even if a file in between is
+            # missing: its records were stored.
+            assert files[i + 1].start >= walk.end.offset, "files are scanned in log order"
             walk.end.offset = files[i + 1].start
     end = walk.end
-    assert end.offset <= files[-1].end, "the log ends inside its files"
-    assert not end.record_count or end.last_record < end.offset, "the end is that of the last record"
+    assert end.offset <= files[-1].end, "the log ends in its last file"
+    assert not end.record_count or end.last_record < end.offset, "the end is after the last record"
     return end
 
 
 def whole_end(log: CommitLog, settings: StoreSettings, start: int, end: int) -> int | None:
-    """Physical offset up to which the page cache has every byte of the records between two offsets, by the rules of a
-    recovery; None where it lost some: a refused flush leaves that open. It is before ``end`` only in a slave's log that
-    ends inside of a record. Any thread."""
+    """Return the physical offset up to which the page cache has all records between two offsets, by the rules of a
+    recovery; None if it lost a record, as it may after a failed flush. The result is less
+    than ``end`` only in a slave's
+    log that ends inside a record. Any thread."""
     check, found = _Check(settings, 0), start
     for file in log.queue.files:
         if file.end <= start or file.start >= end:
@@ -147,7 +152,7 @@ def whole_end(log: CommitLog, settings: StoreSettings, start: int, end: int) -> 
             position = low
         while position < high and not is_blank(file.view, position):
             try:
-                # From the file's start on only the heads count: what lies before ``start`` is on the disk.
+                # Before ``start`` check only the heads: these records are on the disk.
                 record = check.record(file, position) if position >= low else decode_record(file.view, position)
             except RecordCorrupt:
                 return found if _is_under_way(file, position, high) else None
@@ -159,7 +164,7 @@ def whole_end(log: CommitLog, settings: StoreSettings, start: int, end: int) -> 
 
 
 def _is_under_way(file: MappedFile, position: int, end: int) -> bool:
-    """Return True if a record begins at a position, of which a slave does not have the end yet."""
+    """Return True if an incomplete record begins at a position, of which a slave does not have the end yet."""
     if end - position < BLANK_BYTES:
         return True
     size = int.from_bytes(file.view[position : position + 4], "big", signed=True)
@@ -179,7 +184,10 @@ def _begins_at(check: _Check, file: MappedFile, position: int) -> bool:
 
 
 class _Walk:
-    """The walk from a file on; ``end`` moves with it, and ``reason`` says in the end why no record lies there."""
+    """The scan from a file on.
+
+    ``end`` moves with it; ``reason`` finally describes why the bytes at the end are no record.
+    """
 
     def __init__(
         self,
@@ -196,12 +204,12 @@ class _Walk:
         self._bulk_from = end.offset + BULK_FROM_BYTES if has_numpy() else None
 
     def file(self, file: MappedFile) -> bool:
-        """Walk one file; True when it is closed by a blank."""
+        """Scan one file; return True if a blank closes it."""
         view, end = file.view, self.end
         bulk_from = self._bulk_from
         while not is_blank(view, position := end.offset - file.start):
             if bulk_from is not None and end.offset >= bulk_from:
-                bulk_from = None  # what stops the runs is looked at here
+                bulk_from = None  # this loop checks the bytes that stop the runs
                 self._runs(file)
                 continue
             try:
@@ -219,9 +227,9 @@ class _Walk:
         return True
 
     def _runs(self, file: MappedFile) -> None:
-        """Walk over the sound records of a file many at a time, and stop before the first that may be none."""
+        """Scan the sound records of a file in runs, and stop before the first doubtful one."""
         end, buffer = self.end, file.view.obj
-        assert isinstance(buffer, mmap.mmap), "views are of mappings"
+        assert isinstance(buffer, mmap.mmap), "a view belongs to a mapping"
         for records in scan.runs(buffer, file.start, end.offset - file.start, file.size):
             run = records.text_only()
             run = run.head(self._check.sound_count(run))
@@ -232,11 +240,11 @@ class _Walk:
                     self._dispatch_run(run.take(slice(new, None)) if new else run)
                 end.offset = file.start + run.end
                 end.last_record = int(offsets[-1])
-                assert end.last_record < end.offset, "a run ends behind its records"
+                assert end.last_record < end.offset, "a run ends after its last record"
                 end.last_store_timestamp = int(times[-1])
                 end.newest_store_timestamp = max(int(times.max()), end.newest_store_timestamp)
                 end.record_count += len(run)
-            buffer.madvise(mmap.MADV_DONTNEED)  # pages that are not needed again count as memory of the broker
+            buffer.madvise(mmap.MADV_DONTNEED)  # these pages would count as memory of the broker
             if len(run) < len(records):
                 return
 
@@ -265,9 +273,9 @@ def _octets(buffer: Buffer) -> NDArray[np.uint8]:
 
 
 def _is_torn(view: memoryview, end: int, topic_bytes: int, properties_bytes: int) -> bool:
-    """Return True if topic and properties of the record that ends at a position are not all there.
-    No checksum covers them; a torn write leaves zeros at their end, or in a whole sector. No such record is ever
-    written: see `put`."""
+    """Return True if topic and properties of the record that ends at a position are incomplete.
+    No checksum covers them. A torn write leaves zeros at their end, or in a whole sector;
+    `put` refuses such messages."""
     if not properties_bytes:
         return not all(view[end - 2 - topic_bytes : end - 2])
     if not view[end - 1]:
@@ -280,8 +288,8 @@ def _is_torn(view: memoryview, end: int, topic_bytes: int, properties_bytes: int
 
 
 class _Check:
-    """Which bytes count as a record. Source: store.md §12.1.
-    ``doubted_from``: storeTimestamp from which on a record may not have reached the disk; None when all have."""
+    """The test for sound records. Source: store.md §12.1.
+    ``doubted_from``: storeTimestamp from which a record may not have reached the disk; None if all records have."""
 
     def __init__(self, settings: StoreSettings, doubted_from: int | None) -> None:
         self._doubted_from = doubted_from
@@ -289,21 +297,21 @@ class _Check:
         self._body = settings.check_crc_on_recover and not self._whole_record
 
     def record(self, file: MappedFile, position: int) -> Record:
-        """The record at a position. Raises RecordCorrupt: there is none."""
+        """Return the record at a position. Raises RecordCorrupt: it is not a sound record."""
         view = file.view
         record = decode_record(view, position, verify_crc=self._body)
         if record.physical_offset != file.start + position:
-            raise RecordCorrupt(position, f"it says it lies at offset {record.physical_offset}", size=record.size)
+            raise RecordCorrupt(position, f"it belongs to offset {record.physical_offset}", size=record.size)
         if self._whole_record and not has_sound_crc(view[position : position + record.size]):
             raise RecordCorrupt(position, "the checksum of the whole record is wrong or missing", size=record.size)
         if self._doubted_from is not None and record.store_timestamp >= self._doubted_from:
             topic_bytes = len(record.topic.encode())
             if _is_torn(view, position + record.size, topic_bytes, len(record.properties)):
-                raise RecordCorrupt(position, "its topic or properties are not all there", size=record.size)
+                raise RecordCorrupt(position, "its topic or properties are incomplete", size=record.size)
         return record
 
     def sound_count(self, run: Records) -> int:
-        """Return how many records at the start of a run have the right checksums."""
+        """Return the number of records at the start of a run that have the right checksums."""
         if self._whole_record:
             view = memoryview(run.buffer)
             places = zip(run.positions.tolist(), run.sizes.tolist(), strict=True)
@@ -316,7 +324,7 @@ class _Check:
         return count if self._doubted_from is None else self._whole_count(run, count, self._doubted_from)
 
     def _whole_count(self, run: Records, count: int, doubted_from: int) -> int:
-        """Return how many of the first records have reached the disk with all their sectors."""
+        """Return how many of the first ``count`` records reached the disk with all their sectors."""
         view, ends = memoryview(run.buffer), run.positions + run.sizes
         reaches_on = -(-run.topic_at // SECTOR_BYTES) * SECTOR_BYTES < ends
         is_odd = reaches_on | (_octets(run.buffer)[ends - 1] == 0)
@@ -337,7 +345,7 @@ class _Check:
             return False
 
     def first_record(self, file: MappedFile) -> Record | None:
-        """The first record of a file, or None."""
+        """Return the first record of a file, or None."""
         try:
             return self.record(file, 0)
         except RecordCorrupt:

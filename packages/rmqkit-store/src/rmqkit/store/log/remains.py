@@ -1,20 +1,20 @@
-"""The bytes after the place where a recovery ends the log, and their treatment: no sound record is dropped silently.
+"""The bytes after the end of the log in a recovery, and their treatment: no sound record is dropped silently.
 
-A walk ends at the first bytes that are not a record. They may be followed by sound records (the right magic, size and
-checksum, and the physicalOffset of their place), other bytes, or zeros, as files are preallocated:
+A scan stops at the first bytes that are not a record. They may be followed by sound records (with the right magic,
+size, checksum and physicalOffset), other bytes, or zeros, as files are preallocated:
 
 ==================================================  ===================================================================
 bytes after the end                                 treatment
 ==================================================  ===================================================================
-zeros only                                          nothing is logged, unless queues know records there: an ERROR after
-                                                    a stop in order, else a WARNING, with the number of bytes
+zeros only                                          nothing is logged, unless queues have records there: an ERROR after
+                                                    a clean stop, else a WARNING, with the number of bytes
 bytes without a sound record, in the same file      the torn end of an unclean stop: they become zeros, a WARNING with
                                                     their number
 sound records that were on the disk: the stop was   `StoreDamaged`, with files, records and bytes: the store is damaged,
-in order, or the checkpoint's physicMsgTimestamp    ``rmq store repair`` bridges the place and keeps the bytes after it
+clean, or the checkpoint's physicMsgTimestamp       ``rmq store repair`` bridges the place and keeps the bytes after it
 is later than theirs
-a log file that begins with a record of another      `StoreDamaged`; ``rmq store repair`` gives it its name back
-place: it has the name of another one
+a log file that begins with a record of another     `StoreDamaged`; ``rmq store repair`` gives it its name back
+place: it has the name of another file
 other sound records, or later files with content    a power cut kept them and lost the bytes before them, or they are
                                                     stale: all is set aside with an ERROR (stale: a WARNING), and the
                                                     start continues
@@ -89,7 +89,7 @@ class Remains(Struct):
         files: the log files with content after the end, each with the position where its content ends.
         record_files: the names of the files that hold sound records.
         records, record_bytes: number of sound records, and the bytes of all of them.
-        misplaced: the names of files that begin with a record of another place.
+        misplaced: the names of files that begin with a record of another offset.
         first_timestamp, oldest_timestamp: storeTimestamp of the first sound record, and the smallest one.
     """
 
@@ -125,11 +125,11 @@ class Remains(Struct):
 def look_behind(
     files: tuple[MappedFile, ...], end: int, reason: str, record_at: Callable[[MappedFile, int], Record]
 ) -> Remains:
-    """Look at everything behind a physical offset; changes nothing.
+    """Examine everything after a physical offset; changes nothing.
 
     Args:
-        files: those of the log from the one on that holds the offset.
-        record_at: the sound record at a position of a file, or raises RecordCorrupt.
+        files: the files of the log, from the file that holds the offset on.
+        record_at: returns the sound record at a position of a file, or raises RecordCorrupt.
     """
     remains = Remains(end, files[0].path, reason)
     for file in files:
@@ -151,18 +151,18 @@ def look_behind(
 
 
 def place_of(view: memoryview | bytes) -> int | None:
-    """The physical offset that the first record of a log file says, None without a record; its head is enough."""
+    """Return the physical offset in the first record of a log file, None without a record; its head is sufficient."""
     if len(view) < HEAD_BYTES or int.from_bytes(view[4:8], "big", signed=True) not in (MAGIC_V1, MAGIC_V2):
         return None
     return int.from_bytes(view[_PLACE_AT : _PLACE_AT + 8], "big", signed=True)
 
 
 def check_heads(root: Path, files: tuple[MappedFile, ...], *, is_replica: bool) -> None:
-    """Look at the first bytes of every log file, which a start after a stop in order does not walk over.
-    A file that begins with no record, while later ones do, is an ERROR with its bytes.
+    """Check the first bytes of every log file, most of which a start after a clean stop does not scan.
+    A file that begins with no record, while later files do, is logged as an ERROR with its size.
 
     Raises:
-        StoreDamaged: files have the names of others.
+        StoreDamaged: files have the names of other files.
     """
     places: list[int | None] = []
     for file in files:
@@ -190,19 +190,19 @@ def keep_remains(
     flushed_timestamp: int,
     indexed_end: int,
 ) -> None:
-    """Decide about them before the log is cut, and set aside what has to be.
+    """Decide about the bytes before the log is cut, and set them aside if necessary.
 
     Args:
         last_timestamp: storeTimestamp of the last record before the end.
-        flushed_timestamp: records stored before were on the disk.
-        indexed_end: where the newest record ends that a queue knows.
+        flushed_timestamp: time before which all stored records were on the disk.
+        indexed_end: end of the newest record that has a queue entry.
 
     Raises:
-        StoreDamaged: records would be cut off that were on the disk. Nothing in the log was changed.
-        OSError: they cannot be set aside.
+        StoreDamaged: the cut would remove records that were on the disk. Nothing in the log was changed.
+        OSError: the bytes cannot be set aside.
     """
     end = remains.end
-    assert all(file.end > end for file, _ in remains.files), "only what lies behind the end is set aside"
+    assert all(file.end > end for file, _ in remains.files), "only bytes after the end are set aside"
     is_stale = remains.is_in_one_file and bool(remains.records) and remains.first_timestamp < last_timestamp
     if remains.records and not is_stale:
         was_on_disk = is_clean or remains.oldest_timestamp < flushed_timestamp
@@ -229,8 +229,8 @@ def keep_remains(
 
 
 def tell_lost_end(root: Path, end: int, indexed_end: int, *, is_clean: bool) -> None:
-    """Say that queues know records behind the end of the log: an ERROR after a stop in order, else they may not have
-    been on the disk."""
+    """Log that queues have records after the end of the log: an ERROR after a clean stop, otherwise a WARNING, because
+    the records may not have been on the disk."""
     if indexed_end > end:
         said = "store %s: the log ends at %d and queues know records up to %d: these %d bytes of messages are lost"
         _log.log(logging.ERROR if is_clean else logging.WARNING, said, root, end, indexed_end, indexed_end - end)
@@ -240,7 +240,7 @@ def _sound_records(
     file: MappedFile, low: int, high: int, record_at: Callable[[MappedFile, int], Record]
 ) -> Iterator[Record]:
     buffer = file.view.obj
-    assert isinstance(buffer, scan.Buffer), "views are of mappings"
+    assert isinstance(buffer, scan.Buffer), "a view belongs to a mapping"
     position = low
     while (position := scan.find_record(buffer, file.start, position, file.size, high)) < file.size:
         try:
@@ -248,13 +248,13 @@ def _sound_records(
                 record = record_at(file, position)
                 yield record
                 position += record.size
-            return  # what follows a blank is undefined
+            return  # bytes after a blank are undefined
         except RecordCorrupt:
             position += 1
 
 
 def _content_end(file: MappedFile, low: int) -> int:
-    """Return where the last byte from a position on ends that is no zero; that position without one."""
+    """Return the end of the last byte after a position that is not zero; the position if all are zero."""
     high = data_end(file.path)
     while high > low:
         start = max(low, high - _CHUNK_BYTES)
@@ -266,7 +266,7 @@ def _content_end(file: MappedFile, low: int) -> int:
 
 
 def _set_aside(root: Path, remains: Remains) -> Path:
-    """Copy or move everything behind the end; the newest file first, so that a crash in between leaves no gap."""
+    """Copy or move everything after the end; the newest file first, so that a crash in between leaves no gap."""
     folder, number = root / FOLDER / f"{remains.end:020d}", 1
     while folder.exists():
         number += 1
@@ -276,7 +276,7 @@ def _set_aside(root: Path, remains: Remains) -> Path:
         target = folder / "commitlog" / file.path.name
         low = max(0, remains.end - file.start)
         try:
-            if file.start > remains.end:  # one that begins there is appended to
+            if file.start > remains.end:  # a file that begins at the end stays, for later appends
                 file.path.rename(target)
                 continue
         except OSError as error:
@@ -300,15 +300,15 @@ def _counted(count: int, noun: str) -> str:
 
 
 # ---------------------------------------------------------------- filler records
-# What a repair writes over a stretch of the log that is no record, so that the log goes on behind it. A blank cannot
-# bridge such a stretch: it ends its file. A filler is a record like any other, sound in every field, that nobody
-# dispatches: its sysFlag says *rollback*, as the transaction markers of old brokers do, so that brokers of Apache and
-# ours put it in no queue and not in the index, and it needs no queue offset. Its topic is `FILLER_TOPIC`, its body
-# zeros (bytes of lost records in it would be found by a search for records), its storeTimestamp that of the record
-# behind it, and its preparedTransactionOffset says how many bytes of records may be lost there: its own, or those up to
-# the end of the file where a blank follows. Fillers have at most `FILLER_BYTES_MAX`, as Apache's recovery reads each
-# into memory. A filler also says that messages were lost there: blank entries in queues are in order in a store that
-# has some. Source: store.md §3.3, §11, §12.1.
+# A repair writes fillers over a part of the log that is not a record, so that the log continues after it. A blank
+# cannot bridge such a part, because it ends its file. A filler is a record whose fields are all valid, and no broker
+# dispatches it: its sysFlag is *rollback*, like that of the transaction markers of old brokers, so Apache's broker and
+# rmqkit put it in no queue and not in the index, and it needs no queue offset. Its topic is `FILLER_TOPIC`. Its body is
+# zeros, because a search for records would find lost records in it. Its storeTimestamp is that of the record after it.
+# Its preparedTransactionOffset is the number of bytes of records that may be lost there: its own size, or the bytes up
+# to the end of the file if a blank follows. Fillers have at most `FILLER_BYTES_MAX`, as Apache's recovery reads each
+# into memory. In a store with fillers, blank entries in queues are valid, because messages were lost.
+# Source: store.md §3.3, §11, §12.1.
 
 FILLER_TOPIC = "rmq_sys_LOST"
 FILLER_BYTES_MAX = 1 << 20
@@ -316,14 +316,14 @@ _TOPIC = FILLER_TOPIC.encode()
 _FIXED_BYTES = layout_of(0).head_bytes + 1 + 2
 _TOPIC_BYTES_MIN = 1
 FILLER_BYTES_MIN = _FIXED_BYTES + _TOPIC_BYTES_MIN
-"""A record that was lost had at least so many bytes."""
+"""Smallest size of a lost record."""
 _NOBODY = pack_host("0.0.0.0", 0)
 
 
 def fillers(start: int, size: int, store_timestamp: int, *, lost_bytes: int = 0) -> Iterator[bytes]:
-    """Records that together fill ``size`` bytes from a physical offset on; the size is at least `FILLER_BYTES_MIN`.
-    ``lost_bytes``: what one says that stands for more than its own bytes."""
-    assert size >= FILLER_BYTES_MIN, "there is room for a record"
+    """Yield records that together fill ``size`` bytes from a physical offset on, at least `FILLER_BYTES_MIN`.
+    ``lost_bytes``: number of lost bytes, if it is more than the size of the filler."""
+    assert size >= FILLER_BYTES_MIN, "a record fits"
     left = size
     while left:
         part = left if left <= FILLER_BYTES_MAX else min(FILLER_BYTES_MAX, left - FILLER_BYTES_MIN)
@@ -348,6 +348,6 @@ def fillers(start: int, size: int, store_timestamp: int, *, lost_bytes: int = 0)
 
 
 def is_filler(record: Record) -> bool:
-    """Return True if a record stands for bytes that were lost."""
+    """Return True if a record replaces bytes that were lost."""
     is_rollback = record.sys_flag & TRANSACTION_MASK == TRANSACTION_ROLLBACK
     return is_rollback and bool(record.topic) and FILLER_TOPIC.startswith(record.topic) and not record.properties

@@ -1,30 +1,30 @@
-"""The bulk walk over one CommitLog segment: many records per call, with numpy, for everything that reads a whole log.
+"""The bulk scan of a CommitLog segment: many records per call, with numpy, for all code that reads a whole log.
 
 A segment is a run of records (`rmqkit.protocol.record`), closed by a *blank* when it is full::
 
     | record | record | ... | record | blank: i32 remaining, i32 BLANK_MAGIC, undefined bytes |
 
 `walk` follows the chain of sizes and checks a whole run of records at once, in the compiled core if it is installed,
-otherwise with plain Python (0.2 µs a record) and numpy. A record is *sound* when its magic is known, its physicalOffset
-is the segment's base offset plus its position, and its parts add up to its size. These are the checks of
-`decode_record`, plus the place, minus "the topic is UTF-8" (`Records.text_only` checks that). Only `crc_matches` reads
-bodies.
+otherwise with plain Python (0.2 µs a record) and numpy. A record is *sound* if its magic is known, its physicalOffset
+is the segment's base offset plus its position, and the sum of its parts is its size. These are the checks of
+`decode_record` and that of the place, without "the topic is UTF-8" (`Records.text_only` checks that). Only
+`crc_matches` reads bodies.
 
-Where the chain stops:
+The chain stops at:
 
 ==================  =====================================================================================
-blank               the legitimate end of a full segment, if it says as many bytes as are left, and no record
+blank               the valid end of a full segment, if its size is the number of remaining bytes, and no record
                     follows that was stored later than the record before it (`behind_blank`)
-the end given       the legitimate end of the requested part
-anything else       `Damage`; the walk continues at the next sound record, found by its magic and its place
+the given end       the valid end of the requested part
+anything else       `Damage`; the scan continues at the next sound record, found by its magic and its place
 ==================  =====================================================================================
 
-The newest segment is preallocated, so zeros follow its last record, or stale bytes of a log that was cut by a
-recovery (they are not cleared, store.md §2). `log_end` returns the end of its records; call it before you walk a
-segment that may be the newest.
+The newest segment is preallocated, so zeros follow its last record, or stale bytes of a log that a recovery cut (they
+are not cleared, store.md §2). `log_end` returns the end of its records; call it before you scan a segment that may be
+the newest.
 
 numpy is imported inside the functions that need it, so that importing this module costs a broker nothing.
-Not handled here: opening files, decoding of variable fields, what damage means. Source: store.md §3, §12.1.
+Not handled here: opening files, decoding of variable fields, the meaning of damage. Source: store.md §3, §12.1.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ __all__ = [
 ]
 
 Buffer = bytes | bytearray | mmap.mmap
-"""What can be walked: a whole segment, in memory or mapped."""
+"""Input of a scan: a whole segment, in memory or mapped."""
 
 BATCH_ROWS = 4096
 BATCH_BYTES = 8 << 20
@@ -114,15 +114,15 @@ assert tuple(bits >> _HOST_SHIFT for bits in _HOST_BITS) == (0, 1, 2, 3)
 
 
 def has_numpy() -> bool:
-    """Return True if the bulk walk can be used; looks without importing."""
+    """Return True if the bulk scan can be used; does not import numpy."""
     return importlib.util.find_spec("numpy") is not None
 
 
 def need_numpy(what: str) -> None:
-    """Say how to get numpy when it is missing.
+    """Require numpy.
 
     Raises:
-        ExtraMissing: it is.
+        ExtraMissing: numpy is missing; the text explains how to install it.
     """
     if not has_numpy():
         raise ExtraMissing(what, "numpy", extras.install("store"))
@@ -133,9 +133,9 @@ class Damage:
     """Bytes that are not records.
 
     Attributes:
-        position: where a record was expected, in bytes from the start of the segment.
-        end: where the next sound record begins, or the end of the part that was walked.
-        reason: which check failed.
+        position: place where a record was expected, in bytes from the start of the segment.
+        end: start of the next sound record, or the end of the scanned part.
+        reason: the check that failed.
     """
 
     position: int
@@ -151,13 +151,13 @@ class Records:
 
     Attributes:
         buffer: the segment.
-        base_offset: physical offset of its first byte.
-        positions, sizes: where each record lies, in bytes.
-        heads: the bytes before the body read as if both hosts were IPv4: right up to bornHost, and right throughout
-            where ``host_bits`` is 0; `field` knows.
+        base_offset: physical offset of the first byte of the segment.
+        positions, sizes: place of each record, in bytes.
+        heads: the bytes before the body, read as if both hosts were IPv4. All fields are right if ``host_bits`` is
+            0, otherwise only those before bornHost; `field` handles both.
         host_bits: ``(sysFlag & 0x30) >> 4``, the layout of each record.
-        body_at, topic_at, properties_at: where the variable fields begin.
-        body_bytes, topic_bytes, properties_bytes: how long they are.
+        body_at, topic_at, properties_at: start of each variable field.
+        body_bytes, topic_bytes, properties_bytes: length of each variable field.
     """
 
     buffer: Buffer
@@ -179,7 +179,7 @@ class Records:
 
     @property
     def end(self) -> int:
-        """Position after the last record; there must be one."""
+        """Position after the last record; there must be a record."""
         return int(self.positions[-1] + self.sizes[-1])
 
     @property
@@ -192,23 +192,23 @@ class Records:
         return self.field("store_timestamp")
 
     def topics(self) -> tuple[list[str | None], Ints]:
-        """The distinct topics, None for one that is not UTF-8, and which of them is each record's."""
+        """Return the distinct topics, None for a topic that is not UTF-8, and the index of each record's topic."""
         if self._topics is None:
             found, topic = _distinct_topics(self)
             self._topics = [_text_or_none(one) for one in found], topic
         return self._topics
 
     def text_only(self) -> Records:
-        """The records before the first one whose topic is not UTF-8: that is no record (`decode_record`)."""
+        """Return the records before the first one whose topic is not UTF-8, which is not a record (`decode_record`)."""
         topics, topic = self.topics()
         return self.head(int((topic == topics.index(None)).argmax())) if None in topics else self
 
     def head(self, count: int) -> Records:
-        """The first records only."""
+        """Return the first ``count`` records."""
         return self if count >= len(self) else self.take(slice(count))
 
     def record(self, row: int) -> Record:
-        """One of the records, decoded.
+        """Return one of the records, decoded.
 
         Raises:
             RecordCorrupt: its topic is not UTF-8.
@@ -217,24 +217,24 @@ class Records:
             return decode_record(view, int(self.positions[row]))
 
     def properties(self, row: int) -> bytes:
-        """The property string of one of the records."""
+        """Return the property string of one of the records."""
         at = int(self.properties_at[row])
         return bytes(self.buffer[at : at + int(self.properties_bytes[row])])
 
     def take(self, rows: slice | NDArray[Any]) -> Records:
-        """Some of the records: a slice, a mask or ascending indexes."""
+        """Return some of the records: a slice, a mask or ascending indexes."""
         arrays = (getattr(self, one.name)[rows] for one in fields(self)[2:-1])
         return Records(self.buffer, self.base_offset, *arrays)
 
     def field(self, name: str) -> Ints:
-        """One number of every head, by its name in `HEAD_FIELDS`."""
+        """Return one number of every head, by its name in `HEAD_FIELDS`."""
         if name in _names_before_hosts() or not self.host_bits.any():
             return self.heads[name].astype("i8")
         width = _head_dtype(0)[name].itemsize
         return _anywhere(self.buffer, f">i{width}")[self.field_at(name)].astype("i8")
 
     def field_at(self, name: str) -> Ints:
-        """Return where one field of every head lies in the buffer."""
+        """Return the position of one field of every head in the buffer."""
         import numpy as np
 
         places = np.array([layout_of(bits).positions[name] for bits in _HOST_BITS], "i8")
@@ -242,7 +242,7 @@ class Records:
         return at
 
     def field_bytes(self, name: str) -> Ints:
-        """Return how many bytes one field of every head has (hosts differ)."""
+        """Return the size of one field of every head in bytes (hosts differ)."""
         import numpy as np
 
         widths = np.array([_head_dtype(bits)[name].itemsize for bits in _HOST_BITS])
@@ -258,14 +258,14 @@ def walk(
     rows_max: int = BATCH_ROWS,
     bytes_max: int = BATCH_BYTES,
 ) -> Iterator[Records | Damage]:
-    """The records of a part of a segment, run by run, in order.
+    """Yield the records of a part of a segment, run by run, in order.
 
     Args:
         buffer: the whole segment.
-        base_offset: physical offset of its first byte (the number that is its file name).
-        low: where a record begins.
-        high: where the part ends (exclusive): a record boundary, or the end of the segment.
-        rows_max: most records of one run.
+        base_offset: physical offset of its first byte (the number in the file name).
+        low: start of a record.
+        high: end of the part (exclusive): the start of a record, or the end of the segment.
+        rows_max: greatest number of records in one run.
         bytes_max: a run ends with the record that reaches this many bytes.
     """
     high = len(buffer) if high is None else high
@@ -289,11 +289,11 @@ def walk(
 
 
 def behind_blank(buffer: Buffer, base_offset: int, position: int, high: int, stored_ms: int) -> int:
-    """Position of the first sound record behind a blank that says to close the file; ``high`` if the blank is right.
+    """Return the position of the first sound record after a blank that closes the file; ``high`` if the blank is valid.
 
-    A writer puts nothing behind a blank, so a record there was written before the blank. Either the blank is damage
-    in a chain of records. Or the record is stale: a recovery cut the log before it, and the file was filled again.
-    Then it was stored earlier than the record before the blank, at ``stored_ms`` (as in `log_end`).
+    A writer puts nothing after a blank, so a record there was written before the blank. There are two cases. The blank
+    may be damage in a chain of records. Or the record is stale: a recovery cut the log before it, and the file was
+    filled again. Then it was stored earlier than the record before the blank, at ``stored_ms`` (as in `log_end`).
     """
     found = find_record(buffer, base_offset, position + BLANK_BYTES, high)
     if found == high:
@@ -305,14 +305,14 @@ def behind_blank(buffer: Buffer, base_offset: int, position: int, high: int, sto
 def runs(
     buffer: Buffer, base_offset: int, low: int, high: int, *, rows_max: int = BATCH_ROWS, bytes_max: int = BATCH_BYTES
 ) -> Iterator[Records]:
-    """Yield the runs of `walk` up to the first bytes that are not a record, be they a blank or damage."""
+    """Yield the runs of `walk` up to the first bytes that are not a record: a blank or damage."""
     while len(records := _sound_records(buffer, base_offset, low, high, rows_max, bytes_max)):
         yield records
         low = records.end
 
 
 def pick(buffer: Buffer, base_offset: int, positions: Sequence[int]) -> Iterator[Records | Damage]:
-    """The records at chosen positions of a segment, in their order; a place where none lies is damage."""
+    """Yield the records at chosen positions of a segment, in order; a position without a record is damage."""
     left, high = list(positions), len(buffer)
     while left:
         chain = list(itertools.takewhile(lambda position: _fits(buffer, position, high), left))
@@ -336,10 +336,10 @@ def _fits(buffer: Buffer, position: int, high: int) -> bool:
 
 
 def pulled(body: Buffer) -> Records:
-    """The records of an answer to a pull, which lie back to back wherever they were in the log.
+    """Return the records of a pull response, which are contiguous there wherever they were in the log.
 
     Raises:
-        BodyError: something else lies among or behind them.
+        BodyError: there are other bytes between or after the records.
     """
     records = _sound_records(body, None, 0, len(body), len(body), len(body) + 1)
     end = records.end if len(records) else 0
@@ -349,7 +349,7 @@ def pulled(body: Buffer) -> Records:
 
 
 def crc_matches(records: Records) -> NDArray[np.bool_]:
-    """Which stored bodies have the CRC that their record says (CRC-32 with the top bit cleared)."""
+    """Return for each record whether its body has the CRC of its head (CRC-32 with the top bit cleared)."""
     import numpy as np
 
     if (core := CORE.log_reader) is not None:
@@ -365,11 +365,12 @@ def crc_matches(records: Records) -> NDArray[np.bool_]:
 
 
 def find_record(buffer: Buffer, base_offset: int, low: int, high: int, search_end: int | None = None) -> int:
-    """Position of the first sound record that begins at or after ``low`` and ends by ``high``; ``high`` if none.
+    """Return the position of the first sound record that begins at or after ``low`` and
+    ends by ``high``; else ``high``.
 
-    A body that repeats bytes of another record is no trap: they say a physical offset that is not their place. Only a
-    sender that foresees the place of its message can write a body that is taken for a record here. Nothing but zeros
-    lies behind ``search_end``.
+    A body that repeats bytes of another record is not found, because their physical offset is not their place. Only a
+    sender that predicts the place of its message can write a body that looks like a record here. All bytes after
+    ``search_end`` are zero.
     """
     at, search_end = low + 4, high if search_end is None else search_end
     while (at := buffer.find(_MAGIC, at, search_end)) >= 0:
@@ -391,12 +392,12 @@ def split(
     split_bytes: int,
     is_anchored: Callable[[Record], bool] | None = None,
 ) -> list[tuple[int, int]]:
-    """Parts ``(low, high)`` of about ``split_bytes`` that together cover a segment up to ``high``.
+    """Return parts ``(low, high)`` of about ``split_bytes`` that together cover a segment up to ``high``.
 
-    Every inner boundary is a record that a walk from the start comes to, so the parts can be walked independently. A
-    body can hold what looks like a record of just this place. So what lies at a boundary is believed only where
-    ``is_anchored`` knows it, because something outside of the log points at it; then no other record is read. Else
-    the sizes are followed from the boundary before.
+    Every inner boundary is a record that a scan from the start reaches, so the parts can be scanned independently. A
+    body can contain bytes that look like a record of exactly this place. So a record at a boundary is trusted only if
+    ``is_anchored`` is true for it, because data outside the log refers to it; then no other record is read. Otherwise
+    the sizes are followed from the previous boundary.
     """
     lows = [0]
     for target in range(split_bytes, high, split_bytes):
@@ -412,8 +413,8 @@ def split(
 def _anchored(
     buffer: Buffer, base_offset: int, low: int, high: int, is_anchored: Callable[[Record], bool]
 ) -> int | None:
-    """The first of the next few sound records that is anchored, ``high`` when there are no records; None when none of
-    them is."""
+    """Return the position of the first of the next few sound records that is anchored, ``high`` without further
+    records; None if none of them is anchored."""
     for tried in range(_ANCHORS_TRIED):
         low = find_record(buffer, base_offset, low, high)
         if low >= high:
@@ -427,7 +428,7 @@ def _anchored(
 
 
 def _first_behind(buffer: Buffer, base_offset: int, low: int, target: int, high: int) -> int:
-    """The first record at or behind ``target`` that a walk from ``low`` comes to; ``high`` when there is none."""
+    """Return the position of the first record from ``target`` on that a scan from ``low`` reaches; else ``high``."""
     for part in walk(buffer, base_offset, low, high):
         if isinstance(part, Records) and part.positions[-1] >= target:
             return int(part.positions[part.positions.searchsorted(target)])
@@ -465,7 +466,7 @@ def log_end(buffer: Buffer, base_offset: int, high: int | None = None) -> int:
 
 
 def _is_complete(records: Records) -> bool:
-    """Return True if body and properties of the last record have arrived, not only its head and its lengths."""
+    """Return True if body and properties of the last record are complete, not only its head and its lengths."""
     at = int(records.body_at[-1])
     with memoryview(records.buffer) as view:
         crc = body_crc(view[at : at + int(records.body_bytes[-1])])
@@ -476,7 +477,7 @@ def _is_complete(records: Records) -> bool:
 def _sound_records(
     buffer: Buffer, base_offset: int | None, low: int, high: int, rows_max: int, bytes_max: int
 ) -> Records:
-    """The sound records that lie one behind the other from ``low`` on."""
+    """Return the sound records that follow each other from ``low`` on."""
     if (core := CORE.log_reader) is None:
         return _run(buffer, base_offset, _chain(buffer, low, high, rows_max, bytes_max))
     import numpy as np
@@ -490,8 +491,8 @@ def _sound_records(
 
 
 def _chain(buffer: Buffer, position: int, high: int, rows_max: int, bytes_max: int) -> list[int]:
-    """Positions reached by following the sizes alone; `_run` decides how many of them are records.
-    Each step would wait for memory; so, while records are short, the bytes ahead are looked at all at once before."""
+    """Return the positions reached by following the sizes alone; `_run` decides how many of them are records.
+    Each step would wait for memory. So, while records are short, the bytes ahead are read all at once first."""
     import numpy as np
 
     unpack = _I32.unpack_from
@@ -512,14 +513,14 @@ def _chain(buffer: Buffer, position: int, high: int, rows_max: int, bytes_max: i
             append(position)
             position += size
         are_short = (len(positions) - rows_max + room) * _SHORT_BYTES > _AHEAD_BYTES
-    if position > high:  # only the last one can be too long, as none begins behind it
+    if position > high:  # only the last record can be too long, as none begins after it
         positions.pop()
     return positions
 
 
 def _run(buffer: Buffer, base_offset: int | None, chain: list[int]) -> Records:
-    """The sound records at the front of a chain of positions, each with its announced size inside the buffer.
-    Without a ``base_offset`` they may say any place in the log."""
+    """Return the sound records at the front of a chain of positions; the size of each must fit in the buffer.
+    Without a ``base_offset`` their physical offsets are not checked."""
     import numpy as np
 
     at = np.array(chain, "i8")
@@ -532,7 +533,7 @@ def _run(buffer: Buffer, base_offset: int | None, chain: list[int]) -> Records:
     if base_offset is not None:
         sound &= heads["physical_offset"] == base_offset + at
 
-    # Lengths are read where they would lie, but never outside of their record: a wrong one is found by the sum.
+    # Read the lengths at their nominal places, but never outside their record: the sum reveals a wrong length.
     octets = np.frombuffer(buffer, "u1")
     body_at = at + np.array([layout_of(bits).head_bytes for bits in _HOST_BITS])[host_bits]
     if host_bits.any():
@@ -569,7 +570,7 @@ def _distinct_topics(records: Records) -> tuple[list[bytes], Ints]:
     numbers: dict[bytes, int] = {}
     for length in np.flatnonzero(np.bincount(records.topic_bytes)).tolist():
         rows = np.flatnonzero(records.topic_bytes == length)
-        places = [*range(-length, -8, 8), -8]  # the last word begins before a short topic
+        places = [*range(-length, -8, 8), -8]  # the last word of a short topic begins before the topic
         columns = [words[ends[rows] + place].view(">u8")[:, 0] for place in places]
         if length < 8:
             columns[-1] = columns[-1] & np.uint64((1 << 8 * length) - 1)
@@ -591,7 +592,7 @@ def _text_or_none(topic: bytes) -> str | None:
 
 
 def _unsound(buffer: Buffer, base_offset: int, position: int, high: int) -> str | None:
-    """Why the bytes at a position are not a sound record that ends by ``high``; None if they are."""
+    """Return why the bytes at a position are not a sound record that ends by ``high``; None if they are."""
     with memoryview(buffer) as whole, whole[:high] as part:
         if not any(part[position : position + BLANK_BYTES]):
             return "zeros where a record should begin"
@@ -608,7 +609,7 @@ def _unsound(buffer: Buffer, base_offset: int, position: int, high: int) -> str 
 
 
 def _anywhere(buffer: Buffer, kind: str) -> NDArray[Any]:
-    """The value of a numpy type that begins at each byte of a buffer; they overlap, and indexing gathers."""
+    """Return the values of a numpy type that begin at each byte of a buffer; they overlap, and indexing gathers."""
     import numpy as np
 
     dtype = np.dtype(kind)
@@ -617,7 +618,7 @@ def _anywhere(buffer: Buffer, kind: str) -> NDArray[Any]:
 
 @functools.cache
 def _head_dtype(host_bits: int) -> np.dtype[Any]:
-    """`HEAD_FIELDS` as a numpy record for one combination of host sizes."""
+    """Return `HEAD_FIELDS` as a numpy record type for one combination of host sizes."""
     import numpy as np
 
     layout = layout_of(host_bits)

@@ -1,18 +1,18 @@
-"""The transient store pool: what is appended waits in memory until it is *committed* (``TransientStorePool``).
+"""The transient store pool: appended bytes stay in memory until they are *committed* (``TransientStorePool``).
 
 =========  ========================================  ============================================================
-step       who                                       what
+step       executed by                               action
 =========  ========================================  ============================================================
-append     owner thread                              copies a record into the buffer lent to the newest log file
-commit     store-commit, every commitIntervalCommit  one ``pwrite`` of what came since, to the page cache: readable
-           Log; a clean stop
-flush      store-flush                               fdatasync of what was committed (`flush`)
+append     owner thread                              copies a record into the buffer of the newest log file
+commit     store-commit, every commitIntervalCommit  one ``pwrite`` of new bytes to the page cache, which makes them
+           Log; a clean stop                         readable
+flush      store-flush                               fdatasync of committed bytes (`flush`)
 =========  ========================================  ============================================================
 
-A busy page cache then holds up the commit thread and not the owner. A buffer is as large as a log file and comes back
-when its file is full and committed; when none is free, appends that need a new file are refused until one is. Buffers
-are locked in RAM where RLIMIT_MEMLOCK allows. A crash of the process loses what was not committed; queues know only
-committed records, so log and queues agree afterwards. A refused commit loses nothing: the next one tries again.
+A busy page cache then blocks the commit thread and not the owner. A buffer is as large as a log file and is free again
+when its file is full and committed. While no buffer is free, appends that need a new file are refused. Buffers are
+locked in RAM if RLIMIT_MEMLOCK allows it. A crash of the process loses uncommitted bytes. Queues have committed records
+only, so log and queues agree afterwards. A failed commit loses nothing: the next one tries again.
 
 Owner thread, except `commit` (one thread at a time) and `lock_buffers`. Source: store.md §13.5.
 """
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Lent:
-    """A buffer and the log file whose bytes wait in it, byte for byte at the same position."""
+    """A buffer with the uncommitted bytes of a log file, each byte at the same position as in the file."""
 
     __slots__ = ("committed", "end", "file", "is_closed", "view")
 
@@ -46,8 +46,8 @@ class _Lent:
 
 class TransientPool:
     """The buffers of one log.
-    ``count``: buffers at most (``transientStorePoolSize``); memory is taken when one is first needed.
-    ``buffer_bytes``: size of each, that of a log file.
+    ``count``: greatest number of buffers (``transientStorePoolSize``); each is allocated when it is first needed.
+    ``buffer_bytes``: size of each buffer, equal to that of a log file.
     ``committed_offset``: physical offset up to which the log is in the page cache."""
 
     def __init__(self, count: int, buffer_bytes: int) -> None:
@@ -62,11 +62,11 @@ class TransientPool:
 
     @property
     def free_count(self) -> int:
-        """Buffers that no file has."""
+        """Number of buffers without a file."""
         return self._left + len(self._free)
 
     def lend(self, file: MappedFile) -> None:
-        """Let a file's further bytes wait in a buffer. Raises OSError: as `reserve`."""
+        """Collect a file's further bytes in a buffer. Raises OSError: see `reserve`."""
         self.reserve()
         self._newest = _Lent(file, self._free.popleft())
         self._lent.append(self._newest)
@@ -75,8 +75,8 @@ class TransientPool:
 
     def reserve(self) -> None:
         """Make sure that a buffer is free.
-        Raises BlockingIOError: all wait to be committed.
-        Raises OSError: there is no memory for another."""
+        Raises BlockingIOError: all buffers wait to be committed.
+        Raises OSError: there is no memory for another buffer."""
         if self._free:
             return
         if not self._left:
@@ -87,23 +87,23 @@ class TransientPool:
         self._free.append(view)
 
     def append(self, data: bytes | bytearray) -> None:
-        """Put bytes behind those of the newest file; the caller knows that they fit."""
+        """Add bytes after those of the newest file; the caller knows that they fit."""
         lent = self._newest
-        assert lent is not None, "lend() came before"
+        assert lent is not None, "lend() was called"
         position = lent.end
         end = position + len(data)
         lent.view[position:end] = data
         lent.end = end
 
     def end_file(self) -> None:
-        """Say that the newest file gets no more bytes; it counts as full once it is committed."""
+        """Mark the newest file as complete; it is full once it is committed."""
         if self._newest is not None:
             self._newest.is_closed = True
             self._newest = None
 
     def slice(self, physical_offset: int, size: int) -> bytes | None:
-        """Return a copy of bytes that a buffer holds, committed or not; None if no buffer holds all of them."""
-        # The commit thread may take the oldest buffer away meanwhile. Only the owner thread lends it again.
+        """Return a copy of bytes in a buffer, committed or not; None if no buffer holds all of them."""
+        # The commit thread may remove the oldest buffer meanwhile. Only the owner thread lends it again.
         for lent in tuple(self._lent):
             position = physical_offset - lent.file.start
             if position >= 0 and 0 < size <= lent.end - position:
@@ -111,21 +111,22 @@ class TransientPool:
         return None
 
     def commit(self, least_bytes: int) -> bool:
-        """Move what waits to the page cache, oldest file first; returns whether there was any.
-        ``least_bytes``: leave fewer than these in the newest file.
-        Raises OSError: the disk refused; what did not go waits on."""
+        """Move the uncommitted bytes to the page cache, oldest file first; return True if there were any.
+        ``least_bytes``: leave fewer bytes than this in the newest file.
+        Raises OSError: the write failed; the remaining bytes stay in the buffers."""
         before = self.committed_offset
         while self._lent:
             lent = self._lent[0]
-            is_closed = lent.is_closed  # before the end: no byte comes behind a closed file's
+            is_closed = lent.is_closed  # read before the end: a closed file gets no more bytes
             end, file = lent.end, lent.file
             if not is_closed and end - lent.committed < max(1, least_bytes):
                 break
-            assert lent.committed <= end, "only what was appended is committed"
+            assert lent.committed <= end, "only appended bytes are committed"
             if end > lent.committed:
                 file.write(lent.committed, lent.view[lent.committed : end])
                 lent.committed = end
-            # Behind the write: readers and the flush take everything before ``wrote`` for being in the page cache.
+            # Set it after the write: readers and the flush assume that everything before
+            # ``wrote`` is in the page cache.
             file.wrote = file.size if is_closed else end
             self.committed_offset = file.start + file.wrote
             if not is_closed:
@@ -135,7 +136,7 @@ class TransientPool:
         return self.committed_offset > before
 
     def lock_buffers(self) -> None:
-        """Lock new buffers in RAM; any thread but the owner, as it takes a while. Says once when it is not allowed."""
+        """Lock new buffers in RAM; any thread but the owner, as it takes a while. Log once if it is not allowed."""
         while self._can_lock and self._unlocked:
             view = self._unlocked.popleft()
             address = ctypes.addressof(ctypes.c_char.from_buffer(view))

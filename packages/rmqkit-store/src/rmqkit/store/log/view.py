@@ -1,23 +1,24 @@
-"""A commit log as its files show it: mapped read-only, walked record by record, damage and all.
+"""A read-only view of a commit log: mapped files, scanned record by record, including damage.
 
-A broker that opens a store repairs it first. A `LogView` changes nothing and needs no settings: where a segment begins
-says its name, how long it is says the file. It is what the offline tools (`rmqkit.store.offline`) read with.
+A broker that opens a store repairs it first. A `LogView` changes nothing and needs no settings: the name of a segment
+is its start, the file has its length. The offline tools (`rmqkit.store.offline`) read logs with it.
 
-Where the walk meets bytes that are no record:
+The scan handles bytes that are not a record as follows:
 
 ===========================================  ======================================================================
-a blank that says what is left               the segment is full, go on with the next; a `Damage` if records follow
+a blank with the number of remaining bytes   the segment is full, continue with the next; a `Damage` if records follow
                                              that were stored later than the record before the blank
 zeros, and no record in any later segment    the end of the log (segments are preallocated)
-records behind it stored earlier than those  the end of the log: stale bytes, a recovery of an Apache broker cuts the
-before it, in the last segment with records  log without clearing what follows (store.md §2)
-other bytes, and no record behind them       a `Damage` up to the end of the segment, then the end of the log
-anything else                                a `Damage` up to the next sound record, where the walk goes on
+later records were stored earlier than the   the end of the log: stale bytes, a recovery of an Apache broker cuts the
+records before, in the last segment with     log without clearing the rest (store.md §2)
+records
+other bytes, and no record after them        a `Damage` up to the end of the segment, then the end of the log
+anything else                                a `Damage` up to the next sound record, where the scan continues
 ===========================================  ======================================================================
 
-`walk` decodes every record and needs no numpy. `runs` hands out the same log in runs of the bulk walk of `scan`, ten
-times as fast; both are tested equal. What lies behind is let go on the way, so that a walk needs little memory however
-long the log is, and the zeros at the end of a preallocated segment are not read. Source: store.md §2, §3, §12.1.
+`walk` decodes every record and needs no numpy. `runs` returns the same log in runs of the bulk scan of `scan`, ten
+times as fast; a test compares the two. Scanned pages are released on the way, so that a scan needs little memory for a
+log of any length. The zeros at the end of a preallocated segment are not read. Source: store.md §2, §3, §12.1.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from rmqkit.store.log.scan import Buffer, Damage, Records
 __all__ = ["LogView", "Segment", "data_end", "mapped"]
 
 _KEPT_BYTES = 64 << 20
-"""So much of a segment stays mapped behind the walk."""
+"""Number of scanned bytes of a segment that stay mapped."""
 
 
 class Segment(Struct):
@@ -48,7 +49,7 @@ class Segment(Struct):
     Attributes:
         start: physical offset of its first byte.
         buffer, view: its bytes, mapped.
-        data_end: nothing but a hole lies behind this position.
+        data_end: only a hole follows this position.
     """
 
     path: Path
@@ -69,24 +70,24 @@ class Segment(Struct):
         return self.start + len(self.buffer)
 
     def release(self, position: int) -> None:
-        """Let pages before a position go that were read; they come back when they are read again."""
+        """Release the scanned pages before a position; a later read loads them again."""
         if isinstance(self.buffer, mmap.mmap) and abs(position - self.released) >= _KEPT_BYTES:
             self.buffer.madvise(mmap.MADV_DONTNEED)
             self.released = position
 
     def next_record(self, position: int, high: int) -> int:
-        """Return where the next sound record begins at or behind a position; ``high`` if none ends by it."""
+        """Return the start of the next sound record at or after a position; ``high`` if no record ends by ``high``."""
         return scan.find_record(self.buffer, self.start, position, high, min(high, self.data_end))
 
     def runs(self, low: int, high: int) -> Iterator[Records | Damage]:
-        """The records of a part, many at a time, and what is none, up to a blank; needs numpy.
+        """Yield the records of a part in runs, and damage, up to a blank; needs numpy.
 
         Args:
-            low, high: positions; at each a record begins, or the segment ends.
+            low, high: positions; each is the start of a record or the end of the segment.
         """
         position, stored_ms = low, 0
         while position < high:
-            assert position < high <= len(self.buffer), "a part lies in its segment"
+            assert position < high <= len(self.buffer), "a part is inside its segment"
             if closes_file(self.view, position):
                 if (damage := self.false_blank(position, high, stored_ms)) is None:
                     return
@@ -108,8 +109,10 @@ class Segment(Struct):
             position = resumed
 
     def false_blank(self, position: int, high: int, stored_ms: int) -> Damage | None:
-        """The damage that a blank at a position hides records with; None if the segment ends there in order. The record
-        before it in the segment was stored at ``stored_ms``."""
+        """Return the damage of a blank that hides records; None if the blank validly ends the segment.
+
+        The record before the blank was stored at ``stored_ms``.
+        """
         resumed = scan.behind_blank(self.buffer, self.start, position, high, stored_ms)
         return None if resumed == high else Damage(position, resumed, scan.FALSE_BLANK)
 
@@ -118,17 +121,17 @@ class Segment(Struct):
             self.record(position)
         except RecordCorrupt as error:
             return error.reason
-        raise AssertionError("the bulk walk took a sound record for none")
+        raise AssertionError("the bulk scan rejected a sound record")
 
     def record(self, position: int) -> Record:
-        """The record at a position; its body CRC is not compared.
+        """Return the record at a position; its body CRC is not compared.
 
         Raises:
-            RecordCorrupt: there is none, or it belongs to another place.
+            RecordCorrupt: there is no record, or it belongs to another place.
         """
         record = decode_record(self.view, position)
         if record.physical_offset != self.start + position:
-            reason = f"it says it lies at offset {record.physical_offset}"
+            reason = f"it belongs to offset {record.physical_offset}"
             raise RecordCorrupt(position, reason, size=record.size)
         return record
 
@@ -137,7 +140,7 @@ class LogView:
     """The segments of a log, oldest first.
 
     Args:
-        files: path and start of each.
+        files: path and start of each segment.
 
     Attributes:
         end: physical offset after the last record; known after a `walk`.
@@ -157,10 +160,10 @@ class LogView:
         return sum(len(segment.buffer) for segment in self.segments)
 
     def record_at(self, physical_offset: int) -> Record:
-        """The record at a physical offset.
+        """Return the record at a physical offset.
 
         Raises:
-            RecordCorrupt: there is none.
+            RecordCorrupt: there is no record.
         """
         i = bisect_right(self.segments, physical_offset, key=lambda segment: segment.start) - 1
         if i < 0 or physical_offset >= self.segments[i].end:
@@ -168,7 +171,7 @@ class LogView:
         return self.segments[i].record(physical_offset - self.segments[i].start)
 
     def walk(self) -> Iterator[tuple[Segment, Record | Damage]]:
-        """Every record and every stretch of damage, in order."""
+        """Yield every record and every damaged part, in order."""
         stored_ms = 0
         for i, segment in enumerate(self.segments):
             position, size, before_ms = 0, len(segment.buffer), 0
@@ -195,7 +198,7 @@ class LogView:
                 yield segment, record
 
     def runs(self) -> Iterator[tuple[Segment, Records | Damage]]:
-        """`walk`, many records at a time; needs numpy."""
+        """Yield the records as `walk` does, but many at a time; needs numpy."""
         stored_ms = 0
         for i, segment in enumerate(self.segments):
             for part in segment.runs(0, len(segment.buffer)):
@@ -207,8 +210,8 @@ class LogView:
                 yield segment, part
 
     def is_end(self, i: int, damage: Damage, stored_ms: int) -> bool:
-        """Return True if what is no record in segment ``i`` is where the log ends in order; the record before it has
-        the storeTimestamp ``stored_ms``."""
+        """Return True if the damage in segment ``i`` is the valid end of the log. The record before it was stored at
+        ``stored_ms``."""
         segment = self.segments[i]
         if any(_begins_with_record(later) for later in self.segments[i + 1 :]):
             return False
@@ -218,7 +221,7 @@ class LogView:
 
 
 def data_end(path: Path) -> int:
-    """Return the end of the last part of a file that is not a hole; the file's length if the system cannot say."""
+    """Return the end of the last part of a file that is not a hole; the file's length if the system cannot tell."""
     with open(path, "rb") as file:
         end, size = 0, os.fstat(file.fileno()).st_size
         while end < size:
@@ -237,10 +240,10 @@ def _begins_with_record(segment: Segment) -> bool:
 
 
 def mapped(path: Path) -> Buffer:
-    """The bytes of a file, mapped read-only.
+    """Return the bytes of a file, mapped read-only.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     with open(path, "rb") as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if path.stat().st_size else b""

@@ -1,9 +1,9 @@
-"""Comparing the entries of queues and index files with the log in bulk: which of them are exactly as they should be.
+"""Bulk comparison of the entries of queues and index files with the log: finds the entries that are exactly right.
 
-A log is shown run by run, in order. The entries that a run's records should have are made as bytes and compared with
-those in the files; equal ones are remembered as ranges of entry numbers. An entry that is not in a range is not
-necessarily wrong: who asks has to look. Memory: some numbers per damaged place, and one table of slots while the chains
-of an index file are followed. Import needs numpy. Source: store.md §4, §7.
+The log is passed run by run, in order. The expected entries of a run's records are made as bytes and compared with the
+bytes in the files; equal entries are stored as ranges of entry numbers. An entry outside of these ranges is not
+necessarily wrong: the caller must check it. Memory: some numbers per damaged place, and one table of slots while the
+chains of an index file are followed. The import needs numpy. Source: store.md §4, §7.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Ranges:
         self.ends: list[int] = []
 
     def add(self, start: int, end: int) -> None:
-        """Add a range; one that does not follow those before it is left out."""
-        assert start <= end, "a range goes forwards"
+        """Add a range; ignore it if it does not follow the ranges before it."""
+        assert start <= end, "a range ascends"
         if self.ends and start < self.ends[-1]:
             return
         if self.ends and start == self.ends[-1]:
@@ -49,23 +49,23 @@ class Ranges:
             self.ends.append(end)
 
     def add_where(self, is_member: NDArray[np.bool_], start: int) -> None:
-        """Add the numbers of the true elements of an array whose first element stands for a number."""
+        """Add the numbers of the true elements of an array; ``start`` is the number of its first element."""
         edges = np.flatnonzero(np.diff(is_member.astype("i1"), prepend=0, append=0)) + start
         for low, high in edges.reshape(-1, 2).tolist():
             self.add(low, high)
 
     def join(self, others: Ranges) -> None:
-        """Add ranges that follow these."""
+        """Add ranges that follow these ranges."""
         for start, end in zip(others.starts, others.ends, strict=True):
             self.add(start, end)
 
     def end_of(self, number: int) -> int:
-        """Return where the range that holds a number ends; the number itself when none holds it."""
+        """Return the end of the range that holds a number; the number itself if no range holds it."""
         i = bisect_right(self.starts, number) - 1
         return max(number, self.ends[i]) if i >= 0 else number
 
     def gaps(self, start: int, end: int) -> Ints:
-        """The numbers in between that no range holds."""
+        """Return the numbers between two numbers that are in no range."""
         held = np.zeros(end - start, bool)
         for low, high in zip(self.starts, self.ends, strict=True):
             held[max(0, low - start) : max(0, high - start)] = True
@@ -80,7 +80,7 @@ class QueueComparison:
         file_bytes: the size of its files.
 
     Attributes:
-        ranges: the entries of each queue that were found equal, by their number.
+        ranges: the numbers of the equal entries of each queue.
     """
 
     def __init__(self, folder: Path, file_bytes: int, delays_ms: tuple[int, ...]) -> None:
@@ -95,7 +95,8 @@ class QueueComparison:
         for topic, queue_id, rows in arrivals.groups():
             numbers = arrivals.queue_offsets[rows]
             folder = self._folder / topic / str(queue_id) if "/" not in topic and "\0" not in topic else None
-            # Damaged heads may say any topic and number: no path outside of the folder, no position a file cannot have.
+            # Damaged heads may have any topic and number: use no path outside of the
+            # folder and no invalid position.
             if folder is None or numbers.min() < 0 or numbers.max() >= 1 << 56:
                 continue
             entries = queue_entries(arrivals, rows, tags_codes)
@@ -105,14 +106,14 @@ class QueueComparison:
                 self._compare(folder, first, part)
 
     def _compare(self, folder: Path, first: int, entries: NDArray[np.void]) -> None:
-        """Compare entries of consecutive numbers in one file."""
+        """Compare entries with consecutive numbers in one file."""
         position = first * ENTRY_BYTES % self._file_bytes
         expected = entries.tobytes()
         try:
             with open(folder / file_name(first * ENTRY_BYTES - position), "rb", buffering=0) as file:
                 file.seek(position)
                 found = file.read(len(expected)) or b""
-        except OSError:  # what is missing or cannot be read is not equal; the look at single entries says why
+        except OSError:  # a missing or unreadable file is not equal; the check of single entries finds the reason
             return
         if found == expected:
             self.ranges[folder].add(first, first + len(entries))
@@ -127,14 +128,14 @@ class IndexComparison:
 
     Args:
         data: the file, mapped; its length is right.
-        log_start: physical offset where the log begins, or what is compared of it; entries below it are left out.
+        log_start: physical offset of the start of the log, or of its compared part; earlier entries are skipped.
 
     Attributes:
-        begin_timestamp, end_timestamp, begin_offset, end_offset, slots_used, index_count: of the header; the last one
-            at least 1.
+        begin_timestamp, end_timestamp, begin_offset, end_offset, slots_used, index_count: fields of the header; the
+            last one at least 1.
         entries_at: position of entry 0.
-        chain_count: how many slots have entries, once `unequal` was walked through.
-        ranges: the entries that were found equal, by their number.
+        chain_count: number of slots that have entries, set at the end of `unequal`.
+        ranges: the numbers of the equal entries.
     """
 
     def __init__(self, data: Buffer, slot_count: int, entry_count: int, log_start: int = 0) -> None:
@@ -157,18 +158,18 @@ class IndexComparison:
         self._next = max(1, bisect_left(range(len(offsets)), log_start, 1, key=offsets.__getitem__))
 
     def entry_offset(self, number: int) -> int:
-        """The physical offset of an entry."""
+        """Return the physical offset of an entry."""
         return int(self._entries["physical_offset"][number])
 
     @property
     def has_more(self) -> bool:
-        """Return True if there is an entry where the header says that the next one comes."""
+        """Return True if there is an entry at the header's next free number."""
         at = self.entries_at + self.index_count * _INDEX_ENTRY.itemsize
         return any(memoryview(self._data)[at : at + _INDEX_ENTRY.itemsize])
 
     def compare(self, arrivals: DispatchColumns, keys: tuple[Ints, Ints]) -> None:
-        """Find the entries of a run of records; the chains are not looked at yet.
-        ``keys``: the run's, with its tags."""
+        """Find the entries of a run of records; chains are not compared yet.
+        ``keys``: the keys of the run, including its tags."""
         if self._next >= len(self._entries):
             return
         rows, hashes = keys
@@ -191,12 +192,12 @@ class IndexComparison:
             self.release()
 
     def release(self) -> None:
-        """Let the pages of the file go; they come back when they are read again."""
+        """Release the pages of the file; a later read loads them again."""
         if isinstance(self._data, mmap.mmap):
             self._data.madvise(mmap.MADV_DONTNEED)
 
     def unequal(self) -> Iterator[tuple[int, tuple[int, int, int, int], int]]:
-        """Number and fields of every entry that was not found equal, and what its previous entry should be."""
+        """Yield number and fields of every entry that is not equal, and its expected previous entry."""
         newest = self._newest = np.zeros(self._slot_count, "i4")
         for start in range(1, len(self._entries), _CHUNK_ENTRIES):
             chunk = self._entries[start : start + _CHUNK_ENTRIES]
@@ -206,7 +207,7 @@ class IndexComparison:
             is_first = np.diff(in_order, prepend=-1) != 0
             previous = np.empty(len(chunk), "i4")
             previous[order] = np.where(is_first, newest[in_order], np.roll(order, 1) + start)
-            newest[in_order] = order + start  # of a repeated slot the last one stays
+            newest[in_order] = order + start  # for a repeated slot the last number stays
             is_odd = previous != chunk["previous"]
             is_odd[self.ranges.gaps(start, start + len(chunk)) - start] = True
             for i in np.flatnonzero(is_odd).tolist():
@@ -214,6 +215,6 @@ class IndexComparison:
         self.chain_count = int(np.count_nonzero(newest))
 
     def unequal_slots(self) -> Iterator[tuple[int, int, int]]:
-        """Slots that do not hold the newest entry of their chain: slot, that entry, what it holds."""
+        """Yield the slots that do not hold the newest entry of their chain: slot, that entry, actual value."""
         for slot in np.flatnonzero(self._slots != self._newest).tolist():
             yield slot, int(self._newest[slot]), int(self._slots[slot])

@@ -1,11 +1,11 @@
-"""Looking at a store without a broker: is it whole (`verify`), what does it hold (`stat`), which messages (`dump`).
+"""Checks of a store without a broker: its damage (`verify`), its content (`stat`), its messages (`dump`).
 
-The commit log is the truth: every record is checked with its CRCs (`LogView`), and everything else is held against the
-records (`queue_check`, which says what has to hold). Files are opened for reading and nothing is changed. Damage is a
-`Finding` with its file and position, never an exception. `verify` and `stat` walk with numpy, `dump` without.
+The commit log is the truth: every record is checked with its CRCs (`LogView`), and all other files are compared with
+the records (`queue_check` describes the rules). Files are opened for reading and nothing is changed. Damage is a
+`Finding` with its file and position, never an exception. `verify` and `stat` scan with numpy, `dump` without.
 
-A store that a broker holds is refused unless asked for with ``read_only``; then the record being written and what the
-queues do not have yet are no findings.
+A store that a broker holds is refused, except with ``read_only``. Then the record that is being written and records
+that are not in the queues yet are not reported.
 
 Not handled here: repair (`repair`).
 Source: store.md §2–§8, §12.1.
@@ -68,7 +68,10 @@ _NEEDED = {
         REAL_QUEUE_ID.encode(): re.compile(rb"[0-9]+"),
     },
 }
-"""What messages of these topics need to be delivered, and how it looks: brokers drop others. No CRC covers it."""
+"""Properties that messages of these topics need for delivery, and their form.
+
+Brokers drop messages without them, and no CRC covers them.
+"""
 _NEEDED[TIMER_TOPIC] = {**_NEEDED[SCHEDULE_TOPIC], TIMER_OUT_MS.encode(): re.compile(rb"[+-]?[0-9]{1,18}")}
 _CHUNK_BYTES = 1 << 20
 _DERIVED = ("consumequeue", "batchconsumequeue", "consumequeue_ext", "index")
@@ -76,9 +79,9 @@ _DERIVED = ("consumequeue", "batchconsumequeue", "consumequeue_ext", "index")
 
 class QueueStat(Struct):
     """The records of one queue in the log; ``max_offset`` is one past the last message, times are store times in ms.
-    ``anew_offset``: number of the first record since numbers were given again, if that happened, else of the first.
-    ``anew_at``: its physical offset if that happened, else -1.
-    ``first_at``: that of the first record."""
+    ``anew_offset``: number of the first record since the numbers last began again, otherwise of the first record.
+    ``anew_at``: its physical offset if the numbers began again, otherwise -1.
+    ``first_at``: physical offset of the first record."""
 
     topic: str
     queue_id: int
@@ -141,15 +144,15 @@ def verify(
     read_only: bool = False,
     progress: Progress = lambda done, total: None,
 ) -> Report:
-    """Look at every record, queue entry, extension unit and index chain of a store.
+    """Check every record, queue entry, extension unit and index chain of a store.
 
     Args:
-        settings: what the store was written with; without them a file's length is compared with those of its kind.
-        read_only: take a store that a broker holds as it is at this moment.
+        settings: the settings of the store; without them a file's length is compared with other files of its kind.
+        read_only: check a store that a broker holds, in its present state.
 
     Raises:
         StoreLocked: a broker holds the store.
-        StoreError: there is no store, or its index sizes have to be said.
+        StoreError: there is no store, or its index sizes are unknown.
         ExtraMissing: numpy is missing.
         OSError: a file cannot be read.
     """
@@ -177,7 +180,7 @@ def verify(
 
     damages = LogDamage(report)
     tallies = _walk(log, damages, advance, look=look)
-    # Behind the walk and before the queues: whether the last bytes are damage depends on what the queues know of them.
+    # Check the tail after the scan and before the queues: the queue entries decide whether the last bytes are damage.
     damages.check_tail(derived.indexed_end)
     damages.check_behind(log)
     derived.check(queue_ends(root, tallies))
@@ -192,7 +195,7 @@ def check_other_files(
     settings: StoreSettings | None,
     tallies: dict[tuple[str, int], QueueStat],
 ) -> None:
-    """Look at the files that hold no messages, by what the log holds of each queue."""
+    """Check the files that hold no messages, with the content of each queue according to the log."""
     newest_ms = max((tally.last_store_timestamp for tally in tallies.values()), default=0)
     has_delays = any(topic == SCHEDULE_TOPIC for topic, _ in tallies)
     log_end = log.segments[-1].end if log.segments else 0
@@ -207,7 +210,7 @@ def stat(
     read_only: bool = False,
     progress: Progress = lambda done, total: None,
 ) -> Stat:
-    """Count what the log holds; checksums and queues are left alone.
+    """Count the records of the log; checksums and queues are not checked.
 
     Raises:
         StoreLocked, StoreError, OSError: as `verify`.
@@ -256,12 +259,12 @@ def dump(
         begin_ms, end_ms: store times, inclusive.
         key: a word of KEYS, or the unique key.
         begin_offset: physical offset of the first record.
-        verify_crc: leave out messages whose body does not match its CRC.
-        on_damage: called for bytes that are not a record, and for bodies that cannot be read or are left out; the walk
+        verify_crc: skip messages whose body does not match its CRC.
+        on_damage: called for bytes that are not a record, and for bodies that are unreadable or skipped; the scan
             continues after them.
 
     Raises:
-        StoreLocked, StoreError, OSError: as `verify`, with the first message.
+        StoreLocked, StoreError, OSError: as `verify`, raised by the first message.
     """
     is_live = is_held(root, read_only)
     log = open_log(root, settings, Report())
@@ -269,7 +272,7 @@ def dump(
     for segment, part in log.walk():
         if isinstance(part, Damage):
             is_last = segment is log.segments[-1] and part.end == len(segment.buffer)
-            if not (is_live and is_last):  # else it is being written
+            if not (is_live and is_last):  # otherwise the record is being written
                 on_damage(_unreadable(segment, part))
         elif (
             part.physical_offset >= begin_offset
@@ -293,7 +296,7 @@ def dump(
 
 
 def is_held(root: Path, read_only: bool) -> bool:
-    """Return True if a broker holds the store; it is refused then, unless asked for."""
+    """Return True if a broker holds the store; raise StoreLocked then, unless ``read_only`` is set."""
     try:
         StoreLock(root).check()
     except StoreLocked:
@@ -304,15 +307,15 @@ def is_held(root: Path, read_only: bool) -> bool:
 
 
 def open_log(root: Path, settings: StoreSettings | None, report: Report) -> LogView:
-    """The commit log of a store.
+    """Open the commit log of a store.
 
     Raises:
-        StoreError: there is none.
+        StoreError: there is no commit log.
     """
     folders = {path for paths in log_directories(root, settings or StoreSettings()) for path in paths}
     if not any(folder.is_dir() for folder in folders):
         missing = ", ".join(sorted(map(str, folders)))
-        raise StoreError(f"{root} is no store, there is no {missing}: name its storePathRootDir")
+        raise StoreError(f"{root} is not a store: there is no {missing}: name its storePathRootDir")
     file_bytes = common_length(folders) if settings is None else settings.commit_log_file_bytes
     log = LogView(list(files_in_order(folders, file_bytes, report)))
     _check_start(root, log, report)
@@ -320,8 +323,8 @@ def open_log(root: Path, settings: StoreSettings | None, report: Report) -> LogV
 
 
 def _check_start(root: Path, log: LogView, report: Report) -> None:
-    """Note first files that are gone since a broker noted where the log begins."""
-    noted = noted_start(root)  # behind the look at the files: a broker notes the new start before it deletes any
+    """Report first files that are missing since a broker noted the start of the log."""
+    noted = noted_start(root)  # read after the files were listed: a broker notes the new start before it deletes files
     if noted is not None and log.segments and log.min_offset > noted:
         expected = f"{file_name(noted)} to be the first file"
         report.add(Kind.FILE_MISSING, log.segments[0].path, 0, expected, gone_files(noted, log.min_offset))
@@ -334,7 +337,7 @@ def _walk(
     *,
     look: Callable[[Segment, DispatchColumns], None],
 ) -> dict[tuple[str, int], QueueStat]:
-    """Walk the log and note its damage; returns what it holds of each queue."""
+    """Scan the log and report its damage; return the content of each queue."""
     from rmqkit.store.bulk import DispatchColumns
 
     tallies: dict[tuple[str, int], QueueStat] = {}
@@ -358,8 +361,8 @@ def tally(arrivals: DispatchColumns, tallies: dict[tuple[str, int], QueueStat]) 
 
 
 def queue_ends(root: Path, tallies: dict[tuple[str, int], QueueStat]) -> dict[tuple[str, int], LogSpan]:
-    """Return the offsets that each queue should have by the log, without queues that hold only messages of a deleted
-    topic."""
+    """Return the expected offsets of each queue according to the log, without queues that have only messages of a
+    deleted topic."""
     deleted: dict[str, tuple[int, int, int]] = {}
     with suppress(OSError, BodyError):
         deleted = fastjson.decode_as(deleted_topics_path(root).read_bytes(), dict[str, tuple[int, int, int]])
@@ -374,10 +377,10 @@ def queue_ends(root: Path, tallies: dict[tuple[str, int], QueueStat]) -> dict[tu
 
 
 class LogDamage:
-    """Notes the damage of a log in a report while the log passes by; what it ends with waits for `check_tail`.
+    """A reporter of the damage of a log during a scan; damage at the end of the log waits for `check_tail`.
 
     Attributes:
-        stale: what it ends with, when that turned out to be none.
+        stale: bytes at the end of the log that are not damage.
     """
 
     def __init__(self, report: Report) -> None:
@@ -386,29 +389,30 @@ class LogDamage:
         self._tail: tuple[Segment, Damage] | None = None
 
     def passed(self, parts: Iterable[tuple[Segment, Part | Damage]]) -> Iterator[tuple[Segment, Part]]:
-        """The parts of a log that are no damage."""
+        """Yield the parts of a log that are not damage."""
         for segment, part in parts:
-            self.add_tail()  # another part follows, so what came before lies inside of the log
+            self.add_tail()  # another part follows, so the previous one is not at the end
             if isinstance(part, Damage):
                 self._tail = segment, part
             else:
                 yield segment, part
-        # A sound record follows: no crash leaves that, even if the queues lack the record.
+        # A sound record follows: a crash never leaves that, even if the queues lack the record.
         if self._tail is not None and self._tail[1].end < len(self._tail[0].buffer):
             self.add_tail()
         if self.report.is_live:
             self.stale, self._tail = self._tail, None
 
     def add_tail(self) -> None:
-        """Take what came last for damage."""
+        """Report the last part as damage."""
         if self._tail is not None:
             self._add(*self._tail)
             self._tail = None
 
     def check_tail(self, indexed_end: Callable[[], int]) -> None:
-        """Tell a torn record at the end of the log from stale bytes: a recovery of an Apache broker leaves them there.
+        """Distinguish a torn record at the end of the log from stale bytes, which a
+        recovery of an Apache broker leaves.
 
-        After a stop in order every record is in a queue, so what lies behind the last record of all queues is none.
+        After a clean stop every record is in a queue, so bytes after the last record of all queues are not records.
         """
         if self._tail is None:
             return
@@ -422,7 +426,7 @@ class LogDamage:
             self.stale = self._tail
 
     def check_behind(self, log: LogView) -> None:
-        """Note bytes in files behind the one where an unclean log ends with zeros: a start sets them aside."""
+        """Report bytes in files after the zeros at the end of an unclean log: a start sets them aside."""
         if self._tail is not None or not self.report.is_unclean or self.report.is_live:
             return
         for segment in log.segments:
@@ -445,7 +449,7 @@ class LogDamage:
 
 
 def check_records(segment: Segment, arrivals: DispatchColumns, report: Report) -> None:
-    """Note the records whose checksums are wrong, and those that a broker cannot deliver when they are due."""
+    """Report the records whose checksums are wrong, and those that a broker cannot deliver when they are due."""
     _check_sums(segment, arrivals, report)
     for topic, needed in _NEEDED.items():
         for row in arrivals.rows_of(topic).tolist():
@@ -465,7 +469,7 @@ def _check_sums(segment: Segment, arrivals: DispatchColumns, report: Report) -> 
         found_before = report.counts.total()
         if (crc := body_crc(record.body)) != record.body_crc:
             report.add(Kind.BODY_CRC, segment.path, position, f"{record.body_crc:08x}", f"{crc:08x}")
-        if record.properties.endswith(b"\0"):  # no CRC covers them: this is how a torn record shows
+        if record.properties.endswith(b"\0"):  # no CRC covers the properties: zeros reveal a torn record
             found = "zero bytes at their end: a torn record"
             report.add(Kind.RECORD, segment.path, position, "properties of text", found)
         if record.properties[-TRAILER_BYTES:].startswith(CRC_NAME) and not has_sound_crc(

@@ -1,22 +1,23 @@
 """Offline checks of files that hold no messages: the checkpoint, JSON under ``config``, notes, and files of the timer.
 
 `check_small_files` reports a wrong length of the checkpoint, impossible times or offsets in it, and files that are not
-JSON. It does not find times that are off by less than a day. ``abort`` has a meaning by its existence only; its content
-is not checked.
+JSON. It does not find times that are wrong by less than a day. Only the existence of ``abort`` has a meaning; its
+content is not checked.
 
 `check_timer_files` reports damage to the files of timed messages, `mend_timer_files` repairs them:
 
 =======================  ============================================  ==============================================
 file                     check                                         repair
 =======================  ============================================  ==============================================
-``timerlog/``            names, lengths; units as `TimerFiles` wants   emptied, see below
-``timerwheel``           its length; the slots that the units make     rebuilt from the log
-``config/timercheck``    its length, numbers that are possible         rebuilt, and the log emptied
+``timerlog/``            names, lengths; units by the rules of         emptied, see below
+                         `TimerFiles`
+``timerwheel``           its length; its slots match the units         rebuilt from the log
+``config/timercheck``    its length, possible numbers                  rebuilt, and the log emptied
 ``config/timermetrics``  JSON                                          its backup, or removed: a start counts again
 =======================  ============================================  ==============================================
 
-After the log was emptied the next start puts the messages of the timer topic on the wheel again, without those that
-were delivered. Source: store.md §8, §9, §18.3 to §18.6.
+After the log was emptied the next start puts the undelivered messages of the timer topic on the wheel again.
+Source: store.md §8, §9, §18.3 to §18.6.
 """
 
 from __future__ import annotations
@@ -65,10 +66,10 @@ _PLACE = re.compile(r"(?:byte|character) (\d+)")
 
 
 def check_small_files(root: Path, report: Report, newest_ms: int, log_end: int, *, has_delays: bool) -> None:
-    """Note what is wrong with them.
+    """Report faults of the checkpoint, the notes and the files under ``config``.
     ``newest_ms``: storeTimestamp of the newest record.
     ``log_end``: physical offset one past the last segment.
-    ``has_delays``: whether messages wait, or waited, at delay levels: a broker notes how far it delivered them."""
+    ``has_delays``: whether the delay topic has messages: a broker stores how far it delivered them."""
     _check_checkpoint(root / "checkpoint", report, newest_ms, log_end)
     for path in (root / name for name in NOTES):
         if path.is_file():
@@ -91,9 +92,9 @@ def check_small_files(root: Path, report: Report, newest_ms: int, log_end: int, 
 
 
 def is_json(path: Path) -> str | None:
-    """Why a file holds no JSON, or not what a broker keeps under its name; None when it does."""
+    """Return the reason why a file is not JSON, or not the JSON that a broker stores under its name; None if it is."""
     content = path.read_bytes()
-    # A power cut leaves zeros where a file was replaced without a flush: read as JSON they would be called bad syntax.
+    # If a file was replaced without a flush, a power cut leaves zeros, which a JSON parser would report as bad syntax.
     if not content.strip(b"\0 \t\r\n"):
         return f"{len(content)} bytes without content"
     try:
@@ -120,8 +121,8 @@ def _check_checkpoint(path: Path, report: Report, newest_ms: int, log_end: int) 
 
 
 def check_timer_files(root: Path, log: LogView, report: Report, settings: StoreSettings | None) -> None:
-    """Note what is wrong with them. ``log``: the commit log, which units of messages that wait are held against.
-    ``settings``: what the store was written with; without them a file's length is compared with those of its kind."""
+    """Report faults of the timer files. ``log``: the commit log, to check the units of waiting messages.
+    ``settings``: the settings of the store; without them a file's length is compared with other files of its kind."""
     _check_timer_checkpoint(root / "config" / "timercheck", report)
     for name in ("timermetrics", "timermetrics.bak"):
         path = root / "config" / name
@@ -137,7 +138,7 @@ def check_timer_files(root: Path, log: LogView, report: Report, settings: StoreS
             found = f"{length} bytes"
             report.add(Kind.FILE_SIZE, wheel, min(length, WHEEL_BYTES), f"{WHEEL_BYTES} bytes", found)
     list(files_in_order([root / "timerlog"], log_bytes, report))
-    # A broker at work writes wheel and log one after the other: they agree only when it has stopped.
+    # A running broker writes log and wheel one after the other: they agree only when it has stopped.
     if report.counts.total() == known and not report.is_live:
         _check_content(root, log, report, settings, log_bytes)
 
@@ -172,8 +173,8 @@ def _check_content(root: Path, log: LogView, report: Report, settings: StoreSett
 
 
 def _check_units(files: TimerFiles, log: LogView, report: Report, precision_ms: int) -> None:
-    """Note units of messages that wait that are not as the record they stand for makes them.
-    Left out are those of records that were deleted in time."""
+    """Report units of waiting messages that do not match their records.
+    Skip units whose records retention has deleted."""
     begin, end = max(files.log.queue.min_offset, 0), files.checkpoint.last_timer_log_flush_position
     for position, unit in files.log.scan(begin):
         if position >= end:
@@ -183,7 +184,7 @@ def _check_units(files: TimerFiles, log: LogView, report: Report, precision_ms: 
         expected, found = _expected_of(unit, log, precision_ms)
         if expected != found:
             file = files.log.queue.find(position)
-            assert file is not None, "the unit was read from it"
+            assert file is not None, "the unit was read from a file"
             report.add(Kind.TIMER_UNIT, file.path, position - file.start, expected, found)
 
 
@@ -201,7 +202,7 @@ def _expected_of(unit: Unit, log: LogView, precision_ms: int) -> tuple[str, str]
         return f"{at} of {unit.size} bytes", f"one of {record.size} bytes"
     due = find_property(record.properties, TIMER_OUT_MS.encode())
     if due is None or not _INTEGER.fullmatch(due):
-        return "", ""  # noted with its record
+        return "", ""  # reported with its record
     is_marker = find_property(record.properties, TIMER_DELETE_KEY.encode()) is not None
     is_rolled = int(due) - unit.time_ms >= precision_ms
     magic = PLAIN | (ROLL if is_rolled else 0) | (DELETE if is_marker else 0)
@@ -212,7 +213,7 @@ def _expected_of(unit: Unit, log: LogView, precision_ms: int) -> tuple[str, str]
 
 
 def is_timer_file(root: Path, path: Path) -> bool:
-    """Return True if `mend_timer_files` makes a file whole."""
+    """Return True if `mend_timer_files` repairs a file."""
     alone = (root / "timerlog", root / "timerwheel", root / "config" / "timercheck")
     return path in alone or path.parent == root / "timerlog"
 
@@ -220,7 +221,7 @@ def is_timer_file(root: Path, path: Path) -> bool:
 def mend_timer_files(root: Path, settings: StoreSettings | None, *, is_anew: bool = False) -> None:
     """Rebuild the wheel, or empty the timer log so that the next start rebuilds everything.
     With ``is_anew`` the log is also emptied if no damage is found.
-    Raises OSError: the disk refused."""
+    Raises OSError: a file cannot be written."""
     wheel, folder = root / "timerwheel", root / "timerlog"
     if wheel.is_file() and wheel.stat().st_size != WHEEL_BYTES:
         wheel.unlink()
@@ -259,7 +260,7 @@ def _new(root: Path, settings: StoreSettings | None, log_bytes: int) -> TimerFil
 def _opened(root: Path, settings: StoreSettings | None, log_bytes: int) -> TimerFiles:
     files = _new(root, settings, log_bytes)
     queue = files.log.queue
-    # Without empty files, which `FileQueue.load` deletes: a check changes nothing.
+    # Skip empty files, which `FileQueue.load` would delete: a check changes nothing.
     queue.found = [one for one in queue.check() if one[2]]
     files.load(is_read_only=True)
     return files

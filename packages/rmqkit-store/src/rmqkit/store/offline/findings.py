@@ -17,14 +17,14 @@ from rmqkit.store.log.mapped_file import file_name
 __all__ = ["FINDINGS_MAX", "Finding", "Kind", "Progress", "Report", "common_length", "entries_of", "files_in_order"]
 
 FINDINGS_MAX = 10_000
-"""Findings kept in a report; further ones are counted only."""
+"""Maximum number of findings in a report; further ones are only counted."""
 
 Progress = Callable[[int, int], None]
-"""Told how many bytes of how many have been looked at."""
+"""Called with the number of bytes checked so far, and the total."""
 
 
 class Kind(enum.StrEnum):
-    """The kind of thing that is damaged or missing."""
+    """The kind of a fault."""
 
     FILE_NAME = "file name"
     FILE_SIZE = "file size"
@@ -46,7 +46,7 @@ class Kind(enum.StrEnum):
 
 
 class Finding(Struct):
-    """One thing that is wrong, ``position`` bytes from the start of a file."""
+    """A fault, at ``position`` bytes from the start of a file."""
 
     kind: Kind
     path: str
@@ -68,11 +68,11 @@ class Report(Struct):
         damaged_bytes: bytes of the log that are not records.
         tail: the finding about such bytes at the end of the log, or None.
         open_ends: the findings about such bytes at the end of an older segment.
-        gaps: stretches of such bytes, and records with a wrong checksum, that other records of their segment follow: by
-            path and position, the position where the stretch ends.
-        is_live: whether a broker holds the store; the part that the broker is writing was left out.
-        is_unclean: whether ``abort`` exists: the broker was not stopped in order, its next start repairs the store as
-            far as possible.
+        gaps: ranges of such bytes, and records with a wrong checksum, that are followed by other records of their
+            segment: by path and position, the position of the end of the range.
+        is_live: whether a broker holds the store; the part that the broker is writing is not checked.
+        is_unclean: whether ``abort`` exists: the broker was not stopped cleanly, and its next start repairs
+            the store as far as possible.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -87,11 +87,11 @@ class Report(Struct):
 
     @property
     def is_sound(self) -> bool:
-        """Return True if nothing is wrong."""
+        """Return True if there are no findings."""
         return not self.counts
 
     def add(self, kind: Kind, path: Path, position: int, expected: object, found: object) -> Finding:
-        """Note one thing that is wrong."""
+        """Add a finding."""
         finding = Finding(kind, str(path), position, str(expected), str(found))
         self.counts[kind.value] += 1
         if len(self.findings) < FINDINGS_MAX:
@@ -99,7 +99,7 @@ class Report(Struct):
         return finding
 
     def join(self, other: Report) -> None:
-        """Add what was seen of another part."""
+        """Add the findings of another part."""
         self.findings += other.findings[: FINDINGS_MAX - len(self.findings)]
         self.counts += other.counts
         self.gaps |= other.gaps
@@ -112,13 +112,13 @@ def entries_of(folder: Path) -> list[Path]:
 
 
 def common_length(folders: Iterable[Path]) -> int:
-    """The length most of the files under some directories have, 0 without files."""
+    """Return the most common length of the files under some directories, 0 without files."""
     lengths = Counter(path.stat().st_size for folder in folders for path in folder.rglob("*") if path.is_file())
     return max(lengths, key=lambda length: (lengths[length], length), default=0)
 
 
 def files_in_order(folders: Iterable[Path], file_bytes: int, report: Report) -> Iterator[tuple[Path, int]]:
-    """The files of one file queue with their starts, oldest first; noted is what breaks the rules of store.md §2."""
+    """Yield the files of one file queue with their starts, oldest first; report violations of store.md §2."""
     paths = sorted((path for folder in folders for path in entries_of(folder)), key=lambda path: path.name)
     previous: tuple[Path, int] | None = None
     for path in paths:

@@ -1,26 +1,26 @@
-"""Holding queues, extension units and index files against the log they are derived from, for `verify`.
+"""Comparison of queues, extension units and index files with the log, for `verify`.
 
 =================  ==================================================================================================
-part               what has to hold
+part               rule
 =================  ==================================================================================================
-queue entry        points at a record of that topic and queue; its size, queue offset and tags code are the record's
+queue entry        points to a record of its topic and queue; its size, queue offset and tags code are the record's
 queue              has an entry for every record of the log that belongs to it
-extension unit     ``size`` is 20 + bitMapSize; tags code and store time behind an address are the record's
-index file         the header's counts, an older file being full, and its times and offsets, by the first and the last
-                   entry; every entry's previous one, and every slot, as the
-                   entries in their order make them; the hash is that of a key of the record
+extension unit     ``size`` is 20 + bitMapSize; tags code and store time at an address are the record's
+index file         the header's counts, a full older file, and its times and offsets match the first and the last entry;
+                   the previous entry of every entry, and every slot, follow from the order of the entries; every hash
+                   is that of a key of the record
 =================  ==================================================================================================
 
-`DerivedFiles.compare` is shown the log run by run and compares all entries of a run's records at once (`bulk_compare`).
-`DerivedFiles.check` then walks over queues and index files and looks at what was not found equal, one by one; that is
-slow and says what is wrong. Extension and batch entries are always looked at one by one. Parts of a log may be compared
-apart from each other, and what was found `Equal` put together; every queue and index file can be checked on its own.
+`DerivedFiles.compare` gets the log run by run and compares all entries of a run's records at once (`bulk_compare`).
+`DerivedFiles.check` then scans queues and index files and checks the entries that are not equal one by one; that is
+slow and finds the fault. Extension and batch entries are always checked one by one. Parts of a log may be compared
+separately, and the `Equal` results joined; every queue and index file can be checked separately.
 
-Entries of records that retention removed are held against nothing. Blank entries may fill the start of a queue, and lie
-anywhere in it when a repair noted in the log that records were lost (`filler`).
-While a broker works (``report.is_live``) a queue may lack the newest records and a slot may be ahead of its header. One
-that was killed (``report.is_unclean``) held up to `HELD_BYTES_MAX` of a consume queue's entries in memory, all of its
-newest file: its next start dispatches their records again.
+Entries of records that retention deleted are not compared. Blank entries may fill the start of a queue. They may be
+anywhere in it if the log has fillers of a repair, which replace lost records (`filler`).
+While a broker runs (``report.is_live``) a queue may lack the newest records and a slot may be newer than the header. A
+broker that was killed (``report.is_unclean``) held up to `HELD_BYTES_MAX` of a consume queue's entries in memory, all
+of its newest file: its next start dispatches their records again.
 Not handled here: keys that an index file lacks (an index is cut by a crash, store.md §7.4). Source: store.md §4–§7.
 """
 
@@ -68,7 +68,7 @@ class _Place(Struct, frozen=True, gc=False):
 
 
 class _ExtFile(Struct):
-    """One extension file; ``end`` is where its units end."""
+    """An extension file; ``end`` is the end of its units."""
 
     path: Path
     start: int
@@ -77,7 +77,8 @@ class _ExtFile(Struct):
 
 
 class QueueEnd(Struct):
-    """Queue offset one past the last entry of a queue, and where that entry ends; ``begin``: that of the first one."""
+    """Queue offset one past the last entry of a queue, and the end of that entry; ``begin``:
+    offset of the first entry."""
 
     offset: int
     path: Path
@@ -87,7 +88,7 @@ class QueueEnd(Struct):
 
 class LogSpan(Struct):
     """The numbers of a queue's messages in the log: the first one, and one past the last one.
-    ``anew_at``: physical offset where numbers were given again without a note that the topic was deleted, else -1."""
+    ``anew_at``: physical offset where numbers began again without a note that the topic was deleted, else -1."""
 
     begin: int
     end: int
@@ -95,8 +96,8 @@ class LogSpan(Struct):
 
 
 class _IndexSpan(Struct):
-    """An index file of the right length, and the physical offsets of its first and last entry, by these and by its
-    header. ``comparison``: once a run of records lies there, so that a file is opened for its own records alone."""
+    """An index file of the right length, and the range of physical offsets in its first and last entry and its header.
+    ``comparison``: created for the first run of records in that range, so that the file is mapped only if necessary."""
 
     path: Path
     low: int
@@ -105,20 +106,20 @@ class _IndexSpan(Struct):
 
 
 class Equal(Struct):
-    """The entries that were found equal: of consume queues by their directory, of index files by their path."""
+    """The equal entries: of consume queues by their directory, of index files by their path."""
 
     queues: dict[Path, Ranges] = field(default_factory=dict)
     index: dict[Path, Ranges] = field(default_factory=dict)
 
     def join(self, other: Equal) -> None:
-        """Add what was found in a later part of the log."""
+        """Add the equal entries of a later part of the log."""
         for mine, theirs in ((self.queues, other.queues), (self.index, other.index)):
             for path, ranges in theirs.items():
                 (mine.get(path) or mine.setdefault(path, Ranges())).join(ranges)
 
 
 class FileSizes(Struct, frozen=True):
-    """Bytes of the files of each kind."""
+    """Size of the files of each kind, in bytes."""
 
     queue: int
     batch: int
@@ -177,14 +178,14 @@ class DerivedFiles:
         self.ends: dict[tuple[str, str, int], QueueEnd] = {}
 
     def compare(self, arrivals: DispatchColumns) -> None:
-        """Find the entries of a run of records that are as they should be; runs come in log order."""
+        """Find the equal entries of a run of records; runs must come in log order."""
         if self._index is None:
             paths = (path for path in self.index_paths() if path.stat().st_size == self._sizes.index)
             self._index = [self._span(path) for path in paths]
         self._has_fillers = self._has_fillers or arrivals.lost_bytes() > 0
         self._queues.compare(arrivals)
         first, last = int(arrivals.offsets[0]), int(arrivals.offsets[-1])
-        # Keys cost as much as the rest of the walk: they are made only where an index file has entries.
+        # Keys cost as much as the rest of the scan: compute them only for ranges in which an index file has entries.
         spans = [span for span in self._index if span.low <= last and first <= span.high]
         keys = arrivals.keys(with_tags=True) if spans else None
         for span in spans:
@@ -194,15 +195,15 @@ class DerivedFiles:
             span.comparison.compare(arrivals, keys)
 
     def equal(self) -> Equal:
-        """Return the ranges of queue and index entries that were found equal to the log so far."""
+        """Return the ranges of queue and index entries that are equal to the log so far."""
         index = {span.path: span.comparison.ranges for span in self._index or [] if span.comparison is not None}
         return Equal(dict(self._queues.ranges), index)
 
     def check(self, log_ends: Mapping[tuple[str, int], LogSpan]) -> None:
-        """Look at all of them.
+        """Check all queues and index files.
 
         Args:
-            log_ends: the numbers of each queue, as the log has them.
+            log_ends: the numbers of each queue according to the log.
         """
         equal = self.equal()
         for folder in self.queue_folders():
@@ -216,7 +217,7 @@ class DerivedFiles:
     # ---- queues
 
     def queue_folders(self) -> list[Path]:
-        """The directories of all queues; noted is what lies beside them."""
+        """Return the directories of all queues; report other files beside them."""
         trees = (self._root / _QUEUE, self._root / _BATCH)
         folders = [queue for tree in trees for topic in entries_of(tree) for queue in entries_of(topic)]
         for folder in folders:
@@ -230,10 +231,10 @@ class DerivedFiles:
         return data
 
     def check_queue(self, folder: Path, equal: Ranges) -> None:
-        """Walk one queue, up to the zeros at the end of its last file.
+        """Check one queue, up to the zeros at the end of its last file.
 
         Args:
-            equal: the entries that were found equal.
+            equal: the numbers of the equal entries.
         """
         tree = folder.parent.parent.name
         layout, file_bytes = (BATCH_ENTRY, self._sizes.batch) if tree == _BATCH else (ENTRY, self._sizes.queue)
@@ -244,7 +245,7 @@ class DerivedFiles:
         is_filler, has_live, end = True, False, QueueEnd(0, folder, 0)
         for path, start in files:
             data = self._read(path)
-            # Zeros end the newest file alone; in an older one they are entries that are gone.
+            # Zeros end only the newest file; in an older file they are lost entries.
             used = len(data.rstrip(b"\0")) if path is files[-1][0] else len(data)
             end.path, end.position = path, 0
             position, stop = 0, min(used, len(data) - entry_bytes + 1)
@@ -258,7 +259,8 @@ class DerivedFiles:
                 if end.begin < 0 and not is_filler:
                     end.begin = layout.unpack_from(data, position)[4] if tree == _BATCH else index
                 end.offset, end.position = index + skipped, position + skipped * entry_bytes
-                # Blanks are in order before the first message, and anywhere in a store whose log has fillers.
+                # Blanks are valid before the first message, and anywhere in a
+                # store whose log has fillers.
                 if not is_filler and equal.end_of(index) == index:
                     entry = layout.unpack_from(data, position)
                     is_old = 0 <= entry[0] < self._log.min_offset and entry[1] != BLANK_SIZE
@@ -272,7 +274,7 @@ class DerivedFiles:
         self.ends[tree, folder.parent.name, int(folder.name)] = end
 
     def indexed_end(self) -> int:
-        """Return where the newest record that a queue knows ends in the log, 0 when none knows any."""
+        """Return the end of the newest record that has a queue entry, as a physical offset; 0 without an entry."""
         newest = 0
         for tree, layout in ((_QUEUE, ENTRY), (_BATCH, BATCH_ENTRY)):
             for folder in self._root.glob(f"{tree}/*/*"):
@@ -285,10 +287,11 @@ class DerivedFiles:
         return newest
 
     def _record(self, physical_offset: int) -> Record | RecordCorrupt | None:
-        """The record at an offset, or why there is none; None when it was removed, or came after the log's walk."""
+        """Return the record at an offset, or the error; None if retention deleted it, or if
+        it is newer than the scan."""
         if 0 <= physical_offset < self._log.min_offset:
             return None
-        # A broker that runs wrote on behind the walk: its newest entries are no damage.
+        # A running broker appended after the scan: its newest entries are valid.
         if physical_offset >= self._log.end:
             newer = RecordCorrupt(physical_offset, f"the log ends at {self._log.end}")
             return None if self._report.is_live else newer
@@ -298,7 +301,8 @@ class DerivedFiles:
             return error
 
     def _pointed(self, place: _Place, physical_offset: int, size: int) -> tuple[Record, int] | None:
-        """The record of an entry and its number in the queue; None without one, which is noted if it should exist."""
+        """Return the record of an entry and its number in the queue; None without a record, which is
+        reported if it should exist."""
         topic, queue_id = place.folder.parent.name, int(place.folder.name)
         record = self._record(physical_offset)
         if isinstance(record, RecordCorrupt):
@@ -318,7 +322,7 @@ class DerivedFiles:
             self._report.add(kind, place.path, place.position, f"{what} {expected}", found)
 
     def _simple_entry(self, place: _Place, index: int, entry: tuple[Any, ...]) -> int:
-        """Check an entry of a consume queue; returns the queue offset after it."""
+        """Check an entry of a consume queue; return the queue offset after it."""
         physical_offset, size, stored = entry
         pointed = self._pointed(place, physical_offset, size)
         if pointed is not None:
@@ -332,7 +336,7 @@ class DerivedFiles:
         return index + 1
 
     def _batch_entry(self, place: _Place, index: int, entry: tuple[Any, ...]) -> int:
-        """Check an entry of a batch queue; returns the queue offset after it."""
+        """Check an entry of a batch queue; return the queue offset after it."""
         base, count = entry[4], entry[5]
         pointed = self._pointed(place, entry[0], entry[1])
         if pointed is not None:
@@ -344,10 +348,10 @@ class DerivedFiles:
         return int(base + count)
 
     def check_ends(self, log_ends: Mapping[tuple[str, int], LogSpan]) -> None:
-        """Note the queues that lack messages of the log; all of them were checked. A topic that the configuration does
-        not have, and that has no queues, was deleted: its messages stay in the log until that expires. Where numbers
-        were given again the messages before are in no queue: its files were lost, or its topic was deleted by a broker
-        of Apache's, which leaves no note."""
+        """Report the queues that lack messages of the log; all queues must be checked before. If the configuration does
+        not have a topic, and the topic has no queues, it was deleted: its messages stay in the log until they expire.
+        If numbers began again, the messages before that are in no queue: the queue's files were lost, or an Apache
+        broker, which leaves no note, deleted the topic."""
         if self._report.is_live:
             return
         topics = configured_topics(self._root)
@@ -367,11 +371,11 @@ class DerivedFiles:
                 first = min(entries_of(end.path.parent), default=end.path)
                 self._report.add(Kind.QUEUE_END, first, 0, f"entries from {expected.begin} on", f"{end.begin} first")
             if expected.anew_at >= 0:
-                found = f"number {expected.begin} once more at {expected.anew_at} of the log"
+                found = f"number {expected.begin} again at {expected.anew_at} of the log"
                 self._report.add(Kind.QUEUE_END, end.path, 0, "every number once: messages are in no queue", found)
 
     def _were_held(self, end: QueueEnd, expected_end: int) -> bool:
-        """Return True if a broker that was killed may have held the entries that a consume queue lacks in memory."""
+        """Return True if a killed broker may have held the missing entries of a consume queue in memory."""
         if not self._report.is_unclean or not end.path.is_file():
             return False
         room = int(end.path.name) + self._sizes.queue - expected_end * ENTRY.size
@@ -380,7 +384,7 @@ class DerivedFiles:
     # ---- extension units
 
     def _open_ext(self, folder: Path) -> None:
-        """Walk all units of a queue, and keep the files for the entries that point there."""
+        """Scan all units of a queue, and hold the files for the entries that refer to them."""
         ext_folder = self._root.joinpath(_EXT, *folder.parts[-2:])
         self._ext = []
         for path, start in files_in_order([ext_folder], self._sizes.ext, self._report):
@@ -389,7 +393,8 @@ class DerivedFiles:
             self._advance(len(buffer))
 
     def _units_end(self, path: Path, buffer: Buffer) -> int:
-        """Return where the units of a file end; its length when it is damaged, so that what follows stays in reach."""
+        """Return the end of the units of a file; the file's length if it is damaged, so
+        that later units can be read."""
         position = 0
         while position + UNIT.size + FREE_BYTES <= len(buffer):
             size, _, _, bitmap_bytes = UNIT.unpack_from(buffer, position)
@@ -404,7 +409,7 @@ class DerivedFiles:
         return position
 
     def _ext_unit_of(self, place: _Place, address: int, expected: tuple[int, int]) -> None:
-        """Hold the unit behind an address against what the record says; noted with the unit's own place."""
+        """Compare the unit at an address with its record; a fault is reported with the unit's own place."""
         at = address + ADDRESS_BASE
         file = next((file for file in reversed(self._ext) if file.start <= at), None)
         if file is None or at >= file.start + len(file.buffer):
@@ -420,21 +425,21 @@ class DerivedFiles:
     # ---- index
 
     def index_paths(self) -> list[Path]:
-        """The index files, oldest first."""
+        """Return the index files, oldest first."""
         return _index_paths(self._root)
 
     def check_missing_index(self) -> None:
-        """Note the index files that a start would miss."""
+        """Report the index files that a start must find and that are missing."""
         log_start, is_clean = max(0, self._log.min_offset), not self._report.is_unclean
         for path in missing_files(self._root / "index", clean=is_clean, log_start=log_start):
             self._report.add(Kind.FILE_MISSING, path, 0, "an index file", "none")
 
     def check_index(self, path: Path, equal: Ranges, *, is_newest: bool) -> None:
-        """Look at one index file.
+        """Check one index file.
 
         Args:
-            equal: the entries that were found equal.
-            is_newest: whether it may be less than full.
+            equal: the numbers of the equal entries.
+            is_newest: whether the file may be partly filled.
         """
         length = path.stat().st_size
         self._report.checked["files"] += 1
@@ -466,7 +471,7 @@ class DerivedFiles:
 
     def _index_file(self, path: Path, comparison: IndexComparison, *, is_newest: bool) -> None:
         entries, count = self._settings.index_entry_count, comparison.index_count
-        # After a crash the start deletes a file that was not full, or not on the disk then.
+        # After a crash the start deletes a file that was not full and durable.
         is_doubted = self._report.is_live or (self._report.is_unclean and path.name not in self._full_index_files)
         least = 1 if is_doubted else 2 if is_newest else entries
         if not least <= count <= entries:
@@ -489,7 +494,7 @@ class DerivedFiles:
             self._report.add(Kind.INDEX_HEADER, path, 32, f"hashSlotCount {used}", comparison.slots_used)
 
     def _index_bounds(self, path: Path, comparison: IndexComparison) -> None:
-        """Hold the times and offsets of a header against the first and the last entry, and their records."""
+        """Compare the times and offsets of a header with the first and the last entry, and their records."""
         ends = (
             (0, "begin", 1, comparison.begin_timestamp, comparison.begin_offset),
             (8, "end", comparison.index_count - 1, comparison.end_timestamp, comparison.end_offset),
@@ -510,7 +515,7 @@ class DerivedFiles:
     def _index_entry(
         self, place: _Place, hashed: int, physical_offset: int, begin_timestamp: int | None, seconds: int
     ) -> None:
-        """Hold an entry against its record; the time of entry 1 is counted from the file before and left out."""
+        """Compare an entry with its record. The time of entry 1 depends on the previous file and is not checked."""
         if self._read_last[0] != physical_offset:
             self._read_last = physical_offset, self._read_keys(physical_offset)
         keys = self._read_last[1]
@@ -527,7 +532,7 @@ class DerivedFiles:
             self._compare(place, "timeDiff", expected, seconds, Kind.INDEX_ENTRY)
 
     def _read_keys(self, physical_offset: int) -> tuple[list[int], int] | RecordCorrupt | None:
-        """Key hashes and storeTimestamp of a record, or what `_record` says instead."""
+        """Return key hashes and storeTimestamp of a record, or the result of `_record` if it is not a record."""
         record = self._record(physical_offset)
         return (
             (key_hashes(record.topic, find_keys(record.properties), with_tags=True), record.store_timestamp)
@@ -541,10 +546,10 @@ def _index_paths(root: Path) -> list[Path]:
 
 
 def index_bytes(root: Path, settings: StoreSettings, *, is_set: bool) -> int:
-    """The size of an index file.
+    """Return the size of an index file.
 
     Raises:
-        StoreMismatch: there are only files of another size, and the settings are not those of the store.
+        StoreMismatch: all files have another size, and the settings are not those of the store.
     """
     slots, entries = settings.hash_slot_count, settings.index_entry_count
     file_bytes = HEADER.size + slots * SLOT.size + entries * INDEX_ENTRY.size
@@ -559,12 +564,12 @@ def index_bytes(root: Path, settings: StoreSettings, *, is_set: bool) -> int:
 
 
 def _number_in(record: Record, topic: str, queue_id: int) -> int | None:
-    """The queue offset of a record in a queue, its own or a light one; None when it is in another."""
+    """Return the queue offset of a record in a queue, as its own or a light queue; None if it is in another queue."""
     if (record.topic, record.queue_id) == (topic, queue_id):
         return record.queue_offset
     return light_queues(record).get(topic) if queue_id == 0 else None
 
 
 def light_queues(record: Record) -> dict[str, int]:
-    """The light queues that a record is in too, with its number in each; their queue id is 0. Source: store.md §11."""
+    """Return the light queues of a record, with its number in each; their queue id is 0. Source: store.md §11."""
     return light_numbers(record.topic, record.properties)

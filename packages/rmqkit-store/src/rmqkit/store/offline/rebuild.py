@@ -1,12 +1,12 @@
-"""Rebuilding queues and index files from the commit log, without a broker.
+"""The rebuild of queues and index files from the commit log, without a broker.
 
-The log is walked once. Every sound record is dispatched into new files under ``rebuilt``, by the code that a broker
+The log is scanned once. Every sound record is dispatched into new files under ``rebuilt``, by the code that a broker
 uses (`bulk`). When the new files are complete and on the disk, the old directories are moved aside, the new directories
-take their places, and the old ones are deleted. If this was interrupted, run it again; nothing in the log changes.
+take their places, and the old ones are deleted. After an interruption, run it again; nothing in the log changes.
 
 The result equals the files of a broker (store.md §11): byte for byte as long as no file has expired. The log does not
-determine the names of index files, nor the filter bitmaps of extension units, which are left out: such messages are
-filtered by their properties. Where a record is lost, a blank entry preserves the numbers of the records after it.
+determine the names of index files. It also lacks the filter bitmaps of extension units, which are omitted: such
+messages are filtered by their properties. If a record is lost, a blank entry preserves the numbers of later records.
 Source: store.md §4.3, §11.
 """
 
@@ -72,12 +72,12 @@ def rebuild(
     """Rebuild the consume queues, the index, or both.
 
     Args:
-        settings: what the store was written with; without them the sizes are those of the files that are there.
+        settings: the settings of the store; without them the sizes are those of the existing files.
 
     Raises:
         StoreLocked: a broker holds the store.
-        StoreError: there is no store, or its index sizes have to be said.
-        OSError: the disk refused; the old files are still in place.
+        StoreError: there is no store, or its index sizes are unknown.
+        OSError: a file cannot be written; the old files are still in place.
     """
     log = open_log(root, settings, Report())
     sizes = sizes_of(root, settings)
@@ -108,7 +108,7 @@ def rebuild(
         rebuilt = Rebuilt(records, 0, 0)
         if queues:
             rebuilt.queues = len(new_queues)
-            new_queues.sync_all()  # before the swap: after a power cut the old queues or whole new ones are there
+            new_queues.sync_all()  # before the swap: a power cut leaves the old queues or complete new ones
             new_queues.close()
             swap(root, folder, QUEUE_TREES)
         if new_index is not None:
@@ -123,11 +123,11 @@ def rebuild(
 
 @contextmanager
 def held(root: Path, folder: Path) -> Iterator[None]:
-    """The lock of the store, and an empty directory for new files that is gone in the end."""
+    """Hold the lock of the store, with an empty directory for new files that is deleted at the end."""
     lock = StoreLock(root)
     lock.acquire()
     try:
-        # What a rebuild that was killed left: half of its files, or the old ones that it had swapped out.
+        # A killed rebuild leaves half of its files here, or the old files that it had moved aside.
         shutil.rmtree(folder, ignore_errors=True)
         yield
     finally:
@@ -136,11 +136,11 @@ def held(root: Path, folder: Path) -> Iterator[None]:
 
 
 def swap(root: Path, folder: Path, names: tuple[str, ...]) -> None:
-    """Put new directories in the places of the old ones."""
+    """Replace the old directories by new ones."""
     folder.mkdir(exist_ok=True)
     if "index" in names:
-        remove_note(root / INDEX_NOTE)  # first: it names the old files
-    # Renames, not copies: the old tree lies whole in the folder until the new one has its name.
+        remove_note(root / INDEX_NOTE)  # first: it lists the old files
+    # Rename, do not copy: the old tree stays complete in the folder until the new tree has its name.
     for name in names:
         if (root / name).exists():
             (root / name).rename(folder / f"old-{name}")
@@ -150,7 +150,7 @@ def swap(root: Path, folder: Path, names: tuple[str, ...]) -> None:
 
 
 def sizes_of(root: Path, settings: StoreSettings | None) -> StoreSettings:
-    """The settings, or the default ones with the sizes of the files that are there."""
+    """Return the settings, or the default ones with the sizes of the existing files."""
     if settings is not None:
         return settings
     sizes = StoreSettings()
@@ -165,7 +165,7 @@ def sizes_of(root: Path, settings: StoreSettings | None) -> StoreSettings:
 
 
 def batch_topics_of(root: Path) -> set[str]:
-    """Topics whose queues are batch queues, as far as their directories and ``topics.json`` say."""
+    """Return the topics whose queues are batch queues, according to their directories and ``topics.json``."""
     topics = {path.name for path in entries_of(root / "batchconsumequeue")}
     path = root / "config" / "topics.json"
     if path.is_file() and is_json(path) is None:
@@ -184,6 +184,6 @@ def light_entries(arrivals: DispatchColumns) -> Iterator[tuple[str, tuple[int, i
 
 
 def inner_batch_topics(arrivals: DispatchColumns) -> set[str]:
-    """Topics of inner batches: there are none in other queues."""
+    """Return the topics of inner batches, which only batch queues have."""
     numbers = np.unique(arrivals.topic[arrivals.sys_flags & INNER_BATCH != 0])
     return {topic for number in numbers.tolist() if (topic := arrivals.topics[number]) is not None}

@@ -1,16 +1,16 @@
-"""Restoring everything that the commit log determines, without a broker. A sound byte of the log is never touched.
+"""Repair of everything that the commit log determines, without a broker. Sound bytes of the log are never changed.
 
 ===========================================  ==========================================================================
 damage                                       repair
 ===========================================  ==========================================================================
 torn record at the end of the log            its bytes become zeros, as in a recovery (*)
 segment that is too short                    it gets its length back, with zeros
-the rest of an older segment is no record    a blank is written where the records end, so that the log continues in the
+the rest of an older segment has no records  a blank is written after the records, so that the log continues in the
                                              next segment; otherwise a recovery would cut off everything after it (*)
-other bytes that are no record, or a record  they become *filler* records, which brokers skip, so that the bytes after
-with a wrong checksum                        them survive a recovery (`filler`); blank entries preserve the numbers of
+other bytes that are not a record, or a      they become *filler* records, which brokers skip, so that the bytes after
+record with a wrong checksum                 them survive a recovery (`filler`); blank entries preserve the numbers of
                                              messages that were lost there (*)
-segments that have the names of others       they are renamed by the offsets in their records
+segments with exchanged names                they are renamed by the offsets in their records
 queue or extension file                      all queues are rebuilt (`rebuild`)
 index file                                   the index is rebuilt
 checkpoint                                   it is removed: a recovery then starts at an older segment
@@ -54,7 +54,7 @@ _QUEUES, _INDEX = "consumequeue", "index"
 
 
 class Step(Struct):
-    """One thing that was done, or would be."""
+    """A step of a repair, done or planned."""
 
     path: str
     action: str
@@ -82,15 +82,15 @@ def repair(
     is_dry_run: bool,
     progress: Progress = lambda done, total: None,
 ) -> Repaired:
-    """Repair what can be repaired.
+    """Repair all damage that can be repaired.
 
     Args:
-        settings: what the store was written with; without them the sizes are those of the files that are there.
+        settings: the settings of the store; without them the sizes are those of the existing files.
 
     Raises:
         StoreLocked: a broker holds the store.
-        StoreError: there is no store, or its index sizes have to be said.
-        OSError: the disk refused; what was done before stays.
+        StoreError: there is no store, or its index sizes are unknown.
+        OSError: a file cannot be written; completed steps stay.
     """
     renames = list(_renames(root, settings))
     named = [Step(str(path), f"named {target.name}: its records say that they lie there") for path, target in renames]
@@ -101,14 +101,14 @@ def repair(
             _rename(renames)
         finally:
             lock.release()
-    # The log before its derived files, each checked again: only a sound log shows which entries a queue lacks.
+    # Repair the log before its derived files, and check again in between: only a sound log shows the missing entries.
     report = verify(root, settings, progress=progress)
-    if is_dry_run:  # what is wrong with them as they are named now is not asked
+    if is_dry_run:  # findings under their present names do not count
         moved = {str(path) for path, _ in renames}
         report.findings = [one for one in report.findings if one.path not in moved]
     edits = list(_edits(root, settings, report))
     steps = [step for _, step, _ in edits]
-    # Only the repaired log shows which entries derived files lack: a dry run plans steps for the present findings.
+    # Only the repaired log shows the missing entries of derived files: a dry run plans for the present findings.
     if is_dry_run:
         repaired = [finding for finding, _, _ in edits]
         left = [one for one in report.findings if one not in repaired and not _tree_of(root, one)]
@@ -130,12 +130,12 @@ def repair(
 
 
 def _renames(root: Path, settings: StoreSettings | None) -> Iterator[tuple[Path, Path]]:
-    """The log files that have names of others, and the names they should have: such as no file has that keeps its."""
+    """Yield the log files with wrong names, and their right names, unless another file keeps that name."""
     folders = {folder for some in log_directories(root, settings or StoreSettings()) for folder in some}
     log = [path for folder in folders for path in entries_of(folder) if path.name.isdecimal() and path.stat().st_size]
     places = {path: place_of(memoryview(mapped(path))) for path in log}
     moved = {path for path, place in places.items() if place is not None and path.name != file_name(place)}
-    # Until nothing changes: a file that stays keeps a name that another one wanted, which then stays, too.
+    # Repeat until nothing changes: a file that stays keeps a name that another file needed, which then stays, too.
     while True:
         kept = {path.name for path in log if path not in moved}
         targets = Counter(file_name(places[path] or 0) for path in moved)
@@ -148,9 +148,9 @@ def _renames(root: Path, settings: StoreSettings | None) -> Iterator[tuple[Path,
 
 
 def _rename(renames: list[tuple[Path, Path]]) -> None:
-    """Rename files, whose new names may be those of others among them."""
-    assert len({target for _, target in renames}) == len(renames), "no file takes the name of another"
-    for path, _ in renames:  # all aside first: they may have each other's names
+    """Rename files; a new name may be the present name of another of these files."""
+    assert len({target for _, target in renames}) == len(renames), "the new names differ"
+    for path, _ in renames:  # move all aside first: they may have exchanged names
         path.rename(path.with_name(f"{path.name}.moved"))
     for path, target in renames:
         path.with_name(f"{path.name}.moved").rename(target)
@@ -175,7 +175,7 @@ def _tree_of(root: Path, finding: Finding) -> str:
 def _edits(
     root: Path, settings: StoreSettings | None, report: Report
 ) -> Iterator[tuple[Finding, Step, Callable[[], None]]]:
-    """The findings that a change in their own file repairs, and that change."""
+    """Yield the findings that a change in their own file repairs, and that change."""
     folders = [folder for some in log_directories(root, settings or StoreSettings()) for folder in some]
     file_bytes = settings.commit_log_file_bytes if settings else common_length(folders)
     for finding in report.findings:
@@ -196,7 +196,7 @@ def _edits(
             act = partial(_bridge, root, path, finding.position, end)
         elif finding.kind is Kind.FILE_SIZE and path.parent in folders and path.stat().st_size < file_bytes:
             action, act = f"extended with zeros to {file_bytes} bytes", partial(_extend, path, file_bytes)
-        elif path == root / "checkpoint":  # without one a start reads the whole log, which is slow and right
+        elif path == root / "checkpoint":  # without it a start reads the whole log, which is slow and correct
             action, act = "removed", partial(path.unlink, missing_ok=True)
         elif is_timer_file(root, path):
             action = (
@@ -210,7 +210,7 @@ def _edits(
 
 
 def _edit_of_small_file(root: Path, path: Path) -> tuple[str, Callable[[], None]]:
-    """Return what repairs a configuration file or a note: a description, empty without a repair, and a function."""
+    """Return the repair of a configuration file or a note: a description, empty without a repair, and a function."""
     if path in [root / name for name in NOTES]:
         return "removed: the next start compares nothing with it", partial(path.unlink, missing_ok=True)
     if path.parent != root / "config":
@@ -219,20 +219,20 @@ def _edit_of_small_file(root: Path, path: Path) -> tuple[str, Callable[[], None]
     if other.is_file() and is_json(other) is None:
         return f"replaced by {other.name}", partial(_copy, other, path)
     if path.name.startswith("timermetrics"):
-        return "removed: the next start counts anew", partial(path.unlink, missing_ok=True)
+        return "removed: the next start counts from 0", partial(path.unlink, missing_ok=True)
     return "", _nothing
 
 
 def _nothing() -> None:
-    """Do nothing: the repair of most findings."""
+    """Do nothing: most findings have no repair in their own file."""
 
 
 def _cut(root: Path, path: Path, position: int, *, is_closed: bool = False) -> None:
-    """End a segment at a position, with zeros or a blank; what was there is kept in ``repaired``.
-    Before a blank comes a filler, which says that messages were lost."""
+    """End a segment at a position, with zeros or a blank; the previous bytes are stored in ``repaired``.
+    A filler before the blank records that messages were lost."""
     with _opened(path) as file:
-        assert 0 <= position <= file.size, "a segment is cut inside"
-        _keep(root, file, position, file.size)  # first: a crash behind it loses nothing
+        assert 0 <= position <= file.size, "the position is in the segment"
+        _keep(root, file, position, file.size)  # first, so that a crash afterwards loses nothing
         file.clear_from(position)
         if is_closed:
             if file.size - position >= FILLER_BYTES_MIN + BLANK_BYTES:
@@ -244,7 +244,7 @@ def _cut(root: Path, path: Path, position: int, *, is_closed: bool = False) -> N
 
 
 def _bridge(root: Path, path: Path, position: int, end: int) -> None:
-    """Make a stretch of a segment filler records; what was there is kept in ``repaired``."""
+    """Replace a part of a segment by filler records; the previous bytes are stored in ``repaired``."""
     with _opened(path) as file:
         _keep(root, file, position, end)
         try:
@@ -254,12 +254,12 @@ def _bridge(root: Path, path: Path, position: int, end: int) -> None:
         for filler in fillers(file.start + position, end - position, store_timestamp):
             file.write(position, filler)
             position += len(filler)
-        assert position == end, "the record behind follows at once: a walk ends at the first byte that is none"
+        assert position == end, "the fillers end at the next record"
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[MappedFile]:
-    """A segment to be changed, which is on the disk in the end."""
+    """Open a segment for changes, which are on the disk at the end."""
     size = path.stat().st_size
     file = MappedFile(path, int(path.name), size, wrote=size)
     try:

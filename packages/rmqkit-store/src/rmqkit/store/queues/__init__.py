@@ -1,1 +1,1 @@
-"""ConsumeQueues: where each message of a topic's queue lies in the log."""
+"""Consume queues: the place of each message of a topic's queue in the log."""

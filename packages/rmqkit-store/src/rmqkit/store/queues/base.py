@@ -4,9 +4,9 @@ Every entry begins with ``i64 physicalOffset, i32 size`` of its record. The kind
 and the relation of entries to queue offsets (`consume_queue`, `batch_queue`). Entries are numbered by *index*: entry
 ``i`` is at logical byte ``i * entry_bytes``.
 
-Only the dispatcher appends. All files are rebuilt from the log when they are lost. Descriptors are opened when first
-needed and closed by `close_idle`, so that a store may have more queues than a process may have open files: a queue
-holds the file it appends to, the file it was last read from, and those that wait to be flushed.
+Only the dispatcher appends. All files are rebuilt from the log if they are lost. Descriptors are opened when they are
+first needed and closed by `close_idle`, so that a store may have more queues than a process may have open files. A
+queue holds the file it appends to, the file it last read, and the files that wait for a flush.
 Owner thread only; flush threads call `sync`. Source: store.md §4, §6, §12.2.
 """
 
@@ -32,7 +32,7 @@ from rmqkit.store.queues.queue_ext import ExtUnit, is_address
 __all__ = ["BLANK_SIZE", "NO_RECORD", "ConsumeQueueBase"]
 
 NO_RECORD = (-1, 0)
-"""physicalOffset and size where there is no record."""
+"""physicalOffset and size that mean "no record"."""
 _PLACE = struct.Struct(">qi")
 _SCAN_BYTES = 4096
 _SCAN_BYTES_MAX = 1 << 20
@@ -42,7 +42,7 @@ _pwrite = os.pwrite
 _writing = threading.Lock()
 _IS_NEGATIVE = bytes(0x80) + b"\1" * 0x80
 BLANK_SIZE = 0x7FFFFFFF
-"""The size a blank entry claims; there is no such record."""
+"""The size in a blank entry; no record has this size."""
 
 
 class ConsumeQueueBase(ABC):
@@ -51,17 +51,18 @@ class ConsumeQueueBase(ABC):
     Args:
         directory: the directory of its files.
         file_bytes: size of its files, a multiple of the entry size.
-        dirty: the set that the queue enters when it has something to flush.
+        dirty: the set of queues with unflushed entries.
 
     Attributes:
-        next_offset: queue offset of the next message put; at or ahead of ``max_offset`` (the *queue offset table*).
-        min_offset, max_offset: first readable message and one past the last, counted in messages.
-        max_physical_offset: end of the newest indexed record, or of the newest record of a deleted topic with its name;
-            -1 without a record.
-        recovered_record: physicalOffset and size of that record when the queue was recovered, (-1, 0) without one.
+        next_offset: queue offset of the next message put; not less than ``max_offset`` (the *queue offset table*).
+        min_offset, max_offset: first readable message and one past the last, as queue offsets.
+        max_physical_offset: end of the newest indexed record, or of the newest record of a deleted topic with the
+            same name; -1 without a record.
+        recovered_record: physicalOffset and size of that record when the queue was
+            recovered, (-1, 0) without a record.
         queue, file_queues: the files of its entries; these files and the files of its extension, if it has one.
-        on_open: called before the queue opens a file while it has none of its own open.
-        on_gap: called before a message is indexed although messages before it are not.
+        on_open: called before the queue opens a file while no other file of the queue is open.
+        on_gap: called before a message is indexed although messages before it are missing.
     """
 
     __slots__ = tuple(
@@ -72,12 +73,12 @@ class ConsumeQueueBase(ABC):
     )
 
     layout: ClassVar[struct.Struct]
-    """One entry."""
+    """The fields of an entry."""
     setting: ClassVar[str]
-    """The key that sets the file size."""
+    """The key of the file size setting."""
     entry_bytes: ClassVar[int]
     least: ClassVar[dict[int, int]] = {0: 0, 1: 1}
-    """The fields of an entry that recovery looks at, and the smallest value of each."""
+    """The fields of an entry that recovery checks, and the smallest value of each."""
 
     _looked_at: ClassVar[list[tuple[int, int, int]]]
 
@@ -112,7 +113,7 @@ class ConsumeQueueBase(ABC):
         self._file_bytes = file_bytes
         self._held = bytearray()
 
-    # ---- the kind's own
+    # ---- for each kind of queue
 
     @abstractmethod
     def append(
@@ -124,13 +125,13 @@ class ConsumeQueueBase(ABC):
         store_timestamp: int,
         bitmap: bytes = b"",
     ) -> None:
-        """Index one record; ignored when it was indexed before.
-        ``bitmap``: which SQL92 subscriptions it matches, for the extension if there is one.
-        Raises OSError: the disk refused; the queue is as before."""
+        """Index one record; ignored if it was indexed before.
+        ``bitmap``: the SQL92 subscriptions that the record matches, for the extension if there is one.
+        Raises OSError: a write failed; the queue is unchanged."""
 
     @abstractmethod
     def resume(self) -> None:
-        """Take the end of the files for the end of the queue."""
+        """Set the end of the queue to the end of its files."""
 
     @abstractmethod
     def correct_min_offset(self, min_physical_offset: int) -> None:
@@ -138,24 +139,24 @@ class ConsumeQueueBase(ABC):
 
     @abstractmethod
     def place(self, queue_offset: int) -> tuple[int, int]:
-        """physicalOffset and size of the record that holds a message, (-1, 0) without one."""
+        """Return physicalOffset and size of the record of a message, (-1, 0) without a record."""
 
     @abstractmethod
     def scan(self, queue_offset: int, bytes_max: int) -> Iterator[tuple[int, int, int, int, int]] | None:
-        """Entries from a message on, within one file, in about ``bytes_max`` bytes of entries.
-        Returns physicalOffset, size, stored tagsCode, queue offset after it and number of messages of each; None when
-        the file is missing."""
+        """Iterate over entries from a message on, within one file, for about ``bytes_max`` bytes of entries.
+        Each has physicalOffset, size, stored tagsCode, next queue offset and number of messages. Return
+        None if the file is missing."""
 
     @abstractmethod
     def next_file_offset(self, queue_offset: int) -> int:
-        """Queue offset at which the file after the one of a message begins."""
+        """Return the queue offset at which the file after the file of a message begins."""
 
     def unit(self, stored: int) -> ExtUnit | None:
-        """The extension unit that an entry's tag code is the address of, if there is one."""
+        """Return the extension unit at the address in an entry's tag code, if there is one."""
         return None
 
     def tags_code(self, stored: int) -> int | None:
-        """The real tag code of an entry, through the extension if it points there; None when unknown."""
+        """Return the real tag code of an entry, read from the extension if necessary; None if unknown."""
         if not is_address(stored):
             return stored
         unit = self.unit(stored)
@@ -163,13 +164,13 @@ class ConsumeQueueBase(ABC):
 
     @classmethod
     def are_valid(cls, entries: list[tuple[Any, ...]]) -> bool:
-        """Return True if recovery takes entries for such."""
+        """Return True if recovery accepts the entries."""
         return all(min(map(itemgetter(field), entries)) >= least for field, least in cls.least.items())
 
     @classmethod
     def valid_count(cls, raw: bytes) -> int:
-        """Return how many packed entries are valid up to the first that is not.
-        One byte of all entries is looked at in one call, which takes a tenth of the time of unpacking them."""
+        """Return the number of valid packed entries before the first invalid one.
+        One call checks the same byte of all entries, which takes a tenth of the time of unpacking them."""
         step = cls.entry_bytes
         count = len(raw) // step
         for start, end, least in cls._looked_at:
@@ -184,34 +185,35 @@ class ConsumeQueueBase(ABC):
                 count = count if invalid < 0 else invalid
         return count
 
-    # ---- entries held in memory, of kinds that do that
+    # ---- entries held in memory, for kinds that support it
 
     @property
     def has_held(self) -> bool:
-        """Return True if entries are held in memory that no file has."""
+        """Return True if entries are held in memory that are not in a file."""
         return bool(self._held)
 
     def write_held(self) -> None:
-        """Write the entries that are held; any thread. Raises OSError: the disk refused, and they are held on."""
+        """Write the held entries; any thread. Raises OSError: the write failed, and the entries are still held."""
         if self._held:
             self._write(b"")
 
     def forget_held(self) -> None:
-        """Drop what is held: its queue is deleted, or the store is closed and the next start dispatches it again."""
+        """Drop the held entries: their queue is deleted, or the store is closed and the next
+        start dispatches them again."""
         with _writing:
             self._held.clear()
 
     def _write(self, entries: bytes) -> None:
-        """Write what is held and entries behind it. Raises OSError: nothing was changed."""
+        """Write the held entries and then ``entries``. Raises OSError: nothing was changed."""
         with _writing:
             data = bytes(self._held) + entries
             if not data:
-                return  # another thread was faster
+                return  # another thread has written them
             file = self._file
             if _pwrite(self._fd, data, file.wrote) != len(data):
                 raise OSError(errno.ENOSPC, f"no space left for {file.path}")
             file.wrote += len(data)
-            # Only now, and from the start: the owner may read, and hold more, meanwhile.
+            # Delete after the write, from the start: the owner may read, and hold more, meanwhile.
             del self._held[: len(data) - len(entries)]
 
     # ---- entries by index
@@ -227,7 +229,7 @@ class ConsumeQueueBase(ABC):
         return self.queue.max_offset // self.entry_bytes
 
     def entry(self, index: int) -> tuple[Any, ...]:
-        """The fields of an entry; (-1, 0) where there is none."""
+        """Return the fields of an entry; (-1, 0) if it does not exist."""
         at = index * self.entry_bytes
         file = self._find(at) if index >= 0 else None
         if file is None or at + self.entry_bytes > file.start + file.wrote:
@@ -235,7 +237,7 @@ class ConsumeQueueBase(ABC):
         return self.layout.unpack(file.read(at - file.start, self.entry_bytes))
 
     def file_bounds(self) -> list[tuple[int, int]]:
-        """First and last index of every file that has entries, oldest first."""
+        """Return first and last index of every file that has entries, oldest first."""
         return [
             (file.start // self.entry_bytes, (file.start + file.wrote) // self.entry_bytes - 1)
             for file in self.queue.files
@@ -243,8 +245,9 @@ class ConsumeQueueBase(ABC):
         ]
 
     def first_behind(self, physical_offset: int) -> int:
-        """Index of the first entry of a record at or behind an offset, the end without one; files may be missing.
-        Damaged entries and blanks, which would mislead the search, count as the next sound one; blanks are left out."""
+        """Return the index of the first entry whose record is at or after an offset; the end without such an entry.
+        Files may be missing. The search treats damaged and blank entries like the next sound entry. The result is not a
+        blank."""
 
         def offset_of(index: int) -> int:
             for at in range(index, self.end_index):
@@ -255,7 +258,7 @@ class ConsumeQueueBase(ABC):
 
         bounds = self.file_bounds()
         if physical_offset <= 0 and bounds:
-            return bounds[0][0]  # nothing is read: a start does this with every queue
+            return bounds[0][0]  # without a read: a start does this for every queue
         at = bisect_left(bounds, physical_offset, key=lambda bound: offset_of(bound[1]))
         if at == len(bounds):
             return self.end_index
@@ -266,14 +269,14 @@ class ConsumeQueueBase(ABC):
         return first
 
     def _find(self, at: int) -> MappedFile | None:
-        """The file that holds a logical byte, to be read from."""
+        """Return the file that holds a logical byte, open for reading."""
         file = self.queue.find(at)
         if file is not None and file is not self._reading:
             self._take_up(file)
         return file
 
     def _take_up(self, file: MappedFile) -> None:
-        """Open a file, and close the one used before it unless that is appended to or waits to be flushed."""
+        """Open a file and close the previous one, unless the previous one is appended to or waits for a flush."""
         before, self._reading = self._reading, file
         if before is None:
             self.on_open(self)
@@ -281,7 +284,7 @@ class ConsumeQueueBase(ABC):
             before.close()
 
     def _open_last(self) -> None:
-        """Make the last file ready for appends, and a new one last when it is full."""
+        """Prepare the last file for appends; create a new file if it is full."""
         self.write_held()
         self.close_idle()
         self.on_open(self)
@@ -295,8 +298,8 @@ class ConsumeQueueBase(ABC):
     # ---- recovery
 
     def recover(self, *, clean: bool = True) -> None:
-        """Find the last valid entry, starting at the third-last file, and forget what follows it.
-        ``clean``: whether the store was closed in order; if not, the last entries may be torn."""
+        """Find the last valid entry, starting at the third-last file, and drop everything after it.
+        ``clean``: whether the store was closed cleanly; if not, the last entries may be torn."""
         files = self.queue.files
         for file in files[-_RECOVERED_FILES:]:
             valid_bytes = self._valid_bytes(file)
@@ -307,8 +310,8 @@ class ConsumeQueueBase(ABC):
         self._find_newest()
 
     def recover_at(self, end: int) -> None:
-        """Take a logical byte for the end of the entries, as a clean stop noted it, and forget what follows."""
-        assert end <= self.queue.max_offset, "a queue is cut inside"
+        """Cut the queue at a logical byte, the end that a clean stop noted."""
+        assert end <= self.queue.max_offset, "a queue is cut at or before its end"
         assert end % self.entry_bytes == 0, "a queue is cut between entries"
         self.queue.truncate(end)
         self.resume()
@@ -319,12 +322,12 @@ class ConsumeQueueBase(ABC):
         self.max_physical_offset = sum(self.recovered_record)
 
     def newest_record(self) -> tuple[int, int]:
-        """physicalOffset and size of the record of the last entry that is no blank, (-1, 0) without one.
-        Blanks fill the start of one file at most."""
+        """Return physicalOffset and size of the record of the last entry that is not blank, (-1, 0) without a record.
+        Blank entries fill the start of at most one file."""
         return next((entry[:2] for _, entry in self._newest_first() if entry[1] != BLANK_SIZE), NO_RECORD)
 
     def _valid_bytes(self, file: MappedFile) -> int:
-        """Bytes of valid entries at the start of a file."""
+        """Return the number of bytes of valid entries at the start of a file."""
         position, chunk_bytes = 0, _SCAN_BYTES
         while position < file.size:
             whole = min(chunk_bytes - chunk_bytes % self.entry_bytes, file.size - position)
@@ -336,25 +339,25 @@ class ConsumeQueueBase(ABC):
         return position
 
     def truncate_physical(self, end: int) -> None:
-        """Drop every entry of a record at or behind a physical offset."""
+        """Drop every entry whose record is at or after a physical offset."""
         self._drop_from(end, lambda index, entry: False)
 
     def truncate_for_replay(
         self, start: int, is_record: Callable[[ConsumeQueueBase, int, tuple[Any, ...]], bool]
     ) -> None:
-        """Drop every entry that a replay of the log from a physical offset on makes again.
-        These entries may be torn. After a power cut only some sectors of the unflushed bytes are on the disk, and an
+        """Drop every entry that a replay of the log from a physical offset on creates again.
+        These entries may be torn: after a power cut only some sectors of the unflushed bytes are on the disk, and an
         entry may be in two sectors. An entry that is torn inside its physicalOffset may look older than it is.
-        ``is_record``: returns True if the log holds the record of the entry with an index, or if it was removed."""
+        ``is_record``: returns True if the log holds the record of the entry with an index, or if it was deleted."""
 
         def is_torn(index: int, entry: tuple[Any, ...]) -> bool:
             room = -(index * self.entry_bytes % self._file_bytes) % SECTOR_BYTES
             return 0 < room < _PLACE.size and not is_record(self, index, entry)
 
-        self._drop_from(start, is_torn)  # of one that is empty now the replay says with which number it begins
+        self._drop_from(start, is_torn)  # the replay determines the first number of a queue that is now empty
 
     def forget_before(self, end: int) -> None:
-        """Drop the entries that a queue ends with of records before a physical offset: their topic was deleted."""
+        """Drop the last entries if their records are before a physical offset: their topic was deleted."""
         if self.max_physical_offset > end:
             return
         self._drop_from(_NO_END, lambda index, entry: entry[0] < end)
@@ -365,7 +368,8 @@ class ConsumeQueueBase(ABC):
         self.max_physical_offset = max(self.max_physical_offset, end)
 
     def _drop_from(self, physical_offset: int, is_torn: Callable[[int, tuple[Any, ...]], bool]) -> None:
-        """Drop entries from the end on, of records at or behind an offset or torn, up to the first that has to stay."""
+        """Drop entries from the end that are torn or whose records are at or after an offset,
+        up to the first valid one."""
         kept = self.first_index
         for index, entries in self._chunks_newest_first():
             if min(map(itemgetter(0), entries)) >= physical_offset:
@@ -380,16 +384,16 @@ class ConsumeQueueBase(ABC):
         if kept < self.end_index:
             self.queue.truncate(kept * self.entry_bytes)
             self.resume()
-            assert self.end_index == kept, "what was cut is gone"
+            assert self.end_index == kept, "the queue ends at the cut"
         self._find_newest()
 
     def _newest_first(self) -> Iterator[tuple[int, tuple[Any, ...]]]:
-        """Index and fields of every entry."""
+        """Yield index and fields of every entry, newest first."""
         for index, entries in self._chunks_newest_first():
             yield from zip(range(index + len(entries) - 1, index - 1, -1), reversed(entries), strict=True)
 
     def _chunks_newest_first(self) -> Iterator[tuple[int, list[tuple[Any, ...]]]]:
-        """The entries in pieces: the index of the first one, and the fields of each."""
+        """Yield the entries in chunks, newest first: the index of the first entry, and the fields of each."""
         chunk_bytes = _SCAN_BYTES - _SCAN_BYTES % self.entry_bytes
         for file in reversed(self.queue.files):
             for end in range(file.wrote, 0, -chunk_bytes):
@@ -401,8 +405,8 @@ class ConsumeQueueBase(ABC):
 
     def sync(self, *, unnamed: set[MappedFile] | None = None) -> None:
         """Wait until everything written so far is on the disk; called from a flush thread.
-        ``unnamed``: as in `FileQueue.sync`.
-        Raises OSError: the disk refused."""
+        ``unnamed``: see `FileQueue.sync`.
+        Raises OSError: the sync failed."""
         self._dirty.discard(self)  # in this order: an append from here on enters the queue again
         self.is_dirty = False
         try:
@@ -420,54 +424,55 @@ class ConsumeQueueBase(ABC):
             self._dirty.add(self)
 
     def is_whole(self, file: MappedFile) -> bool:
-        """Return True if the page cache has the entries of a file that a refused sync did not bring to the disk.
-        Bytes that it dropped are zeros, or those of an older page: an entry of zeros, or one whose physicalOffset is
-        not greater than the one before it. Of the last entry alone the tag code may be wrong."""
+        """Return True if the page cache still has the entries of a file whose sync failed.
+        Lost bytes are zeros, or bytes of an older page: an entry of zeros, or one whose physicalOffset is not greater
+        than the one before it. This does not detect a wrong tag code in the last entry."""
         start = max(0, file.again_from or 0) // self.entry_bytes
         raw = file.read(start * self.entry_bytes, file.wrote - start * self.entry_bytes)
         offsets = [entry[0] for entry in self.layout.iter_unpack(raw) if entry[1] != BLANK_SIZE]
         return self.valid_count(raw) * self.entry_bytes == len(raw) and all(map(operator.lt, offsets, offsets[1:]))
 
     def mark_synced(self) -> None:
-        """Take everything for being on the disk."""
+        """Mark everything as durable."""
         for queue in self.file_queues:
             queue.mark_synced()
 
     def check(self, *, clean: bool = True) -> None:
-        """Look at the files without changing anything.
-        ``clean``: whether the store was closed in order.
-        Raises StoreMismatch: a file has another length than the settings say."""
+        """Check the files without changing anything.
+        ``clean``: whether the store was closed cleanly.
+        Raises StoreMismatch: the length of a file does not match the settings."""
         for queue in self.file_queues:
             queue.found = queue.check(has_empty=not clean)
 
     def load(self) -> None:
-        """Take over the files on the disk, as `check` found them if it came before."""
+        """Load the files on the disk, or the result of a previous `check`."""
         for queue in self.file_queues:
             queue.load()
 
     def drop_expired(self, min_physical_offset: int) -> int:
-        """Delete files whose last entry points below an offset; returns how many. Source: store.md §4.5."""
+        """Delete files whose last entry is below a physical offset; return their number. Source: store.md §4.5."""
 
         def is_expired(file: MappedFile) -> bool:
             for position in range(file.size - self.entry_bytes, -1, -self.entry_bytes):
                 physical_offset, size = _PLACE.unpack(file.read(position, _PLACE.size))
-                if size != BLANK_SIZE:  # blanks say nothing of the records before them
+                if size != BLANK_SIZE:  # blanks do not reveal the offset of their records
                     return bool(physical_offset < min_physical_offset)
             return True
 
         return self.queue.drop_front(is_expired)
 
     def follow(self, min_physical_offset: int) -> int:
-        """Begin where the log begins: delete expired files, correct the min offset; returns how many files."""
+        """Make the queue begin where the log begins: delete expired files, correct the min offset. Return the number of
+        deleted files."""
         if len(self.queue.files) <= 1 and self.min_offset == self.max_offset:
-            return 0  # there is nothing to read any more, and the newest file stays
+            return 0  # no message is left, and the newest file stays
         count = self.drop_expired(min_physical_offset)
         self.correct_min_offset(min_physical_offset)
         return count
 
     def close_idle(self) -> bool:
-        """Give back the descriptors that no flush thread is going to use; whether that were all of them.
-        None while entries are held: the last file is needed to write them."""
+        """Close the descriptors that no flush thread will use; return True if these were all.
+        Close none while entries are held: the last file is needed to write them."""
         if self._held:
             return False
         self._fd, self._reading = -1, None
@@ -476,8 +481,8 @@ class ConsumeQueueBase(ABC):
         return all(file.is_idle for queue in self.file_queues for file in queue.files)
 
     def close(self) -> None:
-        """Write what is held and give back descriptors; the next append or read opens what it needs again.
-        Raises OSError: the disk refused to take what is held."""
+        """Write held entries and close the descriptors; the next append or read opens them again.
+        Raises OSError: held entries cannot be written."""
         self.write_held()
         self._fd, self._reading = -1, None
         for queue in self.file_queues:
@@ -491,4 +496,4 @@ class ConsumeQueueBase(ABC):
 
 
 def _ignore(queue: ConsumeQueueBase) -> None:
-    """A queue on its own has nobody to tell."""
+    """Default callback of a queue outside of a table: do nothing."""

@@ -3,8 +3,8 @@
 ===============  ======  ====  =======================================
 field            offset  size  value
 ===============  ======  ====  =======================================
-physicalOffset        0     8  of the record in the commit log
-size                  8     4  of the record
+physicalOffset        0     8  place of the record in the commit log
+size                  8     4  size of the record
 tagsCode             12     8  Java hash of TAGS
 storeTimestamp       20     8
 msgBaseOffset        28     8  queue offset of the first message in the record (``INNER_BASE``)
@@ -13,8 +13,8 @@ compactedOffset      38     4  -1
 reserved             42     4  0
 ===============  ======  ====  =======================================
 
-Used for topics with the attribute ``queue.type=BatchCQ``. Entries follow each other in log order and have no fixed
-relation to queue offsets: a message is found by searching for the greatest msgBaseOffset at or below it.
+Used for topics with the attribute ``queue.type=BatchCQ``. Entries are in log order and have no fixed relation to queue
+offsets: a message is found by a search for the greatest msgBaseOffset that is not greater than its offset.
 Source: store.md §6.
 """
 
@@ -39,7 +39,7 @@ assert BATCH_ENTRY.size == 46
 
 
 class BatchQueue(ConsumeQueueBase):
-    """One queue of one topic, in ``batchconsumequeue/<topic>/<queueId>``."""
+    """A queue of a topic, in ``batchconsumequeue/<topic>/<queueId>``."""
 
     __slots__ = ()
     layout = BATCH_ENTRY
@@ -49,12 +49,12 @@ class BatchQueue(ConsumeQueueBase):
     def append_batch(
         self, base_offset: int, count: int, physical_offset: int, size: int, tags_code: int, store_timestamp: int
     ) -> None:
-        """Index a record that holds ``count`` messages; ignored when it was indexed before.
-        Raises OSError: the disk refused; the queue is as before."""
+        """Index a record that holds ``count`` messages; ignored if it was indexed before.
+        Raises OSError: a write failed; the queue is unchanged."""
         if physical_offset + size <= self.max_physical_offset:
             return
         place = self.topic, self.queue_id
-        if base_offset < self.max_offset:  # its topic was deleted and made again: see `ConsumeQueue`
+        if base_offset < self.max_offset:  # the topic was deleted and created again: see `ConsumeQueue`
             forgotten = self.max_offset - max(base_offset, self.min_offset)
             _log.warning("%s-%d: renumbered from %d on, %d messages dropped", *place, base_offset, forgotten)
             self.queue.truncate(max(self.first_index, self.index_of(base_offset - 1) + 1) * BATCH_ENTRY.size)
@@ -85,7 +85,7 @@ class BatchQueue(ConsumeQueueBase):
         store_timestamp: int,
         bitmap: bytes = b"",
     ) -> None:
-        """A record without INNER_BASE and INNER_NUM is in no batch queue."""
+        """Log that a record is not indexed: it has no INNER_BASE and INNER_NUM."""
         _log.warning(
             "%s-%d: record at %d is not an inner batch, so it is not indexed",
             self.topic,
@@ -94,7 +94,7 @@ class BatchQueue(ConsumeQueueBase):
         )
 
     def resume(self) -> None:
-        """Take the bounds from the first and the last entry."""
+        """Set the bounds of the queue from the first and the last entry."""
         self._fd = -1
         if self.first_index < self.end_index:
             last = self.entry(self.end_index - 1)
@@ -111,14 +111,15 @@ class BatchQueue(ConsumeQueueBase):
     # ---- reading
 
     def index_of(self, queue_offset: int) -> int:
-        """Index of the entry with the greatest msgBaseOffset at or below a queue offset, -1 without one."""
+        """Return the index of the entry with the greatest msgBaseOffset at or below a queue
+        offset, -1 without an entry."""
         if queue_offset >= self.max_offset:
             return -1
         indexes = range(self.first_index, self.end_index)
         return bisect_right(indexes, queue_offset, key=lambda index: int(self.entry(index)[_BASE])) + indexes.start - 1
 
     def base_offset(self, index: int) -> int:
-        """Queue offset of the first message of an entry."""
+        """Return the queue offset of the first message of an entry."""
         return int(self.entry(index)[_BASE])
 
     def place(self, queue_offset: int) -> tuple[int, int]:
@@ -126,7 +127,7 @@ class BatchQueue(ConsumeQueueBase):
         return entry[0], entry[1]
 
     def scan(self, queue_offset: int, bytes_max: int) -> Iterator[tuple[int, int, int, int, int]] | None:
-        """Entries from the one that holds a message on, within one file."""
+        """Iterate over entries from the entry of a message on, within one file."""
         index = self.index_of(queue_offset)
         file = self._find(index * BATCH_ENTRY.size) if index >= self.first_index else None
         if file is None:
@@ -140,6 +141,6 @@ class BatchQueue(ConsumeQueueBase):
         )
 
     def next_file_offset(self, queue_offset: int) -> int:
-        """Queue offset at which the file after the one of a message begins."""
+        """Return the queue offset at which the file after the file of a message begins."""
         bases = [self.base_offset(first) for first, _ in self.file_bounds()]
         return next((base for base in bases if base > queue_offset), self.max_offset)

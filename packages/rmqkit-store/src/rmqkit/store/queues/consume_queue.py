@@ -3,25 +3,25 @@
 ==============  ====  ==================================================
 field           size  value
 ==============  ====  ==================================================
-physicalOffset     8  of the record in the commit log
-size               4  of the record
+physicalOffset     8  place of the record in the commit log
+size               4  size of the record
 tagsCode           8  Java hash of TAGS; delivery time in the delay topic; or the address of an extension unit
 ==============  ====  ==================================================
 
-Entry ``i`` is message ``i`` of the queue and lies at logical byte ``20 * i``, big-endian. An append done before
-is recognised by its physical offset and ignored, so dispatching a stretch of the log twice changes nothing. A later
-record with a number that is taken (Java ignores it) is of a topic deleted and made again: the old entries go. A queue
-whose first entry is not number 0 is filled up with *blank* entries ``(0, 0x7FFFFFFF, 0)`` from the start of that file;
-so are numbers whose messages are lost, when the next message comes.
+Entry ``i`` is message ``i`` of the queue and is at logical byte ``20 * i``, big-endian. A repeated append is recognised
+by its physical offset and ignored, so that a part of the log may be dispatched twice. A later record whose number is
+already taken (Java ignores it) belongs to a topic that was deleted and created again: the old entries are dropped. A
+queue whose first entry is not number 0 is filled with *blank* entries ``(0, 0x7FFFFFFF, 0)`` from the start of that
+file. When a message comes after lost ones, blank entries replace the lost ones, too.
 
-In a running store entries are *held* in memory first, up to `HELD_BYTES_MAX`, and written together: at the next flush
-round, or when that many are held. Reads find them in memory; whoever reads the files beside the broker sees them up to
-``flushIntervalConsumeQueue`` later. A kill loses nothing: the log has the records, and the checkpoint moves behind
-entries that are in the files only.
+In a running store, entries are first *held* in memory, up to `HELD_BYTES_MAX`, and written together: in the next flush
+cycle, or when that size is reached. Reads find them in memory. A process that reads the files beside the broker sees
+them up to ``flushIntervalConsumeQueue`` later. A kill loses nothing: the log has the records, and the checkpoint moves
+only past entries that are in the files.
 
-Invariants: ``max_offset`` entries end at the last byte written and held; ``max_physical_offset`` is the end of the
-newest record indexed. Entries are held by the owner thread at the end, and taken from the start by whoever writes them,
-under one lock for all queues; they leave memory when the file has them. Source: store.md §4.
+Invariants: ``max_offset`` entries end at the last byte, written or held; ``max_physical_offset`` is the end of the
+newest indexed record. The owner thread adds held entries at the end. Any thread that writes them removes them from the
+start, under one lock for all queues, after the file has them. Source: store.md §4.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ BLANK_ENTRY = ENTRY.pack(0, BLANK_SIZE, 0)
 _pack = ENTRY.pack
 assert ENTRY_BYTES == 20
 HELD_BYTES_MAX = 1024 * ENTRY_BYTES
-"""How many entries of one queue are held in memory at most."""
+"""Greatest number of bytes of entries of one queue that are held in memory."""
 
 
 class ConsumeQueue(ConsumeQueueBase):
-    """One queue of one topic, in ``consumequeue/<topic>/<queueId>``.
+    """A queue of a topic, in ``consumequeue/<topic>/<queueId>``.
 
     Attributes:
-        ext: its extension files, if the store has any.
-        held_bytes_max: bytes of entries that may be held in memory; 0 writes each at once, as recovery needs it.
+        ext: its extension files, or None.
+        held_bytes_max: bytes of entries that may be held; 0 writes each entry at once, as recovery requires.
     """
 
     __slots__ = ("ext", "held_bytes_max")
@@ -88,10 +88,10 @@ class ConsumeQueue(ConsumeQueueBase):
         store_timestamp: int,
         bitmap: bytes = b"",
     ) -> None:
-        """Index one record; ignored when it was indexed before.
-        Raises OSError: the disk refused; the queue is as before."""
+        """Index one record; ignored if it was indexed before.
+        Raises OSError: a write failed; the queue is unchanged."""
         end = physical_offset + size
-        # By place in the log, not by number: recovery dispatches records again, and a recreated topic begins at 0.
+        # Compare the place in the log, not the number: recovery repeats records, and a recreated topic begins at 0.
         if end <= self.max_physical_offset:
             return
         if queue_offset != self.max_offset:
@@ -103,23 +103,23 @@ class ConsumeQueue(ConsumeQueueBase):
         self._take(_pack(physical_offset, size, tags_code), 1, end)
 
     def append_run(self, queue_offset: int, physical_offset: int, end: int, entries: bytes) -> bool:
-        """Index records that lie between two physical offsets together.
-        Returns False, with nothing done, when they have to go one by one: there is an extension, they are not the next
-        ones, or they do not fit into the file.
-        Raises OSError: the disk refused; the queue is as before."""
+        """Index the records between two physical offsets together.
+        Return False, with nothing done, if they must be indexed one by one: the queue has an extension, the records are
+        not the next ones, or their entries do not fit into the file.
+        Raises OSError: a write failed; the queue is unchanged."""
         if self.ext is not None or queue_offset != self.max_offset or physical_offset < self.max_physical_offset:
             return False
         if self._fd < 0 or self._position == self._file_bytes:
             self._open_last()
         position = self._position
-        assert position == self.max_offset * ENTRY_BYTES % self._file_bytes, "entry i lies at i * 20"
+        assert position == self.max_offset * ENTRY_BYTES % self._file_bytes, "entry i is at byte i * 20"
         if position + len(entries) > self._file_bytes:
             return False
         self._take(entries, len(entries) // ENTRY_BYTES, end)
         return True
 
     def _take(self, entries: bytes, count: int, end: int) -> None:
-        """Hold entries, or write them and all that are held with one write. Raises OSError: nothing was changed."""
+        """Hold entries, or write them and all held ones with one write. Raises OSError: nothing was changed."""
         held = self._held
         if len(held) + len(entries) <= self.held_bytes_max:
             held += entries
@@ -133,7 +133,7 @@ class ConsumeQueue(ConsumeQueueBase):
             self._dirty.add(self)
 
     def _make_ready_for(self, queue_offset: int) -> None:
-        """Before an entry that is not the expected next one."""
+        """Prepare the queue for an entry that is not the expected next one."""
         self.write_held()
         if queue_offset > max(self.max_offset, self.next_offset):
             self.on_gap(self)
@@ -146,17 +146,17 @@ class ConsumeQueue(ConsumeQueueBase):
             forgotten = self.max_offset - max(queue_offset, self.min_offset)
             _log.warning("%s-%d: renumbered from %d on, %d messages dropped", *place, queue_offset, forgotten)
             self._restart_at(queue_offset)
-        elif queue_offset < self.next_offset:  # numbers that were given to messages which the log does not have
+        elif queue_offset < self.next_offset:  # numbers of messages that the log does not have
             self.fill_gap(queue_offset, queue_offset - self.max_offset)
         else:
             said = "%s-%d: %d messages from %d on are not in the log: consumers find message %d under the number %d"
             _log.error(said, *place, queue_offset - self.max_offset, self.max_offset, queue_offset, self.max_offset)
 
     def fill_gap(self, queue_offset: int, gap_max: int) -> None:
-        """Append at most so many blank entries up to a number, for messages that are lost; they have no extension unit.
-        An entry has to follow: Apache's broker takes the size of a blank that comes last for that of a record.
-        Without effect on a queue without files, which begins with any number, and where more are missing.
-        Raises OSError: the disk refused; some may have been appended."""
+        """Append at most ``gap_max`` blank entries up to a number, for lost messages; they have no extension unit.
+        The caller must append an entry next: Apache's broker would take the size of a last blank for that of a record.
+        No effect if the queue has no files, as it may begin with any number, or if more messages are missing.
+        Raises OSError: a write failed; some entries may have been appended."""
         if not self.queue.files or not 0 < queue_offset - self.max_offset <= gap_max:
             return
         said = "%s-%d: %d messages from %d on are not in the log: lost, their entries are blank"
@@ -166,18 +166,18 @@ class ConsumeQueue(ConsumeQueueBase):
             while (left := queue_offset - self.max_offset) > 0:
                 at = self.max_physical_offset
                 is_taken = self.append_run(self.max_offset, at, at, BLANK_ENTRY * min(left, self.room))
-                assert is_taken, "blanks fit and are the next ones"
+                assert is_taken, "blanks fit and follow the last entry"
         finally:
             self.ext = ext
 
     @property
     def room(self) -> int:
-        """Return how many entries the file that the next one goes to still takes."""
+        """Number of further entries that fit in the file of the next entry."""
         self.write_held()
         return (self._file_bytes - self.queue.max_offset % self._file_bytes) // ENTRY_BYTES
 
     def _start_at(self, queue_offset: int) -> None:
-        """Begin a queue whose earlier messages are gone with a file that is filled with blanks up to an entry."""
+        """Begin a queue whose earlier messages are gone, with a file that is filled with blanks up to an entry."""
         self.close()
         for queue in self.file_queues:
             queue.destroy()  # entries of removed records, if any
@@ -195,8 +195,9 @@ class ConsumeQueue(ConsumeQueueBase):
         self.min_offset = queue_offset
 
     def _restart_at(self, queue_offset: int) -> None:
-        """Forget the entries from a number on, for a later record that has it, too.
-        Numbers fall in a log only where a topic was deleted and made again: what lies before belongs to the old one."""
+        """Drop the entries from a number on, for a later record with the same number.
+        Numbers decrease in a log only if a topic was deleted and created again: the dropped
+        entries are of the old topic."""
         if queue_offset < self.first_index:
             self._start_at(queue_offset)
             return
@@ -209,27 +210,27 @@ class ConsumeQueue(ConsumeQueueBase):
     # ---- opening
 
     def recover(self, *, clean: bool = True) -> None:
-        """Find the last valid entry, forget what follows it, and the extension units nobody points to."""
+        """Find the last valid entry and drop everything after it, and the extension units that no entry refers to."""
         super().recover(clean=clean)
         if self.ext is not None:
             self.ext.recover()
-            if clean:  # a torn address looks lower than it is: after a crash the units wait for `truncate_for_replay`
+            if clean:  # a torn address looks too low: after a crash `truncate_for_replay` cuts the units
                 self.ext.truncate_behind(self._last_address())
 
     def _last_address(self) -> int | None:
-        """The extension address nearest to the end of the queue."""
+        """Return the last extension address in the queue."""
         codes = (int(tags_code) for _, (_, _, tags_code) in self._newest_first())
         return next((code for code in codes if is_address(code)), None)
 
     def _drop_from(self, physical_offset: int, is_torn: Callable[[int, tuple[Any, ...]], bool]) -> None:
-        """Drop entries from the end on, and their extension units."""
+        """Drop entries from the end, and their extension units."""
         self.write_held()
         super()._drop_from(physical_offset, is_torn)
         if self.ext is not None:
             self.ext.truncate_behind(self._last_address())
 
     def resume(self) -> None:
-        """Append after the last byte of the files."""
+        """Continue after the last byte of the files."""
         self.max_offset = self.end_index
         self._fd = -1
 
@@ -241,10 +242,10 @@ class ConsumeQueue(ConsumeQueueBase):
     # ---- reading
 
     def read(self, queue_offset: int, count: int) -> bytes:
-        """Up to ``count`` entries from one on, within one file; empty when the file is missing."""
+        """Return up to ``count`` entries from a number on, within one file; empty if the file is missing."""
         held, before = b"", 0
         if self._held and queue_offset + count > self.max_offset - len(self._held) // ENTRY_BYTES:
-            # They end at max_offset: what another thread took from the start before this copy is in the file.
+            # The held entries end at max_offset: those that another thread removed before this copy are in the file.
             held = bytes(self._held)
             before = (self.max_offset - queue_offset) * ENTRY_BYTES - len(held)
             if before <= 0:
@@ -258,7 +259,7 @@ class ConsumeQueue(ConsumeQueueBase):
         return (raw[:before] + held)[: count * ENTRY_BYTES] if held and file is self._file else raw
 
     def entry(self, index: int) -> tuple[Any, ...]:
-        """The fields of an entry, held or in the files; (-1, 0) where there is none."""
+        """Return the fields of an entry, held or in the files; (-1, 0) if it does not exist."""
         if self._held and 0 <= index < self.max_offset:
             raw = self.read(index, 1)
             return ENTRY.unpack(raw) if raw else NO_RECORD
@@ -270,46 +271,47 @@ class ConsumeQueue(ConsumeQueueBase):
         return self.max_offset if self._held else super().end_index
 
     def file_bounds(self) -> list[tuple[int, int]]:
-        """First and last index of every file that has entries, or gets those that are held, oldest first."""
+        """Return first and last index of every file that has entries or will get the held ones, oldest first."""
         if not self._held:
             return super().file_bounds()
         first = self.queue.files[-1].start // ENTRY_BYTES
         return [bound for bound in super().file_bounds() if bound[0] < first] + [(first, self.max_offset - 1)]
 
     def newest_record(self) -> tuple[int, int]:
-        """physicalOffset and size of the record of the last entry that is no blank, (-1, 0) without one."""
-        newest = bytes(self._held[-ENTRY_BYTES:])  # no blank: an entry follows them at once
+        """Return physicalOffset and size of the record of the last entry that is not blank,
+        (-1, 0) without a record."""
+        newest = bytes(self._held[-ENTRY_BYTES:])  # not a blank, because an entry always follows blanks
         if not newest:
             return super().newest_record()
         physical_offset, size, _ = ENTRY.unpack(newest)
         return physical_offset, size
 
     def place(self, queue_offset: int) -> tuple[int, int]:
-        """physicalOffset and size of a message's record, (-1, 0) without one."""
+        """Return physicalOffset and size of a message's record, (-1, 0) without a record."""
         entry = self.entry(queue_offset)
         return entry[0], entry[1]
 
     def scan(self, queue_offset: int, bytes_max: int) -> Iterator[tuple[int, int, int, int, int]] | None:
-        """Entries from a message on, within one file."""
+        """Iterate over entries from a message on, within one file."""
         raw = self.read(queue_offset, -(-bytes_max // ENTRY_BYTES))
         return _numbered(raw, queue_offset) if raw else None
 
     def next_file_offset(self, queue_offset: int) -> int:
-        """Queue offset at which the file after the one of a message begins."""
+        """Return the queue offset at which the file after the file of a message begins."""
         return (queue_offset * ENTRY_BYTES // self._file_bytes + 1) * (self._file_bytes // ENTRY_BYTES)
 
     def unit(self, stored: int) -> ExtUnit | None:
-        """The extension unit that an entry's tag code is the address of, if there is one."""
+        """Return the extension unit at the address in an entry's tag code, if there is one."""
         return self.ext.read(stored) if self.ext is not None and is_address(stored) else None
 
     def is_whole(self, file: MappedFile) -> bool:
-        """Return True if the page cache has what a refused sync did not bring to the disk."""
+        """Return True if the page cache still has the data of a file whose sync failed."""
         if self.ext is not None and file in self.ext.queue.files:
             return self.ext.is_whole(file)
         return super().is_whole(file)
 
     def follow(self, min_physical_offset: int) -> int:
-        """Begin where the log begins, the extension where the first readable message needs it."""
+        """Make the queue begin where the log begins, and the extension with the unit of the first readable message."""
         count = super().follow(min_physical_offset)
         if self.ext is None or self.min_offset >= self.max_offset:
             return count

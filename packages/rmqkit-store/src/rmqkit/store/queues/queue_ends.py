@@ -7,7 +7,7 @@ field       value
 ==========  ======================================================================================================
 log_start   physical offset of the first byte of the log
 log_end     physical offset one past the last byte of the log
-queues      by topic and queue id, a list (`QueueNote`): where the first file begins and where the entries end in
+queues      by topic and queue id, a list (`QueueNote`): start of the first file and end of the entries in
             bytes, the number of the next message, the CRC-32 of the entries of the last file; then end and CRC-32 of
             the extension
 goes_on     by topic and queue id, the number of the next message of queues whose entries end before it, because the
@@ -18,9 +18,9 @@ numbers     by topic and queue id, the number of the next message at the last st
 
 The note is valid while nothing was appended to the log since: a broker that does not know the note makes it stale with
 its first message. A start compares the note and replaces it by a note with only ``goes_on`` and ``numbers``, for the
-start after a kill. That note reveals a queue that was lost with its directory and, if ``abort`` is missing, that the
-store was not closed. Queues that are created later are noted before the checkpoint says that they are on the disk, as
-recovery then no longer reads their messages. A note that cannot be read is ignored.
+start after a kill. That note reveals a queue whose directory was lost and, if ``abort`` is missing, that the
+store was not closed. Queues that are created later are noted before the checkpoint covers them, as recovery then no
+longer reads their messages. A note that cannot be read is ignored.
 Cost: one read of the last file of each queue at a start, and of each queue that changed at a stop; one flush of
 the log and one write of the note in each minute in which queues were created.
 """
@@ -74,7 +74,8 @@ class QueueEnds:
     """The note of a store. Owner thread only, except `note_new`.
 
     Args:
-        is_replica: whether the store is a slave's. Its numbers are its master's: none past the last entry is noted.
+        is_replica: whether the store is a slave's. Its master assigns the numbers, so numbers past
+        the last entry are not noted.
 
     Attributes:
         is_current: whether the note describes the present content of the log; set by `load`.
@@ -90,17 +91,17 @@ class QueueEnds:
 
     def read(self) -> bool:
         """Read the note. Return True if a broker replaced it at its start and did not save it: the broker was killed,
-        even if ``abort`` is missing, and entries that its queues had in memory are only in the log."""
+        even if ``abort`` is missing, and entries that its queues held in memory are only in the log."""
         found = read_note(self._path, _Note, "the ends of the queues are not compared with it")
         self._note = found or _Note()
         return found is not None and found.log_end < 0
 
     def load(self, *, clean: bool) -> None:
-        """Compare the note with the log, which was loaded. ``clean``: whether the store was closed in order."""
+        """Compare the note with the loaded log. ``clean``: whether the store was closed cleanly."""
         self.is_current = clean and self._note.log_end >= 0 and not self._is_appended()
 
     def _is_appended(self) -> bool:
-        """Return True if a record follows where the log ended; a log that begins behind that was written, too."""
+        """Return True if a record was appended after the noted end, or if the whole log is newer."""
         queue, end = self._commit_log.queue, self._note.log_end
         if queue.min_offset > end:
             return True
@@ -117,12 +118,12 @@ class QueueEnds:
         return self._note.queues.get(topic, {}).get(queue_id) if self.is_current else None
 
     def queues(self) -> list[tuple[str, int]]:
-        """The queues that the note knows, while it counts."""
+        """Return the queues in the note, while it is current."""
         queues = self._note.queues if self.is_current else {}
         return [(topic, queue_id) for topic, by_id in queues.items() for queue_id in by_id]
 
     def take(self, queue: ConsumeQueueBase) -> bool:
-        """Bring a queue to the end that the note knows; False, with nothing done, where its files differ from it."""
+        """Set a queue to its noted end; return False, with nothing done, if its files differ from the note."""
         note = self.of(queue.topic, queue.queue_id)
         if note is None or note.start < 0 or not queue.queue.files:
             return False
@@ -138,16 +139,17 @@ class QueueEnds:
         return True
 
     def is_taken(self, queue: ConsumeQueueBase) -> bool:
-        """Return True if `take` found a queue to be as the note says."""
+        """Return True if `take` found that a queue matches the note."""
         return queue in self._measured
 
     def _begins_as(self, queue: ConsumeQueueBase, start: int) -> bool:
-        """Return True if the first file is the one it was, or those before it expired since (Apache's broker ran)."""
+        """Return True if the first file is the noted one, or files before it have expired
+        since (Apache's broker ran)."""
         begins = queue.queue.files[0].start
         return begins == start or (begins > start and queue.entry(queue.first_index)[0] <= self._commit_log.min_offset)
 
     def set_numbers(self, queues: ConsumeQueues) -> None:
-        """Let queues go on with the numbers that are noted apart."""
+        """Let queues continue with the numbers in ``goes_on``."""
         if self._is_replica:
             return
         for topic, by_id in self._note.goes_on.items():
@@ -157,15 +159,15 @@ class QueueEnds:
                     queue.next_offset = max(number, queue.next_offset)
 
     def numbers(self) -> dict[tuple[str, int], int]:
-        """Numbers that queues had reached, as noted while the broker ran; nothing of a slave's."""
+        """Return the numbers that queues had reached, as noted while the broker ran; empty for a slave."""
         table = {} if self._is_replica else self._note.numbers
         return {(topic, queue_id): number for topic, by_id in table.items() for queue_id, number in by_id.items()}
 
     # ---- writing
 
     def renew(self, queues: ConsumeQueues) -> None:
-        """Replace the note by what a start after a kill needs, as messages are about to come.
-        Raises OSError: the disk refused."""
+        """Replace the note by the note for a start after a kill, before messages arrive.
+        Raises OSError: the note cannot be written."""
         note = _Note(goes_on=self._numbers_ahead(queues))
         for queue in () if self._is_replica else queues:
             if queue.next_offset:
@@ -174,12 +176,12 @@ class QueueEnds:
         self._note = note
 
     def note_new(self, queues: ConsumeQueues, flush_log: Callable[[], bool]) -> None:
-        """Note the queues that were made since, when their entries are on the disk. From the thread that flushes them.
-        A disk that refuses costs only the note.
+        """Note the queues that were created since, when their entries are on the disk. Called by the flush thread.
+        If a write fails, only the note is lost.
 
         Args:
-            flush_log: makes the log durable; False when the disk refused. A number that the log does not hold after a
-                power cut would have all of it read.
+            flush_log: makes the log durable; returns False on failure. After a power cut, a number that the log does
+            not reach would make recovery read the whole log.
         """
         known = self._note.numbers
         if self._is_replica or all(one.queue_id in known.get(one.topic, ()) for one in queues if one.max_offset > 0):
@@ -198,8 +200,8 @@ class QueueEnds:
         self._note = note
 
     def save(self, queues: ConsumeQueues) -> None:
-        """Note what the queues hold, when nothing comes any more and all of it is on the disk.
-        A disk that refuses costs only the note."""
+        """Note the state of the queues, when no message can arrive and everything is on the disk.
+        If a write fails, only the note is lost."""
         log = self._commit_log
         note = _Note(max(0, log.min_offset), log.max_offset, goes_on=self._numbers_ahead(queues))
         try:
@@ -209,7 +211,7 @@ class QueueEnds:
             write_note(self._path, note)
         except OSError as error:
             _log.warning("cannot write %s; the next start cannot compare queue ends: %s", self._path, error)
-            with suppress(OSError):  # the note of the start says that a broker ran, so the next start recovers
+            with suppress(OSError):  # the note of the start would make the next start recover
                 self._path.unlink(missing_ok=True)
 
     def _measure(self, queue: ConsumeQueueBase) -> QueueNote:
@@ -244,7 +246,7 @@ def _last_crc(queue: FileQueue) -> int:
 
 
 def _ends_as(queue: FileQueue, end: int, crc: int) -> bool:
-    """Return True if files follow each other up to an end, and the last one holds what it held."""
+    """Return True if the files are contiguous up to an end, and the last file has its noted content."""
     files = queue.files
     if not files:
         return end == 0

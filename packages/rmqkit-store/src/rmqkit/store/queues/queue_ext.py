@@ -3,17 +3,17 @@
 ==============  ====  ==============================================
 field           size  value
 ==============  ====  ==============================================
-size               2  of the whole unit, 20 + bitMapSize, ≤ 32 767
+size               2  size of the whole unit, 20 + bitMapSize, ≤ 32 767
 tagsCode           8  the real tag code, or the delivery time
 msgStoreTime       8  storeTimestamp of the message
-bitMapSize         2  bytes of the bitmap, 0 when there is none
+bitMapSize         2  bytes of the bitmap, 0 without a bitmap
 bitMap             n  Bloom bitmap of the SQL92 subscriptions
 ==============  ====  ==============================================
 
 The consume-queue entry holds the unit's *address* instead of a tag code: its byte position minus 2^63. A unit needs
 ``size + 4`` free bytes; otherwise an ``i16 -1`` marks the file as full and the unit goes to the next one.
 
-Bitmaps are kept here and not made here: who has the filters gives them (``bitmap_of`` of `MessageStore`).
+Bitmaps are stored here, not computed: the owner of the filters passes them (``bitmap_of`` of `MessageStore`).
 Source: store.md §5, §17.3.
 """
 
@@ -43,12 +43,12 @@ assert UNIT.size == 20
 
 
 def is_address(tags_code: int) -> bool:
-    """Return True if a consume-queue entry points to an extension unit; no tag hash is that small."""
+    """Return True if a tag code is the address of an extension unit; no tag hash is that small."""
     return tags_code <= ADDRESS_MAX
 
 
 class ExtUnit(Struct, gc=False):
-    """One unit."""
+    """A unit of an extension file."""
 
     tags_code: int
     store_timestamp: int
@@ -69,7 +69,7 @@ class QueueExt:
         self._reading: MappedFile | None = None
 
     def append(self, tags_code: int, store_timestamp: int, bitmap: bytes = b"") -> int:
-        """Store a unit and return its address; the plain tag code when it cannot be stored."""
+        """Store a unit and return its address; return the plain tag code if it cannot be stored."""
         size = UNIT.size + len(bitmap)
         if size > min(_UNIT_BYTES_MAX, self.queue.file_bytes - FREE_BYTES):
             return tags_code
@@ -80,7 +80,7 @@ class QueueExt:
             _log.error("%s: cannot store an extension unit: %s", self.queue.directories[0], error)
             return tags_code
         address = file.start + file.wrote - ADDRESS_BASE
-        assert is_address(address), "no tag hash is taken for an address"
+        assert is_address(address), "an address differs from every tag hash"
         file.wrote += size
         return address
 
@@ -97,7 +97,7 @@ class QueueExt:
         return file
 
     def read(self, address: int) -> ExtUnit | None:
-        """The unit at an address, or None when there is none."""
+        """Return the unit at an address, or None."""
         position = address + ADDRESS_BASE
         file = self.queue.find(position)
         if file is not self._reading:
@@ -113,7 +113,7 @@ class QueueExt:
         return ExtUnit(tags_code, store_timestamp, file.read(at + UNIT.size, bitmap_bytes))
 
     def recover(self) -> None:
-        """Walk all units and forget what follows the last one."""
+        """Scan all units and drop everything after the last one."""
         for file in self.queue.files:
             units_end, is_full = _units(file)
             if not is_full:
@@ -121,7 +121,7 @@ class QueueExt:
                 return
 
     def truncate_behind(self, address: int | None) -> None:
-        """Forget the units behind the last one that the queue points to (all of them without one)."""
+        """Drop the units after the last one that the queue refers to (all of them if it refers to none)."""
         if address is None:
             if self.queue.files:
                 self.queue.truncate(self.queue.min_offset)
@@ -132,17 +132,17 @@ class QueueExt:
             self.queue.truncate(address + ADDRESS_BASE + max(size, 0))
 
     def is_whole(self, file: MappedFile) -> bool:
-        """Return True if the units of a file follow each other to its written end, or until no further one fits."""
+        """Return True if the units of a file are contiguous up to its written end, or until no further unit fits."""
         end, is_full = _units(file)
         return is_full or end >= file.wrote or (file.wrote == file.size and file.size - end < UNIT.size + FREE_BYTES)
 
     def drop_expired(self, min_address: int) -> int:
-        """Delete files that end before the unit of the oldest readable message; returns how many."""
+        """Delete files that end before the unit of the oldest readable message; return their number."""
         return self.queue.drop_front(lambda file: file.end < min_address + ADDRESS_BASE)
 
 
 def _units(file: MappedFile) -> tuple[int, bool]:
-    """Return where the units of a file end, and whether the file was marked as full there."""
+    """Return the end of the units of a file, and whether the file was marked as full there."""
     content = file.read(0, file.size)
     position = 0
     while position + UNIT.size + FREE_BYTES <= len(content):

@@ -1,8 +1,8 @@
 """All queues of a store, by topic and queue id (``ConsumeQueueStore``).
 
-A topic's queues are consume queues, or batch queues if the topic is set so (``queue.type=BatchCQ``); the directory of
-the topic is in the tree of its kind. The table also holds the *queue offset table*: each queue's ``next_offset`` is the
-number of the next message. This table is in memory only and rebuilt from the queues' ends at start.
+The queues of a topic are consume queues, or batch queues if the topic has that type (``queue.type=BatchCQ``); the
+directory of the topic is in the tree of its kind. The table also holds the *queue offset table*: each queue's
+``next_offset`` is the number of the next message. It is in memory only and rebuilt from the queues' ends at start.
 
 A queue opens files when it is used, so many queues do not need many descriptors. When more than ``open_max`` queues
 have open files, the queues that opened files first close those that are on the disk already, and a flush cycle then
@@ -87,14 +87,14 @@ _NAME_LEVELS = 4
 
 
 def topic_fault(topic: str, queue_id: int) -> str:
-    """Why a topic and queue id cannot be directories, or an empty text."""
+    """Return the reason why a topic and queue id cannot be directories, or an empty text."""
     if topic in ("", ".", "..") or "/" in topic or "\0" in topic:
         return f"topic {topic!r} cannot be the name of a directory"
     return "" if queue_id >= 0 else f"queue id {queue_id} is negative"
 
 
 def queue_counts(root: Path) -> dict[str, tuple[int, bool]]:
-    """The topics that have queues in a store: one past the greatest queue id, and whether they are batch queues."""
+    """Return the topics with queues in a store: one past the greatest queue id, and whether they are batch queues."""
     counts: dict[str, tuple[int, bool]] = {}
     for tree, is_batch in ((root / "consumequeue", False), (root / "batchconsumequeue", True)):
         for folder in sorted(tree.iterdir()) if tree.is_dir() else ():
@@ -105,7 +105,7 @@ def queue_counts(root: Path) -> dict[str, tuple[int, bool]]:
 
 
 def open_file_limit() -> int:
-    """Return how many files the process may have open, after raising that to what it may be raised to."""
+    """Return the number of files the process may have open, after raising the soft limit as far as allowed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _OPEN_LIMIT_MAX if hard == resource.RLIM_INFINITY else min(hard, _OPEN_LIMIT_MAX)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -121,16 +121,16 @@ class ConsumeQueues:
     """The queues under ``consumequeue`` and ``batchconsumequeue``.
 
     Args:
-        is_batch_topic: whether a topic's queues are batch queues.
+        is_batch_topic: returns True if a topic's queues are batch queues.
 
     Attributes:
         table: the queues by topic and queue id.
-        open_max: number of queues that may have files open before others are closed; set by `load`, so that twice as
-            many use half of the files that the process may have open.
+        open_max: number of queues that may have open files before others are closed. `load` sets it so that twice
+            as many queues use half of the files that the process may have open.
         dirty: queues with entries that are not on the disk; filled by the queues, emptied by `sync`.
         deleted_ends: by topic, the physical offset before which its records belong to a deleted topic with its name.
-        is_replaying: whether records are dispatched again, but not from the log's start on.
-        behind: queues that a replay of the end of the log found to lack messages before it.
+        is_replaying: whether records are dispatched again, from a later offset than the start of the log.
+        behind: queues that lack messages from before the replayed part of the log.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class ConsumeQueues:
         self.dirty: set[ConsumeQueueBase] = set()
         self.deleted_ends: Mapping[str, int] = {}
         self.open_max = _LOOKED_AT
-        self._open: dict[ConsumeQueueBase, None] = {}  # in the order they were opened
+        self._open: dict[ConsumeQueueBase, None] = {}  # in the order of opening
         self.behind: set[ConsumeQueueBase] = set()
         self._on_open = self._make_room  # one bound method for all queues
         self._on_gap = self._note_gap
@@ -168,7 +168,7 @@ class ConsumeQueues:
         return self.table.get((topic, queue_id))
 
     def obtain(self, topic: str, queue_id: int) -> ConsumeQueueBase:
-        """The queue, made when it does not exist; its files come with its first entry."""
+        """Return the queue; create it if it does not exist. Its first entry creates its files."""
         queue = self.table.get((topic, queue_id))
         if queue is None:
             queue = self.table[topic, queue_id] = self._new(topic, queue_id)
@@ -193,10 +193,10 @@ class ConsumeQueues:
     # ---- opening
 
     def check(self, *, clean: bool = True) -> None:
-        """Look at every file without changing anything.
-        ``clean``: whether the store was closed in order; if not, queue files may be empty.
-        Raises StoreMismatch: a file has another length than the settings say, a directory is no queue, or a topic's
-        queues lie in the tree of the other kind."""
+        """Check every file without changing anything.
+        ``clean``: whether the store was closed cleanly; if not, queue files may be empty.
+        Raises StoreMismatch: the length of a file does not match the settings, a directory is not a queue, or a topic's
+        queues are in the tree of the other kind."""
         self._checked = []
         for topic, queue_id in self._on_disk():
             queue = self._new(topic, queue_id)
@@ -204,8 +204,8 @@ class ConsumeQueues:
             self._checked.append(queue)
 
     def load(self) -> None:
-        """Take over what `check` found, and measure how many queues may have files open."""
-        files_per_queue = 2 if self._ext_folder is None else 4  # the one appended to and the one read from
+        """Load the queues that `check` found, and compute how many queues may have open files."""
+        files_per_queue = 2 if self._ext_folder is None else 4  # one for appends and one for reads
         self.open_max = max(_LOOKED_AT, open_file_limit() // 4 // files_per_queue)
         self._is_recovering = True
         for queue in self._checked:
@@ -218,7 +218,9 @@ class ConsumeQueues:
             for topic_folder in folder.iterdir() if folder.is_dir() else ():
                 for queue_folder in topic_folder.iterdir() if topic_folder.is_dir() else ():
                     if not queue_folder.name.isdecimal():
-                        raise StoreMismatch(f"{queue_folder} is not a queue (its name is no number): move it elsewhere")
+                        raise StoreMismatch(
+                            f"{queue_folder} is not a queue (its name is not a number): move it elsewhere"
+                        )
                     if self._is_batch_topic(topic_folder.name) is not (kind == "BatchCQ"):
                         raise StoreMismatch(f"{topic_folder} holds queues of type {kind}: set its queue.type to {kind}")
                     yield topic_folder.name, int(queue_folder.name)
@@ -226,9 +228,9 @@ class ConsumeQueues:
     def recover(
         self, *, clean: bool = True, take: Callable[[ConsumeQueueBase], bool] = lambda queue: False
     ) -> tuple[int, int]:
-        """Find the end of every queue; returns offset and size of the newest record indexed, (-1, 0) without any.
-        ``clean``: whether the store was closed in order; if not, `truncate_for_replay` has to follow.
-        ``take``: brings a queue to its end itself, or says no."""
+        """Find the end of every queue; return offset and size of the newest indexed record, (-1, 0) without a record.
+        ``clean``: whether the store was closed cleanly; if not, call `truncate_for_replay` next.
+        ``take``: sets a queue to its end itself, or returns False."""
         newest = NO_RECORD
         for queue in self:
             if not take(queue):
@@ -244,25 +246,25 @@ class ConsumeQueues:
         self.is_replaying = False
         self.behind.clear()
         for queue in self:
-            queue.next_offset = max(queue.max_offset, queue.next_offset)  # it may be ahead: see `queue_ends`
+            queue.next_offset = max(queue.max_offset, queue.next_offset)  # it may be greater: see `queue_ends`
             queue.recovered_record = NO_RECORD
             queue.correct_min_offset(min_physical_offset)
             if queue.first_index == queue.end_index == 0:
-                queue.queue.destroy()  # the replay had nothing for it
+                queue.queue.destroy()  # the replay had no records for it
             if not self._is_recovering:
                 queue.close()
 
     def truncate_for_replay(
         self, start: int, min_physical_offset: int, is_record: Callable[[ConsumeQueueBase, int, tuple[Any, ...]], bool]
     ) -> None:
-        """Drop every entry that a replay of the log from a physical offset on makes again."""
+        """Drop every entry that a replay of the log from a physical offset on creates again."""
         self.is_replaying = start > min_physical_offset
         for queue in self:
             queue.truncate_for_replay(start, is_record)
             queue.max_physical_offset = max(queue.max_physical_offset, self.deleted_ends.get(queue.topic, -1))
-            queue.correct_min_offset(min_physical_offset)  # one without messages may go on with any number
+            queue.correct_min_offset(min_physical_offset)  # a queue without messages may continue with any number
             if isinstance(queue, ConsumeQueue) and queue.ext is not None and queue.min_offset >= queue.max_offset:
-                queue.ext.queue.destroy()  # the units of removed records may be lost: a hole would end the walk
+                queue.ext.queue.destroy()  # the units of removed records may be lost: a hole would end the scan
             queue.close()
 
     def _note_gap(self, queue: ConsumeQueueBase) -> None:
@@ -270,7 +272,7 @@ class ConsumeQueues:
             self.behind.add(queue)
 
     def truncate_physical(self, end: int) -> None:
-        """Drop the entries of every record at or behind a physical offset."""
+        """Drop the entries of all records at or after a physical offset."""
         for queue in self:
             if queue.max_physical_offset > end:
                 queue.truncate_physical(end)
@@ -278,20 +280,23 @@ class ConsumeQueues:
     # ---- flushing and deleting
 
     def hold_entries(self) -> None:
-        """From now on hold entries in memory until `write_held` comes, which a flush round calls."""
+        """Hold entries in memory from now on, until a flush cycle calls `write_held`."""
         self._held_bytes_max = HELD_BYTES_MAX
         for queue in self:
             if isinstance(queue, ConsumeQueue):
                 queue.held_bytes_max = self._held_bytes_max_of(queue.topic)
 
     def _held_bytes_max_of(self, topic: str) -> int:
-        """None are held of a topic that was made again: after a kill Apache's broker would enter the messages of the
-        deleted one, which it does not know of, into queues that have no later entries."""
+        """Return 0 for a topic that was created again.
+
+        After a kill, Apache's broker does not know that the earlier topic was deleted, and would enter its messages
+        into queues that have no later entries.
+        """
         return 0 if topic in self.deleted_ends else self._held_bytes_max
 
     def write_held(self) -> bool:
-        """Write the entries that are held in memory; any thread. False when the disk refused some, which are held on:
-        the store takes messages until a queue may hold no more."""
+        """Write the entries that are held in memory; any thread. Return False if some cannot be written. They are still
+        held, and the store accepts messages until a queue may hold no more."""
         refused: OSError | None = None
         for queue in list(self.dirty):
             try:
@@ -304,8 +309,8 @@ class ConsumeQueues:
         return refused is None
 
     def sync(self, least_bytes: int = 0) -> None:
-        """Wait until the queues with at least so many bytes to flush are on the disk; called from a flush thread.
-        Raises OSError: the disk refused one of them; the others are there, and the next call tries it again."""
+        """Wait until the queues with at least ``least_bytes`` to flush are on the disk; called from a flush thread.
+        Raises OSError: the sync of a queue failed; the others are on the disk, and the next call tries it again."""
         if len(self._open) > self.open_max:
             least_bytes = 0
         refused: OSError | None = None
@@ -323,10 +328,9 @@ class ConsumeQueues:
             queue.sync()
 
     def _make_room(self, opening: ConsumeQueueBase) -> None:
-        """Close queues that were opened long ago, before one more is opened.
-        Raises OSError: there are far too many open ones, and the disk refuses what has to be on it before one is
-        closed."""
-        if self._is_recovering:  # nothing is on the disk, so nothing could be closed without a wait
+        """Close queues that were opened long ago, before another one is opened.
+        Raises OSError: far too many queues are open, and a queue cannot be synced, which is needed to close it."""
+        if self._is_recovering:  # no queue is synced, so none can be closed without a wait
             if len(self._open) >= 2 * self.open_max:
                 self._sync_together(list(itertools.islice(self._open, self.open_max)))
             self._open[opening] = None
@@ -345,13 +349,13 @@ class ConsumeQueues:
         self._open[opening] = None
 
     def sync_all(self) -> None:
-        """Wait until every queue is on the disk, also what an earlier process wrote; ends a recovery.
-        Raises OSError: the disk refused."""
+        """Wait until every queue is on the disk, including writes of an earlier process; the last step of a recovery.
+        Raises OSError: a sync failed."""
         self._sync_together(list(self))
         self._is_recovering = False
 
     def _sync_together(self, queues: list[ConsumeQueueBase]) -> None:
-        """Wait until queues are on the disk, and close them; no flush thread is there yet."""
+        """Sync and close queues; no flush thread runs yet."""
 
         def sync(part: list[ConsumeQueueBase]) -> None:
             for queue in part:
@@ -368,12 +372,13 @@ class ConsumeQueues:
             self._open.pop(queue, None)
 
     def mark_synced(self) -> None:
-        """Take every queue for being on the disk."""
+        """Mark every queue as durable."""
         for queue in self:
             queue.mark_synced()
 
     def drop_expired(self, min_physical_offset: int) -> int:
-        """Delete files that only point below the start of the log and correct min offsets; returns how many files."""
+        """Delete files whose entries are all below the start of the log and correct min offsets; return the number of
+        files."""
         count = 0
         for queue in self:
             count += queue.follow(min_physical_offset)
@@ -381,7 +386,7 @@ class ConsumeQueues:
         return count
 
     def newest_record(self, topic: str) -> tuple[int, int]:
-        """physicalOffset and size of the newest record in the queues of a topic, (-1, 0) without any."""
+        """Return physicalOffset and size of the newest record in the queues of a topic, (-1, 0) without a record."""
         return max((queue.newest_record() for key, queue in self.table.items() if key[0] == topic), default=NO_RECORD)
 
     def delete_topic(self, topic: str) -> None:
@@ -398,12 +403,12 @@ class ConsumeQueues:
                     _log.debug("%s stays: it is missing or holds other files", folder / topic)
 
     def destroy_all(self) -> None:
-        """Delete every queue, as nothing in the log can be meant any more."""
+        """Delete every queue, because the log no longer has their records."""
         for topic in {topic for topic, _ in self.table}:
             self.delete_topic(topic)
 
     def close(self) -> None:
-        """Give back every descriptor; entries that the disk refused are dropped."""
+        """Close every descriptor; entries that could not be written are dropped."""
         for queue in self:
             queue.forget_held()
             queue.close()
@@ -411,7 +416,7 @@ class ConsumeQueues:
 
 
 def whole(file_bytes: int, entry_bytes: int) -> int:
-    """A file size rounded up to whole entries."""
+    """Return a file size rounded up to whole entries."""
     return -(-file_bytes // entry_bytes) * entry_bytes
 
 
@@ -423,7 +428,10 @@ def deleted_topics_path(root: Path) -> Path:
 
 
 class DeletedTopics:
-    """``ends``: physical offset, by topic, before which its records are those of a deleted one."""
+    """The deleted topics.
+
+    ``ends``: by topic, the physical offset before which its records belong to a deleted topic.
+    """
 
     def __init__(self, root: Path, log: CommitLog) -> None:
         self.ends: dict[str, int] = {}
@@ -432,20 +440,23 @@ class DeletedTopics:
         self._newest: dict[str, _Newest] = {}
 
     def load(self) -> None:
-        """Read the file, when the log was loaded. Raises StoreMismatch: it cannot be read, nor its backup."""
+        """Read the file, after the log was loaded.
+
+        Raises StoreMismatch: neither the file nor its backup can be read.
+        """
         stored = self._file.load(dict[str, _Newest]) or {}
         self._note_ends({topic: newest for topic, newest in stored.items() if self._is_there(*newest)})
 
     def add(self, newest: dict[str, _Newest]) -> None:
-        """Note what topics end with that are about to be deleted; on the disk when this returns.
-        Raises StoreUnavailable: the disk refused; nothing is noted."""
+        """Store the newest records of topics that are about to be deleted; they are on the disk at the return.
+        Raises StoreUnavailable: the write failed; nothing is stored."""
         if newest:
             kept = {topic: one for topic, one in self._newest.items() if one[0] >= self._log.min_offset}
             self._file.save(kept | newest)
             self._note_ends(kept | newest)
 
     def cut(self, end: int) -> None:
-        """Forget what lies at or behind a physical offset, where the log ends now: other messages come there."""
+        """Drop the records at or after a physical offset, the new end of the log: new messages will be stored there."""
         self._note_ends({topic: one for topic, one in self._newest.items() if sum(one[:2]) <= end})
 
     def _note_ends(self, newest: dict[str, _Newest]) -> None:
@@ -466,7 +477,7 @@ _NOT_IN_ANY = (RETRY_PREFIX, SYSTEM_TOPIC_PREFIX)
 
 
 def light_names(topic: str, properties: bytes) -> list[str]:
-    """The queues that a message of a topic asks for."""
+    """Return the light queues that a message of a topic names."""
     if MULTI_DISPATCH not in properties or topic.startswith(_NOT_IN_ANY) or topic in (SCHEDULE_TOPIC, HALF_TOPIC):
         return []
     listed = (find_property(properties, MULTI_DISPATCH[:-1]) or b"").decode("utf-8", "replace")
@@ -474,13 +485,13 @@ def light_names(topic: str, properties: bytes) -> list[str]:
 
 
 def light_fault(names: list[str]) -> str:
-    """Why a message cannot be in the queues it asks for, or an empty text."""
+    """Return the reason why a message cannot be in its light queues, or an empty text."""
     wrong = next((name for name in names if not is_light(name) or topic_fault(name, 0)), None)
     return "" if wrong is None else f"INNER_MULTI_DISPATCH names {wrong!r}: a light queue's name begins with %LMQ%"
 
 
 def numbered(properties: bytes, light: list[ConsumeQueueBase]) -> bytes:
-    """The properties of a message, as they are stored, with its number in each of its light queues."""
+    """Return the stored properties of a message, with its number in each of its light queues."""
     numbers = b",".join([b"%d" % queue.next_offset for queue in light])
     if not properties.endswith(b"\x02"):
         properties += b"\x02"
@@ -488,7 +499,7 @@ def numbered(properties: bytes, light: list[ConsumeQueueBase]) -> bytes:
 
 
 def light_numbers(topic: str, properties: bytes) -> dict[str, int]:
-    """The light queues that a stored message is in, with its number in each."""
+    """Return the light queues of a stored message, with its number in each."""
     names = light_names(topic, properties)
     numbers = (find_property(properties, b"INNER_MULTI_QUEUE_OFFSET") or b"").split(b",") if names else []
     if len(numbers) != len(names):
@@ -498,7 +509,7 @@ def light_numbers(topic: str, properties: bytes) -> dict[str, int]:
 
 
 def too_many(queues: ConsumeQueues, names: list[str], count_max: int) -> bool:
-    """Return True if a store that has more light queues than it may would get another one for these names."""
+    """Return True if these names would add a light queue to a store that already has the greatest number of them."""
     if len(queues) <= count_max or all((name, 0) in queues.table for name in names):
         return False
     return sum(map(is_light, (topic for topic, _ in queues.table))) >= count_max

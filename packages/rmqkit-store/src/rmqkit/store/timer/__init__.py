@@ -1,1 +1,1 @@
-"""The files of timed messages: the timer log, its wheel, and what a start makes of them."""
+"""The files of timed messages: the timer log, the timer wheel, and their recovery at a start."""

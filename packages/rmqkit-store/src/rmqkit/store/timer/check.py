@@ -3,16 +3,16 @@
 =====================================================  =====================================================
 found                                                  result
 =====================================================  =====================================================
-a slot lacks units of its second that the log has      `Damage.WHEEL`: the wheel is rebuilt from the log
+a slot lacks units of its second that are in the log   `Damage.WHEEL`: the wheel is rebuilt from the log
 a unit is missing, its chain or its record's place     `Damage.LOG`: both are rebuilt from the timer topic
-is impossible, a slot points at a unit of another
+is impossible, a slot refers to a unit of another
 second
 =====================================================  =====================================================
 
-Only units for a time from the checkpoint's read time on count: the others were delivered. In a log with at most
+Only units with a time from the checkpoint's read time on are checked: the others were delivered. In a log with at most
 `EXACT_UNITS_MAX` units every unit is checked. For a longer log the totals of ``config/timermetrics`` are compared with
-the totals of the wheel, and `_SAMPLED_SLOTS` slots with their chains; if these differ, every unit is checked.
-A wrong unit that this check misses is found when its second is delivered (`rmqkit.broker.delay.dequeue`).
+the totals of the wheel, and `_SAMPLED_SLOTS` slots with their chains; if these differ, every unit is checked. A wrong
+unit that this check misses is found when its second is delivered (`rmqkit.broker.delay.dequeue`).
 Source: store.md §18.3 to §18.6.
 """
 
@@ -30,11 +30,11 @@ from rmqkit.store.timer.wheel import SLOT_COUNT, Slot, TimerWheel
 __all__ = ["EXACT_UNITS_MAX", "Damage", "Waiting", "check_wheel", "is_long", "looks_sound", "unit_weight", "waiting_of"]
 
 EXACT_UNITS_MAX = 200_000
-"""A fifth of a second on a small machine."""
+"""Checking this many units takes a fifth of a second on a small machine."""
 _SAMPLED_SLOTS = 256
 _SAMPLED_UNITS = 64
 _END_BYTES = UNIT_BYTES + 2 * BLANK_BYTES
-"""Less than this at the end of a file holds no unit."""
+"""A rest of a file with fewer bytes holds no unit."""
 
 
 class Damage(enum.Enum):
@@ -47,11 +47,11 @@ class Damage(enum.Enum):
 
 @dataclass
 class Waiting:
-    """The messages that wait according to the units of a log.
+    """The waiting messages according to the units of a log.
 
     Attributes:
         slots: the slots by time.
-        counts: messages by the hash of their topic, minus recalled messages.
+        counts: number of messages by the hash of their topic, minus recalled messages.
         samples: a unit for each hash.
         fault: the reason why the log is not credible; empty if it is credible.
     """
@@ -68,22 +68,22 @@ class Waiting:
 
     @property
     def total(self) -> int:
-        """Messages that wait."""
+        """Number of waiting messages."""
         return self.counts.total()
 
 
 def unit_weight(unit: Unit) -> int:
-    """Return the number that a unit adds to the count of its slot."""
+    """Return the number that a unit adds to its slot's count."""
     return -1 if unit.magic & DELETE else 1
 
 
 def is_long(log: TimerLog, end: int) -> bool:
-    """Return True if a log has too many units before a position to look at each."""
+    """Return True if a log has too many units before a position to check each."""
     return end - max(log.queue.min_offset, 0) > EXACT_UNITS_MAX * UNIT_BYTES
 
 
 def waiting_of(log: TimerLog, *, end: int, read_ms: int) -> Waiting:
-    """Return the messages that wait by the units before position ``end``, for a time from ``read_ms`` on."""
+    """Return the waiting messages of the units before position ``end``, for times from ``read_ms`` on."""
     waiting = Waiting()
     slots = waiting.slots
     begin = at = max(log.queue.min_offset, 0)
@@ -99,7 +99,8 @@ def waiting_of(log: TimerLog, *, end: int, read_ms: int) -> Waiting:
         if time_ms < read_ms:
             continue
         slot = slots.get(time_ms)
-        # The first unit of a second names none, or one that retention deleted; each further one the unit before it.
+        # The first unit of a second refers to no unit, or to one that retention deleted; each
+        # later one to its predecessor.
         if unit.previous >= begin if slot is None else unit.previous != slot.last:
             waiting.fault = f"the unit at {position} follows {unit.previous}, not one of its second"
             return waiting
@@ -125,8 +126,8 @@ def check_wheel(
             equal += 1
         elif wanted is not None or last >= begin:
             unit = log.unit(last) if last != NONE else None
-            # The wheel is written behind the log: one that knows units which the log has not shows that the log lost
-            # them. One that knows too few is made whole from the log alone.
+            # The wheel is written after the log. If it has units that the log lacks, the log has lost them. If it has
+            # too few, it can be rebuilt from the log alone.
             if last >= begin and (wanted is None or unit is None or unit.time_ms != slot.time_ms):
                 return Damage.LOG, f"the slot of {slot.time_ms} ends at {last}, where no unit of that time is"
             first = first or f"the slot of {slot.time_ms} ends at {last} and has {pending} messages"
@@ -137,7 +138,7 @@ def check_wheel(
 
 
 def looks_sound(wheel: TimerWheel, log: TimerLog, *, total: int, read_ms: int, precision_ms: int) -> bool:
-    """Return True if the totals agree, and the chains of some slots with their numbers."""
+    """Return True if the totals agree, and the chains of some slots with their counts."""
     slots = [slot for slot in _slots(wheel, read_ms, precision_ms) if slot.last != NONE]
     if sum([slot.pending for slot in slots]) != total:
         return False
@@ -145,16 +146,17 @@ def looks_sound(wheel: TimerWheel, log: TimerLog, *, total: int, read_ms: int, p
 
 
 def _slots(wheel: TimerWheel, read_ms: int, precision_ms: int) -> Iterator[Slot]:
-    """Yield the slots that may hold waiting messages: nothing is put further ahead than half a turn of the wheel."""
+    """Yield the slots that may hold waiting messages: no time is further ahead than half the length of the wheel."""
     return wheel.slots(read_ms, read_ms + SLOT_COUNT // 2 * precision_ms)
 
 
 def _before(log: TimerLog, slot: Slot, end: int) -> tuple[int, int]:
-    """Last unit and number of a slot without what came behind a position: a kill may leave the wheel ahead of it."""
+    """Return last unit and count of a slot without units after a position: after a kill the
+    wheel may be ahead of it."""
     last, pending = slot.last, slot.pending
     while last >= end:
         unit = log.unit(last)
-        # A damaged chain may lead forward: followed, it would never end.
+        # A damaged chain may lead forwards; following it would never end.
         if unit is None or unit.time_ms != slot.time_ms or unit.previous >= last:
             return NONE, 0
         last, pending = unit.previous, pending - unit_weight(unit)
@@ -162,7 +164,7 @@ def _before(log: TimerLog, slot: Slot, end: int) -> tuple[int, int]:
 
 
 def _is_whole(log: TimerLog, slot: Slot) -> bool:
-    """Return True if the first units of a slot's chain are its own, and as many as it says where it ends with them."""
+    """Return True if the newest units of a slot's chain belong to it, and a complete chain has the slot's count."""
     at, count = slot.last, 0
     for _ in range(_SAMPLED_UNITS):
         unit = log.unit(at)

@@ -1,27 +1,27 @@
-"""The files of timed messages together: opened, recovered and flushed in an order that a crash cannot break.
+"""The timer files together, which are opened, recovered and flushed in an order that survives a crash.
 
 =======================  =============================================================================================
 ``timerlog/``            a unit per message, `rmqkit.store.timer.log`
 ``timerwheel``           the last unit of every second, `rmqkit.store.timer.wheel`
-``config/timercheck``    56 bytes (`protocol.schemas.brokers`) in a file of 4096: the next second to deliver, how
-                         far the log is flushed, the next message of the timer topic to put on the wheel
+``config/timercheck``    56 bytes (`protocol.schemas.brokers`) in a file of 4096: the next second to deliver, the
+                         flushed end of the log, the next message of the timer topic to put on the wheel
 =======================  =============================================================================================
 
-Every flush writes log, wheel and checkpoint, in this order, and only units of records that are on the disk themselves
-(`TimerFiles.take` and, later, `write`). So the wheel on the disk knows every unit before the checkpoint's position and
+Every flush writes log, wheel and checkpoint, in this order, and only units of records that are durable
+(`TimerFiles.take` and, later, `write`). So the wheel on the disk has every unit before the checkpoint's position and
 queue offset. `recover` drops later units, and their messages are read from the timer topic again. (The reference notes
 its log position before it flushes: units after that position with a message before the queue offset are linked again.)
 At every start the wheel is compared with the log (`rmqkit.store.timer.check`). An incomplete wheel is rebuilt from the
-log. Where the log does not reach as far as the checkpoint says, or is damaged, everything has to be read from the timer
-topic: `TimerFiles.is_lost` says so, and the checkpoint is written first, so that a kill meanwhile loses nothing:
+log. If the log ends before the checkpoint's position, or is damaged, everything must be read from the timer topic. Then
+`TimerFiles.is_lost` is set, and the checkpoint is written first, so that a kill meanwhile loses nothing:
 
 ====================  ====================================================
 lastTimerQueueOffset  0: from the topic's start
-masterTimerQueueOf…   what it was: messages before it are dealt with when
-lastReadTimeMs        their time is before this, which stays as it was
+masterTimerQueueOf…   unchanged: messages before it are completed if their
+lastReadTimeMs        time is before this value, which is unchanged, too
 ====================  ====================================================
 
-Owner thread, but for `write`. Source: store.md §18.5, §18.6.
+Owner thread, except for `write`. Source: store.md §18.5, §18.6.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ __all__ = ["CHECKPOINT_FILE_BYTES", "TimerFiles", "checkpoint_fault", "load_time
 
 CHECKPOINT_FILE_BYTES = 4096
 _AHEAD_MS_MAX = 60_000
-"""A clock that is set back in between makes as much difference."""
+"""Tolerance of the read time: a clock that was set back between the two makes such a difference."""
 
 _log = logging.getLogger(__name__)
 
@@ -58,10 +58,10 @@ class TimerFiles:
     """The timer files of the store directory ``root``.
 
     Attributes:
-        checkpoint: as of the last `load` or `write`.
+        checkpoint: the checkpoint of the last `load` or `write`.
         is_lost: whether messages before the checkpoint's queue offset may be missing on the wheel.
-        fault: what `recover` found wrong; empty if nothing.
-        waiting: what waits by the log, if `recover` looked at all of it.
+        fault: the fault that `recover` found; empty without a fault.
+        waiting: the waiting messages according to the log, if `recover` read all of it.
     """
 
     def __init__(self, root: Path, *, log_file_bytes: int, precision_ms: int) -> None:
@@ -77,7 +77,7 @@ class TimerFiles:
         self._has_wheel = False
 
     def load(self, *, is_read_only: bool = False) -> None:
-        """Open what there is. Raises StoreMismatch: a file has not the length it should have."""
+        """Open the existing files. Raises StoreMismatch: a file has the wrong length."""
         self.checkpoint = load_timer_checkpoint(self._path)
         self.log.queue.load()
         for file in self.log.queue.files if is_read_only else ():
@@ -85,10 +85,11 @@ class TimerFiles:
         self._has_wheel = self.wheel.load(is_read_only=is_read_only)
 
     def recover(self, queue_offset_of: Callable[[Unit], int | None], *, total: int | None = None) -> int:
-        """Bring log and wheel to where the checkpoint is; returns the queue offset of the next message for the wheel.
-        ``queue_offset_of``: the number of a unit's message in the timer topic; None: the commit log lost it; -1: it
-        was deleted in time. ``total``: messages that wait by config/timermetrics, if it says.
-        Raises OSError: the disk refused."""
+        """Set log and wheel to the position of the checkpoint; return the queue offset of
+        the next message for the wheel.
+        ``queue_offset_of``: returns the number of a unit's message in the timer topic; None if the commit log lost it,
+        -1 if retention deleted it. ``total``: number of waiting messages in config/timermetrics, if known.
+        Raises OSError: a file cannot be written."""
         log, flushed, next_offset = self.log, self.checkpoint.last_timer_log_flush_position, self._next_offset
         damage, self.fault = self.check(total)
         self.is_lost = damage is Damage.LOG
@@ -103,8 +104,8 @@ class TimerFiles:
         for position, unit in log.scan(end):
             number = None if dropped else queue_offset_of(unit)
             if number is None or number >= next_offset:
-                # All units after the first dropped one are dropped too: the log is cut at its position, and the timer
-                # topic is read again from its message on.
+                # Drop all units after the first dropped one, too: the log is cut at its position, and the timer topic
+                # is read again from its message on.
                 dropped.append((position, unit))
                 continue
             next_offset = max(next_offset, number + 1)
@@ -113,7 +114,7 @@ class TimerFiles:
                 self._link(position, unit)
                 if self.waiting is not None:
                     self.waiting.add(unit)
-        # Newest first: each takes its slot back to the unit before it, and only while the slot ends at that unit.
+        # Newest first: each sets its slot back to the previous unit, but only if the slot ends at that unit.
         for position, unit in reversed(dropped):
             self._unlink(position, unit)
         if log.queue.files:
@@ -121,7 +122,7 @@ class TimerFiles:
         return next_offset
 
     def check(self, total: int | None) -> tuple[Damage, str]:
-        """Return the damage and a text about it; changes nothing. ``total``: as for `recover`."""
+        """Return the damage and a text about it; changes nothing. ``total``: see `recover`."""
         log, known = self.log, self.checkpoint
         flushed, read_ms = known.last_timer_log_flush_position, max(known.last_read_time_ms, 0)
         self.waiting = None
@@ -144,30 +145,30 @@ class TimerFiles:
 
     def make_wheel(self) -> None:
         """Rebuild the wheel from the units of the log that `check` read."""
-        assert self.waiting is not None, "the log was looked at"
+        assert self.waiting is not None, "check() has read the log"
         self.wheel.clear()
         for slot in self.waiting.slots.values():
             self.wheel.put(slot)
 
     def begin_anew(self, known: TimerCheckpoint) -> None:
-        """Forget log and wheel: all messages of the timer topic are put on the wheel again that are not dealt with by a
-        checkpoint. Raises OSError: the disk refused."""
-        assert self._taken is None, "what was taken is written first"
+        """Empty log and wheel, so that all messages of the timer topic that a checkpoint does not complete are put on
+        the wheel again. Raises OSError: a file cannot be written."""
+        assert self._taken is None, "write() has finished"
         anew = msgspec.structs.replace(
             known,
             last_timer_log_flush_position=0,
             last_timer_queue_offset=0,
             master_timer_queue_offset=max(known.last_timer_queue_offset, known.master_timer_queue_offset),
         )
-        save_timer_checkpoint(self._path, anew)  # first: it says that less is there than is
+        save_timer_checkpoint(self._path, anew)  # first: a kill afterwards only repeats work
         self.checkpoint = anew
         self.wheel.clear()
         if self.log.queue.files:
             self.log.truncate(max(self.log.queue.min_offset, 0))
 
     def add(self, units: Sequence[Unit]) -> int:
-        """Put messages on the wheel: the first of ``units``, as many as a file of the log has room for; returns how
-        many. Their ``previous`` is filled in here. Raises OSError: the disk refused, nothing was added."""
+        """Put the first of ``units`` on the wheel, as many as fit in a file of the log; return their number. Their
+        ``previous`` is set here. Raises OSError: the write failed, nothing was added."""
         wheel = self.wheel
         position, room = self.log.place()
         linked: list[Unit] = []
@@ -186,28 +187,28 @@ class TimerFiles:
                 linked.append(Unit(slot.last, *unit[1:]))
             position += UNIT_BYTES
         self.log.append(linked)
-        # Only behind the append: where the disk refuses the units, no slot may end at one of them.
+        # Change the slots after the append: if it fails, no slot may end at one of these units.
         for slot in slots.values():
             wheel.put(slot)
         return len(linked)
 
     def take(self, checkpoint: TimerCheckpoint) -> None:
-        """Set aside what the next `write` makes durable: the wheel as it is, and how far the timer has come."""
-        assert self._taken is None, "what was taken is written first"
+        """Take a snapshot for the next `write`: the wheel, and the progress of the timer."""
+        assert self._taken is None, "write() has finished"
         self.wheel.take()
-        # The end as it is now: `write` may miss units that the owner adds while it runs, so the checkpoint must not
-        # count them.
+        # Use the present end: `write` may miss units that the owner adds while it runs, so the checkpoint must not
+        # include them.
         self._taken = msgspec.structs.replace(checkpoint, last_timer_log_flush_position=self.log.end)
 
     @property
     def has_taken(self) -> bool:
-        """Return True if something waits for `write`."""
+        """Return True if a snapshot waits for `write`."""
         return self._taken is not None
 
     def write(self) -> None:
-        """Make durable what was taken; any thread, one at a time.
-        Raises OSError: the disk refused; the next call tries all of it again."""
-        assert self._taken is not None, "there is something to write"
+        """Make the snapshot durable; any thread, one at a time.
+        Raises OSError: a write failed; the next call repeats all of it."""
+        assert self._taken is not None, "take() was called"
         self.log.sync()
         self.wheel.write()
         save_timer_checkpoint(self._path, self._taken)
@@ -217,7 +218,7 @@ class TimerFiles:
         self.log.close()
         self.wheel.close()
 
-    # -- inside
+    # ---- internals
 
     def _reaches(self, position: int) -> bool:
         """Return True if the log has units up to a position."""
@@ -245,7 +246,7 @@ class TimerFiles:
 
 
 def load_timer_checkpoint(path: Path) -> TimerCheckpoint:
-    """The checkpoint in a file; one of zeros when there is none, or one that cannot be."""
+    """Return the checkpoint in a file; a checkpoint of zeros if the file is missing or has impossible values."""
     try:
         known = decode_timer_checkpoint(path.read_bytes()[:TIMER_CHECKPOINT_BYTES])
     except FileNotFoundError:
@@ -260,7 +261,7 @@ def load_timer_checkpoint(path: Path) -> TimerCheckpoint:
 
 
 def checkpoint_fault(known: TimerCheckpoint) -> str:
-    """Why a checkpoint cannot be; empty if it can. It is dated when it is written, so its read time is not later."""
+    """Return why a checkpoint is impossible; empty if it is possible. Its read time is not later than its own time."""
     read_ms, written_ms = known.last_read_time_ms, known.data_version.timestamp
     offsets = known.last_timer_queue_offset, known.master_timer_queue_offset
     if min(read_ms, known.last_timer_log_flush_position, *offsets) < 0:
@@ -271,11 +272,11 @@ def checkpoint_fault(known: TimerCheckpoint) -> str:
 
 
 def save_timer_checkpoint(path: Path, checkpoint: TimerCheckpoint) -> None:
-    """Write a checkpoint and wait for the disk. Raises OSError: the disk refused."""
+    """Write and sync a checkpoint. Raises OSError: the write failed."""
     is_new = not path.exists()
     make_directory(path.parent)
-    # In place and not by a rename: 56 bytes lie in one sector, which is written whole, and the name costs no wait each
-    # second.
+    # Write in place, without a rename: the 56 bytes are in one sector, which is written completely, and the name needs
+    # no sync every second.
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         if os.fstat(descriptor).st_size != CHECKPOINT_FILE_BYTES:

@@ -9,8 +9,8 @@ Files of ``mappedFileSizeTimerLog`` bytes in ``timerlog/``; a position counts th
     16     8  write time, ms                        44     8  reserved, 0
     24     4  delivery time - write time, ms
 
-A file that has no room for a unit and the 16 bytes behind it ends with ``i32 remaining, i64 0, i32 BLANK_MAGIC``.
-Units are appended to the page cache; `TimerLog.sync` makes them durable. Owner thread, but for `sync`.
+If a unit and 16 more bytes do not fit in the rest of a file, the rest is ``i32 remaining, i64 0, i32 BLANK_MAGIC``.
+Units are appended to the page cache; `TimerLog.sync` makes them durable. Owner thread, except for `sync`.
 Source: store.md §18.3.
 """
 
@@ -31,7 +31,7 @@ PLAIN = 1
 ROLL = 2
 DELETE = 4
 NONE = -1
-"""No unit."""
+"""The position that means "no unit"."""
 
 _UNIT = struct.Struct(">iqiqiqiiq")
 UNIT_BYTES = _UNIT.size
@@ -43,7 +43,7 @@ _BLOCK_BYTES = 78 * UNIT_BYTES
 
 
 class Unit(NamedTuple):
-    """One timed message; ``previous`` is a position in the log, times are ms."""
+    """A timed message; ``previous`` is a position in the log, times are in ms."""
 
     previous: int
     magic: int
@@ -60,12 +60,12 @@ class Unit(NamedTuple):
 
     @property
     def is_delete(self) -> bool:
-        """Return True if it deletes another one when the time comes; a marker that is rolled does not yet."""
+        """Return True if the unit deletes another message at its time; a marker in a stage does not delete yet."""
         return self.magic & (DELETE | ROLL) == DELETE
 
 
 class TimerLog:
-    """The log of the store directory ``root``; `FileQueue.load` of its ``queue`` and `truncate` open it."""
+    """The timer log of the store directory ``root``; `FileQueue.load` of its ``queue`` and `truncate` open it."""
 
     def __init__(self, root: Path, file_bytes: int) -> None:
         self.queue = FileQueue([root / "timerlog"], file_bytes, setting="mappedFileSizeTimerLog", root=root)
@@ -78,9 +78,9 @@ class TimerLog:
         return self.queue.max_offset
 
     def place(self) -> tuple[int, int]:
-        """Return where the next unit comes, and how many units its file has room for; ends a full file, begins a new
-        one.
-        Raises OSError: the disk refused."""
+        """Return the position of the next unit, and the number of units that fit in its file. Close a full file and
+        begin a new one if necessary.
+        Raises OSError: a file cannot be written."""
         files = self.queue.files
         file = files[-1] if files else None
         if file is not None and 0 < file.size - file.wrote < UNIT_BYTES + _BLANK.size:
@@ -92,35 +92,38 @@ class TimerLog:
         return file.start + file.wrote, (file.size - file.wrote - _BLANK.size) // UNIT_BYTES
 
     def append(self, units: Iterable[Unit]) -> None:
-        """Write units where `place` said, not more than it said. Raises OSError: the disk refused, none is there."""
+        """Write units at the position of `place`, at most as many as it returned.
+
+        Raises OSError: no unit was written.
+        """
         file = self.queue.files[-1]
         packed = b"".join([_UNIT.pack(UNIT_BYTES, *unit, 0) for unit in units])
         file.write(file.wrote, packed)
-        # Behind the write: `sync` in another thread takes what lies before ``wrote`` for bytes that it makes durable.
+        # Set it after the write: `sync` in another thread assumes that the bytes before ``wrote`` are written.
         file.wrote += len(packed)
 
     def unit(self, position: int) -> Unit | None:
-        """The unit at a position, or None where the log holds none (any more).
-        Those before and behind it are read with it: chains go along messages that came one behind the other."""
+        """Return the unit at a position, or None if the log has no unit there.
+        Neighbouring units are read with it, because chains often link consecutive messages."""
         at = position - self._block_at
         if not 0 <= at <= len(self._block) - UNIT_BYTES:
             at = self._read_block(position)
         return _sound(_UNIT.unpack_from(self._block, at)) if 0 <= at <= len(self._block) - UNIT_BYTES else None
 
     def _read_block(self, position: int) -> int:
-        """Read what lies around a position, of what was written; returns where in the block that is."""
+        """Read the written bytes around a position; return the index of the position in the block."""
         file, self._block = self.queue.find(position), b""
         if file is not None:
             at = position - file.start
             begin = at - at % _BLOCK_BYTES
-            # Not behind ``wrote``: the block would keep zeros where the next units come, and whoever walks their chain
-            # later would take the log for damaged.
+            # Do not read after ``wrote``: the block would cache zeros in the place of the next units, and a later scan
+            # of their chain would report damage.
             self._block = file.read(begin, max(0, min(_BLOCK_BYTES + UNIT_BYTES, file.wrote - begin)))
             self._block_at = file.start + begin
         return position - self._block_at
 
     def scan(self, begin: int) -> Iterator[tuple[int, Unit]]:
-        """Position and unit of all from a position on, up to the first that is none."""
+        """Yield position and unit from a position on, up to the first invalid unit."""
         for file in [file for file in self.queue.files if file.end > begin]:
             position = max(begin, file.start)
             while len(chunk := file.read(position - file.start, _CHUNK_BYTES)) >= UNIT_BYTES:
@@ -134,19 +137,18 @@ class TimerLog:
                     continue
                 break
             blank = file.read(position - file.start, _BLANK.size)
-            # A file that ends otherwise is the newest, or damaged: the units of the next one, if any, do not follow
-            # from it.
+            # Otherwise the file is the newest, or damaged: the units of the next file, if any, do not follow it.
             if len(blank) < _BLANK.size or _BLANK.unpack(blank)[2] != BLANK_MAGIC:
                 return
 
     def truncate(self, position: int) -> None:
-        """Forget what lies behind a position."""
+        """Remove everything after a position."""
         self._block = b""
         self.queue.truncate(position)
 
     def drop_before(self, physical_offset: int, written_ms: int) -> None:
-        """Delete the oldest files whose messages have left the commit log, and were put on the wheel before a time: so
-        long ago that none of them waits any more, as they are counted. Raises OSError: the disk refused."""
+        """Delete the oldest files whose messages have left the commit log and were put on the wheel before a time,
+        which must be so early that none of them still waits. Raises OSError: a file cannot be deleted."""
         last = self.queue.file_bytes // UNIT_BYTES * UNIT_BYTES
 
         def is_gone(start: int) -> bool:
@@ -158,8 +160,9 @@ class TimerLog:
         self._block = b""
 
     def sync(self) -> None:
-        """Wait until all units are on the disk; any thread. Raises OSError: the disk refused; the next call writes them
-        again. Raises BytesLost: the page cache does not hold them any more, a start reads the timer topic again."""
+        """Wait until all units are on the disk; any thread. Raises OSError: the sync failed; the
+        next call writes them again.
+        Raises BytesLost: the page cache no longer has them; the next start reads the timer topic again."""
         for file in self.queue.refused():
             if not _is_whole(file):
                 raise BytesLost(file.path)
@@ -170,7 +173,7 @@ class TimerLog:
 
 
 def _is_whole(file: MappedFile) -> bool:
-    """Return True if all units that the last sync of a file refused are there; a blank ends a full file."""
+    """Return True if the page cache still has all units of the last failed sync; a blank ends a full file."""
     begin = max(0, file.again_from or 0) // UNIT_BYTES * UNIT_BYTES
     end = min(file.wrote, file.size - _BLANK.size) // UNIT_BYTES * UNIT_BYTES
     units = _UNIT.iter_unpack(file.read(begin, max(0, end - begin)))

@@ -9,11 +9,11 @@ The file ``timerwheel`` holds 7 days × 86 400 × 2 slots of 32 bytes, for every
     24     4  units put in, less those that delete another
     28     4  magic, 0
 
-The slot of a time is number ``(time / precision) % slots``; it belongs to that time only while its time field says so.
+The slot of a time is number ``(time / precision) % slots``; it belongs to that time only if its time field is equal.
 A delivery does not empty a slot: the next time with the same number replaces it, 14 days later.
 
-Only slots that changed since the last write are held in memory, the others are read when they are requested: a million
-messages cost no more memory than one. Owner thread, but for `TimerWheel.write`. Source: store.md §18.4.
+Only slots that changed since the last write are held in memory, the others are read on demand: a million messages cost
+no more memory than one. Owner thread, except for `TimerWheel.write`. Source: store.md §18.4.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _SLOTS_PER_READ = 4096
 _EMPTY = memoryview(bytes(_SLOTS_PER_READ * _SLOT.size))
 _PAGE_BYTES = 4096
 _SLOTS_PER_PAGE = _PAGE_BYTES // _SLOT.size
-assert WHEEL_BYTES % _PAGE_BYTES == 0, "the wheel is whole pages"
+assert WHEEL_BYTES % _PAGE_BYTES == 0, "the wheel consists of whole pages"
 
 
 class Slot(NamedTuple):
-    """The messages due at one time; ``first`` and ``last`` are positions in the timer log, ``pending`` a number."""
+    """The messages due at one time; ``first`` and ``last`` are positions in the timer log, ``pending`` is a count."""
 
     time_ms: int
     first: int
@@ -50,7 +50,7 @@ class Slot(NamedTuple):
 
 
 class TimerWheel:
-    """The wheel in one file, which is made when something is written first."""
+    """The wheel in one file, which the first write creates."""
 
     def __init__(self, path: Path, precision_ms: int) -> None:
         self.path = path
@@ -60,7 +60,7 @@ class TimerWheel:
         self._fd = -1
 
     def check(self) -> bool:
-        """Return True if there is a file. Raises StoreMismatch: it is not as long as a wheel."""
+        """Return True if the file exists. Raises StoreMismatch: it does not have the length of a wheel."""
         try:
             length = self.path.stat().st_size
         except FileNotFoundError:
@@ -70,7 +70,7 @@ class TimerWheel:
         return True
 
     def load(self, *, is_read_only: bool = False) -> bool:
-        """Open the file; whether there is one. Raises StoreMismatch: as `check`."""
+        """Open the file; return True if it exists. Raises StoreMismatch: as `check`."""
         if self.check():
             self._fd = os.open(self.path, (os.O_RDONLY if is_read_only else os.O_RDWR) | os.O_CLOEXEC)
         return self._fd >= 0
@@ -78,7 +78,7 @@ class TimerWheel:
     def slot(self, time_ms: int) -> Slot | None:
         """Return the slot of a time, None if nothing is due then."""
         number = time_ms // self._precision_ms % SLOT_COUNT
-        # The newer first: a slot that was taken for `write` may have changed again since.
+        # Newer slots first: a slot in the snapshot for `write` may have changed since.
         packed = self._changed.get(number) or self._taken.get(number)
         if packed is None:
             if self._fd < 0:
@@ -92,7 +92,8 @@ class TimerWheel:
         self._changed[time % SLOT_COUNT] = _SLOT.pack(time, slot.first, slot.last, slot.pending, 0)
 
     def slots(self, begin_ms: int, end_ms: int) -> Iterator[Slot]:
-        """Yield the slots from a time on and before another, in no order; the wheel must not change meanwhile."""
+        """Yield the slots from a time up to but not including another, unordered; the wheel
+        must not change meanwhile."""
         first, end = begin_ms // self._precision_ms, end_ms // self._precision_ms
         end = min(end, first + SLOT_COUNT)
         changed = self._taken | self._changed
@@ -103,33 +104,33 @@ class TimerWheel:
             number = first % SLOT_COUNT
             count = min(end - first, SLOT_COUNT - number, _SLOTS_PER_READ)
             packed = b"" if self._fd < 0 else os.pread(self._fd, count * _SLOT.size, number * _SLOT.size)
-            if packed != _EMPTY[: len(packed)]:  # far faster than to strip them
+            if packed != _EMPTY[: len(packed)]:  # much faster than checking each slot
                 for time, slot in enumerate(_SLOT.iter_unpack(packed[: len(packed) // _SLOT.size * _SLOT.size]), first):
-                    # A slot of an earlier turn has another time, an empty one 0; one that changed came above, and here
-                    # is only what the disk has of it.
+                    # A slot of an earlier use has another time, an empty slot 0. Changed slots were yielded above; the
+                    # disk has only their old content.
                     if slot[0] == time and time > 0 and time % SLOT_COUNT not in changed:
                         yield Slot(time * self._precision_ms, slot[1], slot[2], slot[3])
             first += count
 
     def pending(self, begin_ms: int, end_ms: int) -> int:
-        """Return how many messages are due from a time on and before another."""
+        """Return the number of messages due from a time up to but not including another."""
         return sum([slot.pending for slot in self.slots(begin_ms, end_ms)])
 
     def take(self) -> None:
-        """Set aside what changed, for `write`; reads find it all the same."""
+        """Move the changes to a snapshot for `write`; reads still find them."""
         self._taken |= self._changed
         self._changed = {}
 
     def write(self) -> None:
-        """Write what was taken and wait for the disk; any thread, with no `take` meanwhile.
-        Raises OSError: the disk refused; the next call writes all of it again."""
+        """Write the snapshot and sync; any thread, without a `take` meanwhile.
+        Raises OSError: the write failed; the next call writes all of it again."""
         if not self._taken:
             return
         if self._fd < 0:
             self._create()
-        # By the page: a write for each of thousands of slots would have this thread ask for the interpreter every time.
+        # Write whole pages: one write for each of thousands of slots would request the interpreter lock every time.
         for page, slots in groupby(sorted(self._taken.items()), lambda one: one[0] // _SLOTS_PER_PAGE):
-            # Only this thread writes the file, and slots beside those taken get the bytes back that they have: the
+            # Only this thread writes the file. Other slots of the page get their present bytes again: the
             # owner may read them meanwhile.
             data = bytearray(os.pread(self._fd, _PAGE_BYTES, page * _PAGE_BYTES))
             for number, packed in slots:
@@ -137,12 +138,12 @@ class TimerWheel:
                 data[at : at + _SLOT.size] = packed
             write_all(self._fd, data, page * _PAGE_BYTES)
         sync_data(self._fd)
-        # Behind the sync: a refused disk gets all of them again, and until then the owner finds these slots in memory
-        # and not in a page that is being written.
+        # Clear the snapshot after the sync: after an error all of it is written again, and until then the owner finds
+        # these slots in memory and not in a page that is being written.
         self._taken = {}
 
     def clear(self) -> None:
-        """Forget everything and remove the file."""
+        """Drop everything and remove the file."""
         self.close()
         self._changed, self._taken = {}, {}
         self.path.unlink(missing_ok=True)
@@ -160,7 +161,7 @@ class TimerWheel:
         except OSError:
             os.close(descriptor)
             raise
-        # Only now: the next write makes its length and its name again.
+        # Set it last: after an error the next write sets length and name of the file again.
         self._fd = descriptor
 
     def _read(self, packed: bytes, time: int) -> Slot | None:

@@ -1,2 +1,2 @@
-"""Consumers that push and pull: groups, queues, handlers, offsets (DefaultMQPushConsumerImpl,
+"""Push and pull consumers: groups, queues, handlers, offsets (DefaultMQPushConsumerImpl,
 DefaultLitePullConsumerImpl)."""

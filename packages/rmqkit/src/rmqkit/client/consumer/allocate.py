@@ -1,7 +1,7 @@
-"""Which of a topic's queues a client gets: every client of a group computes the same answer from the same lists.
+"""Strategies that distribute a topic's queues: every client of a group computes the same result from the same lists.
 
-A strategy is a function of sorted queues, sorted client ids and one's own id; all clients of a group must use the
-same one. Some are made by a function that takes what they need to know.
+A strategy is a function of the sorted queues, the sorted client ids and the own client id; all clients of a group must
+use the same strategy. Strategies with parameters are made by a function.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Allocate = Callable[[Sequence[MessageQueue], Sequence[str], str], list[MessageQu
 
 
 def configured(own_queues: Collection[MessageQueue]) -> Allocate:
-    """Give a client fixed queues (CONFIG). You must make sure that every queue has exactly one client."""
+    """Assign fixed queues to a client (CONFIG). You must make sure that every queue has exactly one client."""
 
     def allocate(queues: Sequence[MessageQueue], client_ids: Sequence[str], own_id: str) -> list[MessageQueue]:
         return [queue for queue in queues if queue in own_queues]
@@ -44,7 +44,7 @@ def machine_room(rooms: Collection[str]) -> Allocate:
         parted = [(queue, queue.broker_name.split("@")) for queue in queues]
         eligible = [queue for queue, parts in parted if len(parts) == 2 and parts[0] in rooms]
         index, each = client_ids.index(own_id), len(eligible) // len(client_ids)
-        # The reference gives what is left over to the first clients, one queue each.
+        # The reference assigns the remaining queues to the first clients, one each.
         rest = eligible[each * len(client_ids) :]
         return eligible[index * each : (index + 1) * each] + rest[index : index + 1]
 
@@ -75,15 +75,15 @@ def machine_room_nearby(
 
 
 def consistent_hash(virtual_nodes: int = 10) -> Allocate:
-    """Give a queue to the next client on a hash ring (CONSISTENT_HASH), so that few queues move when clients come or
-    go. Every client has ``virtual_nodes`` points on the ring."""
+    """Assign a queue to the next client on a hash ring (CONSISTENT_HASH), so that few queues move when clients join or
+    leave. Every client has ``virtual_nodes`` points on the ring."""
 
     def allocate(queues: Sequence[MessageQueue], client_ids: Sequence[str], own_id: str) -> list[MessageQueue]:
         points = {_ring_hash(f"{one}-{i}"): one for one in client_ids for i in range(virtual_nodes)}
         ring = sorted(points)
 
         def owner(queue: MessageQueue) -> str:
-            # Java hashes the text of its toString(): members in other languages must find the same owner.
+            # Java hashes the text of its toString(): clients in other languages must find the same owner.
             key = f"MessageQueue [topic={queue.topic}, brokerName={queue.broker_name}, queueId={queue.queue_id}]"
             return points[ring[bisect_left(ring, _ring_hash(key)) % len(ring)]]
 

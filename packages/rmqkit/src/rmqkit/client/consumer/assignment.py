@@ -1,11 +1,11 @@
-"""Assignment of queues to a member of a group (``RebalanceImpl``): the computation, and taking and giving up queues.
+"""Assignment of queues to a member of a group (``RebalanceImpl``): computing it, taking queues and giving them up.
 
 For each topic, the allocation strategy gets the queues of the route and the client ids of the group from one broker,
 both sorted. Every client computes the same result. The client gives up queues that are not in its share and takes new
 queues. If a broker does not answer, the queues of the topic stay as they are until the next rebalance.
 
 ====================  ==========================================================================================
-a queue is            result
+a queue is            effect
 ====================  ==========================================================================================
 taken                 the offset that the former owner saved is read, and messages are pulled
 given up              no new handler starts, running handlers may finish for a moment, the offset is saved, the lock is
@@ -15,8 +15,8 @@ lost                  another member has the lock: the queue restarts with the n
 moved                 an operator or the program sets another offset: the queue restarts at this offset
 ====================  ==========================================================================================
 
-Each of these steps waits for a broker or a handler, so a queue goes through one step at a time (``_turns``). Two steps
-at once would leave a pull loop without an owner, which would run for ever.
+Each of these steps waits for a broker or a handler, so a queue performs one step at a time (``_turns``). Two concurrent
+steps could leave a pull loop without an owner, which would run for ever.
 Loop only. Source: behaviour.md §5.3, §8.4, §8.6, §8.12.
 """
 
@@ -41,7 +41,7 @@ from rmqkit.remoting.tasks import Tasks
 
 _log = logging.getLogger(__name__)
 _HAND_OVER_MS = 300.0
-"""How long running handlers may hold up giving a queue away; its next owner waits 500 ms."""
+"""Greatest delay of giving a queue away because of running handlers; the next owner waits 500 ms."""
 
 _RESET_WAIT_MS = 10_000.0
 _NO_SPAN = 1 << 63
@@ -49,7 +49,7 @@ _MIB = 1 << 20
 
 
 class QueueOwner(Protocol):
-    """Acts on what a rebalance computes: the `GroupCoordinator`, as far as `Rebalance` needs it."""
+    """An object that applies the result of a rebalance: the `GroupCoordinator`, as far as `Rebalance` needs it."""
 
     def subscribe(self, topic: str, expression: str, expression_type: str) -> None: ...
 
@@ -63,7 +63,7 @@ class QueueOwner(Protocol):
 
 
 class Rebalance:
-    """Computes which queues this member gets; in broadcasting it gets all of them. It changes nothing by itself."""
+    """The computation of this member's queues (all queues in broadcasting). It changes nothing by itself."""
 
     def __init__(self, context: ConsumerContext, owner: QueueOwner) -> None:
         self._runtime = context.runtime
@@ -72,7 +72,7 @@ class Rebalance:
         self._owner = owner
 
     async def share_out(self, topics: Iterable[str]) -> bool:
-        """Rebalance all subscribed topics once; returns whether every topic could be shared out."""
+        """Rebalance all subscribed topics once; return True if the queues of every topic could be assigned."""
         wanted: set[MessageQueue] = set()
         is_complete, is_shared = True, False
         held = self._owner.held_queues()
@@ -81,7 +81,8 @@ class Rebalance:
                 queues, members = await self._queues_of(topic)
             except RmqError as error:
                 _log.info("keeping the queues of topic %s for group %s: %s", topic, self._group, error)
-                # Keep what we have: giving it up because one broker did not answer would stop consumption.
+                # Keep our queues: giving them up because one broker did not
+                # answer would stop consumption.
                 wanted |= {queue for queue in held if queue.topic == topic}
                 is_complete = False
             else:
@@ -94,23 +95,27 @@ class Rebalance:
         return is_complete
 
     async def _queues_of(self, topic: str) -> tuple[set[MessageQueue], int]:
-        """This member's queues of a topic, and how many clients the group has. A topic that does not exist has no
-        queues."""
+        """Return this member's queues of a topic, and the number of clients in the group.
+
+        A topic that does not exist has no queues.
+        """
         queues = self._runtime.routes.subscribe_queues(topic)
         if not queues or self._allocate is None:
             return set(queues), 1
         client_ids = await self._client_ids(topic)
         own_id = self._runtime.client_id
-        if own_id not in client_ids:  # the broker forgot us, or has never seen us
+        if own_id not in client_ids:  # the broker does not know this client
             await self._runtime.heartbeat()
             client_ids = await self._client_ids(topic)
         if own_id not in client_ids:
-            # A share computed without us would leave queues to nobody: take none, and come back in a second.
+            # An assignment computed without us would leave queues without a client: take
+            # none, and retry in a second.
             return set(), 0
         return set(self._allocate(queues, client_ids, own_id)), len(client_ids)
 
     async def _client_ids(self, topic: str) -> list[str]:
-        """Ask one of the topic's brokers for the clients of the group; empty when it knows no such group."""
+        """Request the clients of the group from one of the topic's brokers; empty if the
+        broker does not know the group."""
         address = self._some_broker(topic)
         try:
             return sorted(set(await self._runtime.calls.consumer_ids(address, self._group)))
@@ -127,7 +132,7 @@ class Rebalance:
 
 
 class Pauses:
-    """The queues a program paused: some by name, or all present and future ones with exceptions."""
+    """The queues that a program paused: some queues, or all present and future queues with exceptions."""
 
     def __init__(self) -> None:
         self._are_all_paused = False
@@ -138,7 +143,7 @@ class Pauses:
         return self._are_all_paused is not (queue in self._excepted)
 
     def set(self, queues: Collection[MessageQueue], *, is_paused: bool) -> None:
-        """Pause or resume some queues, or all when none is named."""
+        """Pause or resume some queues, or all queues if ``queues`` is empty."""
         if not queues:
             self._are_all_paused = is_paused
             self._excepted.clear()
@@ -150,9 +155,9 @@ class Pauses:
 
 @dataclass(eq=False)
 class AssignedQueues:
-    """The queues this member has, each with a process queue and a loop that fills it.
+    """The queues of this member, each with a process queue and a loop that fills it.
 
-    ``process_queues`` are the queues held, ``schedules`` the topics that the program pulls by itself.
+    ``process_queues`` has the held queues, ``schedules`` the topics that the program pulls by itself.
     ``rebalance_soon`` is called after a queue was given up that is still assigned, so that it is taken again."""
 
     context: ConsumerContext
@@ -171,12 +176,12 @@ class AssignedQueues:
         self._is_stopped = False
 
     def take(self, queues: Iterable[MessageQueue], *, pause_ms: float, is_member: bool) -> None:
-        """Begin to pull queues, after a pause; with ``is_member`` False each pull carries its own subscription."""
+        """Start to pull queues after a pause; with ``is_member`` False each pull has its own subscription."""
         self.context.consume_service.drop_stale()
         if self._is_stopped:
             return  # the program moved a queue while its consumer was closed
         for queue in queues:
-            # A second loop on a queue would never be stopped: nothing refers to the first one any more.
+            # Nothing would refer to the first of two loops on a queue, so it would never stop.
             assert queue not in self.process_queues, f"{queue} is held already"
             process_queue = self.process_queues[queue] = self._new_process_queue(queue)
             loop = self._loop(process_queue, is_member=is_member)
@@ -184,19 +189,19 @@ class AssignedQueues:
         self._share_limits()
 
     async def begun(self) -> None:
-        """Wait until each queue that is pulled knows where it begins, or could not find out at the first try."""
+        """Wait until the start offset of each pulled queue is known, or the first attempt to find it failed."""
         await asyncio.gather(*(one.is_begun.wait() for one in list(self.process_queues.values()) if not one.is_popped))
 
     async def give_up(self, queue: MessageQueue) -> None:
-        """Stop pulling, let handlers finish for a moment, save the offset so that the next owner starts there."""
+        """Stop pulling, let handlers finish for a moment, and save the offset, at which the next owner starts."""
         async with self._turns[queue]:
             process_queue = await self._stop_pulling(queue)
             if process_queue is None:
-                return  # its offset was illegal, or it was moved, just now
-            # Handlers first, then the offset: what they finish in this moment is not delivered a second time.
+                return  # its offset was illegal, or it was moved meanwhile
+            # Handlers first, then the offset: messages that they finish in this moment are not delivered again.
             is_idle = await process_queue.wait_for_handlers(_HAND_OVER_MS)
-            # Ordered and still at work, it stays dropped and locked: `give_up_ended` comes back for it in the next
-            # round.
+            # An ordered queue with a running handler stays dropped and locked: the next
+            # rebalance calls `give_up_ended`.
             if is_idle or self.context.locks is None:
                 await self._hand_over(process_queue)
 
@@ -206,9 +211,10 @@ class AssignedQueues:
             await self.give_up(queue)
 
     async def drop(self, queue: MessageQueue) -> bool:
-        """Stop a queue at once and save nothing; returns whether it was held."""
+        """Stop a queue at once and save nothing; return True if it was held."""
         if queue in self.process_queues:
-            # Before waiting for the turn: a handler that ends meanwhile must not commit an offset any more.
+            # Release it before waiting for the lock: a handler that returns meanwhile
+            # must not commit an offset.
             self.process_queues[queue].release()
         async with self._turns[queue]:
             process_queue = await self._stop_pulling(queue)
@@ -250,7 +256,7 @@ class AssignedQueues:
         for process_queue in self.process_queues.values():
             process_queue.drop()
 
-    # -- inside
+    # -- internals
 
     def _new_process_queue(self, queue: MessageQueue) -> ProcessQueue:
         stats = self.stats.setdefault(queue.topic, ConsumerStats(self.context.runtime.clock.monotonic_ms()))
@@ -285,7 +291,7 @@ class AssignedQueues:
             assert queue in self._pulls, f"{queue} is held without a loop"
             pull = self._pulls[queue]
             pull.cancel()
-            # Not ``await pull``: the loop's CancelledError would end us as if we had been cancelled ourselves.
+            # Do not use ``await pull``: its CancelledError would look like a cancellation of this task.
             await asyncio.wait([pull])
         return process_queue
 
@@ -294,14 +300,16 @@ class AssignedQueues:
         async with self._turns[process_queue.queue]:
             if self.context.locks is not None:
                 await process_queue.wait_for_handlers(_RESET_WAIT_MS)
-            # Frozen: handlers that still end would raise it again to an offset the broker does not have.
+                # Freeze the offset: running handlers would raise it again to an offset
+                # that the broker does not have.
             self.context.offsets.freeze(process_queue.queue, offset)
             await self._hand_over(process_queue)
         self.rebalance_soon()
 
     async def _hand_over(self, process_queue: ProcessQueue) -> None:
-        assert process_queue.is_dropped, "no handler may start in a queue that is handed over"
-        # This order hands a queue over: no offset changes any more, it is saved, only then another member may lock it.
+        assert process_queue.is_dropped, "no handler can start in a queue that is handed over"
+        # Keep this order: first no offset can change, then it is saved, and only then another
+        # member may lock the queue.
         process_queue.release()
         await self.context.offsets.save(process_queue.queue)
         if self.context.locks is not None:

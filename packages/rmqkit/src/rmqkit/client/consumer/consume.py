@@ -1,15 +1,15 @@
 """The consume service, which runs handlers on pulled messages in any order (``ConsumeMessageConcurrentlyService``).
 
 ==========================  ==================================================================================
-a handler …                 result
+a handler …                 effect
 ==========================  ==================================================================================
 returns                     the message is consumed
 raises                      the client requests a later delivery from the broker (CONSUMER_SEND_MSG_BACK): this
                             message is consumed, and a copy arrives through ``%RETRY%<group>`` after the delay of
                             its level
-… and that fails            the client itself sends the copy to the retry topic
-… and that fails, too       the message stays, holds the offset back, and is handled again after 5 s
-runs longer than 15 min     the same as if the handler had raised; its later outcome is ignored
+… and the request fails     the client itself sends the copy to the retry topic
+… and the send fails, too   the message stays, holds the offset back, and is handled again after 5 s
+runs longer than 15 min     the same as if the handler had raised; its later result is ignored
 ==========================  ==================================================================================
 
 If a handler of batches raises, all messages of the batch fail, unless `ConsumeLater` names the failed messages. A body
@@ -61,10 +61,11 @@ from rmqkit.times import Duration, duration_ms
 
 
 class Listener(Struct):
-    """A handler as workers call it, on the loop: with one message, or with a list of at most ``batch_max`` messages.
-    With ``decode`` it is called with what that makes of bodies; ``takes_messages`` adds the messages. If it
-    ``is_deduped``, the message comes before all of these. ``name`` is what dead letters call it,
-    ``retry`` is None for the retries of the settings."""
+    """A handler in the form that workers call on the loop: with a message, or with a list of at
+    most ``batch_max`` messages.
+    With ``decode`` it is called with the decoded bodies; ``takes_messages`` adds the messages. If ``is_deduped`` is
+    set, the message precedes all other arguments. ``name`` appears in dead letters. If ``retry`` is None, the
+    retries of the settings apply."""
 
     call: Callable[..., Awaitable[object]]
     batch_max: int | None = None
@@ -76,7 +77,7 @@ class Listener(Struct):
     retry: Retry | None = None
 
     def arguments(self, messages: list[ReceivedMessage]) -> tuple[Any, ...]:
-        """Return the arguments of the handler call. Raises DeadLetters: there are bodies that do not fit."""
+        """Return the arguments of the handler call. Raises DeadLetters: some bodies cannot be decoded."""
         is_one = self.batch_max is None
         given = messages[0] if is_one else messages
         if self.decode is None:
@@ -95,13 +96,13 @@ class Listener(Struct):
 
 
 ListenerOf = Callable[[str], Listener | None]
-"""Finds the listener of a topic; None when the program iterates over its messages (`ConcurrentConsumeService.next`)."""
+"""Returns the listener of a topic; None if the program iterates over its messages (`ConcurrentConsumeService.next`)."""
 
 _TO_DEAD_LETTERS = -1
 _GIVEN_UP = "its handler gave it up without a reason"
 _HAS_TIMER = version_number(5, 0, 0)
 _LEVEL_SECONDS = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
-"""The delay levels of brokers whose operator did not change them (``messageDelayLevel``)."""
+"""The default delay levels of brokers (``messageDelayLevel``)."""
 _EXPIRED_LEVEL = 3
 _EXPIRED_PER_ROUND = 16
 _INNER_PRODUCER = "CLIENT_INNER_PRODUCER"
@@ -123,13 +124,15 @@ class ConsumeLater(Exception):
     In ordered consumption, the queue waits from the first of these messages on, and a delay level makes no difference.
 
     Args:
-        delay_level: 1 to 18 for a delay level of the broker; 0 lets the broker choose. For popped messages, a level is
-            a step of the retry delays of POP.
+        delay_level: 1 to 18 for a delay level of the broker; 0 lets the broker choose. For popped messages, a level
+            is a step of the retry delays of POP.
         messages: the messages of a batch that are delivered again; None means all. The others are acknowledged.
-        delay: the time until then instead of a level: seconds or a `timedelta`. Pushed messages wait in the broker's
-            timer, which counts in seconds. A broker without one (4.x) takes the next longer delay level.
+        delay: the exact delay instead of a level: seconds or a `timedelta`. Pushed messages wait in the broker's
+            timer, which has a precision of seconds. A broker without a timer (4.x) uses
+            the next longer delay level.
 
-    Raises ValueError: there is a delay and a level, or a negative level. Raises TimeIllegal: the delay is no duration.
+    Raises ValueError: both a delay and a level are set, or the level is negative.
+    Raises TimeIllegal: the delay is not valid.
     """
 
     reason: str | None = None
@@ -156,8 +159,8 @@ class Reject(ConsumeLater):
     """Raise this in a handler to send a message to the dead letters at once: ``raise Reject("no such customer")``.
 
     Args:
-        reason: why, at most 1,000 characters; it is stored in the property ``rmqkit_reason``. None takes the exception
-            that this one is raised ``from``.
+        reason: the reason, at most 1,000 characters; it is stored in the property ``rmqkit_reason``. None uses the
+            exception in ``raise … from``.
         messages: the messages of a batch that are rejected; None means all. The others are acknowledged.
     """
 
@@ -169,7 +172,7 @@ class Reject(ConsumeLater):
 
 
 class DeadLetters(Exception):
-    """Messages that no handler can take, each with the reason."""
+    """Messages that no handler can process, each with the reason."""
 
     def __init__(self, found: list[tuple[ReceivedMessage, str]]) -> None:
         super().__init__(found[0][1])
@@ -179,7 +182,7 @@ class DeadLetters(Exception):
 
 @dataclass(eq=False)
 class ConcurrentConsumeService:
-    """Runs the handlers of one push consumer in ``handlers_max`` workers."""
+    """The ``handlers_max`` workers that run the handlers of one push consumer."""
 
     _is_ordered: ClassVar[bool] = False
     _retries_unless_set: ClassVar[int] = 16
@@ -219,7 +222,7 @@ class ConcurrentConsumeService:
 
     @property
     def is_at_work_here(self) -> bool:
-        """Return True if one of this service's handlers is calling, directly or through a task it started."""
+        """Return True if the caller is a handler of this service, or a task that a handler started."""
         return _at_work.get() is self
 
     def on_loop(
@@ -245,7 +248,7 @@ class ConcurrentConsumeService:
 
     def put(self, process_queue: ProcessQueue, messages: list[ReceivedMessage]) -> None:
         """Queue messages of a process queue for the workers."""
-        # Before the grouping: the handler of the topic to which a message was first sent handles its retries.
+        # Restore topics before the grouping: the handler of a message's original topic handles its retries.
         for message in messages:
             if names.RETRY_TOPIC in message.properties:
                 restore_topic(message, self.runtime.namespace)
@@ -262,53 +265,58 @@ class ConcurrentConsumeService:
                     self._ready.put_nowait((process_queue, batch))
 
     def drop_stale(self) -> None:
-        """Discard buffered messages of queues this member no longer owns; rebalances may come often."""
+        """Discard buffered messages of queues that this member no longer owns; rebalances may be frequent."""
         queues: tuple[asyncio.Queue[Any], ...] = (self._ready, self._unhandled)
         for queue in queues:
-            # Taken out and put back as a whole, which keeps the order; no await, so nobody sees the queue empty.
+            # Take all items out and put them back, in order; there is no await, so no
+            # worker sees the queue empty.
             for item in [queue.get_nowait() for _ in range(queue.qsize())]:
                 if item is None or not item[0].is_dropped:
                     queue.put_nowait(item)
 
     def advance_to(self, process_queue: ProcessQueue, offset: int) -> None:
-        """Raise the offset of a queue of which nothing is under way."""
+        """Raise the offset of a queue without held messages."""
         self.offsets.raise_to(process_queue.queue, offset)
 
     async def unreadable(self, message: ReceivedMessage) -> None:
         """Send a message whose body cannot be unpacked to the dead letters.
-        Raises RemotingError, PeerRefused: it is not there, try again."""
+        Raises RemotingError, PeerRefused: the send failed, try again."""
         if not self.settings.is_broadcasting:
             await self._send_back(message, _TO_DEAD_LETTERS)
 
     def waits_for(self, message: ReceivedMessage) -> str:
-        """Say what a message waits for that no handler has begun with, as text for operators."""
+        """Return, as text for operators, what an unhandled message waits for."""
         if self.listener_of(message.topic) is None:
             return "the program to iterate further"
         return f"a free handler: all {self.settings.handlers_max} are at work (consumeThreadMax)"
 
     async def next(self) -> _Item | None:
-        """Wait for the next message of a topic without handler; the caller reports it to `consumed`. None: this is
-        closed."""
+        """Wait for the next message of a topic without handler; the caller passes it to `consumed`.
+
+        Return None when the service is closed.
+        """
         while True:
             item = await self._unhandled.get()
             if item is None:
-                self._unhandled.put_nowait(None)  # for others that wait
+                self._unhandled.put_nowait(None)  # wake other waiting callers
                 return None
             if not item[0].is_dropped and item[1] in item[0]:
                 return item
 
     def consumed(self, process_queue: ProcessQueue, *messages: ReceivedMessage) -> None:
-        """Remove consumed messages and raise the queue's offset to the lowest one left."""
+        """Remove consumed messages and raise the queue's offset to the lowest remaining one."""
         offset = NOTHING_HELD
         for message in messages:
             offset = process_queue.remove(message)
-        # A released queue may have a new owner, whose offset an old commit must not touch.
+        # A released queue may have a new owner, whose offset an old commit must not change.
         if offset != NOTHING_HELD and not process_queue.is_released:
             self.offsets.raise_to(process_queue.queue, offset)
 
     async def send_back(self, message: ReceivedMessage, delay_level: int, reason: Reason | None = None) -> bool:
-        """Have a message delivered again later, or with a reason put to the dead letters. Return whether the broker or
-        the retry topic took it."""
+        """Request a later delivery of a message, or with a reason send it to the dead letters.
+
+        Return True if the broker or the retry topic accepted it.
+        """
         try:
             await self._send_back(message, delay_level, reason)
         except RmqError as error:
@@ -323,25 +331,26 @@ class ConcurrentConsumeService:
         oldest_ms = self.runtime.clock.now_ms() - self.settings.consume_timeout_minutes * 60_000
         for message in process_queue.lowest(_EXPIRED_PER_ROUND):
             started_ms = int(message.properties.get(names.CONSUME_START_TIME, "0"))
-            # The lowest one decides, as in Java: those behind it do not hold the offset back.
+            # Check only in order, as in Java: messages after the first recent one do not hold the offset back.
             if not started_ms or started_ms > oldest_ms:
                 return
             _log.warning(
                 "message %s of %s has been handled since %d: sending it back", message.msg_id, message.topic, started_ms
             )
-            # Sent back first, removed second: a crash in between delivers it twice, the other order not at all.
+            # Send it back first, then remove it: a crash in between delivers it twice; in the
+            # other order it would be lost.
             if not await self.send_back(message, _EXPIRED_LEVEL, self._reason_of_expiry(message)):
                 return
             self.consumed(process_queue, message)
 
     async def consume_directly(self, message: ReceivedMessage) -> ConsumeMessageDirectlyResult:
-        """Run the handler once because an operator asked for it (code 309); nothing is saved or sent back.
+        """Run the handler once for an operator (code 309); nothing is saved or sent back.
         Raises ClientError: the topic has no handler."""
         restore_topic(message, self.runtime.namespace)
         listener = self.listener_of(message.topic)
         if listener is None:
             raise ClientError(f"topic {message.topic} has no handler: its messages are iterated")
-        begun = time.perf_counter()  # not the client's clock: operators want what it took really
+        begun = time.perf_counter()  # not the client's clock: operators need the real duration
         error = await self._outcome(listener, [message])
         result = "CR_SUCCESS"
         if error is not None:
@@ -358,14 +367,14 @@ class ConcurrentConsumeService:
         while True:
             process_queue, messages = await self._ready.get()
             if process_queue.is_dropped:
-                continue  # somebody else gets these messages
-            # No await between the check and this: a queue that is given up waits for every handler that was counted.
+                continue  # another member gets these messages
+            # No await between the check and this call: a queue that is given up waits for every counted handler.
             process_queue.handler_starts()
             try:
                 await self._handle(process_queue, messages)
             except _ThreadsClosed:
-                pass  # the interpreter is ending: the messages are not consumed
-            except Exception as error:  # noqa: BLE001 - the outer edge of a worker: others are not to wait for ever
+                pass  # the interpreter exits: the messages are not consumed
+            except Exception as error:  # noqa: BLE001 - the outer edge of a worker, which must not stop
                 pause_ms = self.settings.local_retry_ms
                 said = "messages of %s are handled again in %d ms, what came of them cannot be dealt with"
                 _log.error(said, process_queue.queue, pause_ms, exc_info=error)
@@ -381,11 +390,11 @@ class ConcurrentConsumeService:
             await self._failed(process_queue, messages, error)
 
     async def _call(self, process_queue: ProcessQueue, messages: list[ReceivedMessage]) -> BaseException | None:
-        """Call the handler and count the call; returns what it raised, None when it returned."""
+        """Call the handler and count the call; return the exception, or None if it returned."""
         listener = self.listener_of(messages[0].topic)
-        assert listener is not None, f"messages of topic {messages[0].topic} are taken by hand"
+        assert listener is not None, f"messages of topic {messages[0].topic} have no handler"
         process_queue.consumed_ms = begun_ms = self._now_ms()
-        # One text for all messages of a millisecond, instead of one for each.
+        # Make one text for all messages of a millisecond, instead of one for each.
         if begun_ms != self._begun_ms:
             self._begun_ms, self._begun_text = begun_ms, str(begun_ms)
         for message in messages:
@@ -401,13 +410,14 @@ class ConcurrentConsumeService:
         return error
 
     async def _outcome(self, listener: Listener, messages: list[ReceivedMessage]) -> BaseException | None:
-        """Call the handler; returns what it raised, None when it returned."""
+        """Call the handler; return the exception, or None if it returned."""
         try:
             await listener.call(*listener.arguments(messages))
         except _ThreadsClosed:
             raise
         except asyncio.CancelledError as error:
-            # The worker is cancelled, or only something that the handler waited for: then it has failed like any other.
+            # Either the worker is cancelled, or something that the handler awaited:
+            # then the handler has failed.
             if is_cancelled():
                 raise
             return error
@@ -436,13 +446,13 @@ class ConcurrentConsumeService:
         return outcome.error
 
     async def _in_thread(self, handler: Callable[..., object], *arguments: Any) -> None:
-        # With the context, so that `is_at_work_here` holds in the thread, and the spans of OpenTelemetry.
+        # Copy the context for `is_at_work_here` and for the spans of OpenTelemetry.
         context = contextvars.copy_context()
         try:
             running = asyncio.get_running_loop().run_in_executor(self._threads, context.run, handler, *arguments)
         except RuntimeError as error:
             raise _ThreadsClosed from error
-        # Outside of the ``try``: a RuntimeError of the handler itself is a failure like any other.
+        # Outside of the ``try``: a RuntimeError of the handler itself is an ordinary failure.
         outcome: Any = await running
         if inspect.isawaitable(outcome):
             await outcome
@@ -452,8 +462,8 @@ class ConcurrentConsumeService:
         if not isinstance(error, DeadLetters):
             self.consumed(process_queue, *others)
         elif others:
-            self._ready.put_nowait((process_queue, others))  # the handler was not called with them yet
-        # One that is not here any more expired and was sent back; or somebody else has the queue.
+            self._ready.put_nowait((process_queue, others))  # the handler was not called with these messages yet
+        # A message that is missing here has expired and was sent back, or another member has the queue.
         failed = [message for message in failed if message in process_queue and not process_queue.is_released]
         if not failed:
             return
@@ -492,7 +502,7 @@ class ConcurrentConsumeService:
             self.consumed(process_queue, message)
         else:
             message.reconsume_times += 1
-            # Kept for the watchdog, which names it while the message holds the offset back.
+            # Stored for the watchdog, which reports it while the message holds the offset back.
             process_queue.failure = Failure(message, error)
             self._call_later(self.settings.local_retry_ms, lambda: self._ready.put_nowait((process_queue, [message])))
 
@@ -505,11 +515,11 @@ class ConcurrentConsumeService:
         self._timers.add(timer)
 
     def _is_last(self, message: ReceivedMessage, level: int) -> bool:
-        """Return True if a message that failed goes to the dead letters now."""
+        """Return True if a failed message must go to the dead letters now."""
         return level == _TO_DEAD_LETTERS or 0 <= self._retries_of(message) <= message.reconsume_times
 
     def reason_of(self, error: BaseException, message: ReceivedMessage) -> Reason:
-        """Return why a message that failed goes to the dead letters."""
+        """Return the reason why a failed message goes to the dead letters."""
         listener = self.listener_of(message.topic)
         name, tries = "" if listener is None else listener.name, message.reconsume_times + 1
         if isinstance(error, DeadLetters):
@@ -541,13 +551,16 @@ class ConcurrentConsumeService:
             max_reconsume_times=self._retries_of(message),
             bname=message.broker_name,
         )
-        # The address in the record is the last resort: it is where the broker was when it stored the message.
+        # The address in the record is the last resort: the broker had it when it stored the message.
         address = self.runtime.routes.address(message.broker_name or "") or message.store_host
         await self.runtime.calls.send_back(address, header)
 
     async def _send_to_dead_letters(self, message: ReceivedMessage, reason: Reason) -> bool:
-        """Send a message to the dead letters with a reason; returns whether it is there. A broker may refuse it: with
-        the reason the properties may be too long, and the body is not compressed as it was."""
+        """Send a message to the dead letters with a reason; return True if it is stored.
+
+        A broker may refuse it: the reason may make the properties too long, and a formerly compressed body is sent
+        uncompressed.
+        """
         try:
             prepared = encode_dead_letter(message, self.group, reason.properties(), self.runtime.namespace)
             await self._resend.send(prepared, timeout_ms=rpc.SEND_BACK_TIMEOUT_MS)
@@ -558,8 +571,8 @@ class ConcurrentConsumeService:
         return True
 
     async def _has_timed(self, message: ReceivedMessage, delay_ms: int) -> bool:
-        """Send a message to the retry topic with an exact time; return whether a broker's timer has it. Requests to
-        send back only have levels."""
+        """Send a message to the retry topic with an exact time; return True if a broker's timer accepted it. Send-back
+        requests support levels only."""
         address = self.runtime.routes.address(message.broker_name or "") or message.store_host
         if self.runtime.broker_versions.get(address, 0) < _HAS_TIMER:
             return False
@@ -586,7 +599,7 @@ class ConcurrentConsumeService:
 def _split(
     messages: list[ReceivedMessage], error: BaseException
 ) -> tuple[list[ReceivedMessage], list[ReceivedMessage]]:
-    """Split a batch into the messages that the error is not about, and those that failed."""
+    """Split a batch into the messages that did not fail, and those that failed."""
     if not isinstance(error, ConsumeLater | DeadLetters) or error.messages is None:
         return [], messages
     again = {id(message) for message in error.messages}
@@ -619,11 +632,11 @@ def log_failure(failed: list[ReceivedMessage], error: BaseException) -> None:
 
 
 def restore_topic(message: ReceivedMessage, namespace: str) -> None:
-    """Give a message that comes through the retry topic the topic it was sent to, as handlers expect."""
+    """Restore the original topic of a message from the retry topic, as handlers expect it."""
     original = message.properties.get(names.RETRY_TOPIC)
     if original is not None and message.topic.startswith(RETRY_PREFIX):
         message.topic = without_namespace(namespace, original)
 
 
 class _ThreadsClosed(Exception):
-    """The thread pool is shut down and takes no handler."""
+    """The thread pool is shut down and accepts no handler."""

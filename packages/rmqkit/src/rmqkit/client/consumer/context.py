@@ -1,4 +1,4 @@
-"""The consumer context: what the parts of a consumer share, its subscriptions, and where pulled messages go."""
+"""The consumer context: the objects that the parts of a consumer share, and its subscriptions."""
 
 from __future__ import annotations
 
@@ -22,26 +22,29 @@ from rmqkit.protocol.schemas.clients import ConsumeMessageDirectlyResult, Subscr
 
 
 class ConsumeService(Protocol):
-    """Consumes pulled messages: in handlers (`consume`, `ordered`, `pop.service`), or by giving them out (`poll`)."""
+    """A consumer of pulled messages in handlers (`consume`, `ordered`, `pop.service`) or by the program (`poll`)."""
 
     def put(self, process_queue: ProcessQueue, messages: list[ReceivedMessage]) -> None:
-        """Begin to consume messages, which the process queue holds now."""
+        """Begin to consume messages that the process queue now holds."""
         ...
 
     def drop_stale(self) -> None:
-        """Discard buffered messages of queues this member no longer owns."""
+        """Discard buffered messages of queues that this member no longer owns."""
         ...
 
     def advance_to(self, process_queue: ProcessQueue, offset: int) -> None:
-        """Raise the offset of a queue of which nothing is under way: nothing before it matches the subscription."""
+        """Raise the offset of a queue without held messages: no message before it matches the subscription."""
         ...
 
     async def unreadable(self, message: ReceivedMessage) -> None:
-        """Dispose of a message whose body cannot be unpacked. Raises RemotingError, PeerRefused: try again."""
+        """Dispose of a message whose body cannot be unpacked.
+
+        Raises RemotingError, PeerRefused: it failed, try again.
+        """
         ...
 
     def waits_for(self, message: ReceivedMessage) -> str:
-        """Say what a held message waits for that no handler has begun with."""
+        """Return, as text for operators, what an unhandled message waits for."""
         ...
 
     async def consume_directly(self, message: ReceivedMessage) -> ConsumeMessageDirectlyResult:
@@ -52,7 +55,7 @@ class ConsumeService(Protocol):
 @dataclass(slots=True)
 class ConsumerContext:
     """The objects that the parts of one consumer share.
-    ``locks`` is set in ordered consumption, unless nothing is shared."""
+    ``locks`` is set in ordered consumption, except in broadcasting."""
 
     runtime: ClientRuntime
     group: str
@@ -74,14 +77,14 @@ class Subscriptions(dict[str, SubscriptionData]):
         self._group = group
 
     def put(self, topic: str, expression: str, expression_type: str) -> None:
-        """Subscribe to a topic, or replace its subscription. Raises SettingsError: one of them is not legal."""
+        """Subscribe to a topic, or replace its subscription. Raises SettingsError: topic or expression is not valid."""
         fault = topic_fault(topic)
         if fault is not None:
             raise SettingsError(fault)
         if not isinstance(expression, str):
             raise SettingsError(
-                f"subscription to topic {topic}: {expression!r} is no expression: use '*' or 'A || B'; a handler goes"
-                " in handler="
+                f"subscription to topic {topic}: {expression!r} is not an expression: use '*' or 'A || B'; a handler "
+                "goes in handler="
             )
         version = self._version(topic)
         try:
@@ -90,17 +93,17 @@ class Subscriptions(dict[str, SubscriptionData]):
             raise SettingsError(f"subscription to topic {topic}: {error}") from None
 
     def renew_versions(self, topics: Iterable[str]) -> None:
-        """Raise the versions, so that brokers take these subscriptions for newer than those of other members."""
+        """Raise the versions, so that brokers consider these subscriptions newer than those of other members."""
         for topic in self.keys() & topics:
             self[topic] = replace(self[topic], sub_version=self._version(topic))
 
     def _version(self, topic: str) -> int:
-        """The time, or one more than before if the clock was set back: brokers keep the highest version."""
+        """Return the time, or one more than before if the clock was set back: brokers store the highest version."""
         before = self[topic].sub_version if topic in self else 0
         return max(self._runtime.clock.now_ms(), before + 1)
 
     async def check(self) -> None:
-        """Ask a broker whether it can filter by the expressions that are not tags.
+        """Check with a broker whether it can filter by the expressions that are not tags.
         Raises PeerRefused: it cannot. Raises RemotingError: it did not answer."""
         for topic, data in list(self.items()):
             brokers = self._runtime.routes.brokers_of(topic)

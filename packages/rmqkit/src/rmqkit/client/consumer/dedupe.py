@@ -1,24 +1,24 @@
 """Idempotent consumers: a message that was handled is not handled again.
 
-RocketMQ delivers at least once. A message is delivered again if its consumer ends before the offset is saved, if an
-acknowledgement is late or lost, if queues move between members, and if a producer retries a send whose answer was lost.
-``consumer.on("Orders", dedupe=…)`` looks up the key of each message before it calls the handler:
+RocketMQ delivers at least once. A message is delivered again if its consumer stops before the offset is saved, if an
+acknowledgement is late or lost, if queues move between members, and if a producer retries a send whose response was
+lost. ``consumer.on("Orders", dedupe=…)`` looks up the key of each message before it calls the handler:
 
 =====================  ==========================================================================================
-``dedupe``             what holds
+``dedupe``             guarantee
 =====================  ==========================================================================================
 `SqliteDedupe`         the key and the writes of the handler are one transaction: both are applied once, even if the
                        process is killed
 `RedisDedupe`          two members do not handle a key at the same time, and a key is not handled again after its
                        handler has returned. If a process is killed after the work and before the mark, the next
                        delivery is handled: at least once, as also while Redis does not answer
-a function             the program decides: the function takes the message; if it returns true, the message is
+a function             the program decides: the function gets the message; if it returns true, the message is
                        acknowledged. The program marks messages itself, best in the transaction of the work
 =====================  ==========================================================================================
 
-The key is `ReceivedMessage.msg_id`, which is the same in all tries of a send and in all deliveries; a program can
-choose another ``key``. Each group and topic has its own keys. They are kept for ``keep_hours``, so that the store is
-bounded: a message that is delivered again later is handled again.
+The key is `ReceivedMessage.msg_id`, which is the same in all attempts of a send and in all deliveries; a program can
+choose another ``key``. Each group and topic has its own keys. They are stored for ``keep_hours`` to bound the store: a
+message that is delivered again later is handled again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from rmqkit.protocol.message import ReceivedMessage
 __all__ = ["RedisDedupe", "SqliteDedupe"]
 
 KEEP_HOURS = 96.0
-"""Longer than brokers keep messages (72 hours), so that no replay of a group's offset brings one back."""
+"""Longer than brokers retain messages (72 hours), so that no reset of a group's offset delivers one again."""
 
 _EXPIRED_PER_MESSAGE = 100
 _HOUR_MS = 3_600_000
@@ -54,7 +54,7 @@ _CREATE = (
     "CREATE INDEX IF NOT EXISTS rmqkit_seen_age ON rmqkit_seen (seen_ms)",
 )
 _EXPIRE = "DELETE FROM rmqkit_seen WHERE rowid IN (SELECT rowid FROM rmqkit_seen WHERE seen_ms < ? LIMIT ?)"
-# An expired key that is still there counts as a new one.
+# An expired key that is still stored counts as new.
 _MARK = (
     "INSERT INTO rmqkit_seen VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET seen_ms = excluded.seen_ms WHERE seen_ms < ?"
 )
@@ -64,7 +64,7 @@ _KeyOf = Callable[[ReceivedMessage], str]
 
 
 class SqliteDedupe:
-    """Stores the keys of handled messages in the SQLite database that the handler writes to, in the same transaction::
+    """The keys of handled messages in the SQLite database that the handler writes to, in the same transaction::
 
         orders = SqliteDedupe("orders.db")
 
@@ -81,11 +81,11 @@ class SqliteDedupe:
     Args:
         path: the path of the database; the table ``rmqkit_seen`` is created in it.
         key: returns the key of a message; None means ``msg_id``.
-        keep_hours: how long keys are kept.
+        keep_hours: how long keys are stored.
         busy_seconds: how long a transaction may wait for others; after that, the handler fails and the message is
             delivered again.
 
-    Raises SettingsError: the path is not that of a file, or a time is not positive.
+    Raises SettingsError: the path is not a file, or a time is not positive.
     """
 
     def __init__(
@@ -140,12 +140,12 @@ class SqliteDedupe:
         return call
 
     def _open(self) -> sqlite3.Connection:
-        # One for each message: against a commit it costs nothing, and no thread or fork shares it.
+        # Open one for each message: compared with a commit it costs nothing, and no thread or fork shares it.
         uri = self._path.startswith("file:")
         return sqlite3.connect(self._path, timeout=self._busy_seconds, isolation_level=None, uri=uri)
 
     def _mark(self, connection: sqlite3.Connection, group: str, message: ReceivedMessage) -> bool:
-        """Note a key and forget old ones; returns whether it is new."""
+        """Store a key and delete old ones; return True if the key is new."""
         now_ms = self._clock.now_ms()
         oldest_ms = now_ms - self._keep_ms
         for statement in _CREATE:
@@ -156,7 +156,7 @@ class SqliteDedupe:
 
 
 class RedisDedupe:
-    """Stores the keys of handled messages in Redis::
+    """The keys of handled messages in Redis::
 
         seen = RedisDedupe(redis.asyncio.Redis())
 
@@ -170,7 +170,7 @@ class RedisDedupe:
     Args:
         client: a ``redis.asyncio.Redis`` for coroutine functions, a ``redis.Redis`` for plain functions.
         key: returns the key of a message; None means ``msg_id``.
-        keep_hours: how long keys are kept.
+        keep_hours: how long keys are stored.
         lease_seconds: how long a handler may take; after that, another delivery of the message is handled, too.
         prefix: the prefix of all names in Redis.
 
@@ -195,7 +195,7 @@ class RedisDedupe:
 
     def once(self, handler: Callable[..., object], group: str) -> Callable[..., object]:
         """Wrap a handler; the result is called with the message before the handler's arguments.
-        Raises SettingsError: the client blocks and the handler is a coroutine function, or the other way round."""
+        Raises SettingsError: only one of client and handler is asynchronous."""
         client, lease_ms, keep_ms = self._client, self._lease_ms, self._keep_ms
         if is_async(handler) is not self._is_async:
             kind = "a coroutine function (async def)" if self._is_async else "a plain function (def)"
@@ -215,7 +215,7 @@ class RedisDedupe:
                 with _reported(name):
                     client.eval(_RELEASE, 1, name, token)
                 raise
-            # What fails now must not bring a message again that has been handled.
+                # A failure now must not cause another delivery of a handled message.
             with _reported(name):
                 client.set(name, _DONE, px=keep_ms)
 
@@ -237,9 +237,9 @@ class RedisDedupe:
 
 
 def _check_done(value: str | bytes | None, name: str) -> None:
-    """Raises ConsumeLater: nobody has marked the key as done, so another member is at work on it."""
+    """Raises ConsumeLater: the key is not marked as done, so another member handles the message."""
     if value not in (_DONE, _DONE.encode()):
-        _log.info("key %s is being handled elsewhere: the message comes again later", name)
+        _log.info("key %s is being handled elsewhere: the message is delivered again later", name)
         raise ConsumeLater
 
 
@@ -247,13 +247,13 @@ def _check_done(value: str | bytes | None, name: str) -> None:
 def _reported(name: str) -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # noqa: BLE001 - of whichever client: the message's outcome is certain without it
+    except Exception as error:  # noqa: BLE001 - any exception of the client: the handler's result is certain without it
         _log.warning("cannot mark key %s: %s; if it is delivered again, it is handled again", name, error)
 
 
 @contextlib.contextmanager
 def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    # At once, not with the first write: two deliveries of one message must not both find its key new.
+    # Lock at once, not with the first write: two deliveries of a message must not both find its key new.
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -269,7 +269,7 @@ def _msg_id(message: ReceivedMessage) -> str:
 
 
 def _checked_key(key_of: _KeyOf, message: ReceivedMessage) -> str:
-    """Raises ClientError: the program's key is no text, or empty."""
+    """Return the key of a message. Raises ClientError: the key is not text, or is empty."""
     key: object = key_of(message)
     if not isinstance(key, str) or not key:
         raise ClientError(f"key of message {message.msg_id} is {key!r}: it must be text, and not empty")

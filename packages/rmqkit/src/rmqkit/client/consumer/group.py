@@ -3,10 +3,12 @@
 ::
 
     routes, members change ──> Rebalance ──> AssignedQueues: one PullLoop per queue ──> ProcessQueue ──> ConsumeService
-                                                  └── QueueWatch: which stand still, and why
+                                                                                                    └── QueueWatch:
+                                                                                                    which queues do not
+                                                                                                    advance, and why
 
-`Consumer` is the common base of push, pull and pop consumers. Its `GroupCoordinator` decides when queues are shared out
-and registers the member at the brokers. `assignment` computes which member gets which queue, and takes and gives up
+`Consumer` is the common base of push, pull and pop consumers. Its `GroupCoordinator` decides when to rebalance and
+registers the member with the brokers. `assignment` computes which member gets which queue, and takes and gives up
 queues. In ordered consumption a queue is taken after its broker has locked it. If another member gets the lock, the
 queue restarts with the next rebalance. Loop only. Source: behaviour.md §6.1, §6.2, §8.3, §8.4, §8.15.
 """
@@ -48,7 +50,7 @@ from rmqkit.settings import to_properties
 
 _log = logging.getLogger(__name__)
 QueueListener = Callable[[set[MessageQueue], set[MessageQueue]], object]
-"""Called on the loop with all queues of a topic and those of them that are held here (``MessageQueueListener``)."""
+"""A function that gets all queues of a topic and this member's queues, on the loop (``MessageQueueListener``)."""
 
 _INCOMPLETE_PAUSE_MS = 1000.0
 _LOCK_PAUSE_MS = 500.0
@@ -57,15 +59,14 @@ _SECRETS = frozenset(("accessKey", "secretKey", "securityToken"))
 
 
 def offsets_of(runtime: ClientRuntime, group: str, settings: ConsumerSettings) -> OffsetStore:
-    """Make the offset store of a group: at the brokers, or for broadcasting in a file."""
+    """Make the offset store of a group: on the brokers, or for broadcasting in a file."""
     if settings.is_broadcasting:
         return LocalOffsetStore(settings.offsets_dir, runtime.client_id, with_namespace(runtime.namespace, group))
     return RemoteOffsetStore(runtime, group)
 
 
 class GroupCoordinator:
-    """The coordinator of one member of a group: decides when queues are shared out, and registers
-    the member at the brokers.
+    """The coordinator of one member of a group: decides when to rebalance, and registers the member with the brokers.
 
     ``subscriptions`` are the member's subscriptions, ``assigned`` its queues, ``process_queues`` the messages that it
     holds of these queues."""
@@ -94,10 +95,10 @@ class GroupCoordinator:
     def _make_rebalance(self) -> Rebalance:
         return Rebalance(self._context, self)
 
-    # -- what it is to read
+    # -- subscriptions
 
     def subscribe(self, topic: str, expression: str, expression_type: str) -> None:
-        """Subscribe to a topic, or replace its subscription. Raises SettingsError: one of them is not legal."""
+        """Subscribe to a topic, or replace its subscription. Raises SettingsError: topic or expression is not valid."""
         self.subscriptions.put(topic, expression, expression_type)
         if self._is_open:
             self._runtime.routes.watch(topic, self._context.group)
@@ -110,14 +111,17 @@ class GroupCoordinator:
             self._announce_change()
 
     def assign(self, queues: Collection[MessageQueue], expression: str, expression_type: str) -> None:
-        """Read these queues, whoever else does; instead of subscribing. Raises SettingsError: as `subscribe`."""
+        """Read these queues independently of other members, instead of subscribing.
+
+        Raises SettingsError: as `subscribe`.
+        """
         self._manual = set(queues)
         for topic in {queue.topic for queue in queues}:
             self.subscribe(topic, expression, expression_type)
         self.rebalance_soon()
 
     def schedule(self, topic: str, schedule: PullSchedule) -> None:
-        """Have the program pull the queues of a topic by itself. Raises SettingsError: as `subscribe`."""
+        """Let the program pull the queues of a topic itself. Raises SettingsError: as `subscribe`."""
         self.subscribe(topic, "*", TAG)
         self.assigned.schedules[topic] = schedule
 
@@ -139,12 +143,13 @@ class GroupCoordinator:
                 f"{queue} is not owned by this member of group {self._context.group}: wait until it is, or assign it"
             )
 
-    # -- from start to end
+    # -- start and stop
 
     async def open(self, *, is_late: bool = False) -> None:
-        """Join the group at the brokers, and rebalance for the first time. Return when each queue knows where it
-        begins, so that what the program sends next is not passed over. With ``is_late`` return before the rebalance,
-        and only log an error, because the program is past its start: consumption begins when somebody answers.
+        """Join the group at the brokers, and rebalance for the first time. Return when the start offset of
+        each queue is known, so that messages that the program sends next are not skipped. With ``is_late``
+        return before the rebalance, and only log an error, because the program has already started:
+        consumption begins when a broker answers.
         Raises NoRoute: no name server answered.
         Raises PeerRefused: a broker cannot filter by an expression."""
         self._is_open = True
@@ -156,28 +161,28 @@ class GroupCoordinator:
                 raise
             _log.warning("subscriptions of group %s: %s", self._context.group, error)
             self._runtime.refresh_routes_soon()
-        # Before the first rebalance: a broker lists only members that it has heard of.
+        # Do this before the first rebalance: a broker lists only members whose heartbeat it has received.
         await self._runtime.heartbeat()
         name = f"rebalance of group {self._context.group}"
         self._tasks.start(keep_doing(self._rebalanced, wake=self._wake, name=name), name)
         self._tasks.start(self._save_offsets(), f"offsets of group {self._context.group}")
         self._tasks.start(self._watch.run(), f"watchdog of group {self._context.group}")
-        # A scheduled pull finds out by itself where it begins, and may already close the consumer that starts here.
+        # A scheduled pull finds its start offset itself, and may already close the consumer that starts here.
         if not is_late and not self.assigned.schedules:
             await self._is_shared_out.wait()
             await self.assigned.begun()
 
     async def stop(self) -> None:
         self._is_open = False
-        # The rebalance ends first: it would take queues again that are being stopped.
+        # Stop the rebalance first: it would take queues again that are being stopped.
         await self._tasks.close()
         await self.assigned.stop()
         self._is_shared_out.set()
 
     async def leave(self, still_handled: Collection[MessageQueue] = ()) -> None:
-        """Save offsets, give back locks except of queues that a handler is busy with, leave the group."""
+        """Save offsets, release the locks except of queues that a handler still uses, and leave the group."""
         assert not self._is_open, "a member stops before it leaves"
-        # Offsets, then locks, then the group: the next owner of a queue reads an offset that nobody moves any more.
+        # Offsets, then locks, then the group: nothing changes an offset after the next owner of a queue has read it.
         await self._context.offsets.save_all()
         if self._context.locks is not None:
             for queue in still_handled:
@@ -193,7 +198,7 @@ class GroupCoordinator:
         if not self.is_manual:
             await self._runtime.unregister_consumer(self._context.group)
 
-    # -- what the runtime and the rebalance call
+    # -- called by the runtime and the rebalance
 
     def consumer_data(self) -> ConsumerData | None:
         if not self.subscriptions:
@@ -213,26 +218,26 @@ class GroupCoordinator:
         return set(self.process_queues)
 
     async def change_queues(self, taken: list[MessageQueue], given_up: list[MessageQueue], *, is_shared: bool) -> None:
-        """Give up queues, tell the brokers about the newest subscriptions, then begin to pull the new queues.
+        """Give up queues, send the newest subscriptions to the brokers, then begin to pull the new queues.
         ``is_shared``: whether the group has other clients."""
         await asyncio.gather(*(self.assigned.give_up(queue) for queue in given_up))
         self.subscriptions.renew_versions({queue.topic for queue in (*taken, *given_up)})
         if not self.is_manual:
-            # Before the first pull: a broker refuses one whose subscription it has not heard of.
+            # Do this before the first pull: a broker refuses a pull with an unknown subscription.
             await self._runtime.heartbeat()
         if self._context.locks is not None and taken:
             await self._context.locks.lock(taken)
             self._refused.update(queue for queue in taken if not self._context.locks.is_held(queue))
             taken = [queue for queue in taken if self._context.locks.is_held(queue)]
-        # Who had a lock before us saved its offset before it gave the lock back.
+        # A former owner with a lock has saved its offset before it released the lock.
         pause_ms = (
             float(self._context.settings.take_over_pause_ms) if is_shared and self._context.locks is None else 0.0
         )
         self.assigned.take(taken, pause_ms=pause_ms, is_member=not self.is_manual)
 
     async def reset_offsets(self, offsets: dict[MessageQueue, int]) -> None:
-        """Move the offsets of the group at the request of an operator: let handlers finish, then restart the queues at
-        these offsets."""
+        """Move the offsets of the group for an operator: let handlers finish, then restart
+        the queues at these offsets."""
         held = [(queue, offset) for queue, offset in offsets.items() if queue in self.process_queues]
         await asyncio.gather(*(self.assigned.reset(queue, offset) for queue, offset in held))
         self.rebalance_soon()
@@ -242,7 +247,7 @@ class GroupCoordinator:
         return {queue: offset for queue, offset in known.items() if offset is not None}
 
     def status(self, state: str) -> MemberStatus:
-        """The state of every queue; ``state`` is that of the client."""
+        """Return the state of every queue; ``state`` is the state of the client."""
         queues_of = self._runtime.routes.subscribe_queues
         wanted = sorted(self.subscriptions.keys() - {retry_topic(self._context.group)}) if self._is_open else ()
         return MemberStatus(
@@ -254,7 +259,7 @@ class GroupCoordinator:
         )
 
     def running_info(self) -> ConsumerRunningInfo:
-        """Settings, subscriptions, what is held of each queue, stats, and why queues do not move."""
+        """Return settings, subscriptions, the held messages of each queue, stats, and why queues do not advance."""
         own = {
             "PROP_NAMESERVER_ADDR": ";".join(self._runtime.name_servers),
             "PROP_CONSUME_TYPE": self._context.consume_type,
@@ -288,16 +293,16 @@ class GroupCoordinator:
         return await self._context.consume_service.consume_directly(message)
 
     async def renew_locks(self) -> None:
-        """Renew the locks of all queues that are not being given up. Restart a queue whose lock another member has."""
+        """Renew the locks of all queues that are not being given up. Restart a queue if another member has its lock."""
         if self._context.locks is not None:
-            # Asking for the lock of a queue that is being given up would take it from its next owner.
+            # Locking a queue that is being given up would take it from its next owner.
             kept = [queue for queue, process_queue in self.process_queues.items() if not process_queue.is_released]
             for queue in await self._context.locks.lock(kept):
                 if await self.assigned.drop(queue):
                     _log.warning("group %s lost the lock of %s and starts again", self._context.group, queue)
                     self.rebalance_soon()
 
-    # -- inside
+    # -- internals
 
     async def _refresh_routes(self) -> None:
         for topic in list(self.subscriptions):
@@ -305,7 +310,7 @@ class GroupCoordinator:
         is_any_missing = False
         for topic in list(self.subscriptions):
             is_any_missing |= not await self._runtime.routes.refresh(topic)
-        # A runtime that runs already has slept since it last looked: it knew of no topic that is missing.
+        # A runtime that already runs may refresh routes much later, and did not know the missing topics.
         if is_any_missing:
             self._runtime.refresh_routes_soon()
         await self.subscriptions.check()
@@ -356,7 +361,8 @@ class GroupCoordinator:
             queues = set(self._runtime.routes.subscribe_queues(topic))
             held = {queue for queue in self.process_queues if queue.topic == topic}
             if published != (queues, held):
-                # Noted before the call: a listener that fails is not called again for the same change.
+                # Store it before the call: a listener that fails is not called
+                # again for the same change.
                 self._listeners[topic] = (listener, (queues, held))
                 try:
                     listener(set(queues), set(held))
@@ -372,7 +378,7 @@ class GroupCoordinator:
 
 
 class Consumer(Client):
-    """Base class of push, pull and pop consumers: a member of a group that gets messages."""
+    """Base class of push, pull and pop consumers: a member of a group that receives messages."""
 
     _reserved_group = "DEFAULT_CONSUMER"
     _coordinator: GroupCoordinator
@@ -392,8 +398,10 @@ class Consumer(Client):
         return self._coordinator.held_queues()
 
     def pause(self, *queues: MessageQueue) -> None:
-        """Stop pulling from these queues; without arguments, from all queues, future ones too. Messages that are
-        already pulled are still delivered."""
+        """Stop pulling from these queues; without arguments, from all present and future queues.
+
+        Messages that are already pulled are still delivered.
+        """
         self._coordinator.assigned.pause(queues, is_paused=True)
 
     def resume(self, *queues: MessageQueue) -> None:
@@ -401,11 +409,11 @@ class Consumer(Client):
         self._coordinator.assigned.pause(queues, is_paused=False)
 
     def status(self) -> MemberStatus:
-        """Return the state of every queue, and why it stands still. ``print`` it to get a table."""
+        """Return the state of every queue, and why it does not advance. ``print`` it to get a table."""
         return self._coordinator.status(self._state.value)
 
     def _make_trace(self, tracing: Tracing) -> BackgroundHook:
-        from rmqkit.client.producer.trace import MessageTrace  # few programs need it, and it takes time to load
+        from rmqkit.client.producer.trace import MessageTrace  # few programs need it, and its import takes time
 
         return MessageTrace(self._runtime, self.group, "CONSUME", tracing)
 
@@ -415,7 +423,7 @@ class Consumer(Client):
         return stream
 
     def _abandon(self) -> None:
-        """Leave the messages unconsumed that streams gave out last; they are delivered again."""
+        """Leave the last messages of all streams unconsumed; they are delivered again."""
         for stream in self._streams:
             stream.abandon()
 

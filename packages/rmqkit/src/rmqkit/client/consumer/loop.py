@@ -1,25 +1,25 @@
-"""Loops that work on one queue: the pull loop (``pullMessage``), and scheduled pulls by the program.
+"""Loops for one queue: the pull loop (``pullMessage``), and scheduled pulls by the program.
 
-The pull loop asks for messages, hands them over and asks again at once; a broker that has none holds the request for up
-to 15 s. It waits while the process queue has no room.
+The pull loop pulls messages, passes them on and pulls again at once; a broker without new messages holds the request
+for up to 15 s. The loop waits while the process queue is full.
 
 ========================  =====================================================================================
-answer                    then
+response                  action
 ========================  =====================================================================================
-FOUND                     unpack, compare tags exactly, hand over; pull on at the next offset
-NO_NEW, NO_MATCHED        with nothing under way, everything before the next offset is consumed; pull on
-OFFSET_ILLEGAL            save and keep the offset the broker names, give the queue up; it comes back with the
-                          next rebalance and starts there
-FLOW_CONTROL              again after 20 ms
-SUBSCRIPTION_NOT_LATEST   again after 100 ms: the heartbeat with the newer one is on its way
-anything else             again after 1 s; a broker that does not know our subscription gets a heartbeat
+FOUND                     unpack, compare tags exactly, pass on; continue at the next offset
+NO_NEW, NO_MATCHED        if no message is held, everything before the next offset is consumed; continue
+OFFSET_ILLEGAL            save and freeze the offset of the response, give the queue up; it restarts there with the
+                          next rebalance
+FLOW_CONTROL              retry after 20 ms
+SUBSCRIPTION_NOT_LATEST   retry after 100 ms: the heartbeat with the newer subscription is on its way
+anything else             retry after 1 s; a broker that does not know the subscription gets a heartbeat
 ========================  =====================================================================================
 
 A record whose body cannot be unpacked would stop the queue for ever, so it goes to the group's dead letters.
 
-A scheduled pull (``MQPullConsumerScheduleService``) calls a task of the program over and over instead, one call at a
-time. The task pulls, consumes and commits; what it returns is the pause before the next call. Loop only. Source:
-behaviour.md §8.1, §8.6, §8.9; remoting.md §9.5.
+A scheduled pull (``MQPullConsumerScheduleService``) instead calls a task of the program repeatedly, one call at a time.
+The task pulls, consumes and commits; it returns the pause before the next call. Loop only. Source: behaviour.md §8.1,
+§8.6, §8.9; remoting.md §9.5.
 """
 
 from __future__ import annotations
@@ -61,18 +61,19 @@ _HALF_HOUR_MS = 30 * 60_000
 _NOT_KNOWN_THERE = frozenset((ResponseCode.SUBSCRIPTION_NOT_EXIST, ResponseCode.SUBSCRIPTION_NOT_LATEST))
 
 PullTask = Callable[[MessageQueue], "Awaitable[Duration | None] | Duration | None"]
-"""Pulls from a queue: a coroutine function on the loop, a plain one in a thread; ms to the next call, None as usual."""
+"""Pulls from a queue: a coroutine function on the loop, a plain function in a thread. Returns ms to the next call, or
+None for the usual pause."""
 
 scheduled_call: contextvars.ContextVar[ProcessQueue | None] = contextvars.ContextVar("scheduled_call", default=None)
-"""For which queue a task of the program is called here."""
+"""The queue for which a task of the program is called in this context."""
 
 _FINISH_SECONDS = 30.0
 
 
 @dataclass(eq=False)
 class PullLoop:
-    """Keeps one process queue filled; ``on_illegal`` gives it up at the offset that the broker names instead.
-    ``is_member`` False has each pull carry its own subscription."""
+    """A loop that fills one process queue; ``on_illegal`` gives up the queue at the offset of the broker's response.
+    If ``is_member`` is False, each pull has its own subscription."""
 
     context: ConsumerContext
     process_queue: ProcessQueue
@@ -82,11 +83,11 @@ class PullLoop:
 
     def __post_init__(self) -> None:
         self._runtime, self._queue = self.context.runtime, self.process_queue.queue
-        # In an ordered queue a commit that is overtaken by the last save would take the group back.
+        # Ordered queues do not commit: a commit that arrives after the last save would move the group's offset back.
         self._commits = self.context.locks is None and not self.context.settings.is_broadcasting
 
     async def run(self, pause_ms: float) -> None:
-        """Pull until the queue is dropped, after a first pause in which its former owner can save its offset."""
+        """Pull until the queue is dropped. A pause before the first pull lets the former owner save its offset."""
         process_queue = self.process_queue
         process_queue.is_taking_over = pause_ms > 0
         try:
@@ -104,7 +105,7 @@ class PullLoop:
             process_queue.is_begun.set()
 
     async def _step(self) -> float:
-        """Pull once; returns the ms to pause after it."""
+        """Pull once; return the pause after it in ms."""
         process_queue = self.process_queue
         subscription = self.subscription_of(self._queue.topic)
         if subscription is None:
@@ -113,17 +114,19 @@ class PullLoop:
             process_queue.next_offset = await self._start_offset()
             known = self.context.offsets.known(self._queue)
             if known is None or known < process_queue.next_offset:
-                # Saved, so that a group which began at the end misses nothing that is sent while it is away, and gets
-                # nothing from before: of a young queue the broker said 0, which would be saved.
+                # Save it, so that a group that began at the end misses no message while it
+                # is away, and gets no older ones. For a new queue the broker returned 0,
+                # which would be saved otherwise.
                 self.context.consume_service.advance_to(process_queue, process_queue.next_offset)
         process_queue.is_begun.set()
         await process_queue.wait_for_room()
         if not process_queue.is_dropped:
             asked_offset = process_queue.next_offset
             pulled = await self._pull(subscription, asked_offset)
-            # A seek drops this process queue and makes another: nothing but this loop moves where it pulls.
+            # A seek replaces this process queue, so only this loop moves its next offset.
             assert process_queue.next_offset == asked_offset, "one loop per queue"
-            # Not before the pull alone: one that the broker held for 15 s must not bring messages of a paused queue.
+            # Wait after the pull, too: a pull that the broker held for 15 s must not deliver
+            # messages of a paused queue.
             await process_queue.wait_until_resumed()
             if pulled.status is PullStatus.OFFSET_ILLEGAL:
                 _log.warning("offset %d of %s is not valid: %s", process_queue.next_offset, self._queue, pulled)
@@ -133,8 +136,11 @@ class PullLoop:
         return 0.0
 
     def _is_current(self, asked: SubscriptionData) -> bool:
-        """Return True if the subscription is still the one that was asked for. If it was replaced during the pull,
-        the broker may have left out what is wanted now: the same offset is pulled again."""
+        """Return True if the subscription is the one of the pull.
+
+        If it was replaced during the pull, the broker may have left out messages that match now: pull the same offset
+        again.
+        """
         now = self.subscription_of(self._queue.topic)
         return now is not None and (now.sub_string, now.expression_type) == (asked.sub_string, asked.expression_type)
 
@@ -142,8 +148,7 @@ class PullLoop:
         broker_id, address = self._runtime.routes.broker_for(self._queue, self.process_queue.broker_id)
         commit_offset = self.context.offsets.known(self._queue) or 0
         flags = PullFlag.SUSPEND
-        # Never with 0, which is also what is not known here; and a slave keeps no offsets that its master would hear
-        # of.
+        # Never commit 0, which also means unknown. Do not commit to a slave, which does not pass offsets on.
         if commit_offset > 0 and broker_id == MASTER_ID and self._commits:
             flags |= PullFlag.COMMIT_OFFSET
         if not self.is_member:
@@ -188,7 +193,7 @@ class PullLoop:
                 await self.context.consume_service.unreadable(message)
             self.process_queue.stats.pulled += len(messages)
             self.context.consume_service.put(self.process_queue, self.process_queue.put(messages))
-        # After the messages are held: an error above has the same offset pulled again, and none of them is skipped.
+        # Advance only after the messages are held, so that no message is skipped after an error above.
         self.process_queue.next_offset = pulled.next_begin_offset
         if not len(self.process_queue):
             self.context.consume_service.advance_to(self.process_queue, pulled.next_begin_offset)
@@ -196,24 +201,25 @@ class PullLoop:
     def _unpack(
         self, subscription: SubscriptionData, pulled: Pulled
     ) -> tuple[list[ReceivedMessage], list[ReceivedMessage]]:
-        """Decode a pull's records: the messages that match the subscription, and those whose bodies cannot be read."""
+        """Decode the records of a pull: the messages that match the subscription, and those with unreadable bodies."""
         # A broker compares only hashes of tags, so their texts are compared again here (behaviour.md §8.6).
         messages, unreadable = unpack(pulled.body, self._queue.broker_name)
         place_in(self._queue, (*messages, *unreadable), pulled.offset_delta)
         unreadable = [message for message in unreadable if matches_tags(subscription, message.tags)]
         matching = [message for message in messages if matches_tags(subscription, message.tags)]
         remove_namespace(self._runtime.namespace, (*matching, *unreadable))
-        # Made once for all messages of an answer.
+        # Make these texts once for all messages of a response.
         min_offset, max_offset = str(pulled.min_offset), str(pulled.max_offset)
         for message in matching:
             message.properties[names.MIN_OFFSET] = min_offset
             message.properties[names.MAX_OFFSET] = max_offset
-            message.properties.pop(names.CONSUME_START_TIME, None)  # somebody else's
+            message.properties.pop(names.CONSUME_START_TIME, None)  # set by another client
         return matching, unreadable
 
     async def _start_offset(self) -> int:
-        """Find where to begin: the offset the broker has saved, else as the settings say (behaviour.md §8.9).
-        Raises RemotingError, PeerRefused: the broker did not say."""
+        """Find the start offset: the saved offset of the broker, otherwise according to the
+        settings (behaviour.md §8.9).
+        Raises RemotingError, PeerRefused: the broker did not return it."""
         start_from = self.context.settings.start_from
         saved = await self.context.offsets.fetch(self._queue)
         (_, address), calls = self._runtime.routes.broker_for(self._queue), self._runtime.calls
@@ -223,7 +229,7 @@ class PullLoop:
             and saved == 0
             and not is_retry
             and isinstance(self.context.offsets, RemoteOffsetStore)
-        ):  # of a young queue it always says 0
+        ):  # a broker always returns 0 for a new queue
             saved = await calls.committed_offset(address, self.context.group, self._queue, is_stored=True)
         if saved is not None:
             return saved
@@ -231,7 +237,7 @@ class PullLoop:
             case StartFrom.FIRST_OFFSET:
                 return 0
             case StartFrom.LAST_OFFSET | StartFrom.NEW_MESSAGES:
-                # All of a retry topic: what is there was consumed once already, and has to be consumed again.
+                # The whole retry topic: its messages have failed once, and must be consumed again.
                 return 0 if is_retry else await calls.max_offset(address, self._queue)
             case StartFrom.TIMESTAMP:
                 if is_retry:
@@ -240,20 +246,20 @@ class PullLoop:
                 return await calls.search_offset(address, self._queue, at_ms)
 
     def _asked_address(self, error: ConnectFailed | ConnectionLost) -> str:
-        """The broker that an error is about, as heartbeats and other queues name it."""
+        """Return the broker address that an error is about, in the form that heartbeats and other queues use."""
         try:
             return self._runtime.routes.broker_for(self._queue, self.process_queue.broker_id)[1]
         except ConnectFailed:
             return error.address
 
     def _pause_after(self, error: RmqError) -> float:
-        """Log a failed pull and say how many ms to pause after it."""
+        """Log a failed pull and return the pause after it in ms."""
         code = error.code if isinstance(error, PeerRefused) else None
         if code == ResponseCode.FLOW_CONTROL:
             return _FLOW_CONTROL_PAUSE_MS
         if code in _NOT_KNOWN_THERE:
             self._runtime.heartbeat_soon()
-        if isinstance(error, RemotingError):  # the name servers may know by now who is there instead
+        if isinstance(error, RemotingError):  # the name servers may know the new broker by now
             self._runtime.refresh_routes_soon()
         if code == ResponseCode.SUBSCRIPTION_NOT_LATEST:  # this pull overtook the heartbeat with the newer version
             return _OVERTAKEN_PAUSE_MS
@@ -266,7 +272,7 @@ class PullLoop:
 
 
 def place_in(queue: MessageQueue, messages: Iterable[ReceivedMessage], offset_delta: int) -> None:
-    """Give messages of a static topic the queue id and offset they have in the topic, not those at the broker."""
+    """Set queue id and offset of messages of a static topic to those in the topic, instead of those at the broker."""
     if queue.broker_name.startswith(LOGICAL_BROKER_PREFIX):
         for message in messages:
             message.queue_id = queue.queue_id
@@ -274,8 +280,8 @@ def place_in(queue: MessageQueue, messages: Iterable[ReceivedMessage], offset_de
 
 
 def unpack(body: bytes, broker_name: str) -> tuple[list[ReceivedMessage], list[ReceivedMessage]]:
-    """Decode the records of an answer: the messages, and those whose bodies cannot be read, as they are stored.
-    Raises BodyError: not all of it is records; what lies behind must not be passed over."""
+    """Decode the records of a response: the messages, and those with unreadable bodies, as they are stored.
+    Raises BodyError: the body does not consist of records; later messages must not be skipped."""
     messages: list[ReceivedMessage] = []
     unreadable: list[ReceivedMessage] = []
     for record in records_of(body):
@@ -284,14 +290,14 @@ def unpack(body: bytes, broker_name: str) -> tuple[list[ReceivedMessage], list[R
         except BodyError as error:
             place = f"offset {record.queue_offset} in queue {record.queue_id} of {record.topic} at {broker_name}"
             _log.error("cannot unpack %s: %s", place, error)
-            # Without these flags the same record decodes, body as stored: the dead letters show what is there.
+            # Without these flags the record decodes with its stored body, which the dead letters then show.
             record.sys_flag &= ~(COMPRESSED | NEED_UNWRAP)
             unreadable += messages_of_record(record, broker_name)
     return messages, unreadable
 
 
 class PullSchedule(Struct):
-    """The task that pulls a topic's queues, and the usual pause between two of its calls in ms."""
+    """The task that pulls a topic's queues, and the usual pause between two calls in ms."""
 
     task: PullTask
     pause_ms: float
@@ -299,14 +305,14 @@ class PullSchedule(Struct):
 
 @dataclass(eq=False)
 class ScheduledPull:
-    """Calls the program's task for one queue, over and over."""
+    """A loop that calls the program's task for one queue."""
 
     schedule: PullSchedule
     process_queue: ProcessQueue
     error_pause_ms: float
 
     async def run(self, pause_ms: float) -> None:
-        """Call until the queue is dropped. When this is cancelled, the call under way has 30 s to finish."""
+        """Call the task until the queue is dropped. If this is cancelled, a running call has 30 s to finish."""
         queue = self.process_queue.queue
         while True:
             await asyncio.sleep(pause_ms / 1000.0)
@@ -317,7 +323,8 @@ class ScheduledPull:
             try:
                 pause_ms = await asyncio.shield(call)
             except asyncio.CancelledError:
-                # The call may be between its pull and its commit: if cut there, the same messages are delivered again.
+                # The call may be between its pull and its commit: a cut there would
+                # deliver the same messages again.
                 await asyncio.wait([call], timeout=_FINISH_SECONDS)
                 call.cancel()
                 raise
@@ -331,6 +338,6 @@ class ScheduledPull:
             else:
                 pause = cast("Duration | None", await asyncio.to_thread(task, queue))
             return self.schedule.pause_ms if pause is None else duration_ms(pause, "the pause of a scheduled pull")
-        except Exception as error:  # noqa: BLE001 - the outer edge of a program's task: it is called again
+        except Exception as error:  # noqa: BLE001 - the outer edge of a program's task, which is called again
             _log.warning("scheduled pull of %s failed", queue, exc_info=error)
             return self.error_pause_ms

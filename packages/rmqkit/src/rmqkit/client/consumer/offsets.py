@@ -1,27 +1,28 @@
 """Offset stores: the offsets of a group in its queues (``RemoteBrokerOffsetStore``, ``LocalFileOffsetStore``).
 
 ======================  ========================================================================================
-saved at the brokers    how
+saved on the brokers    how
 ======================  ========================================================================================
-every 5 s               one-way for queues whose offset changed; with an answer, once, for unchanged offsets
-when a queue is given   with an answer, so that the next owner of the queue reads the saved offset
+every 5 s               one-way for queues whose offset changed; with a response, once, for unchanged offsets
+when a queue is given   with a response, so that the next owner of the queue reads the saved offset
 up
-when the client closes  with an answer
+when the client closes  with a response
 ======================  ========================================================================================
 
 A broker may refuse a one-way offset, for example after a crash, before the group has sent a heartbeat again. So an
 offset that no longer changes is sent a second time, and counts as saved when the broker confirms it. After a crash of
-the client, the messages that were consumed since the last save are delivered again. A sent offset counts only as long
-as its connection: a new connection may lead to a slave instead of the master, or to the master in its state before a
-crash. Offsets only rise, with two exceptions: a program or an operator moves them (`set_to`), and `freeze` replaces an
-offset that the broker declared illegal.
+the client, the messages that were consumed since the last save are delivered again. A sent offset is valid only for its
+connection: a new connection may lead to a slave instead of the master, or to the master in its state before a crash.
+Offsets only rise, with two exceptions: a program or an operator moves them (`set_to`), and `freeze` replaces an offset
+that the broker declared illegal.
 
 In broadcasting, offsets are stored in a file of the member::
 
     <offsets_dir>/<client id>/<group>/offsets.json       {"offsetTable":{{"brokerName":…,"queueId":0,"topic":…}:3}}
-    <offsets_dir>/<client id>/<group>/offsets.json.bak   the same, one save earlier; read when the first is unreadable
+    <offsets_dir>/<client id>/<group>/offsets.json.bak   the previous save; read if the first is unreadable
 
-A save merges the offsets into the file, so that queues of other times and processes keep their offsets. After a crash,
+A save merges the offsets into the file, so that queues of earlier runs and other processes keep their offsets. After a
+crash,
 the offsets since the last save are lost. Loop only; a thread reads and writes the disk.
 Source: behaviour.md §5.6, §8.6; store.md §9.8.
 """
@@ -48,7 +49,8 @@ _Sent = tuple[int, Connection | None]
 
 
 class OffsetStore(ABC):
-    """Keeps the offsets of one group in the queues this client holds; an offset is the next message to consume."""
+    """The offsets of one group in the queues that this client holds; an offset is that of
+    the next message to consume."""
 
     def __init__(self) -> None:
         self._offsets: dict[MessageQueue, int] = {}
@@ -58,47 +60,47 @@ class OffsetStore(ABC):
         return self._offsets.get(queue)
 
     def raise_to(self, queue: MessageQueue, offset: int) -> None:
-        """Raise an offset: everything before it is consumed. A smaller offset than the known one changes nothing."""
+        """Raise an offset: everything before it is consumed. An offset less than the known one changes nothing."""
         known = self._offsets.get(queue, -1)
         if offset > known:
             self.set_to(queue, offset)
-        assert self._offsets.get(queue, -1) >= known, "consumption never takes an offset back"
+        assert self._offsets.get(queue, -1) >= known, "consumption never moves an offset backwards"
 
     def set_to(self, queue: MessageQueue, offset: int) -> None:
-        """Move an offset, also back, because a program or an operator said so."""
+        """Move an offset in any direction, for a program or an operator."""
         if queue not in self._frozen:
             self._offsets[queue] = offset
 
     def freeze(self, queue: MessageQueue, offset: int) -> None:
-        """Set an offset that handlers still at work cannot change; `remove_offset` ends that."""
+        """Set an offset that running handlers cannot change, until `remove_offset` is called."""
         self._offsets[queue] = offset
         self._frozen.add(queue)
 
     def remove_offset(self, queue: MessageQueue) -> None:
-        """Stop keeping the offset of a queue that is given up."""
+        """Forget the offset of a queue that is given up."""
         self._offsets.pop(queue, None)
         self._frozen.discard(queue)
 
     @abstractmethod
     async def fetch(self, queue: MessageQueue) -> int | None:
-        """Read the saved offset and keep it here; None when there is none.
-        Raises RemotingError, PeerRefused: the broker did not say."""
+        """Read the saved offset and cache it; None if there is no saved offset.
+        Raises RemotingError, PeerRefused: the broker did not return it."""
 
     @abstractmethod
     async def save(self, queue: MessageQueue) -> None:
-        """Save one queue's offset and wait until it is; a failure is logged."""
+        """Save one queue's offset and wait until it is saved; a failure is logged."""
 
     @abstractmethod
     async def save_all(self) -> None:
-        """`save` for every queue."""
+        """Save the offset of every queue, like `save`."""
 
     @abstractmethod
     async def send_changed(self) -> None:
-        """Save what changed since the last round; a failure is logged and made good by the next round."""
+        """Save the offsets that changed since the last call; a failure is logged and the next call tries again."""
 
 
 class RemoteOffsetStore(OffsetStore):
-    """Keeps offsets that the brokers save for the group (``RemoteBrokerOffsetStore``)."""
+    """Offsets that the brokers save for the group (``RemoteBrokerOffsetStore``)."""
 
     def __init__(self, runtime: ClientRuntime, group: str) -> None:
         super().__init__()
@@ -114,20 +116,20 @@ class RemoteOffsetStore(OffsetStore):
 
     async def fetch(self, queue: MessageQueue) -> int | None:
         """Read the offset saved at the broker and cache it; None if the broker has no offset.
-        Raises RemotingError, PeerRefused: the broker did not say."""
+        Raises RemotingError, PeerRefused: the broker did not return it."""
         offset = await self._runtime.calls.committed_offset(
             self._runtime.routes.broker_for(queue)[1], self._group, queue
         )
         if offset is not None:
             self._offsets[queue] = offset
-            if offset:  # brokers also say 0 of a young queue when they have no offset of it: have them keep one
+            if offset:  # brokers also return 0 for a new queue without an offset: let them save one
                 self._sent[queue] = self._confirmed[queue] = self._over_connection(
                     self._runtime.routes.broker_for(queue)[1], offset
                 )
         return offset
 
     async def save(self, queue: MessageQueue) -> None:
-        """Save one queue's offset and wait for the broker's answer; a failure is logged."""
+        """Save one queue's offset and wait for the broker's response; a failure is logged."""
         offset = self._offsets.get(queue)
         if offset is None:
             return
@@ -141,16 +143,19 @@ class RemoteOffsetStore(OffsetStore):
             self._not_saved(queue, offset, error)
 
     async def save_all(self) -> None:
-        """`save` for every queue, of every topic one first: where a broker has nothing of the group and topic yet,
-        Apache's makes a new table for each of the offsets that come at once, and keeps one of them."""
+        """Save the offset of every queue, first of one queue per topic.
+
+        If a broker has no offset of the group and topic, Apache's broker makes a new table for each of several
+        concurrent offsets, and keeps only one of them.
+        """
         firsts = {(queue.broker_name, queue.topic): queue for queue in self._offsets}
         rest = self._offsets.keys() - firsts.values()
         await asyncio.gather(*(self.save(queue) for queue in firsts.values()))
         await asyncio.gather(*(self.save(queue) for queue in rest))
 
     async def send_changed(self) -> None:
-        """Save what changed since the last round, one-way, and what came to rest, with an answer; a failure is logged
-        and made good by the next round. A broker that cannot be reached keeps none of the others waiting."""
+        """Save changed offsets one-way, and unchanged unconfirmed offsets with a response. A failure is logged, and the
+        next call tries again. An unreachable broker does not delay the others."""
         queues = list(self._offsets)
         are_at_rest = await asyncio.gather(*map(self._send, queues))
         await asyncio.gather(
@@ -158,16 +163,16 @@ class RemoteOffsetStore(OffsetStore):
         )
 
     async def _send(self, queue: MessageQueue) -> bool:
-        """Save an offset one-way; returns True when it was sent before already, so that it came to rest."""
+        """Save an offset one-way; return True if the same offset was already sent, so that it needs a confirmation."""
         offset = self._offsets.get(queue)
         if offset is None:
-            return False  # given up during this round: its next owner may be further
+            return False  # given up meanwhile: its next owner may have a greater offset
         try:
             address = self._runtime.routes.broker_for(queue)[1]
             if self._sent.get(queue) == self._over_connection(address, offset):
                 return True
             await self._runtime.calls.commit_offset_one_way(address, self._group, queue, offset)
-            # After the write: a failed one has to be repeated by the next round.
+            # Set it after the write: the next call repeats a failed write.
             self._sent[queue] = self._over_connection(address, offset)
         except RmqError as error:
             self._not_saved(queue, offset, error)
@@ -190,7 +195,7 @@ class _OffsetFile(Struct, rename="camel"):
 
 
 class LocalOffsetStore(OffsetStore):
-    """Keeps offsets in a file of the client's own (``LocalFileOffsetStore``)."""
+    """Offsets in a file of this client (``LocalFileOffsetStore``)."""
 
     def __init__(self, offsets_dir: str, client_id: str, group: str) -> None:
         super().__init__()
@@ -200,13 +205,13 @@ class LocalOffsetStore(OffsetStore):
         self._saving = asyncio.Lock()
 
     def remove_offset(self, queue: MessageQueue) -> None:
-        """Stop keeping an offset here; the file keeps what was saved."""
+        """Forget an offset in memory; the file retains it."""
         super().remove_offset(queue)
         self._saved.pop(queue, None)
 
     async def fetch(self, queue: MessageQueue) -> int | None:
-        """Read the offset in the file and keep it here; None when there is none.
-        Raises ClientError: the system does not let it be read just now."""
+        """Read the offset from the file and cache it; None if it has no offset.
+        Raises ClientError: the file cannot be read at present."""
         try:
             offset = (await asyncio.to_thread(self._read)).get(queue)
         except OSError as error:
@@ -216,15 +221,15 @@ class LocalOffsetStore(OffsetStore):
         return offset
 
     async def save(self, queue: MessageQueue) -> None:
-        """`save_all`: there is one file."""
+        """Save all offsets: there is one file."""
         await self.save_all()
 
     async def send_changed(self) -> None:
-        """`save_all`."""
+        """Save all offsets."""
         await self.save_all()
 
     async def save_all(self) -> None:
-        """Write what changed since the last time; a failure is logged and made good by the next round."""
+        """Write the offsets that changed since the last call; a failure is logged and the next call tries again."""
         async with self._saving:
             changed = {queue: offset for queue, offset in self._offsets.items() if self._saved.get(queue) != offset}
             if not changed:
@@ -234,13 +239,13 @@ class LocalOffsetStore(OffsetStore):
                 await asyncio.shield(writing)
                 self._saved.update(changed)
             except asyncio.CancelledError:
-                await asyncio.gather(writing, return_exceptions=True)  # two threads would write over each other
+                await asyncio.gather(writing, return_exceptions=True)  # two threads would clash
                 raise
             except OSError as error:
                 _log.warning("cannot save offsets in %s: %s", self.path, error)
 
     def _read(self) -> dict[MessageQueue, int]:
-        """Read the file, or its backup. Raises OSError: a file is there and cannot be read."""
+        """Read the file, or its backup. Raises OSError: a file exists and cannot be read."""
         for path in (self.path, self.path.with_name("offsets.json.bak")):
             try:
                 return fastjson.decode_as(path.read_bytes(), _OffsetFile).offset_table
@@ -256,10 +261,11 @@ class LocalOffsetStore(OffsetStore):
         fresh = self.path.with_name("offsets.json.tmp")
         with fresh.open("wb") as file:
             file.write(fastjson.dumps(_OffsetFile(merged)))
-            # Durable before it replaces the old one; a rename alone may reach the disk before the bytes do.
+            # Sync it before it replaces the old file; a rename alone may reach
+            # the disk before the bytes do.
             file.flush()
             os.fsync(file.fileno())
-        # Backup first: at every moment one of the two files is whole, and `_read` takes either.
+        # Move the old file to the backup first: one of the two files is always complete, and `_read` accepts either.
         if self.path.exists():
             self.path.replace(self.path.with_name("offsets.json.bak"))
         fresh.replace(self.path)

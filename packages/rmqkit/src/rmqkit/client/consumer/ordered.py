@@ -1,20 +1,21 @@
-"""The orderly consume service runs the handlers of a queue one after the other (``ConsumeMessageOrderlyService``).
+"""The orderly consume service, which runs the handlers of a queue one after the other
+(``ConsumeMessageOrderlyService``).
 
 ==========================  ==================================================================================
-a handler …                 then
+a handler …                 effect
 ==========================  ==================================================================================
-returns                     the messages are consumed, the next ones of the queue follow
-raises                      the queue stands still for ``suspend_queue_ms``; then the same messages again
-… for the last time         after ``retries_max`` failures the message goes to the dead letters, the queue moves on
+returns                     the messages are consumed, the next messages of the queue follow
+raises                      the queue pauses for ``suspend_queue_ms``; then the same messages are handled again
+… for the last time         after ``retries_max`` failures the message goes to the dead letters, the queue continues
 … `Reject`                  the same at once
 ==========================  ==================================================================================
 
-No other client handles messages of the queue meanwhile: the broker locks it for us (LOCK_BATCH_MQ), except in
-broadcasting, where nothing is shared. A broker's lock lives 60 s after it was last asked for; here it counts for 30 s,
-and the consumer renews it every 20 s. Where the lock is not certain, the queue stands still. A queue is given to its
-next owner in this order: handler ended, offset saved, lock given back.
+No other client handles messages of the queue meanwhile: the broker locks it for this client (LOCK_BATCH_MQ), except in
+broadcasting, where no queue is shared. A broker's lock expires 60 s after the last request; the client relies on it for
+30 s, and renews it every 20 s. While the lock is not certain, the queue pauses. A queue is given to its next owner in
+this order: the handler returned, the offset is saved, the lock is released.
 
-Workers take queues in turn, one batch each; a queue is in at most one worker's hands (``ProcessQueue.is_scheduled``).
+Workers take queues in turn, one batch each; a queue is with at most one worker (``ProcessQueue.is_scheduled``).
 Loop only. Source: behaviour.md §2.7, §8.10; remoting.md §4.3.5.
 """
 
@@ -42,7 +43,7 @@ from rmqkit.protocol.message import ReceivedMessage
 from rmqkit.protocol.schemas.clients import MessageQueue
 
 LOCAL_LOCK_MS = 30_000
-"""ms that a lock counts here after the broker last granted it; the broker keeps it twice as long."""
+"""ms for which a lock is valid here after the broker last granted it; the broker holds it twice as long."""
 
 _log = logging.getLogger(__name__)
 _LOCK_PAUSE_MS = 3000.0
@@ -50,10 +51,10 @@ _TO_DEAD_LETTERS = -1
 
 
 class OrderlyConsumeService(ConcurrentConsumeService):
-    """Runs handlers in the order of each queue."""
+    """Workers that run handlers in the order of each queue."""
 
     locks: ClientQueueLocks | None = None
-    """The locks of this member's queues; None where no other member can have them."""
+    """The locks of this member's queues; None if no other member can have them."""
 
     _is_ordered = True
     _retries_unless_set = -1
@@ -65,10 +66,10 @@ class OrderlyConsumeService(ConcurrentConsumeService):
             self._schedule(process_queue)
 
     async def expire(self, process_queue: ProcessQueue) -> None:
-        """An ordered queue waits for its handler, however long it takes."""
+        """Do nothing: an ordered queue waits for its handler, however long it runs."""
 
     def _schedule(self, process_queue: ProcessQueue) -> None:
-        # Set by whoever schedules, so that `put` never hands a queue to a second worker.
+        # Set with every scheduling, so that `put` never passes a queue to a second worker.
         process_queue.is_scheduled = len(process_queue) > 0
         if process_queue.is_scheduled:
             self._ready.put_nowait((process_queue, []))
@@ -86,9 +87,9 @@ class OrderlyConsumeService(ConcurrentConsumeService):
             await self.locks.lock([process_queue.queue])
             if not self.locks.is_held(process_queue.queue):
                 return _LOCK_PAUSE_MS
-        # Taken only after the lock request, during which the queue may have been dropped or restarted.
+        # Take the messages after the lock request, during which the queue may be dropped or restarted.
         messages = self._next(process_queue)
-        if process_queue.is_dropped or not messages:  # the lock may be that of the queue's next time here
+        if process_queue.is_dropped or not messages:  # the lock may belong to a restart of the queue
             return 0.0
         error = await self._call(process_queue, messages)
         if error is None:
@@ -100,7 +101,7 @@ class OrderlyConsumeService(ConcurrentConsumeService):
         return self.settings.suspend_queue_ms if pause_ms is None else pause_ms
 
     def _next(self, process_queue: ProcessQueue) -> list[ReceivedMessage]:
-        """Take the lowest messages, as many as one call of the handler takes."""
+        """Return the messages with the lowest offsets, as many as one call of the handler accepts."""
         messages = process_queue.lowest(1)
         if not messages:
             return []
@@ -114,13 +115,13 @@ class OrderlyConsumeService(ConcurrentConsumeService):
     async def _is_given_up(
         self, process_queue: ProcessQueue, messages: list[ReceivedMessage], error: BaseException
     ) -> bool:
-        """Count a failure; returns whether the queue moves on, because no message is to be tried again here."""
+        """Count a failure; return True if the queue can continue, because no message must be retried here."""
         if isinstance(error, DeadLetters):
             return await self._are_given_up(process_queue, error)
         later = error if isinstance(error, ConsumeLater) else ConsumeLater()
         named = messages if later.messages is None else later.messages
         first = next((i for i, message in enumerate(messages) if any(message is one for one in named)), len(messages))
-        # What follows the first one that failed fails with it: consuming it now would break the order.
+        # Messages after the first failed one fail with it: consuming them now would break the order.
         self.consumed(process_queue, *messages[:first])
         failed = messages[first:]
         if failed:
@@ -136,7 +137,8 @@ class OrderlyConsumeService(ConcurrentConsumeService):
         return True
 
     async def _are_given_up(self, process_queue: ProcessQueue, error: DeadLetters) -> bool:
-        """Send what no handler can take to the dead letters; the others of its batch are handled after it."""
+        """Send messages that no handler can process to the dead letters; the rest of their
+        batch is handled afterwards."""
         log_failure(error.messages, error)
         for message in error.messages:
             if not await self._is_dead_lettered(message, self.reason_of(error, message)):
@@ -146,7 +148,7 @@ class OrderlyConsumeService(ConcurrentConsumeService):
         return True
 
     async def _is_dead_lettered(self, message: ReceivedMessage, reason: Reason) -> bool:
-        """Send a message to the dead letters; returns whether it is there. In broadcasting it is only logged."""
+        """Send a message to the dead letters; return True if it is stored. In broadcasting it is only logged."""
         if self.settings.is_broadcasting:
             return True
         try:
@@ -157,8 +159,11 @@ class OrderlyConsumeService(ConcurrentConsumeService):
 
 
 class ClientQueueLocks:
-    """The locks of one group's member; ``asked`` are the queues that a broker may keep for it, ``errors`` are those of
-    brokers that did not answer when last asked."""
+    """The locks of one group's member.
+
+    ``asked`` has the queues that a broker may have locked for it, ``errors`` the errors of brokers that did not answer
+    the last request.
+    """
 
     def __init__(self, runtime: ClientRuntime, group: str) -> None:
         self._runtime = runtime
@@ -168,38 +173,39 @@ class ClientQueueLocks:
         self.errors: dict[str, RmqError] = {}
 
     def is_held(self, queue: MessageQueue) -> bool:
-        """Return True if the lock is certain: the broker granted it, and so recently that it cannot have run out."""
+        """Return True if the lock is certain: the broker granted it, and so recently that it cannot have expired."""
         granted_ms = self._granted_ms.get(queue)
         return granted_ms is not None and self._runtime.clock.monotonic_ms() - granted_ms < LOCAL_LOCK_MS
 
     def error_of(self, queue: MessageQueue) -> RmqError | None:
-        """The error of the last request to the broker of a queue, None when it answered."""
+        """Return the error of the last request to the broker of a queue, None if it answered."""
         return self.errors.get(self._runtime.routes.broker_of(queue))
 
     def granted_at_ms(self, queue: MessageQueue) -> int:
-        """Return when a broker last granted a lock, in ms since the epoch; 0 when it is not here."""
+        """Return when a broker last granted a lock, in ms since the epoch; 0 if the lock is not held."""
         granted_ms = self._granted_ms.get(queue)
         clock = self._runtime.clock
         return 0 if granted_ms is None else clock.now_ms() - round(clock.monotonic_ms() - granted_ms)
 
     async def lock(self, queues: Iterable[MessageQueue]) -> set[MessageQueue]:
-        """Lock queues or renew their locks; those that another client holds. A broker that does not answer is logged:
-        its queues' locks stay as they are."""
+        """Lock queues or renew their locks; return the queues that another client holds. If a
+        broker does not answer, log it:
+        the locks of its queues stay as they are."""
         refused = await asyncio.gather(*(self._lock(name, some) for name, some in self._by_broker(queues).items()))
         return set().union(*refused)
 
     async def unlock(self, queues: Iterable[MessageQueue]) -> None:
-        """Give locks back; one that cannot be ends by itself after 60 s."""
+        """Release locks; a lock that cannot be released expires after 60 s."""
         await asyncio.gather(*(self._unlock(name, some) for name, some in self._by_broker(queues).items()))
 
     async def _lock(self, broker_name: str, queues: list[MessageQueue]) -> set[MessageQueue]:
         address = self._runtime.routes.address(broker_name)
-        # When it was asked, not when it answered: the broker's 60 s began in between.
+        # Use the time of the request, not of the response: the broker's 60 s began in between.
         asked_ms = self._runtime.clock.monotonic_ms()
         try:
             if address is None:
                 raise ConnectFailed(broker_name, "no route names its master", NOT_REGISTERED)
-            self.asked.update(queues)  # a grant whose answer does not come has to be given back, too
+            self.asked.update(queues)  # a lock whose response is lost must be released, too
             granted = await self._runtime.calls.lock_queues(address, self._group, self._runtime.client_id, queues)
         except RmqError as error:
             if self.errors.get(broker_name) is None:
@@ -215,7 +221,7 @@ class ClientQueueLocks:
         return refused
 
     async def _unlock(self, broker_name: str, queues: list[MessageQueue]) -> None:
-        # Given up here before it is at the broker: no handler of ours may begin once another member can have it.
+        # Forget the lock before the broker releases it: no handler may start once another member can have it.
         for queue in queues:
             self._granted_ms.pop(queue, None)
         self.asked.difference_update(queues)

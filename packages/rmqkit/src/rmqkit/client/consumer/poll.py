@@ -1,7 +1,7 @@
-"""The poll buffer: pulled messages that wait until the program asks for them (``DefaultLitePullConsumer.poll``).
+"""The poll buffer: pulled messages that wait until the program polls them (``DefaultLitePullConsumer.poll``).
 
-What was given out counts as consumed when the program asks for more, commits or closes, not when it is given; so a
-program that fails in between gets it again. Loop only. Source: behaviour.md §8.14.
+Returned messages count as consumed only when the program polls again, commits or closes. A program that fails before
+that gets them again. Loop only. Source: behaviour.md §8.14.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _Item = tuple[ProcessQueue, ReceivedMessage]
 
 
 class PollBuffer:
-    """Buffers what was pulled and not yet asked for, and keeps where the program is in each queue.
-    ``auto_commit`` has positions saved as they come, otherwise `positions` waits for somebody to save them."""
+    """A buffer of pulled messages that also stores the program's position in each queue.
+    With ``auto_commit`` positions are saved at once, otherwise the caller saves the result of `positions`."""
 
     def __init__(self, offsets: OffsetStore, *, auto_commit: bool) -> None:
         self._offsets = offsets
@@ -36,8 +36,10 @@ class PollBuffer:
         self._is_closed = False
 
     async def poll(self, timeout_ms: float | None, count_max: int | None) -> list[ReceivedMessage]:
-        """Give out the next messages, all of one queue; those given out before are consumed. An empty list: none in
-        time."""
+        """Return the next messages, all of one queue; messages returned before are consumed.
+
+        Return an empty list after the timeout.
+        """
         self.settle()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000.0):
@@ -45,12 +47,12 @@ class PollBuffer:
                     if (given := self._next(count_max)) is not None:
                         self._given.append(given)
                         return list(given[1])
-                    self._arrived.clear()  # no await since the look at what is ready: nothing arrives unseen
+                    self._arrived.clear()  # no await since the check: no arrival is missed
                     await self._arrived.wait()
         return []
 
     async def next(self) -> _Item | None:
-        """Wait for one message; the caller reports it to `consumed`. None: this is closed."""
+        """Wait for one message; the caller passes it to `consumed`. Return None when the buffer is closed."""
         while not self._is_closed:
             if (given := self._next(1)) is not None:
                 return given[0], given[1][0]
@@ -67,18 +69,18 @@ class PollBuffer:
             self.advance_to(process_queue, offset)
 
     def settle(self) -> None:
-        """Count what was given out as consumed."""
+        """Mark returned messages as consumed."""
         given, self._given = self._given, []
         for process_queue, messages in given:
             self.consumed(process_queue, *messages)
 
     def abandon(self) -> None:
-        """Leave unconsumed what was given out: it is delivered again."""
+        """Leave returned messages unconsumed: they are delivered again."""
         self._given.clear()
 
     def seek(self, queue: MessageQueue, process_queue: ProcessQueue | None, offset: int) -> None:
         """Move the position of a queue. ``process_queue``: the restarted queue, or None if it is not held yet."""
-        # Messages given out before the seek must not move the position when the next poll settles them.
+        # Messages returned before the seek must not move the position when the next poll settles them.
         self._given = [one for one in self._given if one[0].queue != queue]
         if process_queue is None:
             self._sought[queue] = offset
@@ -89,16 +91,16 @@ class PollBuffer:
             self._offsets.set_to(queue, offset)
 
     def positions(self) -> dict[MessageQueue, int]:
-        """The positions in the queues held of which something was given out, and those that were sought."""
+        """Return the positions in held queues of which messages were returned, and the positions of seeks."""
         self._positions = {one: offset for one, offset in self._positions.items() if not one.is_released}
         return self._sought | {one.queue: offset for one, offset in self._positions.items()}
 
     def close(self) -> None:
-        """Give out nothing more, and wake up whoever waits."""
+        """Return no more messages, and wake waiting callers."""
         self._is_closed = True
         self._arrived.set()
 
-    # -- what the pull loops call
+    # -- called by the pull loops
 
     def put(self, process_queue: ProcessQueue, messages: list[ReceivedMessage]) -> None:
         if messages:
@@ -110,21 +112,22 @@ class PollBuffer:
 
     def advance_to(self, process_queue: ProcessQueue, offset: int) -> None:
         if not process_queue.is_released:
-            # By process queue, not by queue: after a seek there is a new one, which the old one's rest must not move.
-            assert offset >= self._positions.get(process_queue, offset), "a position only rises, a seek begins anew"
+            # One position per process queue: messages of the queue before a seek must not
+            # move the position of the queue after it.
+            assert offset >= self._positions.get(process_queue, offset), "a position only rises, except by a seek"
             self._positions[process_queue] = offset
             self._sought.pop(process_queue.queue, None)
             if self._auto_commit:
                 self._offsets.set_to(process_queue.queue, offset)
 
     async def unreadable(self, message: ReceivedMessage) -> None:
-        """Leave out a message whose body cannot be unpacked; the pull loop logged it."""
+        """Skip a message whose body cannot be unpacked; the pull loop has logged it."""
 
     def waits_for(self, message: ReceivedMessage) -> str:
         return "the program to poll or iterate further"
 
     async def consume_directly(self, message: ReceivedMessage) -> ConsumeMessageDirectlyResult:
-        """Raises ClientError: always, there is no handler."""
+        """Raises ClientError: always, because there is no handler."""
         raise ClientError(f"message {message.msg_id} has no handler: this consumer polls")
 
     def _next(self, count_max: int | None) -> tuple[ProcessQueue, list[ReceivedMessage]] | None:
@@ -140,14 +143,14 @@ class PollBuffer:
 
 
 class StreamSource(Protocol):
-    """Gives a `MessageStream` its messages."""
+    """The source of the messages of a `MessageStream`."""
 
     async def next(self) -> _Item | None:
-        """Wait for the next message; None when there will be none."""
+        """Wait for the next message; None if there will be no more."""
         ...
 
     def consumed(self, process_queue: ProcessQueue, *messages: ReceivedMessage) -> None:
-        """Count messages as consumed."""
+        """Mark messages as consumed."""
         ...
 
 
@@ -171,11 +174,11 @@ class MessageStream:
         return self._given[1]
 
     def settle(self) -> None:
-        """Count the message given out last as consumed."""
+        """Mark the last returned message as consumed."""
         given, self._given = self._given, None
         if given is not None:
             self._source.consumed(*given)
 
     def abandon(self) -> None:
-        """Leave the message given out last unconsumed."""
+        """Leave the last returned message unconsumed."""
         self._given = None

@@ -1,21 +1,21 @@
-"""The process queue holds messages of one queue that are pulled and not yet consumed (``ProcessQueue``).
+"""The process queue: the messages of a queue that are pulled and not yet consumed (``ProcessQueue``).
 
-The offset of a queue may advance to the lowest message that is still here, never beyond: what is not consumed is
-delivered again to whoever gets the queue next. A message that is stuck therefore holds the offset back, and after
-``span_max`` offsets also the pulling.
+The offset of a queue may advance to the lowest message that is still held, never beyond: unconsumed messages are
+delivered again to the next owner of the queue. A stuck message therefore holds the offset back, and after ``span_max``
+offsets it also stops the pulls.
 
 ==========  ================================================================================
 state       meaning
 ==========  ================================================================================
-held        pulled from, consumed, its offset saved
-dropped     not ours any more: no handler starts, those that run may still finish and count
-released    gone: what finishes now is delivered again elsewhere
+held        pulled, consumed, its offset saved
+dropped     no longer owned: no handler starts, running handlers may still finish and advance the offset
+released    gone: messages that are handled now are delivered again elsewhere
 ==========  ================================================================================
 
-`window` says how many messages are held ready. It starts with two for each handler, and doubles when handlers had to
-wait although the broker had more: slow handlers hold little, fast ones up to ``messages_max``.
+`window` is the number of messages to hold. It starts with two for each handler, and doubles if handlers had to wait
+although the broker had more messages: slow handlers hold few messages, fast ones up to ``messages_max``.
 
-Loop only. Costs per message: one dict entry, O(log n) to find the lowest. Source: behaviour.md §8.6, §8.7.
+Loop only. Cost per message: one dict entry, O(log n) to find the lowest. Source: behaviour.md §8.6, §8.7.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from rmqkit.protocol.message import ReceivedMessage
 from rmqkit.protocol.schemas.clients import MessageQueue
 
 NOTHING_HELD = -1
-"""What `ProcessQueue.remove` returns when there is nothing to conclude an offset from."""
+"""Result of `ProcessQueue.remove` if no offset can be derived."""
 
 _NO_WINDOW = 1 << 30
 
 
 class Failure(Struct):
-    """The last failure of a handler on a message that is tried again here."""
+    """The last failure of a handler on a message that this client handles again."""
 
     message: ReceivedMessage
     error: BaseException
@@ -49,18 +49,18 @@ class Failure(Struct):
 
 @dataclass(eq=False)
 class ProcessQueue:
-    """One queue's messages under way; ``body_bytes`` is of all of them.
-    From ``messages_max``, ``bytes_max`` or ``span_max`` offsets on there is no room. ``is_scheduled`` says that a
-    worker has it in hand or soon will (ordered consumption); ``failure`` what its handler last failed on. ``pulled_ms``
-    and ``consumed_ms`` are when it last was, in ms since the epoch, 0 for never; ``stats`` counts for its topic.
+    """The held messages of one queue; ``body_bytes`` is the total size of their bodies.
+    The queue is full at ``messages_max``, ``bytes_max`` or a span of ``span_max`` offsets. ``is_scheduled`` is True if
+    a worker has it or will get it (ordered consumption); ``failure`` is the last failure of its handler. ``pulled_ms``
+    and ``consumed_ms`` are the times of the last pull and handler call, in ms since the epoch, 0 for never; ``stats``
+    are the counters of its topic.
 
-    The pull loop keeps here where it is: ``next_offset`` (None before the group's offset is known), ``max_offset`` as
-    the last answer said, ``broker_id`` that it suggested, the ``error`` of a pull that got no answer, and
-    ``is_taking_over`` while the former owner may still save its offset. ``is_begun`` is set once it knows where to
-    begin, or cannot find out now."""
+    The pull loop stores its state here: ``next_offset`` (None before the group's offset is known), ``max_offset`` and
+    ``broker_id`` of the last response, the ``error`` of a failed pull, and ``is_taking_over`` while the former owner
+    may still save its offset. ``is_begun`` is set once the start offset is known, or cannot be found now."""
 
     is_popped: ClassVar[bool] = False
-    """Whether it was popped, so that acknowledgements and no offset say how far it is."""
+    """Whether the queue is popped, so that acknowledgements and no offset determine its progress."""
 
     queue: MessageQueue
     _: KW_ONLY
@@ -86,22 +86,23 @@ class ProcessQueue:
         self.is_begun = asyncio.Event()
         self._is_paused = False
         self._messages: dict[int, ReceivedMessage] = {}
-        self._offsets: list[int] = []  # a heap; offsets that were removed stay until they come to the top
+        self._offsets: list[int] = []  # a heap; removed offsets stay until they reach the top
         self._last_offset = -1
         self._handlers = 0
-        self._was_limited = False  # by the window, since the last messages came
+        self._was_limited = False  # True if the window stopped a pull since the last messages arrived
         self._changed = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._messages)
 
     def __contains__(self, message: ReceivedMessage) -> bool:
-        # By identity: the same offset may be pulled again, and an old copy's handler must not remove the new one.
+        # Compare by identity: the same offset may be pulled again, and the handler of an old copy
+        # must not remove the new one.
         return self._messages.get(message.queue_offset) is message
 
     @property
     def has_room(self) -> bool:
-        # Below half of the window again: else there were a pull for each message.
+        # Wait until half of the window is free; otherwise there would be a pull for each message.
         most = self.window // 2 + 1 if self._was_limited else self.window
         return (
             len(self._messages) < min(most, self.messages_max)
@@ -111,7 +112,7 @@ class ProcessQueue:
 
     @property
     def full(self) -> str | None:
-        """The limits that leave no room, as text; None when there is room."""
+        """The limits that are reached, as text; None if the queue is not full."""
         held, span = len(self._messages), self._last_offset - self._offsets[0] if self._offsets else 0
         limits = (
             (held, self.messages_max, "messages held"),
@@ -122,18 +123,18 @@ class ProcessQueue:
 
     @property
     def position(self) -> int | None:
-        """The first offset that is not consumed here; None before it is known where to begin."""
+        """The first offset that is not consumed here; None before the start offset is known."""
         return self._offsets[0] if self._messages else self.next_offset
 
     def put(self, messages: Iterable[ReceivedMessage]) -> list[ReceivedMessage]:
-        """Hold pulled messages; returns those that were not held already, which are to be consumed."""
+        """Hold pulled messages; return those that were not held before, which must be consumed."""
         new = []
         self._was_limited = False
         for message in messages:
             offset = message.queue_offset
             if offset not in self._messages:
                 self._messages[offset] = message
-                # Maybe for the second time, while a removed one still lies in the heap: `remove` pops both.
+                # The heap may have the offset of a removed message twice: `remove` pops both.
                 heapq.heappush(self._offsets, offset)
                 self._last_offset = max(self._last_offset, offset)
                 self.body_bytes += len(message.body)
@@ -141,14 +142,17 @@ class ProcessQueue:
         return new
 
     def remove(self, message: ReceivedMessage) -> int:
-        """Remove a consumed message; returns the queue's new offset, or `NOTHING_HELD`. Behind the last message held
-        this is the offset of the next pull: the broker left out what is before it."""
+        """Remove a consumed message; return the queue's new offset, or `NOTHING_HELD`.
+
+        After the last held message this is the offset of the next pull, because the broker skipped everything before
+        it.
+        """
         if not self._messages:
             return NOTHING_HELD
         if message in self:
             del self._messages[message.queue_offset]
             self.body_bytes -= len(message.body)
-            # Lazily: taking an offset out of the middle of a heap would cost O(n) for each message.
+            # Remove offsets lazily: removal from the middle of a heap would cost O(n) for each message.
             while self._offsets and self._offsets[0] not in self._messages:
                 heapq.heappop(self._offsets)
             if not self._messages and self._was_limited:
@@ -158,19 +162,19 @@ class ProcessQueue:
         return self._offsets[0] if self._offsets else max(self._last_offset + 1, self.next_offset or 0)
 
     def lowest(self, count: int) -> list[ReceivedMessage]:
-        """The messages with the lowest offsets, which hold the offset back, at most ``count``."""
+        """Return the messages with the lowest offsets, which hold the offset back, at most ``count``."""
         if count == 1:
             return [self._messages[self._offsets[0]]] if self._messages else []
         return [self._messages[offset] for offset in heapq.nsmallest(count, self._messages)]
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """The lowest offset held and the highest that ever was; zeros when nothing is held."""
+        """The lowest held offset and the greatest one so far; zeros if no message is held."""
         return (self._offsets[0], self._last_offset) if self._messages else (0, 0)
 
     @property
     def is_paused(self) -> bool:
-        """Return True if the program paused the queue: nothing is pulled or taken in."""
+        """Return True if the program paused the queue: it is not pulled, and no pulled messages are added."""
         return self._is_paused
 
     @is_paused.setter
@@ -179,30 +183,31 @@ class ProcessQueue:
         self._changed.set()
 
     def drop(self) -> None:
-        """Give the queue up: no handler starts any more, those that run may finish and count."""
+        """Give the queue up: no handler starts, running handlers may finish and advance the offset."""
         self.is_dropped = True
         self.is_begun.set()
         self._changed.set()
 
     def release(self) -> None:
-        """Let nothing count any more that finishes from now on."""
+        """Ignore the results of all handlers from now on."""
         self.is_dropped = self.is_released = True
         self._changed.set()
 
     def handler_starts(self) -> None:
-        """Count a handler that works on one of the messages until `handler_ends`."""
+        """Count a handler that works on a message until `handler_ends`."""
         self._handlers += 1
 
     def handler_ends(self) -> None:
         self._handlers -= 1
-        assert self._handlers >= 0, "a handler ends once"
+        assert self._handlers >= 0, "every end of a handler has a start"
         self._changed.set()
 
     async def wait_for_room(self) -> None:
-        """Wait until more may be pulled or the queue is dropped."""
+        """Wait until the queue is no longer full or paused, or is dropped."""
         while (self._is_paused or not self.has_room) and not self.is_dropped:
             self._was_limited |= len(self._messages) >= self.window
-            # No await between the check and this, here and below: otherwise a change in between would be slept over.
+            # No await between check and clear, here and below: otherwise a change
+            # in between would be missed.
             self._changed.clear()
             await self._changed.wait()
 
@@ -213,7 +218,7 @@ class ProcessQueue:
             await self._changed.wait()
 
     async def wait_for_handlers(self, timeout_ms: float) -> bool:
-        """Wait until no handler works on a message of this queue; False when the time is over first."""
+        """Wait until no handler works on a message of this queue; return False after the timeout."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_ms / 1000.0):
                 while self._handlers:

@@ -1,12 +1,12 @@
-"""The pull consumer: programs ask for messages (``DefaultLitePullConsumer`` and ``DefaultMQPullConsumer``).
+"""The pull consumer: programs request messages (``DefaultLitePullConsumer`` and ``DefaultMQPullConsumer``).
 
 ===============  ===============================================================================================
-a program calls  and the consumer
+a program calls  the consumer
 ===============  ===============================================================================================
-`subscribe`      is a member of its group: queues are shared, pulled in the background, given out by `poll`
-`assign`         reads these queues, pulled in the background, given out by `poll`; no broker knows
-`schedule`       is a member of its group, and calls a task of the program for each of its queues over and over
-only `pull`      does nothing by itself: the program says which queue and offset, and saves offsets
+`subscribe`      is a member of its group: queues are shared, pulled in the background, returned by `poll`
+`assign`         reads these queues, pulled in the background, returned by `poll`; brokers do not know of it
+`schedule`       is a member of its group, and repeatedly calls a task of the program for each of its queues
+only `pull`      does nothing by itself: the program passes queue and offset, and saves offsets
 ===============  ===============================================================================================
 
 Stored messages can be looked up, too (``MQAdminImpl``): by id (`view_message`) and by key (`query_messages`).
@@ -49,10 +49,10 @@ _FOREVER_MS = (1 << 63) - 1
 
 
 class PullResult(Struct):
-    """The answer to a pull.
+    """The result of a pull.
 
     Attributes:
-        status: whether messages were found, or why not.
+        status: whether messages were found, or why none were found.
         next_begin_offset: the offset for the next pull, with any status.
         min_offset: the first offset of the queue.
         max_offset: one past the last offset of the queue.
@@ -69,7 +69,7 @@ class PullResult(Struct):
 
 
 class PullConsumer(Consumer):
-    """Reads messages when your program asks for them::
+    """A consumer that returns messages when your program requests them::
 
         consumer = PullConsumer("audit", name_servers="127.0.0.1:9876")
         consumer.subscribe("Orders", "new || changed")
@@ -119,7 +119,7 @@ class PullConsumer(Consumer):
         self._has_stopped = False
         self._streams = []
 
-    # -- pulled in the background
+    # -- background pulls
 
     def subscribe(self, topic: str, expression: str = "*", *, expression_type: str = TAG) -> None:
         """Subscribe to a topic, before or after the start. The members of the group share its queues.
@@ -140,7 +140,7 @@ class PullConsumer(Consumer):
         self._open_later()
 
     def schedule(self, topic: str, task: PullTask, *, pause: Duration = 0.2) -> None:
-        """Subscribe to a topic, and call ``task(queue)`` again and again for each queue that this consumer owns.
+        """Subscribe to a topic, and call ``task(queue)`` repeatedly for each queue that this consumer owns.
 
         In the task, call `pull` and `commit`. A coroutine function runs on the event loop, a plain function in a
         thread. The task returns the time until its next call, or None for ``pause``: seconds or a `timedelta`. If it
@@ -153,7 +153,7 @@ class PullConsumer(Consumer):
         self._open_later()
 
     async def poll(self, timeout: Duration = 5.0, *, max_count: int | None = None) -> list[ReceivedMessage]:
-        """Return the next messages: at most ``max_count``, all from one queue; an empty list if none came in time.
+        """Return the next messages: at most ``max_count``, all from one queue; an empty list after the timeout.
         ``timeout``: seconds or a `timedelta`.
 
         This call acknowledges the messages of the previous poll. Their offsets are saved within seconds, or by `commit`
@@ -219,10 +219,10 @@ class PullConsumer(Consumer):
     ) -> PullResult:
         """Read at most ``max_count`` messages of a queue, starting at an offset. A broker may return fewer.
 
-        If there is no message, the broker waits for the first one: ``wait`` seconds or a `timedelta`. ``expression``
-        selects tags; ``*`` means all messages.
+        If there is no message, the broker waits for the first one for ``wait``: seconds or a `timedelta`.
+        ``expression`` selects tags; ``*`` means all messages.
         Raises ClientError: the expression or the time is not valid.
-        Raises BodyError: the answer is not made of messages."""
+        Raises BodyError: the response does not consist of messages."""
         self._check_started()
         suspend_ms = round(duration_ms(wait, "wait"))
         address = await self._address(queue, self._suggested.get(queue, 0))
@@ -257,19 +257,19 @@ class PullConsumer(Consumer):
             pulled.next_begin_offset,
             pulled.min_offset,
             pulled.max_offset,
-            # Brokers compare hashes of tags: other tags with the same hash come along.
+            # Brokers compare hashes of tags, so messages with other tags of the same hash arrive, too.
             [message for message in messages if matches_tags(wanted, message.tags)],
             [message for message in unreadable if matches_tags(wanted, message.tags)],
         )
 
     @keeps_open
     async def min_offset(self, queue: MessageQueue) -> int:
-        """The first message that is still stored."""
+        """Return the offset of the first stored message."""
         return await self._runtime.calls.min_offset(await self._address(queue), queue)
 
     @keeps_open
     async def max_offset(self, queue: MessageQueue) -> int:
-        """One past the last message."""
+        """Return one past the offset of the last message."""
         return await self._runtime.calls.max_offset(await self._address(queue), queue)
 
     @keeps_open
@@ -281,15 +281,15 @@ class PullConsumer(Consumer):
 
     @keeps_open
     async def committed(self, queue: MessageQueue) -> int | None:
-        """Return where the group is, None when the broker has no offset of it."""
+        """Return the saved offset of the group; None if the broker has none."""
         return await self._runtime.calls.committed_offset(await self._address(queue), self.group, queue, is_stored=True)
 
     @keeps_open
     async def commit(self, queue: MessageQueue | None = None, offset: int | None = None) -> None:
-        """Save where the group is: in all queues behind what was polled; in one queue; or there at an offset, that of
-        the next message the group wants, which may go back.
+        """Save the group's offset: without arguments, in all polled queues; with ``queue``, in that queue; with
+        ``offset``, exactly this offset of the next message to consume, which may be less than before.
 
-        A broker refuses it for a group it does not know; the group's first pull makes it known."""
+        A broker refuses the offset of an unknown group; the group's first pull makes the group known."""
         if queue is not None and offset is not None:
             positions = {queue: offset}
         else:
@@ -297,17 +297,17 @@ class PullConsumer(Consumer):
             positions = {one: at for one, at in self._poll_buffer.positions().items() if queue in (None, one)}
         for one, at in positions.items():
             if one in self._coordinator.process_queues or self.settings.is_broadcasting:
-                self._offsets.set_to(one, at)  # of others' queues nothing is to be said again later
+                self._offsets.set_to(one, at)  # not for queues of other members, which this client does not save later
         if self.settings.is_broadcasting:
             await self._offsets.save_all()
         else:
             await asyncio.gather(*(self._commit(one, at) for one, at in positions.items()))
 
-    # -- looking messages up
+    # -- message lookup
 
     async def view_message(self, topic: str, msg_id: str) -> ReceivedMessage | None:
-        """Look up a message of a topic by its ``msg_id`` or ``offset_msg_id``; None when no broker has it.
-        Raises ClientError: the ``offset_msg_id`` names an address that no broker of the topic has now.
+        """Look up a message of a topic by its ``msg_id`` or ``offset_msg_id``; return None if no broker has it.
+        Raises ClientError: the ``offset_msg_id`` has an address that no broker of the topic has now.
         Raises NoRoute: the topic does not exist."""
         self._check_started()
         return await view_message(self._runtime, topic, msg_id)
@@ -324,12 +324,12 @@ class PullConsumer(Consumer):
         end_ms = None if end is None else moment_ms(end, "end")
         return await query_messages(self._runtime, topic, key, max_count, begin_ms, end_ms)
 
-    # -- inside
+    # -- internals
 
     def _check_started(self) -> None:
         is_closing = self._closing is not None and not self._closing.done()
         if not is_closing or self._opening is None or self._has_stopped:
-            super()._check_started()  # while it closes, scheduled pulls under way may still commit
+            super()._check_started()  # during the close, running scheduled pulls may still commit
 
     def _check_mode(self, *, is_wrong: bool) -> None:
         if is_wrong:
@@ -341,7 +341,7 @@ class PullConsumer(Consumer):
             raise ClientError(f"{self._described} has no queues to poll: subscribe to a topic or assign queues")
 
     def _open_later(self, *, is_late: bool = True) -> None:
-        """Begin to pull in the background, once this is started and there is something to pull."""
+        """Begin to pull in the background, once the client is started and has subscriptions."""
         if self._is_started and self._opening is None:
             if not self._coordinator.is_manual:
                 self._runtime.register_consumer(self.group, self._coordinator)
@@ -351,12 +351,12 @@ class PullConsumer(Consumer):
     async def _open(self) -> None:
         if self._coordinator.subscriptions:
             self._open_later(is_late=False)
-            assert self._opening is not None, "this is started"
+            assert self._opening is not None, "the client is started"
             await self._opening
 
     async def _finish(self) -> None:
         if self._opening is not None:
-            # Stopped before messages are settled: what is pulled meanwhile would never be given out.
+            # Stop the pulls before messages are settled: messages pulled later would never be returned.
             self._opening.cancel()
             await asyncio.wait([self._opening])
             await self._coordinator.stop()
@@ -388,9 +388,9 @@ class PullConsumer(Consumer):
 
 
 async def view_message(runtime: ClientRuntime, topic: str, msg_id: str) -> ReceivedMessage | None:
-    """Look a message up by its offset message id, at the broker it names, or else by its unique key.
+    """Look up a message by its offset message id, at the broker in the id, or otherwise by its unique key.
     Raises NoRoute: the topic does not exist.
-    Raises ClientError: the id names an address that no broker of the topic has now."""
+    Raises ClientError: the id has an address that no broker of the topic has now."""
     brokers = await _brokers(runtime, topic)
     try:
         ip, port, physical_offset = decode_offset_id(msg_id)
@@ -400,7 +400,7 @@ async def view_message(runtime: ClientRuntime, topic: str, msg_id: str) -> Recei
     for name, address in brokers:
         if address == named:
             return await _at_offset(runtime, topic, name, address, physical_offset)
-    # A broker looks through the index files of the time asked for: first the few of the last days, then all.
+    # A broker searches the index files of the requested time: first the few of the last days, then all.
     for begin_ms in (runtime.clock.now_ms() - _THREE_DAYS_MS, 0):
         found = await _query(
             runtime, brokers, topic, msg_id, _UNIQUE_KEY_COUNT, begin_ms, _FOREVER_MS, is_unique_key=True
@@ -408,7 +408,7 @@ async def view_message(runtime: ClientRuntime, topic: str, msg_id: str) -> Recei
         for message in found:
             if message.msg_id == msg_id:
                 return message
-    # A unique key has as many digits: nearly none has a port there.
+    # A unique key has the same number of digits, but almost never a valid port at this place.
     if 0 < port < 1 << 16 and physical_offset >= 0:
         now = ", ".join(address for _, address in brokers)
         raise ClientError(
@@ -421,7 +421,7 @@ async def view_message(runtime: ClientRuntime, topic: str, msg_id: str) -> Recei
 async def query_messages(
     runtime: ClientRuntime, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int | None
 ) -> list[ReceivedMessage]:
-    """Look up the messages with a key at every broker of the topic, in the order they were stored.
+    """Look up the messages with a key at every broker of the topic; return them in the order of their store time.
     Raises NoRoute: the topic does not exist."""
     end_ms = _FOREVER_MS if end_ms is None else end_ms
     found = await _query(
@@ -433,7 +433,7 @@ async def query_messages(
 
 
 async def _brokers(runtime: ClientRuntime, topic: str) -> list[tuple[str, str]]:
-    """Find one broker of each name, its master if there is one: name and address."""
+    """Return name and address of one broker of each name, the master if there is one."""
     if not runtime.routes.brokers_of(topic):
         await runtime.routes.refresh(topic)
     found = [(name, runtime.routes.any_address(name)) for name in runtime.routes.brokers_of(topic)]
@@ -448,7 +448,7 @@ async def _at_offset(
     try:
         messages = read_messages(await runtime.calls.view_message(address, topic, physical_offset), name)
     except PeerRefused as error:
-        if error.code == ResponseCode.SYSTEM_ERROR:  # it has no message there
+        if error.code == ResponseCode.SYSTEM_ERROR:  # the broker has no message there
             return None
         raise
     remove_namespace(runtime.namespace, messages)
@@ -466,8 +466,8 @@ async def _query(
     *,
     is_unique_key: bool | None,
 ) -> list[ReceivedMessage]:
-    """Ask all brokers for a key. They compare hashes only, so that the caller has still to compare the key.
-    Raises RemotingError, PeerRefused: nothing was found and a broker did not answer, or refused."""
+    """Query all brokers for a key. They compare hashes only, so the caller must compare the key.
+    Raises RemotingError, PeerRefused: nothing was found, and a broker did not answer or refused."""
     header = QueryMessageRequest(
         topic=topic,
         key=key,

@@ -1,11 +1,11 @@
-"""The push consumer (``DefaultMQPushConsumer``): what is pushed is pulled in the background.
+"""The push consumer (``DefaultMQPushConsumer``): its messages are pulled in the background.
 
 ::
 
     GroupCoordinator ──> ProcessQueue ──> workers (ConcurrentConsumeService, OrderlyConsumeService) ──> handler
-                                       └── Offsets <── lowest message left
+                                                                              └── Offsets <── lowest remaining message
 
-Closing goes the other way round: pulling stops, handlers finish, offsets are saved, the group is left.
+Closing runs in the other direction: pulls stop, handlers finish, offsets are saved, the client leaves the group.
 Source: behaviour.md §8.3, §8.8, §8.10, §8.12; remoting.md §9.5, §9.6.
 """
 
@@ -41,7 +41,7 @@ from rmqkit.times import Duration
 
 _BATCH_MAX = 1024
 _READER_SECONDS = 1.0
-"""Until messages that nobody handles are worth a warning: a program may begin to iterate after the start."""
+"""Time until unhandled messages cause a warning: a program may begin to iterate after the start."""
 
 _NO_SUBSCRIPTION = "has no subscription and gets no messages: call subscribe() or on()"
 _log = logging.getLogger(__name__)
@@ -124,7 +124,7 @@ class PushConsumer(Subscribing, Consumer):
             self._coordinator.subscribe(retry_topic(group), "*", TAG)
             self._listeners[retry_topic(group)] = None
 
-    # -- what programs call
+    # -- called by programs
 
     def _subscribe(
         self,
@@ -175,16 +175,16 @@ class PushConsumer(Subscribing, Consumer):
         """
         return self._stream_of(self._service)
 
-    # -- inside
+    # -- internals
 
     async def __aenter__(self) -> Self:
-        # The block that begins here may subscribe: what has no subscription then is logged (`_warn_without_reader`).
+        # The block that begins here may subscribe; `_warn_without_reader` logs topics without a subscription.
         self._is_entered = True
         return await super().__aenter__()
 
     @property
     def _has_subscription(self) -> bool:
-        # A consumer that only calls `PopConsumer.pop` names its topic there.
+        # A consumer that only calls `PopConsumer.pop` passes its topic there.
         return self._only_pops or not all(topic.startswith(RETRY_PREFIX) for topic in self._listeners)
 
     def _check_ready(self) -> None:
@@ -197,7 +197,7 @@ class PushConsumer(Subscribing, Consumer):
         self._runtime.register_consumer(self.group, self._coordinator)
 
     async def _open(self) -> None:
-        # Handlers begin when the member has joined; only from then on can one of them block the loop.
+        # Start the handlers after the member has joined; only from then on can one of them block the loop.
         await self._coordinator.open()
         self._service.start()
         watchdog.watch_loop()
@@ -211,8 +211,8 @@ class PushConsumer(Subscribing, Consumer):
             self._tasks.start(self._renew_locks(), f"locks of group {self.group}")
 
     async def _finish(self) -> None:
-        # Pulling stops, handlers finish, acks go out, and only then offsets are saved and the group is left: a member
-        # that takes a queue over must find the offset of the last handler.
+        # Pulls stop, handlers finish, acks are sent, and only then offsets are saved and the client leaves the group:
+        # the next owner of a queue must find the offset of the last handler.
         await self._tasks.close()
         if self._is_watched:
             self._is_watched = False
@@ -234,7 +234,7 @@ class PushConsumer(Subscribing, Consumer):
         await self._coordinator.leave(still_handled)
 
     def _is_in_thread(self, process_queue: ProcessQueue) -> bool:
-        """Return True if the handler at work runs in a thread, so that nothing can cancel it."""
+        """Return True if the running handler runs in a thread, so that nothing can cancel it."""
         return any((self._listener_of(one.topic) or _NOT_SUBSCRIBED).is_threaded for one in process_queue.lowest(1))
 
     @property
@@ -246,16 +246,17 @@ class PushConsumer(Subscribing, Consumer):
         return self._without_topic() if listener is None and topic == retry_topic(self.group) else listener
 
     def _without_topic(self) -> Listener | None:
-        """Return the handler of messages that somebody sent to the retry topic itself. They do not name the topic that
-        they came from. The only handler takes them, or the stream of a topic that has no handler. With several handlers
-        they become dead letters: if nobody took them, they would hold the offset of the retry topic for ever."""
+        """Return the handler of messages that were sent to the retry topic directly, and do
+        not have their topic of origin.
+        It is the only handler, or None (the stream) if a topic has no handler. With several handlers these messages
+        become dead letters: unhandled, they would hold the offset of the retry topic for ever."""
         found = {id(one): one for topic, one in self._listeners.items() if topic != retry_topic(self.group)}
         if not found or None in found.values():
             return None
         return next(iter(found.values())) if len(found) == 1 else _OF_NO_TOPIC
 
     async def _warn_without_reader(self) -> None:
-        """Warn when nobody can get messages, a moment after the start: programs may subscribe or iterate after it."""
+        """Warn of unread topics, a moment after the start, because programs may still subscribe or iterate."""
         await asyncio.sleep(_READER_SECONDS)
         topics = [topic for topic in self._coordinator.subscriptions if not topic.startswith(RETRY_PREFIX)]
         if not topics:

@@ -1,20 +1,20 @@
 """Reading a topic without a group: first the stored messages, then new ones (`rmqkit.connect().read`, ``rmq tail``).
 
-A `TopicReader` pulls each queue for ``TOOLS_CONSUMER``, a group that every broker has. Nobody joins this group, no
+A `TopicReader` pulls each queue for ``TOOLS_CONSUMER``, a group that every broker has. No client joins this group, no
 offset is saved, and other consumers are not affected.
 
 ========  ============================================  =======================================================
-a queue   is pulled                                     its messages come
+queue     range                                         order of its messages
 ========  ============================================  =======================================================
 stored    up to the end that it had at the beginning    merged with those of other queues, in order of store time
 followed  from there on; the broker holds the pull      as they arrive
 ========  ============================================  =======================================================
 
-A queue that appears later is followed from its first message. A broker that is away is asked again every second, and
-what it stored meanwhile is not missed; its queues are not merged with others. With ``stop_at_end`` a queue is read up
-to the end that it had at the beginning, or, if its broker was away then, when the broker was back.
+A queue that appears later is followed from its first message. If a broker is unreachable, the reader retries every
+second, and misses no message that was stored meanwhile; the queues of this broker are not merged with others. With
+``stop_at_end`` a queue is read up to the end that it had at the beginning, or when its broker was back.
 
-At most 64 queues are asked at a time for their offsets. The reader holds one pull of each queue, and 8 more. Loop only.
+The reader requests the offsets of at most 64 queues at a time. It holds one pull of each queue, and 8 more. Loop only.
 Source: behaviour.md §4, §6.2, §8.16; remoting.md §4.3.2.
 """
 
@@ -43,8 +43,8 @@ from rmqkit.sentences import _
 from rmqkit.times import Duration, Moment, duration_ms, moment_ms
 
 ReadFrom: TypeAlias = Literal["first", "new"] | Moment | timedelta | Mapping[MessageQueue, int]
-"""Where to begin: at the first stored message, with new messages only, at a time, so long ago, or at an offset of each
-queue (of queues that the mapping does not name, at the first message)."""
+"""The start: the first stored message, new messages only, a time, a time that long ago, or an offset of each queue
+(queues that are not in the mapping begin at their first message)."""
 
 _FOLLOWED_PULLS_MAX = 8
 _ASKED_MAX = 64
@@ -53,7 +53,7 @@ _SUSPEND_SECONDS = 15.0
 _PULL_COUNT = 32
 _PAUSE_SECONDS = 1.0
 _OFFSET_MAX = 1_000_000_000
-"""A number below is no time after 2001: somebody means an offset."""
+"""A smaller number is not a time after 2001: the caller probably means an offset."""
 _PASSES = (
     ResponseCode.SYSTEM_BUSY,
     ResponseCode.SERVICE_NOT_AVAILABLE,
@@ -81,7 +81,7 @@ class Start(Struct, frozen=True):
 
 
 class Wanted(Struct, frozen=True):
-    """Which messages to read.
+    """The messages to read.
 
     Attributes:
         expression: tags (``A || B``) or SQL92, by which brokers filter.
@@ -99,7 +99,7 @@ class Wanted(Struct, frozen=True):
         return not self.queues or bool({str(queue.queue_id), queue_text(queue)}.intersection(self.queues))
 
     def has(self, message: ReceivedMessage) -> bool:
-        """Compare the keys of a message. Brokers compare the expression."""
+        """Return True if a message has one of the keys. Brokers compare the expression."""
         return not self.keys or not {message.msg_id, *message.keys}.isdisjoint(self.keys)
 
 
@@ -132,7 +132,10 @@ class _Lane(Struct):
 
 
 def start_of(start: object, now_ms: int) -> Start:
-    """Return the start that a program means. Raises SettingsError: it is none. Raises TimeIllegal: it is no time."""
+    """Return the start for an argument.
+
+    Raises SettingsError: it is not a start. Raises TimeIllegal: the time is not valid.
+    """
     if start == "first":
         return Start(offset=0)
     if start == "new":
@@ -165,7 +168,7 @@ def check_wanted(topic: str, wanted: Wanted) -> None:
 
 
 async def first_offset(consumer: Puller, queue: MessageQueue, start: Start) -> int:
-    """Ask a broker for the offset that a start means. Raises RmqError: the broker does not answer, or refuses."""
+    """Request the offset of a start from a broker. Raises RmqError: the broker does not answer, or refuses."""
     if start.time_ms is not None:
         return await consumer.search_offset(queue, start.time_ms / 1000)
     if start.offset is None:
@@ -175,12 +178,12 @@ async def first_offset(consumer: Puller, queue: MessageQueue, start: Start) -> i
 
 
 class TopicReader:
-    """Reads a topic; a context manager.
+    """A reader of a topic; a context manager.
 
     Args:
-        consumer: pulls. The routes of a `rmqkit.PullConsumer` decide how soon new queues are seen
+        consumer: executes the pulls. The routes of a `rmqkit.PullConsumer` decide how soon new queues are found
             (``route_interval_ms``).
-        note: is called with a line for a person: a broker is away, is back, or messages are gone.
+        note: called with a line of text: a broker is unreachable, is back, or messages are gone.
         stop_at_end: stop after the messages that were stored at the beginning.
     """
 
@@ -212,7 +215,7 @@ class TopicReader:
         self._is_closed = False
 
     async def __aenter__(self) -> TopicReader:
-        """Begin. Raises NoRoute: the topic does not exist. Raises SettingsError: it has none of the wanted queues."""
+        """Begin to read. Raises NoRoute: the topic does not exist. Raises SettingsError: it has no wanted queue."""
         queues = await self._consumer.queues(self._topic)
         if not any(map(self._wanted.has_queue, queues)):
             names = ", ".join(map(queue_text, queues))
@@ -234,14 +237,14 @@ class TopicReader:
         await self.close()
 
     async def close(self) -> None:
-        """Stop. `next` returns an empty list, even if it waits already."""
+        """Stop. `next` returns an empty list, even to a caller that is already waiting."""
         self._is_closed = True
         await self._tasks.close()
-        with contextlib.suppress(asyncio.QueueFull):  # then nobody waits
+        with contextlib.suppress(asyncio.QueueFull):  # then no caller waits
             self._found.put_nowait([])
 
     async def next(self) -> list[ReceivedMessage]:
-        """Wait for messages, all of one queue. An empty list means the end. Raises RmqError: a broker refuses."""
+        """Wait for messages, all of one queue. An empty list is the end. Raises RmqError: a broker refuses."""
         while (self._empty or self._filled) and not self._is_closed:
             empty, self._empty = self._empty, []
             await asyncio.gather(*map(self._fill, empty))
@@ -256,7 +259,7 @@ class TopicReader:
         return []
 
     def _earliest(self) -> list[ReceivedMessage]:
-        """Take the messages of one lane that are older than those of all other lanes."""
+        """Return the messages of one lane that are older than those of all other lanes."""
         *__, lane = heapq.heappop(self._filled)
         until_ms = self._filled[0][0] if self._filled else lane.held[-1].store_timestamp
         taken = list(itertools.takewhile(lambda one: one.store_timestamp <= until_ms, lane.held))
@@ -274,7 +277,7 @@ class TopicReader:
         heapq.heappush(self._filled, (lane.held[0].store_timestamp, queue.broker_name, queue.queue_id, lane))
 
     async def _open(self, queue: MessageQueue) -> None:
-        """Make a lane of a queue if it has messages after the start and its broker answers. Else follow it."""
+        """Make a lane of a queue if it has messages after the start and its broker answers. Otherwise follow it."""
         start = self._start.of(queue)
         try:
             if start != Start():
@@ -290,7 +293,7 @@ class TopicReader:
 
     @contextlib.asynccontextmanager
     async def _asking(self) -> AsyncIterator[None]:
-        """Ask for the offsets of a queue, after others. Very many queues take so long that a note reports them."""
+        """Limit concurrent requests for offsets. With many queues they take long, so a note reports the progress."""
         async with self._window:
             yield
         self._asked_count += 1
@@ -311,7 +314,7 @@ class TopicReader:
                 async with self._window:
                     pulled = await self._pull(lane.queue, lane.offset, 0)
                 lane.held = self._chosen(pulled, lane.end)
-                # A broker that names no later offset would be asked for ever.
+                # Without this check a broker that returns no greater offset would be pulled for ever.
                 if pulled.next_begin_offset <= lane.offset:
                     break
                 lane.offset = pulled.next_begin_offset
@@ -327,7 +330,7 @@ class TopicReader:
             self._start_following(lane.queue, Start(offset=lane.offset), lane.end)
 
     def _start_following(self, queue: MessageQueue, start: Start, end: int | None = None) -> None:
-        # Before the task begins: the next look at the queues must not follow it a second time.
+        # Add it before the task begins: the next check for new queues must not follow it a second time.
         self._known.add(queue)
         self._followed.add(queue)
         self._tasks.start(self._follow(queue, start, end), _("reading of {queue}", queue=queue_text(queue)))
@@ -355,7 +358,7 @@ class TopicReader:
                     break
                 pulled = await self._pull(queue, offset, 0 if self._stop_at_end else _SUSPEND_SECONDS)
                 offset = await self._take(queue, offset, pulled, end)
-                # After a failover a broker may have less.
+                # After a failover a broker may have fewer messages.
                 end = end if end is None else min(end, pulled.max_offset)
             except PeerRefused as error:
                 if error.code not in _PASSES:

@@ -1,16 +1,16 @@
-"""Why a message goes to the dead letters, as properties that go with it.
+"""The reason why a message goes to the dead letters, in properties of the dead letter.
 
 ====================  ============================================================  ================
-property              holds                                                         at most
+property              value                                                         at most
 ====================  ============================================================  ================
 ``rmqkit_reason``     type and text of the exception, in one line                   1,000 characters
-``rmqkit_traceback``  the last lines of its traceback; none where nothing raised    4,000 characters
+``rmqkit_traceback``  the last lines of its traceback; missing without exception    4,000 characters
 ``rmqkit_handler``    module and name of the handler                                200 characters
-``rmqkit_tries``      how often the group tried the message, this time included
+``rmqkit_tries``      how often the group tried the message, including this time
 ====================  ============================================================  ================
 
-RocketMQ stores nothing of the kind: other clients see four properties of an application. They hold text of exceptions,
-so they are as secret as the log of the consumer. Pure.
+RocketMQ has no such properties: other clients see four properties of an application. They contain exception texts, so
+they are as confidential as the log of the consumer. Pure.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _OURS = __name__.partition(".")[0] + ".client."
 
 
 class Reason(Struct, frozen=True):
-    """Why one message is given up.
+    """The reason why a message is given up.
 
     Attributes:
-        text: what went wrong.
-        traceback: the traceback of the exception, empty where nothing raised.
-        handler: the name of the handler, empty where none was called.
+        text: the error.
+        traceback: the traceback of the exception, empty without an exception.
+        handler: the name of the handler, empty if none was called.
         tries: how often the group tried the message.
     """
 
@@ -47,7 +47,7 @@ class Reason(Struct, frozen=True):
     tries: int = 0
 
     def properties(self) -> dict[str, str]:
-        """Return the properties that a dead letter gets, the least important one last."""
+        """Return the properties of a dead letter, the least important one last."""
         found = {
             names.DEAD_LETTER_REASON: _one_line(self.text)[:REASON_CHARACTERS_MAX],
             names.DEAD_LETTER_TRIES: str(self.tries) if self.tries else "",
@@ -64,7 +64,7 @@ def text_of(error: BaseException) -> str:
 
 
 def traceback_of(error: BaseException) -> str:
-    """Return the traceback of what a handler raised, from the handler on: the calls of this client are left out."""
+    """Return the traceback of a handler's exception, from the handler on, without the calls of this client."""
     first = error.__traceback__
     while first is not None and first.tb_frame.f_globals.get("__name__", "").startswith(_OURS):
         first = first.tb_next
@@ -73,7 +73,7 @@ def traceback_of(error: BaseException) -> str:
 
 
 def handler_name(handler: Callable[..., object]) -> str:
-    """Return the module and the name of a handler, of its class if it is a callable object."""
+    """Return module and name of a handler, or of its class if it is a callable object."""
     while isinstance(handler, functools.partial):
         handler = handler.func
     handler = inspect.unwrap(handler)
@@ -82,7 +82,7 @@ def handler_name(handler: Callable[..., object]) -> str:
 
 
 def _one_line(text: str) -> str:
-    # 0x01 and 0x02 would take the property string apart.
+    # 0x01 and 0x02 would break the property string.
     return "".join(character if character.isprintable() else " " for character in text)
 
 

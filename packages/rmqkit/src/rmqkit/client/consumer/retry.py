@@ -13,12 +13,12 @@ _EXPONENT_MAX = 64
 
 
 class Retry(Struct, frozen=True, kw_only=True):
-    """The retries of one handler. The delays grow, and each has a random part, so that messages that failed together
+    """The retries of a handler. The delays grow, and each has a random part, so that messages that failed together
     are not delivered together again::
 
         @consumer.on("Orders", retry=Retry(times=5, first=1, longest=60))
 
-    The broker's timer counts in seconds. For a broker without a timer (4.x) the next longer delay level is used.
+    The broker's timer has a precision of seconds. A broker without a timer (4.x) uses the next longer delay level.
 
     Attributes:
         times: retries before the message goes to the dead letters; None: ``retries_max`` of the settings.
@@ -27,7 +27,7 @@ class Retry(Struct, frozen=True, kw_only=True):
         longest: the maximum delay, without its random part.
         jitter: the random part: 0.2 makes each delay up to 20 % shorter or longer.
 
-    Raises SettingsError: a number is out of its bounds. Raises TimeIllegal: a delay is no duration.
+    Raises SettingsError: a number is out of its bounds. Raises TimeIllegal: a delay is not valid.
     """
 
     times: int | None = None
@@ -47,7 +47,7 @@ class Retry(Struct, frozen=True, kw_only=True):
         duration_ms(self.longest, "longest")
 
     def delay_ms(self, retries: int) -> int:
-        """Return the delay before the next try in ms. ``retries``: how many there were."""
+        """Return the delay before the next attempt in ms. ``retries``: number of previous retries."""
         grown_ms = duration_ms(self.first, "first") * self.factor ** min(retries, _EXPONENT_MAX)
         bounded_ms = min(grown_ms, duration_ms(self.longest, "longest"))
         return round(bounded_ms * random.uniform(1 - self.jitter, 1 + self.jitter))

@@ -1,7 +1,7 @@
-"""Subscribing with a handler: what `on` and `subscribe` accept, so that type checkers see what the handler gets.
+"""Subscriptions with a handler: the arguments of `on` and `subscribe`, typed so that checkers know the handler's ones.
 
 =======================  ==============================  ===========================================================
-``subscribe(...)`` with  a handler gets                  or, if it has two parameters
+``subscribe(...)`` with  a handler gets                  with two parameters it gets
 =======================  ==============================  ===========================================================
 nothing more             the message
 ``batch_max``            a list of messages
@@ -39,7 +39,7 @@ Seen = Callable[[ReceivedMessage], object]
 
 
 class Dedupe(Protocol):
-    """Remembers what has been handled; see `rmqkit.client.consumer.dedupe`."""
+    """A memory of handled messages; see `rmqkit.client.consumer.dedupe`."""
 
     def once(self, handler: Callable[..., object], group: str) -> Callable[..., object]:
         """Wrap a handler so that it is called for new messages only: the result is called with the message before the
@@ -64,7 +64,7 @@ class _OnBodies(Protocol[T]):
 
 
 class Subscribing:
-    """The methods by which handlers come to a consumer."""
+    """The methods that register the handlers of a consumer."""
 
     @overload
     def subscribe(
@@ -129,7 +129,7 @@ class Subscribing:
         retry: Retry | None = None,
     ) -> None:
         """Subscribe to a topic, or replace its subscription. Call it before ``start`` or ``run``, which raise without a
-        subscription, or in the ``with`` block of the consumer; and again at any time.
+        subscription, or in the ``with`` block of the consumer; later calls are possible at any time.
         Raises SettingsError: the topic or the expression is not valid, ``batch_max`` is out of bounds, ``body`` cannot
         be read from JSON, ``dedupe`` does not fit the handler, or there is no handler with ``body`` or ``dedupe`` or in
         ordered consumption.
@@ -138,18 +138,20 @@ class Subscribing:
             topic: the topic; it does not have to exist yet.
             expression: ``*`` for all messages, ``A || B`` for tags, or with ``expression_type="SQL92"`` a SQL92
                 expression.
-            handler: is called with each message, possibly more than once. A coroutine function runs on the event loop,
+            handler: called with each message, possibly more than once. A coroutine function runs on the event loop,
                 a plain function in a thread. Without a handler, read the messages with `messages`.
             expression_type: ``TAG`` or ``SQL92``. If a broker cannot filter by the SQL92 expression, `start` fails; for
                 a subscription after the start, the error is only logged.
-            body: give the handler the body as a value of this type, read from JSON: a msgspec Struct, a dataclass, a
-                pydantic model, or another type that msgspec or pydantic supports, such as ``list[Order]``. A handler
-                with two parameters receives the message, too. If a body does not fit, the handler is not called, and
-                the message goes to the dead letters with the reason in the property ``rmqkit_reason``.
-            batch_max: give the handler a list of at most this many messages of one queue, 1 to 1024. If the handler
-                raises, all of them are delivered again, or only those that `ConsumeLater` names.
-            dedupe: acknowledge messages that were handled already, without calling the handler. Give a `SqliteDedupe`,
-                a `RedisDedupe`, or a function that takes the message and returns true if your program has handled it.
+            body: the type of the value that the handler gets instead of the body, read from JSON: a
+                msgspec Struct, a dataclass, a pydantic model, or another type that msgspec or pydantic
+                supports, such as ``list[Order]``.
+                A handler with two parameters receives the message, too. If a body does not fit, the handler is not
+                called, and the message goes to the dead letters with the reason in the property ``rmqkit_reason``.
+            batch_max: greatest number of messages in the list that the handler gets, all of one queue, 1 to 1024.
+                If the handler raises, all of them are delivered again, or only those that `ConsumeLater` names.
+            dedupe: acknowledges messages that were handled already, without calling the handler: a `SqliteDedupe`,
+                a `RedisDedupe`, or a function that gets the message and returns true if
+                your program has handled it.
                 The function may be a coroutine function if the handler is one. You cannot combine ``dedupe`` with
                 ``batch_max`` or broadcasting.
             retry: the number and the delays of retries after this handler fails. None means the delays of the broker
@@ -238,7 +240,10 @@ class Subscribing:
 
 
 def body_decoder(kind: Any, topic: str) -> Callable[[bytes], Any]:
-    """Get what reads the bodies of a subscription. Raises SettingsError: the type cannot be read from JSON."""
+    """Return the function that decodes the bodies of a subscription.
+
+    Raises SettingsError: JSON cannot be read as the type.
+    """
     try:
         return decoder_of(kind)
     except Exception as error:  # pydantic's and msgspec's errors about types have no common base
@@ -248,8 +253,8 @@ def body_decoder(kind: Any, topic: str) -> Callable[[bytes], Any]:
 
 
 def handler_fault(handler: Callable[..., object], body: object, batch_max: int | None) -> str | None:
-    """Return why a handler cannot be called with what it gets, or None.
-    Callables that do not show their parameters, as some written in C, are taken as they are."""
+    """Return why a handler cannot be called with its arguments, or None.
+    Callables without a signature, such as some written in C, are accepted unchecked."""
     try:
         signature = inspect.signature(handler)
     except (TypeError, ValueError):
@@ -272,7 +277,10 @@ def is_async(handler: Callable[..., object]) -> bool:
 
 
 def once(handler: Callable[..., object], dedupe: Dedupe | Seen, group: str) -> Callable[..., object]:
-    """Wrap a handler as `Dedupe.once` does. Raises SettingsError: a coroutine function is to be asked in a thread."""
+    """Wrap a handler like `Dedupe.once`.
+
+    Raises SettingsError: ``dedupe`` is a coroutine function, the handler is not.
+    """
     if not callable(dedupe):
         return dedupe.once(handler, group)
     if is_async(dedupe) and not is_async(handler):
@@ -292,7 +300,7 @@ def once(handler: Callable[..., object], dedupe: Dedupe | Seen, group: str) -> C
 
 
 def takes_two(handler: Callable[..., object]) -> bool:
-    """Return True if a handler has two positional parameters, and so wants the message besides the value."""
+    """Return True if a handler has two positional parameters, and so gets the message besides the value."""
     try:
         parameters = inspect.signature(handler).parameters.values()
     except (TypeError, ValueError):  # some callables written in C have no signature

@@ -1,29 +1,29 @@
-"""Watchdogs: which queues stand still, since when and why; and which handler keeps an event loop from going on.
+"""Watchdogs: queues that do not advance, since when and why; and handlers that block an event loop.
 
 ==================  ============================================================================================
-a queue is          when
+a queue is          condition
 ==================  ============================================================================================
 moving, caught up   its offset rises; it has no backlog
 paused              the program paused it
 taking over         its former owner may still save its offset
-waiting for lock    another member of the group has the broker's lock (ordered consumption), or the lock ran out
+waiting for lock    another member of the group has the broker's lock (ordered consumption), or the lock expired
 unreachable         no broker answers, or no route names one
 refused             the broker answers with a code
-full                a limit of what is held ends the pulling (flow control)
-failing             its handler fails on the first message again and again
+full                a limit of held messages stops the pulls (flow control)
+failing             its handler fails repeatedly on the first message
 busy                its handler works on the first message
-waiting for turn    no handler has begun with the first message, or the program does not ask for it
+waiting for turn    no handler has begun with the first message, or the program does not poll it
 ==================  ============================================================================================
 
-A queue *stands still* that has a backlog, or a broker that does not say whether it has, and whose first offset not yet
-consumed has been the same for ``stall_after_ms``; the last three are reported only then. Each change is one log line.
-Costs per round some comparisons per queue, nothing per message.
+A queue is *stalled* if its first unconsumed offset has been the same for ``stall_after_ms``, and it has a backlog or
+its backlog is unknown. The last three states are reported only for stalled queues. Each change is one log line.
+A check costs some comparisons per queue, nothing per message.
 
-An event loop *stands still* that did not call what was due for a second: a handler that blocks stops everything else. A
+An event loop is *blocked* if it has not called a due callback for a second: a blocking handler stops everything else. A
 thread checks four times a second, takes the stack of the loop's thread (`sys._current_frames`), and logs the place in
-the program's own code and the innermost one. It is silent while asyncio waits for sockets, and when the thread itself
-came late, because then all of the process stood still. Each loop has one such thread, from its first consumer's start
-to its last one's end. Source: behaviour.md §8.6, §8.10, §8.12.
+the program's own code and the innermost one. It does not log while asyncio waits for sockets, nor if the thread itself
+was late, because then the whole process was stopped. Each loop has one such thread, from the start of its first
+consumer to the end of its last one. Source: behaviour.md §8.6, §8.10, §8.12.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ from rmqkit.protocol.schemas.clients import MessageQueue
 _log = logging.getLogger(__name__)
 _FINE = frozenset((QueueState.MOVING, QueueState.CAUGHT_UP))
 _SILENT = frozenset((QueueState.UNREACHABLE, QueueState.REFUSED, QueueState.WAITING_FOR_LOCK, QueueState.TAKING_OVER))
-"""Where the backlog is not known, or nobody is there to ask for it."""
+"""States in which the backlog is unknown."""
 _BLOCKED = _SILENT | {QueueState.PAUSED}
 _REPORTED_LATE = frozenset((QueueState.FAILING, QueueState.BUSY, QueueState.WAITING_FOR_TURN))
 
 STILL_SECONDS = 1.0
-"""How long a loop may stand still before that is logged."""
+"""How long a loop may be blocked before that is logged."""
 _LOOKS = 4
-"""Looks in that time."""
+"""Number of checks in that time."""
 _LIBRARY = (
     *(f"{path}{os.sep}" for path in sys.modules[__name__.partition(".")[0]].__path__),
     f"{Path(asyncio.__file__).parent}{os.sep}",
@@ -74,7 +74,7 @@ _watchdogs: dict[asyncio.AbstractEventLoop, LoopWatchdog] = {}
 
 
 class _Seen(Struct):
-    """The last look at a queue; times are monotonic."""
+    """The last check of a queue; times are monotonic."""
 
     position: int | None
     moved_ms: float
@@ -84,7 +84,7 @@ class _Seen(Struct):
 
 
 class QueueWatch:
-    """Watches the queues of one member; ``unlocked`` are those that are assigned to it and that it has no lock of."""
+    """A watcher of the queues of one member; ``unlocked`` returns its assigned queues for which it has no lock."""
 
     def __init__(
         self, context: ConsumerContext, held: AssignedQueues, unlocked: Callable[[], set[MessageQueue]]
@@ -104,7 +104,7 @@ class QueueWatch:
                 stats.sample(self._clock.monotonic_ms())
 
     def report(self) -> None:
-        """Log which queues came to stand still, do so for another reason, or move again."""
+        """Log the queues that are newly stalled, stalled for another reason, or advance again."""
         for status in self.statuses():
             seen = self._seen[status.queue]
             if status.is_stalled and seen.reported is not status.state:
@@ -127,7 +127,7 @@ class QueueWatch:
                 )
 
     def statuses(self) -> list[QueueStatus]:
-        """The state of every queue now, sorted by queue."""
+        """Return the present state of every queue, sorted by queue."""
         missing = self._unlocked() - self._held.process_queues.keys()
         found = [self._status(queue, one) for queue, one in self._held.process_queues.items()]
         found += [self._status(queue, None) for queue in missing]
@@ -148,7 +148,7 @@ class QueueWatch:
             seen.position, seen.moved_ms = status.consumed_offset, now_ms
         blocked = self._blocked(queue, process_queue)
         if blocked is None and seen.state in _BLOCKED:
-            # It may only just go on: the time it was kept from moving does not count as standing still.
+            # The queue has just been unblocked: the blocked time does not count as stalled.
             seen.moved_ms = now_ms
         is_slow = now_ms - seen.moved_ms >= self._stall_after_ms
         status.state, status.reason = blocked or self._judged(status, process_queue, is_slow=is_slow)
@@ -156,7 +156,7 @@ class QueueWatch:
             seen.moved_ms, is_slow = now_ms, False
         status.is_stalled = is_slow and status.state not in _FINE and (status.backlog != 0 or status.state in _SILENT)
         if status.state is not seen.state:
-            # A state that is reported only of a queue that stands still began when the queue did.
+            # A state that is reported only for stalled queues began when the queue stalled.
             seen.state, seen.since_ms = status.state, seen.moved_ms if status.state in _REPORTED_LATE else now_ms
         status.since_ms = wall_ms - round(now_ms - seen.since_ms)
         return status
@@ -182,7 +182,7 @@ class QueueWatch:
         return None
 
     def _judged(self, status: QueueStatus, one: ProcessQueue | None, *, is_slow: bool) -> tuple[QueueState, str]:
-        """The state of a queue that nothing blocks."""
+        """Return the state of a queue that is not blocked."""
         assert one is not None, "a queue that is not held is blocked"
         if not len(one):
             return QueueState.MOVING if status.backlog else QueueState.CAUGHT_UP, ""
@@ -205,7 +205,7 @@ class QueueWatch:
 
 
 class LoopWatchdog:
-    """Watches the running loop until `stop`; ``users`` counts the consumers that want it."""
+    """A watcher of the running loop until `stop`; ``users`` is the number of consumers that use it."""
 
     def __init__(self, still_seconds: float = STILL_SECONDS) -> None:
         self.users = 0
@@ -222,7 +222,7 @@ class LoopWatchdog:
     def stop(self) -> None:
         self._timer.cancel()
         self._ended.set()
-        self._thread.join(1.0)  # it wakes up at once
+        self._thread.join(1.0)  # the thread wakes up at once
 
     def _beat(self) -> None:
         self._beaten = time.monotonic()
@@ -238,14 +238,14 @@ class LoopWatchdog:
                 continue
             frame = sys._current_frames().get(self._loop_thread)
             places = list(_places(frame))
-            # Looked at again: the stack may have been taken just after the loop went on.
+            # Compare again: the stack may have been taken just after the loop continued.
             if beaten == self._beaten and places:
                 reported = beaten
                 _log.warning(_SAID, looked - beaten, ", now ".join(places))
 
 
 def watch_loop() -> None:
-    """Watch the running loop from now on; `unwatch_loop` ends it, called as often."""
+    """Watch the running loop; each call needs a call of `unwatch_loop`."""
     loop = asyncio.get_running_loop()
     if loop not in _watchdogs:
         for ended in [one for one in _watchdogs if one.is_closed()]:
@@ -255,7 +255,7 @@ def watch_loop() -> None:
 
 
 def unwatch_loop() -> None:
-    """End what one call of `watch_loop` began."""
+    """Undo one call of `watch_loop`."""
     loop = asyncio.get_running_loop()
     watchdog = _watchdogs.get(loop)
     if watchdog is None:
@@ -267,7 +267,8 @@ def unwatch_loop() -> None:
 
 
 def _places(frame: FrameType | None) -> Iterator[str]:
-    """The place in the program that called what the loop waits for, and the innermost place; none while it is idle."""
+    """Yield the place in the program whose call blocks the loop, and the innermost place;
+    nothing while the loop is idle."""
     innermost = frame
     while frame is not None and not _is_called_by_library(frame):
         frame = frame.f_back

@@ -1,9 +1,10 @@
-"""Hooks are called when a client sends, consumes or ends a transaction (``SendMessageHook``, ``ConsumeMessageHook``).
+"""Hooks, which a client calls when it sends, consumes or ends a transaction (``SendMessageHook``,
+``ConsumeMessageHook``).
 
-A `Hook` is called when something begins and may return a function, which is called with the outcome. Begins are called
-in the order of the hooks, ends in the opposite one, on the loop and within the task whose work it is; so they must not
-block. What a hook raises is logged and changes nothing. The trace topic (`producer.trace`) and OpenTelemetry (`otel`)
-are hooks; a client without hooks skips all of this. Loop only. Source: behaviour.md §7.6, §7.9, §7.11.
+A method of a `Hook` is called at the beginning of an operation and may return a function, which is called with the
+outcome. Beginnings are called in the order of the hooks, ends in reverse order, on the loop and in the task of the
+operation, so they must not block. Exceptions of a hook are logged and change nothing. The trace topic
+(`producer.trace`) and OpenTelemetry (`otel`) are hooks. Loop only. Source: behaviour.md §7.6, §7.9, §7.11.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ class Sending(Struct):
 
     Attributes:
         group: the producer group.
-        messages: the message, or the messages of the batch. In `Producer.send_many` it has the first message at the
-            beginning, and the others as they come.
+        messages: the message, or the messages of the batch. In `Producer.send_many` the list begins with the first
+            message, and the others are added as they arrive.
         is_batch: whether it is a batch.
         is_half: whether the message is sent in a transaction.
         properties: a hook can add properties here; they are sent with every message.
@@ -45,7 +46,7 @@ class Sending(Struct):
 
 
 class SendStatus(enum.Enum):
-    """The safety with which a broker has stored a message. With every status, the message is stored."""
+    """The safety of a stored message. With every status, the message is stored."""
 
     SEND_OK = "SEND_OK"
     """The message is stored as safely as the broker is configured."""
@@ -103,12 +104,12 @@ class SendOutcome(Struct):
 
 
 class Consumption(Struct):
-    """Messages of one queue that a consumer is about to hand to a handler or to the program.
+    """Messages of one queue that a consumer is about to pass to a handler or to the program.
 
     Attributes:
         group: the consumer group.
         messages: the messages, all of one queue.
-        is_polled: True if the program has asked for the messages, False if they go to a handler.
+        is_polled: True if the program requested the messages, False if they go to a handler.
     """
 
     group: str
@@ -134,12 +135,12 @@ class TransactionEnd(Struct):
 
     Attributes:
         group: the producer group.
-        message: the message that was sent; if the broker had asked, the stored message that came with the question.
+        message: the message that was sent; after a check by the broker, the stored message of the check.
         msg_id: the unique key of the message.
-        transaction_id: the id of the transaction, if the broker gave one.
-        state: COMMIT_MESSAGE, ROLLBACK_MESSAGE or UNKNOW, as Java's clients name them.
-        address: the address of the broker, ``host:port``; None if it is not known.
-        is_checked: whether the broker had asked for the outcome.
+        transaction_id: the id of the transaction, if the broker assigned one.
+        state: COMMIT_MESSAGE, ROLLBACK_MESSAGE or UNKNOW, as in Java's clients.
+        address: the address of the broker, ``host:port``; None if it is unknown.
+        is_checked: whether the broker checked the transaction.
     """
 
     group: str
@@ -190,17 +191,17 @@ class Hook:
 
 
 class BackgroundHook(Hook):
-    """A hook with a task of its own, which its client starts and closes with itself."""
+    """A hook with its own task, which its client starts and closes."""
 
     def start(self) -> None:
-        """Begin, once the client has joined its group."""
+        """Start the hook, after the client has joined its group."""
 
     async def close(self) -> None:
-        """End after the client has left its group; what was reported before is not lost."""
+        """Stop the hook, after the client has left its group; everything reported before is delivered."""
 
 
 class Prepared(Protocol):
-    """A prepared message; whoever sends it calls ``on_end`` once with the outcome."""
+    """A prepared message; its sender calls ``on_end`` once with the outcome."""
 
     on_end: Callable[[SendOutcome], None] | None
 
@@ -211,14 +212,14 @@ class Hooks(tuple[Hook, ...]):
     __slots__ = ()
 
     def prepare(self, sending: Sending, prepare: Callable[[dict[str, str]], M]) -> M:
-        """Call ``prepare`` with the properties that hooks add. Whoever sends the result calls its ``on_end`` once.
-        Raises what ``prepare`` raises, after the hooks have seen it."""
+        """Call ``prepare`` with the properties that hooks add. The sender of the result must call its ``on_end`` once.
+        Raises the errors of ``prepare``, after the hooks have received them."""
         if not self:
             return prepare({})
         on_end = self.sending(sending)
         try:
             prepared = prepare(sending.properties)
-        # Also after a cancellation: each ``on_end`` must be called exactly once, or spans and traces stay open.
+        # Do this after a cancellation, too: each ``on_end`` must be called exactly once, or spans and traces stay open.
         except BaseException as error:
             on_end(SendOutcome(error=error))
             raise
@@ -226,15 +227,15 @@ class Hooks(tuple[Hook, ...]):
         return prepared
 
     def sending(self, sending: Sending) -> Callable[[SendOutcome], None]:
-        """Call `Hook.sending` of all; the caller calls the result once, with the outcome."""
+        """Call `Hook.sending` of all hooks; the caller must call the result once, with the outcome."""
         return _begin([hook.sending for hook in self], sending)
 
     def consuming(self, consumption: Consumption) -> Callable[[ConsumeOutcome], None]:
-        """Call `Hook.consuming` of all; the caller calls the result once, with the outcome."""
+        """Call `Hook.consuming` of all hooks; the caller must call the result once, with the outcome."""
         return _begin([hook.consuming for hook in self], consumption)
 
     def polled(self, group: str, messages: list[ReceivedMessage]) -> None:
-        """Report messages that go to the program, which counts as consuming them."""
+        """Report messages that the program gets, which counts as consumption."""
         if self and messages:
             self.consuming(Consumption(group, messages, is_polled=True))(ConsumeOutcome())
 
@@ -251,18 +252,18 @@ NO_HOOKS = Hooks(())
 
 
 default_hooks: list[Hook] = []
-"""Hooks of every client that is made from now on, besides its own; OpenTelemetry's instrumentor puts one here."""
+"""Hooks of all clients created from now on, besides their own hooks; used by OpenTelemetry's instrumentor."""
 
 
 def with_defaults(hooks: Sequence[Hook]) -> tuple[Hook, ...]:
-    """The hooks of a client: its own, and those defaults of whose kind it was given none."""
-    # By exact kind: a hook with a tracer of its own stands in for the instrumentor's. Both would make two spans for
-    # each send, and the second would overwrite the context of the first.
+    """Return the hooks of a client: its own, and the default hooks whose class none of its own has."""
+    # Compare exact classes: a hook with its own tracer replaces the instrumentor's. Both would make two spans for each
+    # send, and the second would overwrite the context of the first.
     return (*hooks, *(one for one in default_hooks if not any(type(given) is type(one) for given in hooks)))
 
 
 def _begin(starts: list[Callable[[A], Callable[[Any], None] | None]], about: A) -> Callable[[Any], None]:
-    # In the opposite order at the end, as with nested blocks: the span of the first hook encloses all others.
+    # Call the ends in reverse order, as in nested blocks: the span of the first hook encloses all others.
     ends = [end for start in starts if (end := _call(start, about)) is not None]
 
     def end_all(outcome: Any) -> None:
@@ -275,6 +276,6 @@ def _begin(starts: list[Callable[[A], Callable[[Any], None] | None]], about: A) 
 def _call(function: Callable[[A], Any], argument: A) -> Any:
     try:
         return function(argument)
-    except Exception as error:  # noqa: BLE001 - the outer edge of a program's part: no message is lost for it
+    except Exception as error:  # noqa: BLE001 - the outer edge of the program's code, which must not cost a message
         _log.warning("hook %r failed", function, exc_info=error)
         return None

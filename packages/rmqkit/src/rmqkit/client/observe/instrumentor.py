@@ -1,10 +1,10 @@
-"""OpenTelemetry's instrumentor: ``opentelemetry-instrument python app.py`` traces every client, without a line in it.
+"""OpenTelemetry's instrumentor: ``opentelemetry-instrument python app.py`` traces every client without code changes.
 
-It is the entry point of that command, and may be called by programs::
+It is the entry point of that command, and programs may call it::
 
     RmqkitInstrumentor().instrument(tracer_provider=provider)
 
-Clients made from then on have the hook of `otel`, unless they were given one. Needs the extra ``otel``.
+Clients created afterwards have the hook of `otel`, unless they have their own. Needs the extra ``otel``.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ __all__ = ["RmqkitInstrumentor"]
 
 
 class RmqkitInstrumentor(BaseInstrumentor):  # type: ignore[misc]
-    """Switches tracing on and off for all clients that are made afterwards: `instrument`, `uninstrument`.
-    ``tracer_provider`` None takes the process's."""
+    """The switch of tracing for all clients that are created afterwards: `instrument`, `uninstrument`.
+    ``tracer_provider``: None uses the process's provider."""
 
     def instrumentation_dependencies(self) -> Collection[str]:
         return ("rmqkit",)

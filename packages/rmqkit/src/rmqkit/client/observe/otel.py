@@ -3,13 +3,13 @@
 =====================  ========  ==================================================================================
 span                   kind      parent
 =====================  ========  ==================================================================================
-``send <topic>``       PRODUCER  the current span when the message or batch is sent; the new span covers all tries
+``send <topic>``       PRODUCER  the current span when the message or batch is sent; the new span covers all attempts
 ``process <topic>``    CONSUMER  the span of the message; links to the spans of a batch. Current in the handler
 ``receive <topic>``    CONSUMER  the current span when messages are polled; links to the spans of the messages
 =====================  ========  ==================================================================================
 
-A sent message carries its span's context in the properties ``traceparent`` and ``tracestate`` (W3C), or in the
-properties that the process's propagator writes. Names follow the semantic conventions for messaging and RocketMQ.
+A sent message has its span's context in the properties ``traceparent`` and ``tracestate`` (W3C), or in the properties
+of the process's propagator. Names follow the semantic conventions for messaging and RocketMQ.
 Source: behaviour.md §7.6.
 """
 
@@ -35,18 +35,18 @@ _SYSTEM = {"messaging.system": "rocketmq"}
 
 
 class Telemetry(Hook):
-    """A hook that makes spans::
+    """A hook that creates spans::
 
         async with Producer("orders", hooks=[Telemetry()]) as producer:
             ...
 
-    ``tracer_provider`` None takes the process's."""
+    ``tracer_provider``: None uses the process's provider."""
 
     def __init__(self, tracer_provider: TracerProvider | None = None) -> None:
         self._tracer: Tracer = trace.get_tracer("rmqkit", tracer_provider=tracer_provider)
 
     def sending(self, sending: Sending) -> Callable[[SendOutcome], None] | None:
-        """Begin the span of a send and put its context into the messages."""
+        """Start the span of a send and add its context to the sent properties."""
         message = sending.messages[0]
         attributes = _operation("send", message.topic) | {
             "messaging.rocketmq.client_group": sending.group,
@@ -60,12 +60,12 @@ class Telemetry(Hook):
                 at_ms = moment_ms(message.deliver_at, "deliver_at")
                 attributes["messaging.rocketmq.message.delivery_timestamp"] = at_ms
         span = self._tracer.start_span(f"send {message.topic}", kind=SpanKind.PRODUCER, attributes=attributes)
-        # Not into the message: that is the program's, which may send it again under another span.
+        # Leave the message object unchanged, because the program may send it again in another span.
         propagate.inject(sending.properties, trace.set_span_in_context(span))
         return lambda outcome: _sent(span, sending, outcome)
 
     def consuming(self, consumption: Consumption) -> Callable[[ConsumeOutcome], None] | None:
-        """Begin the span of a handler, the current one until it ends; or the span of a poll."""
+        """Start the span of a handler, which is current until the handler ends; or the span of a poll."""
         messages, is_polled = consumption.messages, consumption.is_polled
         first = messages[0]
         operation = "receive" if is_polled else "process"
@@ -81,8 +81,8 @@ class Telemetry(Hook):
             attributes |= {"messaging.message.id": first.msg_id, "messaging.message.body.size": len(first.body)}
         else:
             attributes["messaging.batch.message_count"] = len(messages)
-        # The span of a poll belongs to what the program does when it polls: the span of the sender is only linked, as
-        # those of a batch are.
+        # The span of a poll is a child of the program's current span. The senders' spans are
+        # only linked, as for a batch.
         if len(messages) == 1 and not is_polled:
             parent = propagate.extract(first.properties, context.get_current())
         else:
@@ -91,7 +91,7 @@ class Telemetry(Hook):
         span = self._tracer.start_span(
             f"{operation} {first.topic}", context=parent, kind=SpanKind.CONSUMER, attributes=attributes, links=links
         )
-        # Attached in the handler's task, so that spans of the program become children; `end` runs in the same task.
+        # Attach it in the handler's task, so that spans of the program become children; `end` runs in the same task.
         token = context.attach(trace.set_span_in_context(span, parent))
 
         def end(outcome: ConsumeOutcome) -> None:
@@ -105,7 +105,7 @@ def _sent(span: Span, sending: Sending, outcome: SendOutcome) -> None:
     result = outcome.result
     if outcome.body_bytes:
         span.set_attribute("messaging.message.body.size", outcome.body_bytes)
-    # Counted at the end: a batch of `send_many` has only its first message when its span begins.
+    # Set it at the end: a batch of `send_many` has only its first message when its span starts.
     if sending.is_batch:
         span.set_attribute("messaging.batch.message_count", len(sending.messages))
     if outcome.address is not None:

@@ -1,7 +1,7 @@
-"""Status of producers and consumers: typed, as text a table, and the rates of a topic (``ConsumerStatsManager``).
+"""Status of producers and consumers, as objects and as tables, and the rates of a topic (``ConsumerStatsManager``).
 
 Pull loops and handlers add to plain counters (`ConsumerStats`). Every 10 s the counters are sampled; a rate is the
-difference to the sample of a minute ago, or to the start. Failures are those of the last hour.
+difference to the sample of a minute ago, or to the start. Failures are counted over the last hour.
 Source: behaviour.md §7.5, §8.6, §8.15.
 """
 
@@ -18,7 +18,7 @@ from rmqkit.protocol.schemas.clients import ConsumeStatus, MessageQueue
 
 SAMPLE_INTERVAL_MS = 10_000
 _MINUTE_MS = 60_000
-# One hour, and the sample that the first difference is to.
+# The samples of one hour, and one more for the first difference.
 _SAMPLES_MAX = 361
 
 
@@ -36,17 +36,17 @@ class QueueState(enum.Enum):
     WAITING_FOR_LOCK = "waiting for lock"
     """Another member of the group has the lock of the broker, or the lock has expired (ordered consumption)."""
     UNREACHABLE = "unreachable"
-    """The broker does not answer, or no route names one."""
+    """The broker does not answer, or it is in no route."""
     REFUSED = "refused"
     """The broker answers with an error code."""
     FULL = "full"
     """A limit of held messages or bytes stops the pulling (flow control)."""
     FAILING = "failing"
-    """The handler fails on the first message again and again."""
+    """The handler fails repeatedly on the first message."""
     BUSY = "busy"
     """The handler is working on the first message."""
     WAITING_FOR_TURN = "waiting for turn"
-    """No handler has started with the first message, or the program does not ask for it."""
+    """No handler has started with the first message, or the program does not poll it."""
 
 
 class QueueStatus(Struct, kw_only=True):
@@ -57,10 +57,10 @@ class QueueStatus(Struct, kw_only=True):
         state: the state of the queue.
         reason: the reason of the state: a message, a limit, an address, a code.
         since_ms: the time when this state began, in ms since the epoch.
-        is_stalled: whether the queue has a backlog and stands still.
+        is_stalled: whether the queue has a backlog and does not advance.
         consumed_offset: the first offset that is not consumed; None until the start offset is known.
         pulled_offset: the next offset to pull.
-        max_offset: one past the last message, from the answer to the last pull.
+        max_offset: one past the last message, from the response to the last pull.
         held_messages: messages that are pulled and not consumed yet.
         held_bytes: bytes of these messages.
     """
@@ -78,7 +78,7 @@ class QueueStatus(Struct, kw_only=True):
 
     @property
     def backlog(self) -> int | None:
-        """Stored messages that are not consumed yet; None if that is not known."""
+        """Number of stored messages that are not consumed yet; None if unknown."""
         if self.max_offset is None or self.consumed_offset is None:
             return None
         return max(0, self.max_offset - self.consumed_offset)
@@ -108,7 +108,7 @@ class MemberStatus(Struct, kw_only=True):
 
     @property
     def stalled(self) -> list[QueueStatus]:
-        """The queues that have a backlog and stand still."""
+        """The queues that have a backlog and do not advance."""
         return [one for one in self.queues if one.is_stalled]
 
     def __str__(self) -> str:
@@ -121,7 +121,7 @@ class MemberStatus(Struct, kw_only=True):
 
 
 class BrokerStatus(Struct, kw_only=True):
-    """The status of a broker, as a producer sees it.
+    """The status of a broker according to a producer.
 
     Attributes:
         name: the name of the broker.
@@ -171,7 +171,7 @@ class ProducerStatus(Struct, kw_only=True):
 
 
 def _table(titles: tuple[str, ...], rows: Iterator[tuple[object, ...]]) -> Iterator[str]:
-    """Lay rows out in columns; the last column is as wide as it likes."""
+    """Yield the lines of a table; the last column is not padded."""
     texts = [titles, *(tuple("-" if cell is None else str(cell) for cell in row) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*texts, strict=True)][:-1]
     for text in texts:
@@ -186,7 +186,7 @@ def _row(one: QueueStatus) -> tuple[object, ...]:
 
 
 def utc(at_ms: int) -> str:
-    """Write a time in ms since the epoch as people read it."""
+    """Return a time in ms since the epoch as readable text."""
     return datetime.fromtimestamp(at_ms / 1000.0, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -195,10 +195,10 @@ def _connection(one: BrokerStatus) -> str:
 
 
 class ConsumerStats:
-    """Counts one topic's pulls and handler calls since ``at_ms`` (monotonic), and what they took.
+    """Counters of one topic's pulls and handler calls since ``at_ms`` (monotonic), and their durations.
 
-    ``pulls`` and ``pull_ms`` are of answers with messages, ``pulled`` the messages in them; ``calls`` and ``call_ms``
-    of handlers, ``consumed`` and ``failed`` the messages given to them."""
+    ``pulls`` and ``pull_ms`` count responses with messages, ``pulled`` their messages; ``calls`` and ``call_ms`` count
+    handler calls, ``consumed`` and ``failed`` their messages."""
 
     __slots__ = ("_samples", "call_ms", "calls", "consumed", "failed", "pull_ms", "pulled", "pulls")
 
@@ -208,13 +208,13 @@ class ConsumerStats:
         self._samples = deque([(at_ms, *self._counters())], _SAMPLES_MAX)
 
     def sample(self, at_ms: float) -> None:
-        """Keep a sample of the counters if the last one is old enough."""
+        """Store a sample of the counters if the last sample is old enough."""
         if at_ms - self._samples[-1][0] >= SAMPLE_INTERVAL_MS:
             self._samples.append((at_ms, *self._counters()))
 
     def status(self, at_ms: float) -> ConsumeStatus:
-        """Means and rates of the last minute, failures of the last hour."""
-        # The oldest sample within the last minute; an older one only when nothing was sampled since.
+        """Return means and rates of the last minute, and the failures of the last hour."""
+        # The oldest sample of the last minute, or an older one if there is none.
         then = next((one for one in self._samples if at_ms - one[0] <= _MINUTE_MS), self._samples[-1])
         seconds = max(at_ms - then[0], 1.0) / 1000.0
         pulls, pull_ms, pulled, calls, call_ms, consumed, failed = (

@@ -1,11 +1,12 @@
-"""The pop consumer. Brokers track the receiver of each message, not of each queue, so every member may read every
-queue.
+"""The pop consumer. Brokers track the receiver of each message, not of each queue, so every
+member may read every queue.
 
 =====================  =========================================================================================
 a program calls        the consumer
 =====================  =========================================================================================
 `on`, `subscribe`      pops in the background and calls handlers, or passes messages to `messages`
 only `pop`             does nothing by itself: the program acknowledges, and sets the time of the next delivery
+=====================  =========================================================================================
 =====================  =========================================================================================
 
 Source: behaviour.md §4.7–§4.15, §8.13; remoting.md §4.6.1.
@@ -66,11 +67,8 @@ class PopConsumer(PushConsumer):
     ) -> list[ReceivedMessage]:
         """Return at most ``max_count`` messages, which other members do not get for the invisible time.
 
-        A broker may return fewer. Brokers are asked in turn until one has messages; the last one waits for the first
-        message.
-        Raises ClientError: the topic, the expression or a time is not valid.
-        Raises NoRoute: the topic does not exist.
-
+        A broker may return fewer. The consumer requests brokers in turn until one has messages; the last one
+        waits for the first message.
         Args:
             topic: the topic; its retries are included.
             expression: ``*`` for all messages, ``A || B`` for tags, or with ``expression_type="SQL92"`` a SQL92
@@ -78,7 +76,7 @@ class PopConsumer(PushConsumer):
             max_count: 1 to 32.
             invisible_time: seconds or a `timedelta`; None means ``pop.invisible_ms`` of the settings.
             wait: how long a broker may wait for a message, in seconds or as a `timedelta`; 0 means no waiting.
-            queue: pop from this queue only; None means all queues. An ordered consumer should name a queue.
+            queue: pop from this queue only; None means all queues. An ordered consumer should pass a queue.
             expression_type: ``TAG`` or ``SQL92``.
         """
         self._check_started()
@@ -97,7 +95,7 @@ class PopConsumer(PushConsumer):
                     one, wanted, count=max_count, invisible_ms=invisible_ms, poll_ms=poll_ms if is_last else 0
                 )
             except RemotingError:
-                # One broker that is away must not keep the others' messages from the program.
+                # An unreachable broker must not withhold the messages of the others.
                 if is_last:
                     raise
                 continue
@@ -124,23 +122,24 @@ class PopConsumer(PushConsumer):
 
     @keeps_open
     async def change_invisible_time(self, message: ReceivedMessage, invisible_time: Duration) -> None:
-        """Change the invisible time of a message: it is delivered again after so many seconds, or after a `timedelta`,
-        unless you acknowledge it.
+        """Change the invisible time of a message: it is delivered again after this time, seconds or a
+        `timedelta`, unless you acknowledge it.
         Raises ClientError: the message was not popped, or the time is not valid."""
         invisible_ms = round(duration_ms(invisible_time, "invisible_time"))
         await self._pop_session.change_invisible_time(message, invisible_ms)
 
     def _check_started(self) -> None:
         if not self._is_in_handler:
-            super()._check_started()  # while it closes, handlers at work may still acknowledge
+            super()._check_started()  # during the close, running handlers may still acknowledge
 
     @property
     def _pop_session(self) -> PopSession:
-        assert self._session is not None, "only popping consumers are of this class"
+        assert self._session is not None, "a pop consumer has a session"
         return self._session
 
     async def _next_brokers(self, topic: str) -> list[MessageQueue]:
-        """The queues to pop: all of each broker together, or in order each by itself; another one first each time."""
+        """Return the queues to pop: one entry per broker, or in order one per queue; each
+        call begins with another one."""
         queues = await self._runtime.routes.readable_queues(topic)
         if not self._is_ordered:
             queues = [MessageQueue(topic, name, ANY_QUEUE) for name in sorted({queue.broker_name for queue in queues})]

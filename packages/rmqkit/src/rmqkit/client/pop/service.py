@@ -1,21 +1,21 @@
 """Consumption of popped messages: assignment by brokers, pop loop, handlers (``ConsumeMessagePop…Service``).
 
 ======================  ========================================  =========================================
-the broker's answer     a push consumer                           a pop consumer
+the broker's response   a push consumer                           a pop consumer
 ======================  ========================================  =========================================
 queues to pop           pops them                                 pops them
 queues to pull          pulls them, and the retries of earlier    pops all queues of every broker together
                         pops
-code 3, no strategy     shares them out with the other members    pops all queues of every broker together
-not asked (in order)                                              pops each queue by itself
+code 3, no strategy     computes the assignment like the others   pops all queues of every broker together
+no request (in order)                                             pops each queue separately
 ======================  ========================================  =========================================
 
-Queue -1 of a broker means all of its queues. A queue whose mode changed is given up, and taken again in the next
-rebalance. If a broker still holds a pop then (up to 15 s), the pop may return a message that is also pulled. The
-message is then handled twice.
+Queue -1 of a broker means all of its queues. If the mode of a queue changes, the queue is given up, and taken again in
+the next rebalance. If a broker still holds a pop then (up to 15 s), the pop may return a message that is also pulled.
+The message is then handled twice.
 
 ================  ==========================================================================
-answer to a pop   result (``popMessage``)
+response to pop   action (``popMessage``)
 ================  ==========================================================================
 FOUND             hold and handle the matching messages, acknowledge the others; pop again
 NOT_FOUND         pop again
@@ -27,7 +27,7 @@ anything else     pop again after 1 s
 A record whose body cannot be unpacked goes to the dead letters.
 
 ==========================  ==================================================================================
-a handler …                 result
+a handler …                 effect
 ==========================  ==================================================================================
 returns                     the message is acknowledged
 raises                      the broker delivers the message again after a step of `BACK_OFF_SECONDS`: its count of
@@ -39,7 +39,7 @@ runs long                   the member holds the message for up to ``consume_tim
 ==========================  ==================================================================================
 
 A Java client acknowledges a message that failed too often, and the message is lost. This client sends the message to
-the dead letters first, like brokers' proxies, and acknowledges it after that. In ordered consumption, the other
+the dead letters first, like the proxies of brokers, and acknowledges it afterwards. In ordered consumption, the other
 messages of the queue wait for the failed message.
 Loop only. Source: behaviour.md §4.12, §4.15, §8.4, §8.13; remoting.md §4.6.1.
 """
@@ -81,7 +81,7 @@ _POP = "POP"
 
 
 class PopConsumeService(ConcurrentConsumeService):
-    """Runs handlers on popped messages (``ConsumeMessagePopConcurrentlyService``); other queues may be pulled."""
+    """Workers that run handlers on popped messages (``ConsumeMessagePopConcurrentlyService``) and on pulled ones."""
 
     def put(self, process_queue: ProcessQueue, messages: list[ReceivedMessage]) -> None:
         prefix = pop_retry_topic(self.group, "")  # pulled by a group that popped before
@@ -91,22 +91,23 @@ class PopConsumeService(ConcurrentConsumeService):
         super().put(process_queue, messages)
 
     def consumed(self, process_queue: ProcessQueue, *messages: ReceivedMessage) -> None:
-        """Acknowledge consumed messages, or raise the offset of a queue that is pulled."""
+        """Acknowledge consumed messages, or raise the offset of a pulled queue."""
         if not isinstance(process_queue, PopProcessQueue):
             super().consumed(process_queue, *messages)
             return
         for message in messages:
-            # Not a message that lapsed: it is delivered again, and its next receiver acknowledges it.
+            # Do not acknowledge an expired message: it is delivered again, and its next receiver acknowledges it.
             if process_queue.remove(message) != NOTHING_HELD:
                 process_queue.session.ack_soon(message)
 
     async def expire(self, process_queue: ProcessQueue) -> None:
-        """Send back pulled messages whose handlers take too long; the time of popped ones ends by itself."""
+        """Send back pulled messages whose handlers run too long; the invisible time of
+        popped ones expires by itself."""
         if not isinstance(process_queue, PopProcessQueue):
             await super().expire(process_queue)
 
     async def _handle(self, process_queue: ProcessQueue, messages: list[ReceivedMessage]) -> None:
-        here = [message for message in messages if message in process_queue]  # what lapsed in line is not
+        here = [message for message in messages if message in process_queue]  # expired ones are not
         if isinstance(process_queue, PopProcessQueue):
             for message in here:
                 if 0 <= self._retries_of(message) < message.reconsume_times:
@@ -122,9 +123,9 @@ class PopConsumeService(ConcurrentConsumeService):
         elif self._is_last(message, level):
             await self._give_up(process_queue, message, self.reason_of(error, message))
         else:
-            # Removed before it is given back: the session must not renew the time that is being set.
+            # Remove it first: the session must not renew the invisible time that is set here.
             process_queue.remove(message)
-            # The broker counts deliveries, so that another member goes on at the next step.
+            # The broker counts deliveries, so that another member continues with the next step.
             step = min(level or message.reconsume_times, len(BACK_OFF_SECONDS) - 1)
             invisible_ms = BACK_OFF_SECONDS[step] * 1000 if chosen_ms is None else chosen_ms
             try:
@@ -138,8 +139,10 @@ class PopConsumeService(ConcurrentConsumeService):
                 )
 
     async def _give_up(self, process_queue: PopProcessQueue, message: ReceivedMessage, reason: Reason) -> None:
-        """Send a message to the dead letters, and acknowledge it after that. If the send fails, the message is
-        delivered again when its invisible time expires."""
+        """Send a message to the dead letters, and acknowledge it afterwards.
+
+        If the send fails, the message is delivered again when its invisible time expires.
+        """
         if await self._is_dead_letter(message, reason):
             self.consumed(process_queue, message)
         else:
@@ -155,32 +158,32 @@ class PopConsumeService(ConcurrentConsumeService):
 
 
 class OrderlyPopConsumeService(PopConsumeService, OrderlyConsumeService):
-    """Runs handlers on popped messages in the order of each queue."""
+    """Workers that run handlers on popped messages in the order of each queue."""
 
     async def _is_dead_lettered(self, message: ReceivedMessage, reason: Reason) -> bool:
         return await self._is_dead_letter(message, reason)
 
 
 class PopLoop(PullLoop):
-    """Keeps the process queue of a popped queue filled."""
+    """A loop that fills the process queue of a popped queue."""
 
     _attempt_id: str | None = None
 
     async def run(self, pause_ms: float) -> None:
-        """Pop until the queue is dropped, at once: there is no former owner whose offset matters."""
+        """Pop until the queue is dropped, without a first pause: no former owner has an offset to save."""
         await super().run(0.0)
 
     async def _step(self) -> float:
-        """Pop once; returns the ms to pause after it."""
+        """Pop once; return the pause after it in ms."""
         process_queue, clock, settings = self.process_queue, self._runtime.clock, self.context.settings
-        assert isinstance(process_queue, PopProcessQueue), "a queue to pop has a process queue of that kind"
+        assert isinstance(process_queue, PopProcessQueue), "a popped queue has a PopProcessQueue"
         subscription, session = self.subscription_of(self._queue.topic), process_queue.session
         if subscription is None:
             return settings.pull.error_pause_ms
         await process_queue.wait_for_room()
         if session.is_ordered:
-            # In order a broker gives nothing while acks are missing. By the attempt id it knows a pop whose answer got
-            # lost, and gives the same messages again.
+            # In order a broker delivers nothing while acks are missing. The attempt id identifies a pop
+            # whose response was lost: the broker then delivers the same messages again.
             await session.flush()
             self._attempt_id = self._attempt_id or uuid.uuid4().hex
         if process_queue.is_dropped:
@@ -208,13 +211,13 @@ class PopLoop(PullLoop):
         for message in result.unreadable:
             await self.context.consume_service.unreadable(message)
             session.ack_soon(message)
-        # A broker whose clock is ahead finds every request too old and does not wait.
+        # A broker whose clock is ahead considers every request too old and does not wait.
         is_hasty = result.status is PopStatus.NOT_FOUND and took_ms < settings.pull.suspend_ms / 2
         return settings.pull.error_pause_ms if is_hasty or result.status is PopStatus.POLLING_FULL else 0.0
 
 
 class BrokerRebalance(Rebalance):
-    """Asks brokers for this member's queues, and which of them are popped (``QUERY_ASSIGNMENT``)."""
+    """Requests of this member's queues to brokers, and whether they are popped (``QUERY_ASSIGNMENT``)."""
 
     def __init__(self, context: ConsumerContext, owner: QueueOwner, session: PopSession, *, only_pops: bool) -> None:
         super().__init__(context, owner)
@@ -241,18 +244,20 @@ class BrokerRebalance(Rebalance):
         pulled = {one.message_queue for one in assigned} - popped
         retry = pop_retry_topic(self._group, with_namespace(self._runtime.namespace, topic))
         if pulled and not popped and topic not in self._retried and not topic.startswith(RETRY_PREFIX):
-            # Earlier pops are retried through the retry topic of the group. Only pops read this topic automatically.
+            # The retry topic of the group has the retries of earlier pops. Only pops
+            # read this topic automatically.
             self._retried.add(topic)
             self._owner.subscribe(retry, "*", TAG)
         elif popped and topic in self._retried:
-            # PopSession read that topic, too: first, in another round, save what was pulled of it.
+            # A PopSession reads that topic, too. First save the pulled offset; the mode
+            # changes with the next rebalance.
             self._retried.discard(topic)
             self._owner.unsubscribe(retry)
             return {queue for queue in self._owner.held_queues() if queue.topic == topic}, 0
         return self._with_modes(topic, pulled, popped)
 
     async def _ask(self, topic: str) -> list[Assignment] | None:
-        """Ask a broker for this member's queues; None when it does not share out."""
+        """Request this member's queues from a broker; None if the broker does not assign queues."""
         if self._strategy is None:
             return None
         asked = QueryAssignmentBody(
@@ -261,7 +266,7 @@ class BrokerRebalance(Rebalance):
         calls, address = self._runtime.calls, self._some_broker(topic)
         try:
             assigned = await calls.assignments(address, asked)
-            if not assigned:  # there are none, or the broker has not seen us
+            if not assigned:  # there are no queues, or the broker does not know this client
                 await self._runtime.heartbeat()
                 assigned = await calls.assignments(address, asked)
         except PeerRefused as error:
@@ -273,9 +278,9 @@ class BrokerRebalance(Rebalance):
     def _with_modes(
         self, topic: str, pulled: set[MessageQueue], popped: set[MessageQueue]
     ) -> tuple[set[MessageQueue], int]:
-        """The queues to hold without those that change their mode, and what that means: 0 that some do, 2 that others
-        may have held them."""
-        assert not pulled & popped, "a queue is pulled or popped"
+        """Return the queues to hold, without those that change their mode, and a number of members: 0 if some queues
+        change their mode, 2 if another member may have held pulled queues, otherwise 1."""
+        assert not pulled & popped, "no queue is both pulled and popped"
         before = {queue for queue in self._session.queues if queue.topic == topic}
         self._session.queues.difference_update(before)
         self._session.queues.update(popped)
@@ -285,7 +290,7 @@ class BrokerRebalance(Rebalance):
 
 @dataclass(eq=False)
 class PopAssignedQueues(AssignedQueues):
-    """The queues this member has, popped where brokers say so and else pulled."""
+    """The queues of this member: popped if the broker says so, otherwise pulled."""
 
     session: PopSession
 
@@ -301,7 +306,7 @@ class PopAssignedQueues(AssignedQueues):
 
 
 class PopGroupCoordinator(GroupCoordinator):
-    """Coordinates a member whose queues brokers share out; with ``only_pops`` all of them are popped."""
+    """The coordinator of a member whose queues are assigned by brokers; with ``only_pops`` all of them are popped."""
 
     def __init__(self, context: ConsumerContext, session: PopSession, *, only_pops: bool) -> None:
         self._session = session

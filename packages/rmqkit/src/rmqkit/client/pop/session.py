@@ -11,11 +11,11 @@ CHANGE_MESSAGE_INVISIBLETIME (200053)   set when a message is delivered again; t
 
 A message without an ack is delivered again through the group's retry topic for its topic, with its count of deliveries
 increased by one. While the client holds a message (`PopProcessQueue`), it renews the invisible time, so that no other
-member gets the message. A lost ack leads to a second delivery. So does a message whose time expires because the broker
-did not answer.
+member gets the message. A lost ack leads to a second delivery, and so does an invisible time that expires because the
+broker did not answer.
 
-Acks name messages by their handles (POP_CK). A broker that rewrites messages of retry topics sets their handles itself.
-For all other messages, strings in the answer contain the start of each queue's messages.
+Acks identify messages by their handles (POP_CK). A broker that rewrites messages of retry topics sets their handles
+itself. For all other messages, strings in the response contain the start of each queue's messages.
 
 Not handled: inner batches, whose members brokers can acknowledge only together (the ack of the first one counts).
 Loop only. Source: behaviour.md §4.7–§4.11, §8.13; remoting.md §4.6.1.
@@ -70,10 +70,10 @@ from rmqkit.rpc import Popped, PopStatus
 
 _log = logging.getLogger(__name__)
 ANY_QUEUE = -1
-"""The queue id that stands for all queues of a broker."""
+"""The queue id for all queues of a broker."""
 
 _ANSWER_MS = 10_000
-"""What a pop may take besides the time that the broker may hold it."""
+"""Timeout of a pop, besides the time that the broker may hold it."""
 
 _ACK_TRIES = 3
 _ACK_PAUSE_MS = 1000.0
@@ -85,8 +85,8 @@ _SEPARATORS = {RETRY_TOPIC_V1: "_", RETRY_TOPIC_V2: "+"}
 
 
 class PopResult(Struct):
-    """The messages of a pop: those that match the subscription, others that only have a tag of the same hash, and such
-    whose bodies cannot be unpacked; all of them are to be acknowledged. ``rest_count`` more are at the broker."""
+    """The messages of a pop: those that match the subscription, others that only have a tag of the same hash, and those
+    with unreadable bodies. All of them must be acknowledged. ``rest_count`` more are at the broker."""
 
     status: PopStatus
     rest_count: int
@@ -96,15 +96,15 @@ class PopResult(Struct):
 
 
 class _Lease(Struct):
-    """Until when a message is invisible to others, and until when that is renewed, both monotonic."""
+    """The time when a message becomes visible again, and the time until which it is renewed, both monotonic."""
 
     expires_ms: float
     limit_ms: float
 
 
 class PopProcessQueue(ProcessQueue):
-    """Holds messages that were popped from a queue, or from all queues of a broker.
-    There is no offset to keep: `position` counts what is done with, and `max_offset` goes on from there."""
+    """Messages that were popped from a queue, or from all queues of a broker.
+    There is no offset: `position` counts finished messages, and `max_offset` continues from there."""
 
     is_popped = True
 
@@ -120,17 +120,17 @@ class PopProcessQueue(ProcessQueue):
 
     @property
     def has_room(self) -> bool:
-        """Return True if more may be popped; in order only when everything popped before is consumed."""
+        """Return True if more may be popped; in order only if everything popped before is consumed."""
         return not self._messages if self.session.is_ordered else super().has_room
 
     @property
     def position(self) -> int:
-        """Return how many messages were consumed, or lapsed."""
+        """Number of consumed or expired messages."""
         return self._done_count
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """Zeros: messages of different queues have no common offsets."""
+        """Zeros, because messages of different queues have no common offsets."""
         return 0, 0
 
     def put(self, messages: Iterable[ReceivedMessage]) -> list[ReceivedMessage]:
@@ -148,22 +148,22 @@ class PopProcessQueue(ProcessQueue):
             return NOTHING_HELD
         del self.leases[id(message)]
         self._done_count += 1
-        assert len(self.leases) == len(self._messages), "every message held has a lease"
+        assert len(self.leases) == len(self._messages), "every held message has a lease"
         self.body_bytes -= len(message.body)
         self._changed.set()
         return self._done_count
 
     def lowest(self, count: int) -> list[ReceivedMessage]:
-        """The messages that were popped first, at most ``count``."""
+        """Return the messages that were popped first, at most ``count``."""
         return list(islice(self._messages.values(), count))
 
     def not_begun(self) -> list[ReceivedMessage]:
-        """Messages that no handler has begun with."""
+        """Return the messages for which no handler has started."""
         return [one for one in self._messages.values() if names.CONSUME_START_TIME not in one.properties]
 
     def due(self, now_ms: float) -> list[ReceivedMessage]:
-        """The messages whose invisible time has to be renewed. Remove those whose time is over; in order, all behind
-        them, too."""
+        """Return the messages whose invisible time must be renewed. Remove expired messages, in order also all after
+        them."""
         due: list[ReceivedMessage] = []
         for message in self.lowest(len(self)):
             lease = self.leases.get(id(message))
@@ -180,8 +180,7 @@ class PopProcessQueue(ProcessQueue):
 
 
 class PopSession:
-    """The pops of one group: its requests, which queues are popped and not pulled (`queues`), and what is held of
-    them."""
+    """The pops of one group: its requests, its popped queues (`queues`), and its held messages."""
 
     def __init__(
         self, runtime: ClientRuntime, group: str, settings: PushConsumerSettings, *, is_ordered: bool = False
@@ -199,19 +198,19 @@ class PopSession:
         self._pops: set[asyncio.Task[Popped]] = set()
 
     def start(self) -> None:
-        """Begin to renew the time of what is held."""
+        """Start to renew the invisible time of held messages."""
         self._tasks.start(self._renew(), f"invisible times of group {self._group}")
 
     async def close(self) -> None:
-        """Send the acks under way, and have what is still held delivered soon to somebody else."""
-        # Given back before the acks are waited for: others may have them while this still closes.
+        """Send the remaining acks, and let held messages be delivered soon to other members."""
+        # Release them before waiting for the acks: other members may get them during the close.
         await self._release([message for one in self._held for message in one.lowest(len(one))])
         await self.flush()
         await self._tasks.close()
 
     def process_queue(self, queue: MessageQueue, *, bytes_max: int, stats: ConsumerStats) -> PopProcessQueue:
-        """Make a process queue whose messages stay invisible to others while they are held."""
-        # A dropped queue stays until nothing is held of it: the time of its messages has still to be renewed.
+        """Create a process queue whose messages stay invisible to others while they are held."""
+        # A dropped queue stays until it is empty: the invisible time of its messages must still be renewed.
         self._held = {one for one in self._held if len(one) or not one.is_dropped}
         process_queue = PopProcessQueue(queue, self, bytes_max=bytes_max, stats=stats)
         self._held.add(process_queue)
@@ -229,8 +228,9 @@ class PopSession:
         poll_ms: int,
         attempt_id: str | None = None,
     ) -> PopResult:
-        """At most ``count`` messages, 32 at most; a broker that has none may wait ``poll_ms`` for the first one.
-        What comes after this was cancelled is given back. Raises RemotingError, PeerRefused, HeaderError."""
+        """Return at most ``count`` messages, 32 at most; a broker without messages may wait
+        ``poll_ms`` for the first one.
+        Messages that arrive after a cancellation are released. Raises RemotingError, PeerRefused, HeaderError."""
         header = PopMessageRequest(
             consumer_group=self._group,
             topic=queue.topic,
@@ -247,9 +247,9 @@ class PopSession:
             bname=queue.broker_name,
         )
         address = await self._runtime.routes.find_address(queue.broker_name, queue.topic)
-        # A task of its own: the broker hides the messages from everybody even if nobody here waits for them any more.
+        # Use a separate task: the broker hides the messages even if this call is cancelled.
         asked = asyncio.create_task(self._runtime.calls.pop(address, header, poll_ms + _ANSWER_MS))
-        self._pops.add(asked)  # it ends with the answer, or with its connection
+        self._pops.add(asked)  # it ends with the response, or with its connection
         asked.add_done_callback(self._pops.discard)
         try:
             popped = await asyncio.shield(asked)
@@ -263,7 +263,7 @@ class PopSession:
 
     async def ack(self, messages: Collection[ReceivedMessage]) -> None:
         """Acknowledge messages and wait for the brokers. Raises RemotingError, PeerRefused.
-        Raises ClientError: one of them was not popped."""
+        Raises ClientError: a message was not popped."""
         by_broker: defaultdict[str, list[Receipt]] = defaultdict(list)
         for message in messages:
             self._stop_holding(message)
@@ -276,24 +276,24 @@ class PopSession:
         self._ack_soon(receipt_of(message))
 
     async def flush(self) -> None:
-        """Wait until every ack so far is answered, or given up."""
+        """Wait until every ack so far is confirmed, or has failed."""
         while self._ackers:
             await asyncio.wait(list(self._ackers.values()))
 
     async def change_invisible_time(self, message: ReceivedMessage, invisible_ms: int) -> None:
-        """Make the broker deliver a message again after ``invisible_ms``, unless the message is acknowledged before.
-        Raises RemotingError, PeerRefused. Raises ClientError: it was not popped."""
+        """Let the broker deliver a message again after ``invisible_ms``, unless the message is acknowledged before.
+        Raises RemotingError, PeerRefused. Raises ClientError: the message was not popped."""
         receipt = receipt_of(message)
         handle = await self._ask_invisible_time(receipt, invisible_ms)
-        # In order a change makes no second delivery: there the newest handle is the only one.
+        # In order a change makes no second delivery: only the newest handle exists.
         if not self.is_ordered and (renewed := receipt_of(message)) != receipt:
-            self._ack_soon(renewed)  # meanwhile: each change is a delivery of its own
+            self._ack_soon(renewed)  # renewed meanwhile: each change is a separate delivery
         message.properties[names.POP_CHECK_POINT] = encode_pop_handle(handle)
         for process_queue in self._held:
             if (lease := process_queue.leases.get(id(message))) is not None:
                 lease.expires_ms = self.clock.monotonic_ms() + invisible_ms
 
-    # -- inside
+    # -- internals
 
     def _read(self, popped: Popped, queue: MessageQueue) -> tuple[list[ReceivedMessage], list[ReceivedMessage]]:
         messages, unreadable = unpack(popped.body, queue.broker_name)
@@ -304,7 +304,7 @@ class PopSession:
         return await self._runtime.routes.find_address(receipt.handle.broker_name, receipt.topic)
 
     async def _ack(self, broker_name: str, receipts: list[Receipt]) -> None:
-        assert all(one.handle.broker_name == broker_name for one in receipts), "acks go to the broker that was popped"
+        assert all(one.handle.broker_name == broker_name for one in receipts), "all acks are for one broker"
         address, calls = await self._address(receipts[0]), self._runtime.calls
         if len(receipts) > 1:
             body = BatchAckBody(broker_name=broker_name, acks=batch_acks(self._group, receipts))
@@ -375,7 +375,7 @@ class PopSession:
 
     async def _renew(self) -> None:
         while True:
-            # A sixth of the invisible time: what is due at half of it gets two more tries if a renewal fails.
+            # Every sixth of the invisible time: a renewal is due at half of it, and has two more attempts.
             await asyncio.sleep(self.settings.pop.invisible_ms / 6000.0)
             now_ms, held = self.clock.monotonic_ms(), list(self._held)
             await asyncio.gather(*(self._renew_one(one, message) for one in held for message in one.due(now_ms)))
@@ -390,11 +390,11 @@ class PopSession:
             handle = await self._ask_invisible_time(receipt, invisible_ms)
             lease = process_queue.leases.get(id(message))
             if lease is not None and receipt_of(message) == receipt:
-                # From when it was asked: the broker counts from a moment after that.
+                # Count from the time of the request: the broker starts to count after that.
                 lease.expires_ms = asked_ms + invisible_ms
                 message.properties[names.POP_CHECK_POINT] = encode_pop_handle(handle)
             elif not self.is_ordered:
-                self._ack_soon(Receipt(message.topic, handle))  # it was settled meanwhile, with the handle of before
+                self._ack_soon(Receipt(message.topic, handle))  # it was acknowledged meanwhile, with the old handle
         except RmqError as error:
             _log.warning(
                 "cannot extend the invisible time of message %s of %s: %s", message.msg_id, message.topic, error
@@ -424,20 +424,25 @@ class PopSession:
 
 
 class Receipt(Struct, frozen=True):
-    """The topic and the handle by which acks and changes name a popped message. It does not change with the message."""
+    """The topic and the handle that identify a popped message in acks and changes.
+
+    It does not change with the message.
+    """
 
     topic: str
     handle: PopHandle
 
     @property
     def queue_offset(self) -> int:
-        """The offset in the queue that it was popped from."""
+        """The offset in the queue from which the message was popped."""
         assert self.handle.queue_offset is not None, "`receipt_of` completes handles"
         return self.handle.queue_offset
 
     def real_topic(self, group: str, namespace: str) -> str:
-        """Return the topic from which the message was popped, its own or a retry topic of the group. No namespace is in
-        front of a retry topic."""
+        """Return the topic from which the message was popped, its own or a retry topic of the group.
+
+        A retry topic has no namespace prefix.
+        """
         separator = _SEPARATORS.get(self.handle.retry)
         if separator is None:
             return self.topic
@@ -445,7 +450,7 @@ class Receipt(Struct, frozen=True):
 
 
 def receipt_of(message: ReceivedMessage) -> Receipt:
-    """Read the handle of a popped message. Raises ClientError: it was not popped. Raises HeaderError: its handle is
+    """Return the handle of a popped message. Raises ClientError: it was not popped. Raises HeaderError: its handle is
     damaged."""
     text = message.properties.get(names.POP_CHECK_POINT)
     if text is None:
@@ -457,8 +462,8 @@ def receipt_of(message: ReceivedMessage) -> Receipt:
 
 
 def give_handles(messages: list[ReceivedMessage], header: PopMessageResponse, queue: MessageQueue) -> None:
-    """Complete popped messages: their handles, unless the broker gave them, deliveries in order, and the topic that was
-    asked for. Raises HeaderError: the answer's strings cannot be read."""
+    """Complete popped messages: their handles if the broker did not set them, deliveries in order, and the requested
+    topic. Raises HeaderError: the strings of the response cannot be read."""
     starts = decode_start_offsets(header.start_offset_info or "")
     counts = decode_order_counts(header.order_count_info or "")
     for message in messages:
@@ -476,20 +481,20 @@ def give_handles(messages: list[ReceivedMessage], header: PopMessageResponse, qu
             )
             message.properties[names.POP_CHECK_POINT] = encode_pop_handle(handle)
         else:
-            receipt_of(message)  # the broker's own: an answer with others is refused as a whole
-        # In order the broker counts deliveries itself; the record says how often it came through the retry topic.
+            receipt_of(message)  # check the broker's handle: the whole response is refused if it is damaged
+        # In order the broker counts deliveries itself; the record counts its deliveries through the retry topic.
         count = counts.get(OrderKey(retry, queue_id, offset)) or counts.get(OrderKey(retry, queue_id)) or 0
         message.reconsume_times = count or message.reconsume_times
         message.properties.setdefault(names.FIRST_POP_TIME, str(header.pop_time))
-        message.properties.pop(names.CONSUME_START_TIME, None)  # somebody else's
+        message.properties.pop(names.CONSUME_START_TIME, None)  # set by another client
         message.topic = queue.topic
 
 
 def batch_acks(group: str, receipts: Iterable[Receipt]) -> list[BatchAck]:
-    """Group acks for one broker: one entry for those of one pop and queue."""
+    """Group acks for one broker, with one entry per pop and queue."""
     offsets: defaultdict[Receipt, list[int]] = defaultdict(list)
     for one in receipts:
-        # Acks of one pop and queue differ in the offset alone, which is a bit in the entry.
+        # Acks of one pop and queue differ only in the offset, which is a bit in the entry.
         offsets[replace(one, handle=replace(one.handle, queue_offset=None))].append(one.queue_offset)
     return [
         BatchAck(

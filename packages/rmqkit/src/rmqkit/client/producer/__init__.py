@@ -1,1 +1,1 @@
-"""Producers: what programs send with, and how a send reaches a broker (DefaultMQProducerImpl)."""
+"""Producers, and the path of a message to a broker (DefaultMQProducerImpl)."""

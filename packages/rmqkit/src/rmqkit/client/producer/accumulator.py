@@ -1,27 +1,27 @@
 """Many messages in few requests (``ProduceAccumulator``): single sends with ``batch.auto``, and `Producer.send_many`.
 
 ==========================================  ========================================================================
-a message                                   goes
+a message                                   is sent
 ==========================================  ========================================================================
-of `send`, with ``batch.auto``              into the open batch of its topic, queue, ``wait_store`` and tag
-of `send_many`                              into the open batch of its topic and ``wait_store``, or of its queue when a
-                                            selector chooses one
-delayed, with a priority, or large enough   out alone: no batch carries these
+of `send`, with ``batch.auto``              in the open batch of its topic, queue, ``wait_store`` and tag
+of `send_many`                              in the open batch of its topic and ``wait_store``, or of its queue if a
+                                            selector chooses it
+delayed, with a priority, or large enough   alone: no batch contains these
 to be compressed
-of `send`, to a retry topic, or beyond      out alone and at once, like every send without ``batch.auto``
-``batch_total_bytes`` that wait already
+of `send`, to a retry topic, or when        alone and at once, like every send without ``batch.auto``
+``batch_total_bytes`` wait already
 ==========================================  ========================================================================
 
-A batch closes when the next message would make it larger than ``batch.bytes`` or than a message may be,
-``batch.delay_ms`` after its first message, or when its owner says so. It is handed over once: prepared, or with the
-error that all of its messages get. Its messages lie one after the other in one queue.
+A batch closes when the next message would make it larger than ``batch.bytes`` or than the greatest message,
+``batch.delay_ms`` after its first message, or when its owner closes it. It is passed on once: prepared, or with the
+error for all of its messages. Its messages are stored one after the other in one queue.
 
-Every caller of `send` gets the result of its own message, or the error of the batch. A caller that is cancelled takes
-nothing back: its message goes with the others. A program that awaits one send after the other only gets slower.
+Every caller of `send` gets the result of its own message, or the error of the batch. If a caller is cancelled, its
+message is sent nevertheless. A program that awaits one send after the other only gets slower.
 
-`send_many` sends the batches of a chosen queue one by one, so that order is kept, and sends nothing more to a queue
-after a failed one. While `BATCHES_MAX` are under way it takes no message from the program: a source that never ends
-costs no more memory than that, apart from the results. Loop only. Source: behaviour.md §7.8, §7.12.
+`send_many` sends the batches of a chosen queue one by one to keep the order, and sends nothing more to a queue after a
+failed batch. While `BATCHES_MAX` batches are in flight it takes no message from the program, so an endless source needs
+no more memory than these batches, apart from the results. Loop only. Source: behaviour.md §7.8, §7.12.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.remoting.tasks import Tasks
 
 BATCHES_MAX = 32
-"""Requests of one `Producer.send_many` under way at a time."""
+"""Greatest number of requests of one `Producer.send_many` in flight."""
 
 K = TypeVar("K", bound=Hashable)
 P = TypeVar("P")
@@ -55,7 +55,7 @@ Choose = Callable[[Message], Awaitable[MessageQueue | None]]
 
 
 class Batch(Struct, Generic[P]):
-    """Messages that share one request; ``places`` say where the result of each is wanted."""
+    """Messages that share one request; ``places`` identifies where the result of each message belongs."""
 
     queue: MessageQueue | None
     places: list[P] = field(default_factory=list)
@@ -69,10 +69,10 @@ class Batch(Struct, Generic[P]):
 
 @dataclass(eq=False)
 class OpenBatches(ABC, Generic[K, P]):
-    """Collects messages into one open batch per key, and hands each batch over once.
+    """A collector of messages: one open batch per key, and each batch is passed on once.
 
-    ``deliver`` sends what is prepared, to a queue if one is chosen; ``next_key`` makes unique keys; ``hooks`` see every
-    batch. ``linger_ms`` is how long a batch stays open for further messages; 0 leaves that to the owner."""
+    ``deliver`` sends a prepared batch, to a chosen queue if there is one; ``next_key`` makes unique keys; ``hooks`` get
+    every batch. ``linger_ms`` is how long a batch stays open for further messages; 0 leaves that to the owner."""
 
     group: str
     settings: ProducerSettings
@@ -88,17 +88,17 @@ class OpenBatches(ABC, Generic[K, P]):
 
     @abstractmethod
     def _start_send(self, batch: Batch[P], prepared: EncodedMessage) -> None:
-        """Begin to send a batch that was closed."""
+        """Start to send a closed batch."""
 
     @abstractmethod
     def _fail(self, batch: Batch[P], error: Exception) -> None:
-        """Give every message of a batch the same error."""
+        """Set the same error for every message of a batch."""
 
     def _add_to_batch(self, key: K, message: Message, queue: MessageQueue | None, place: P) -> int:
-        """Put a message into the open batch of a key; returns its bytes there.
-        Raises MessageIllegal: it breaks a rule, or a batch cannot hold it."""
+        """Add a message to the open batch of a key; return its bytes there.
+        Raises MessageIllegal: the message is invalid, or a batch cannot contain it."""
         unique_key = message.msg_id or self.next_key()
-        # Checked before any batch is touched: a message that is refused must not close or begin one.
+        # Check the message before any batch changes: a refused message must not close or begin a batch.
         entry = batch_entry(message, unique_key, self.settings)
         size = BATCH_ENTRY_BYTES_MIN + len(entry.body) + len(entry.properties)
         first, batch = self._open.get(key, (message, None))
@@ -110,7 +110,7 @@ class OpenBatches(ABC, Generic[K, P]):
         if batch.sending is not None:
             if batch.entries:
                 batch.sending.messages.append(message)
-            # Hooks may have added properties when the batch began: each of its messages carries them.
+                # Hooks may have added properties when the batch began: each of its messages gets them.
             entry = batch_entry(message, unique_key, self.settings, batch.sending.properties)
         batch.places.append(place)
         batch.unique_keys.append(unique_key)
@@ -130,12 +130,12 @@ class OpenBatches(ABC, Generic[K, P]):
         return batch
 
     def _close_batch(self, key: K) -> None:
-        """Hand over the open batch of a key, if there is one."""
+        """Pass on the open batch of a key, if there is one."""
         first, batch = self._open.pop(key, (None, None))
         if first is None or batch is None:
             return
-        assert len(batch.places) == len(batch.unique_keys) == len(batch.entries) > 0, "one of each, for every message"
-        # A batch may be full before its time: its timer would then close the next batch of the key too early.
+        assert len(batch.places) == len(batch.unique_keys) == len(batch.entries) > 0, "the lists have equal length"
+        # Cancel the timer of a batch that is full early: it would close the next batch of the key too early.
         if batch.timer is not None:
             batch.timer.cancel()
         try:
@@ -153,7 +153,7 @@ class OpenBatches(ABC, Generic[K, P]):
             self._close_batch(key)
 
     def _discard_all(self) -> None:
-        """Drop the open batches: nobody waits for them any more."""
+        """Drop the open batches: no caller waits for them."""
         for _, batch in self._open.values():
             if batch.timer is not None:
                 batch.timer.cancel()
@@ -161,7 +161,7 @@ class OpenBatches(ABC, Generic[K, P]):
 
 
 def is_large(body: object, settings: ProducerSettings) -> bool:
-    """Return True if it will be compressed, which no batch is; what cannot be a body is left to the checks."""
+    """Return True if a body will be compressed, which excludes batches. Other checks refuse invalid bodies."""
     return isinstance(body, bytes) and len(body) >= settings.compression.body_bytes_min
 
 
@@ -170,7 +170,7 @@ def shares(result: SendResult, unique_keys: list[str]) -> list[SendResult]:
     if len(unique_keys) == 1:
         return [result]
     ids = result.offset_msg_id.split(",")
-    ids = ids if len(ids) == len(unique_keys) else ids[:1] * len(unique_keys)  # some brokers name one for all
+    ids = ids if len(ids) == len(unique_keys) else ids[:1] * len(unique_keys)  # some brokers return one id for all
     return [
         replace(result, msg_id=key, offset_msg_id=offset_msg_id, queue_offset=result.queue_offset + i)
         for i, (key, offset_msg_id) in enumerate(zip(unique_keys, ids, strict=True))
@@ -199,13 +199,13 @@ class Accumulator(OpenBatches[tuple[str, MessageQueue | None, bool, str | None],
         """Send a message together with others. Raises as `Producer.send`."""
         place: asyncio.Future[SendResult] = asyncio.get_running_loop().create_future()
         key = (message.topic, queue, message.wait_store, message.tags)
-        # Two statements: adding may close another batch, whose failure takes its bytes off `_bytes` meanwhile.
+        # Use two statements: the addition may close another batch, whose failure reduces `_bytes` meanwhile.
         size = self._add_to_batch(key, message, queue, place)
         self._bytes += size
         return await place
 
     async def close(self) -> None:
-        """Send what is open, and wait until every caller has a result or an error."""
+        """Send the open batches, and wait until every caller has a result or an error."""
         self._close_all()
         await self._tasks.finish()
 
@@ -215,16 +215,16 @@ class Accumulator(OpenBatches[tuple[str, MessageQueue | None, bool, str | None],
     async def _send_batch(self, batch: Batch[asyncio.Future[SendResult]], prepared: EncodedMessage) -> None:
         try:
             result = await self.deliver(prepared, batch.queue)
-        except asyncio.CancelledError:  # the loop ends
+        except asyncio.CancelledError:  # the loop stops
             for place in batch.places:
                 place.cancel()
             raise
-        except Exception as error:  # noqa: BLE001 - the task's outer edge: whoever waits gets it
+        except Exception as error:  # noqa: BLE001 - the task's outer edge: the callers get the error
             self._fail(batch, error)
         else:
             self._take_off(batch)
             for place, share in zip(batch.places, shares(result, batch.unique_keys), strict=True):
-                if not place.done():  # a caller that was cancelled has left; its message is stored all the same
+                if not place.done():  # a cancelled caller does not wait; its message is stored nevertheless
                     place.set_result(share)
 
     def _fail(self, batch: Batch[asyncio.Future[SendResult]], error: Exception) -> None:
@@ -235,7 +235,7 @@ class Accumulator(OpenBatches[tuple[str, MessageQueue | None, bool, str | None],
 
     def _take_off(self, batch: Batch[asyncio.Future[SendResult]]) -> None:
         self._bytes -= batch.size
-        assert self._bytes >= 0, "a batch gives back what its messages took"
+        assert self._bytes >= 0, "a batch subtracts only bytes that it added"
 
 
 class SendManyFailed(ClientError):
@@ -266,10 +266,10 @@ class SendMany(OpenBatches[MessageQueue | tuple[str, bool], int]):
         self._refusal: RmqError | None = None
 
     async def send_all(self, messages: Iterable[Message] | AsyncIterable[Message]) -> list[SendResult]:
-        """Send them; the results are in their order. Raises SendManyFailed: some could not be sent."""
+        """Send the messages; the results are in the same order. Raises SendManyFailed: some could not be sent."""
         try:
             if isinstance(messages, AsyncIterable):
-                # Only a source that is awaited can keep a batch waiting; any other fills it or ends.
+                # Only an asynchronous source can delay a batch; any other source fills it or ends.
                 self.linger_ms = self.settings.batch.delay_ms
                 async for message in messages:
                     if not await self._add(message):
@@ -284,21 +284,21 @@ class SendMany(OpenBatches[MessageQueue | tuple[str, bool], int]):
             self._discard_all()
             for task in self._tasks:
                 task.cancel()
-        assert None not in self._results, "every batch fills its places"
+        assert None not in self._results, "every message has a result"
         stored = [result for result in self._results if isinstance(result, SendResult)]
         if len(stored) < len(self._results):
             raise SendManyFailed([result for result in self._results if result is not None])
         return stored
 
     async def close(self, refusal: RmqError) -> None:
-        """Send what was taken, and wait for it; the next message is refused, and none taken after it."""
+        """Send the accepted messages and wait for them; refuse the next message and stop."""
         self._refusal = refusal
         self._close_all()
         while self._tasks:
             await asyncio.wait(self._tasks)
 
     async def _add(self, message: Message) -> bool:
-        """Take a message; whether further ones are taken."""
+        """Accept a message; return True if further messages are accepted."""
         place = len(self._results)
         self._results.append(None)
         settings = self.settings
@@ -306,7 +306,7 @@ class SendMany(OpenBatches[MessageQueue | tuple[str, bool], int]):
             queue = None
             if self.choose is not None and (self.chooses_all or message.sharding_key is not None):
                 queue = await self.choose(message)
-            # After the await: `close` may have come while the program chose a queue.
+                # Check after the await: `close` may be called while the program chooses a queue.
             if self._refusal is not None:
                 raise self._refusal
             message = with_bytes(message)
@@ -316,7 +316,7 @@ class SendMany(OpenBatches[MessageQueue | tuple[str, bool], int]):
                     Sending(self.group, [message]), lambda own: encode_message(message, unique_key, settings, own)
                 )
                 if queue is not None:
-                    self._close_batch(queue)  # what came before it in the queue goes before it
+                    self._close_batch(queue)  # earlier messages of the queue are sent first
                 self._start_send(Batch(queue, [place], [unique_key]), prepared)
             else:
                 self._add_to_batch(queue or (message.topic, message.wait_store), message, queue, place)
@@ -336,17 +336,17 @@ class SendMany(OpenBatches[MessageQueue | tuple[str, bool], int]):
             if batch.queue is None:
                 result = await self.deliver(prepared, None)
             else:
-                # asyncio's locks are fair, and tasks begin in the order they are made in: batches go as they were
-                # closed.
+                # asyncio's locks are fair, and tasks start in the order of their creation, so batches
+                # are sent in the order in which they were closed.
                 async with self._turns.setdefault(batch.queue, asyncio.Lock()):
                     result = await self._send_in_turn(prepared, batch.queue)
         except RmqError as error:
-            if prepared.on_end is not None:  # the sender never saw it: one before it in its queue failed
+            if prepared.on_end is not None:  # not passed to the sender: an earlier batch of its queue failed
                 prepared.on_end(SendOutcome(error=error))
             self._fail(batch, error)
         else:
             for place, share in zip(batch.places, shares(result, batch.unique_keys), strict=True):
-                assert self._results[place] is None, "a message has one result"
+                assert self._results[place] is None, "each message gets one result"
                 self._results[place] = share
 
     async def _send_in_turn(self, prepared: EncodedMessage, queue: MessageQueue) -> SendResult:
@@ -359,6 +359,6 @@ class SendMany(OpenBatches[MessageQueue | tuple[str, bool], int]):
             raise
 
     def _fail(self, batch: Batch[int], error: Exception) -> None:
-        assert isinstance(error, RmqError), "what is no error of ours ends the call"
+        assert isinstance(error, RmqError), "only errors of rmqkit are results"
         for place in batch.places:
             self._results[place] = error

@@ -1,17 +1,18 @@
-"""Encoding checks messages, gives them unique keys, compresses them and puts them into the form requests carry.
+"""The encoder of messages: checks them, assigns unique keys, compresses bodies and makes the form for requests.
 
 =================  ==============================================================================================
 check              rule
 =================  ==============================================================================================
-topic              legal characters, at most 127 of them, not a topic only the broker writes to
-body               bytes, at least one, at most ``maxMessageSize`` (of a batch: all entries together); a value of a
-                   type of the program's own becomes JSON (`rmqkit.protocol.bodies`)
+topic              legal characters, at most 127 of them, not a topic to which only the broker writes
+body               bytes, at least one, at most ``maxMessageSize`` (for a batch: all entries together); a value of a
+                   type of the program becomes JSON (`rmqkit.protocol.bodies`)
 delay level        at most ``delay_level_max``
 properties         text, names not reserved, no separator characters, at most 32 767 bytes encoded
 batch              one topic, one ``wait_store``, no retry topic, no delays, no priorities; never compressed
 =================  ==============================================================================================
 
-Pure: the unique key and the time are given. Source: behaviour.md §7.3, §7.6, §7.8; remoting.md §7.2, §7.3, §7.5.
+Pure: the caller passes the unique key and the time. Source: behaviour.md §7.3, §7.6, §7.8; remoting.md §7.2, §7.3,
+§7.5.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ from rmqkit.protocol.properties import PROPERTIES_BYTES_MAX, encode_properties
 from rmqkit.protocol.record import COMPRESSED, BatchEntry, encode_batch
 
 _ZLIB_LEVEL_MAX = 9
-# Programs send to few topics: looking at every character for each message costs more than the rest.
+# Programs send to few topics: checking every character for each message would cost more than all the rest.
 _topic_fault = functools.lru_cache(maxsize=1024)(topic_fault)
 _FIRST_RETRY_LEVEL = 3
-_DEAD_LETTER_BYTES_MAX = PROPERTIES_BYTES_MAX - 512  # brokers add properties of their own
+_DEAD_LETTER_BYTES_MAX = PROPERTIES_BYTES_MAX - 512  # brokers add further properties
 _REPLY = "reply"
 _OF_ONE_DELIVERY = (
     names.MIN_OFFSET,
@@ -52,10 +53,10 @@ _OF_ONE_DELIVERY = (
 
 
 class EncodedMessage(Struct, gc=False):
-    """A message, or a batch, as send requests carry it.
-    ``msg_id`` is the unique key, of a batch those of its messages, joined by commas; ``properties`` is the property
-    string; ``reconsume_times``, ``retries_max`` and ``born_ms`` (0 is now) are for messages sent again. Where
-    hooks are, ``on_end`` is called once, with ``outcome``, when the send ended."""
+    """A message or a batch in the form of send requests.
+    ``msg_id`` is the unique key; for a batch, the keys of its messages, joined by commas. ``properties`` is the
+    property string. ``reconsume_times``, ``retries_max`` and ``born_ms`` (0 is now) are for messages that are sent
+    again. With hooks, ``on_end`` is called once, with ``outcome``, at the end of the send."""
 
     topic: str
     body: bytes
@@ -75,8 +76,8 @@ class EncodedMessage(Struct, gc=False):
 def encode_message(
     message: Message, unique_key: str, settings: ProducerSettings, own: Mapping[str, str] | None = None
 ) -> EncodedMessage:
-    """Prepare one message; ``own`` are properties of RocketMQ that ask something of the broker.
-    Raises MessageIllegal: it breaks one of the rules above."""
+    """Encode one message; ``own`` are properties of RocketMQ that request something from the broker.
+    Raises MessageIllegal: the message breaks a rule above."""
     check_topic(message.topic)
     if message.delay_level > settings.delay_level_max:
         raise MessageIllegal(
@@ -86,7 +87,7 @@ def encode_message(
     body = _checked_body(message, settings.limits.message_bytes_max)
     properties = _properties(message, unique_key, own)
     sys_flag = 0
-    # After the check of its size: brokers bound the body as it is stored, clients the one that handlers get.
+    # Compress after the size check: brokers limit the stored body, clients the body that handlers get.
     if len(body) >= settings.compression.body_bytes_min:
         body, sys_flag = _compressed(body, settings)
     return EncodedMessage(message.topic, body, properties.decode(), unique_key, message.flag, sys_flag)
@@ -99,8 +100,8 @@ def encode_messages(
     settings: ProducerSettings,
     own: Mapping[str, str] | None = None,
 ) -> EncodedMessage:
-    """Prepare a batch; ``batch_key`` is the unique key of the request itself, ``own`` are properties of each message.
-    Raises MessageIllegal: a message breaks one of the rules above, or they differ where they must not."""
+    """Encode a batch; ``batch_key`` is the unique key of the request itself, ``own`` are properties of each message.
+    Raises MessageIllegal: a message breaks a rule above, or the messages differ where they must not."""
     if not messages:
         raise MessageIllegal("a batch has no messages: give at least one")
     first = messages[0]
@@ -117,7 +118,7 @@ def encode_messages(
 def batch_entry(
     message: Message, unique_key: str, settings: ProducerSettings, own: Mapping[str, str] | None = None
 ) -> BatchEntry:
-    """Prepare one message of a batch. Raises MessageIllegal: as `encode_message`, or a batch cannot hold it."""
+    """Encode one message of a batch. Raises MessageIllegal: as `encode_message`, or a batch cannot contain it."""
     check_topic(message.topic)
     if message.topic.startswith(RETRY_PREFIX):
         raise MessageIllegal(f"a batch cannot be sent to retry topic {message.topic}: send its messages one by one")
@@ -135,8 +136,8 @@ def encode_entries(
     batch_key: str,
     settings: ProducerSettings,
 ) -> EncodedMessage:
-    """Prepare the batch of some entries, which go where their first message goes.
-    Raises MessageIllegal: they are too large together."""
+    """Encode a batch from its entries, with the topic of its first message.
+    Raises MessageIllegal: the batch is too large."""
     assert len(entries) == len(unique_keys), "one key for each message"
     body = encode_batch(entries)
     if len(body) > settings.limits.message_bytes_max:
@@ -145,7 +146,7 @@ def encode_entries(
             f"batch of {len(entries)} messages for topic {first.topic} has {len(body)} bytes, {over} more than the "
             f"limit of {settings.limits.message_bytes_max}: split it"
         )
-    # Written also when true: the batch has its own two properties, independent of its entries.
+    # Written even if true: the batch has its own two properties, independent of its entries.
     wait = "true" if first.wait_store else "false"
     properties = encode_properties({names.UNIQ_KEY: batch_key, names.WAIT: wait}).decode()
     return EncodedMessage(first.topic, body, properties, ",".join(unique_keys), is_batch=True)
@@ -154,39 +155,39 @@ def encode_entries(
 def encode_dead_letter(
     message: ReceivedMessage, group: str, reason: Mapping[str, str], namespace: str = ""
 ) -> EncodedMessage:
-    """Prepare a received message for its group's dead letters, with the properties of a reason. The last ones of these
-    are left out where there is no room for all.
-    A request to send back has no room for a reason. So the message is sent to the retry topic as after its last try:
-    from there the broker puts it into the dead letters, whose topic it makes when it is first needed.
-    Raises ValueError: there is no room for any of them."""
+    """Encode a received message for its group's dead letters, with the properties of a reason. The last properties are
+    left out if there is no space for all.
+    A send-back request cannot contain a reason. So the message is sent to the retry topic as after its last attempt.
+    From there the broker moves it to the dead letters, whose topic it creates on demand.
+    Raises ValueError: there is no space for any of the properties."""
     own = {names.BORN_HOST: message.born_host} | message.properties
     for count in range(len(reason), 0, -1):
         reasoned = replace(message, properties=own | dict(islice(reason.items(), count)))
         prepared = encode_retry(reasoned, group, 0, namespace)
         if len(prepared.properties.encode("utf-8", "replace")) <= _DEAD_LETTER_BYTES_MAX:
             return prepared
-    raise ValueError("its properties leave no room for a reason")
+    raise ValueError("its properties leave no space for a reason")
 
 
 def encode_retry(
     message: ReceivedMessage, group: str, retries_max: int, namespace: str = "", *, delay_ms: int | None = None
 ) -> EncodedMessage:
-    """Prepare a received message for its group's retry topic: the broker could not send the message back, or a handler
-    requested a delay that is no level."""
+    """Encode a received message for its group's retry topic: the broker could not send the message back, or a handler
+    requested a delay that is not a level."""
     properties = dict(message.properties)
     for name in _OF_ONE_DELIVERY:
         properties.pop(name, None)
-    # Only if the broker did not set them: a message keeps its first topic and its first id over all retries.
+    # Set these only if the broker did not: a message keeps its first topic and its first id over all retries.
     properties.setdefault(names.RETRY_TOPIC, with_namespace(namespace, message.topic))
     properties.setdefault(names.ORIGIN_MESSAGE_ID, message.offset_msg_id)
     if delay_ms is None:
         properties[names.DELAY] = str(_FIRST_RETRY_LEVEL + message.reconsume_times)
     else:
-        for name in (names.DELAY, *names.TIMED):  # brokers take a message with the mark of a timer for a delivered one
+        for name in (names.DELAY, *names.TIMED):  # brokers consider a message with a timer mark delivered
             properties.pop(name, None)
         properties[names.TIMER_DELAY_MS] = str(delay_ms)
     return EncodedMessage(
-        # sysFlag stays 0: what was received compressed is decompressed here.
+        # sysFlag stays 0: received bodies are decompressed here.
         retry_topic(group),
         message.body,
         encode_properties(properties).decode(),
@@ -200,7 +201,7 @@ def encode_retry(
 
 @contextlib.contextmanager
 def reporting_failure(message: EncodedMessage) -> Iterator[None]:
-    """Report to the hooks what goes wrong before the message is with a `Sender`."""
+    """Report errors to the hooks that occur before a `Sender` has the message."""
     try:
         yield
     except BaseException as error:
@@ -210,7 +211,7 @@ def reporting_failure(message: EncodedMessage) -> Iterator[None]:
 
 
 def check_topic(topic: str) -> None:
-    """Raises MessageIllegal: the topic may not be sent to."""
+    """Raises MessageIllegal: messages cannot be sent to the topic."""
     fault = _topic_fault(topic)
     if fault is not None:
         raise MessageIllegal(fault)
@@ -234,7 +235,7 @@ def _checked_body(message: Message, bytes_max: int) -> bytes:
 
 
 def with_bytes(message: Message) -> Message:
-    """Get a message whose size can be seen: itself, or for a body of a type a copy with its JSON.
+    """Return a message with a bytes body: the message itself, or a copy with the JSON of its body.
     Raises MessageIllegal: the body has no JSON."""
     if isinstance(message.body, bytes | bytearray | memoryview):
         return message
@@ -253,7 +254,7 @@ def _properties(message: Message, unique_key: str, own: Mapping[str, str] | None
         merged = message.wire_properties()
         if own is not None:
             merged.update(own)
-        merged[names.UNIQ_KEY] = unique_key  # the last one: no property of the program may replace it
+        merged[names.UNIQ_KEY] = unique_key  # set last: no property of the program may replace it
         encoded = encode_properties(merged)
     except ValueError as error:
         raise MessageIllegal(f"message for topic {message.topic}: {error}") from None
@@ -267,17 +268,17 @@ def _properties(message: Message, unique_key: str, own: Mapping[str, str] | None
 
 
 def _compressed(body: bytes, settings: ProducerSettings) -> tuple[bytes, int]:
-    """Compress a body; returns it with its sysFlag. A body that would not get smaller stays as it is."""
+    """Compress a body; return it with its sysFlag. A body that would not become smaller is not compressed."""
     compression = Compression[settings.compression.type.name]
     level = settings.compression.level
-    # One setting for all kinds: ZSTD has levels beyond the 9 of ZLIB.
+    # There is one setting for all kinds: ZSTD has levels beyond the 9 of ZLIB.
     smaller = compress(body, compression, min(level, _ZLIB_LEVEL_MAX) if compression is Compression.ZLIB else level)
     return (smaller, COMPRESSED | compression) if len(smaller) < len(body) else (body, 0)
 
 
 def reply_address(request: ReceivedMessage) -> tuple[str, dict[str, str]]:
-    """Find the topic of a reply, and the properties that lead it to the client that asked.
-    Raises NotARequest: the message is none."""
+    """Return the topic of a reply, and the properties that route it to the requesting client.
+    Raises NotARequest: the message is not a request."""
     for name in (names.CLUSTER, names.CORRELATION_ID, names.REPLY_TO_CLIENT):
         if not request.properties.get(name):
             raise NotARequest(request.msg_id, name)

@@ -1,8 +1,8 @@
 """Retries after failed sends, and brokers that a producer avoids for a while (``LatencyFaultTolerance``,
 ``MQFaultStrategy``).
 
-`Tries` counts the tries of one message, `QueueRetries` orders the messages for one queue. With ``avoid_slow_brokers``,
-a `FaultTable` contains the brokers to avoid:
+`Tries` counts the attempts of one message, `QueueRetries` orders the messages for one queue. With
+``avoid_slow_brokers``, a `FaultTable` contains the brokers to avoid:
 
 =====================  =====  ======  ======  ======  =======  =======
 a send took at least   550    1800    3000    5000    15 000   ms; a failed send counts as 10 000 ms
@@ -43,19 +43,19 @@ RETRYABLE = frozenset(
 """Refusals after which another broker is tried."""
 
 PASSING = frozenset((ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.SYSTEM_BUSY, ResponseCode.GO_AWAY))
-"""Refusals of a broker that starts, stops or has too much to do: they are tried again as long as there is time."""
-assert PASSING < RETRYABLE, "what passes is worth another try"
+"""Refusals of a broker that starts, stops or is overloaded: they are retried as long as there is time."""
+assert PASSING < RETRYABLE, "temporary refusals are retried"
 
 _LASTING_RETRIES = 2
-"""Further tries after refusals that time does not mend, as in Java."""
+"""Number of retries after refusals that are not temporary, as in Java."""
 BACKOFF_MS = (20.0, 2000.0)
-"""The first and the longest pause before the same broker is tried again."""
+"""The first and the longest pause before another attempt at the same broker."""
 _AVOIDED_MS = ((15_000, 30_000), (5_000, 10_000), (3_000, 6_000), (1_800, 5_000), (550, 2_000))
 _FAILED_LATENCY_MS = 10_000
 
 
 class FaultTable:
-    """Keeps which brokers were slow or failed."""
+    """The brokers that were slow or failed."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -65,7 +65,7 @@ class FaultTable:
     def note(
         self, broker_name: str, latency_ms: float, *, is_isolated: bool = False, is_reachable: bool = True
     ) -> None:
-        """Note how a send went; ``is_isolated`` when it failed."""
+        """Record the result of a send; ``is_isolated``: whether it failed."""
         if is_isolated:
             latency_ms = _FAILED_LATENCY_MS
         avoided_ms = next((avoided_ms for least_ms, avoided_ms in _AVOIDED_MS if latency_ms >= least_ms), 0)
@@ -81,11 +81,11 @@ class FaultTable:
         return max(0.0, self._avoided_until_ms.get(broker_name, 0.0) - self._clock.monotonic_ms())
 
     def is_reachable(self, broker_name: str) -> bool:
-        """Return True if the last send to a broker succeeded; True for one that nothing was sent to."""
+        """Return True if the last send to a broker succeeded, or if nothing was sent to it."""
         return broker_name not in self._unreachable
 
     def pick(self, queues: PublishQueues, last_broker: str | None) -> MessageQueue:
-        """Pick the next queue that is neither on a broker to avoid nor on the one just tried, where there is one."""
+        """Return the next queue that is not on an avoided broker and not on the last one, if possible."""
         now_ms = self._clock.monotonic_ms()
 
         def is_available(queue: MessageQueue) -> bool:
@@ -99,17 +99,17 @@ class FaultTable:
 
 
 class Tries:
-    """The tries of one message so far.
+    """The attempts of one message so far.
 
     Attributes:
-        brokers: names, in the order they were tried.
-        failures: what went wrong so far.
+        brokers: names, in the order of the attempts.
+        failures: the errors so far.
     """
 
     __slots__ = ("_lasting", "_most", "_not_safe", "_unanswered", "backoff", "brokers", "failures")
 
     def __init__(self, retries: int) -> None:
-        # 0 is no limit: as often as there is time for.
+        # 0 means no limit: as many attempts as the time allows.
         self._most = retries + 1 if retries >= 0 else 0
         self._lasting = 0
         self._unanswered = 0
@@ -123,15 +123,16 @@ class Tries:
         return self._lasting <= _LASTING_RETRIES and (not self._most or len(self.brokers) < self._most)
 
     def timeout_ms(self, left_ms: float, limit_ms: int) -> float:
-        """ms that the next try may take; the last one, if that is known, gets all that is left."""
+        """Return the timeout of the next attempt in ms; the last attempt, if it is known to be the
+        last, gets all that remains."""
         is_last = self._most and len(self.brokers) == self._most - 1
         if limit_ms > 0 and not is_last:
-            # Twice as long after each silence: a broker that is only slow gets to answer in the end.
+            # Double it after each attempt without a response, so that a slow broker can respond in the end.
             left_ms = min(left_ms, limit_ms << self._unanswered)
         return max(1.0, left_ms)
 
     def begins(self, broker_name: str) -> None:
-        assert self.may_go_on, "a try begins only while there may be one"
+        assert self.may_go_on, "another attempt is allowed"
         self.brokers.append(broker_name)
 
     def failed(self, error: RmqError, *, is_passing: bool) -> None:
@@ -144,7 +145,7 @@ class Tries:
         self._lasting += 1
 
     def outcome(self, topic: str) -> SendResult:
-        """Raises SendFailed: it is stored nowhere."""
+        """Return the result. Raises SendFailed: the message is not stored."""
         if self._not_safe is not None:
             return self._not_safe
         cause = self.failures.cause
@@ -152,7 +153,7 @@ class Tries:
 
 
 class QueueRetries:
-    """Puts the sends to one queue in line after one of them failed: one at a time, until none is left."""
+    """The serialization of the sends to one queue after a failed one, until no send is left."""
 
     __slots__ = ("turn", "users")
 

@@ -37,24 +37,24 @@ from rmqkit.times import Duration, duration_ms
 
 
 class Producer(Client):
-    """Sends messages to topics::
+    """A client that sends messages to topics::
 
         async with Producer("orders", name_servers="127.0.0.1:9876") as producer:
             result = await producer.send("Orders", b"17", tags="new")
 
     You can run any number of sends at the same time, in tasks or with `asyncio.gather`. `close` refuses new sends with
-    ClientError, and waits for the running ones, each at most for its own time-out.
+    ClientError, and waits for the running ones, each at most for its own timeout.
     Raises SettingsError: a name, an address or a setting is not valid.
 
     Args:
         group: the producer group.
         name_servers: ``host:port;host:port``, or a list; None means the environment variable ``NAMESRV_ADDR``, or the
             name server at 127.0.0.1:9876.
-        settings: time-outs, retries, compression and more.
+        settings: timeouts, retries, compression and more.
         runtime: use the connections of this runtime instead of new ones.
         hooks: objects that are called for every send.
         wait_ready: how long `start` may wait until a name server answers and knows a broker, in seconds or as a
-            `timedelta`; with 0 it does not wait, and only a name server has to answer.
+            `timedelta`; with 0 it does not wait, and only needs a response from a name server.
     """
 
     closes_last = True
@@ -78,7 +78,7 @@ class Producer(Client):
         self._clock = self._runtime.clock
         self._sender = Sender(self._runtime, group, self.settings)
         self._announced: set[str] = set()
-        self._endless: set[SendMany] = set()  # of messages that may go on for ever
+        self._endless: set[SendMany] = set()  # sends whose source may be endless
         self._accumulator: Accumulator | None = None
         if self.settings.batch.auto:
             self._accumulator = Accumulator(
@@ -103,9 +103,9 @@ class Producer(Client):
 
         Args:
             message: the topic, followed by the body; or a `Message`.
-            timeout: seconds or a `timedelta` for all tries and pauses, without the time in line behind other sends. The
-                default is ``send_timeout_ms`` of the settings. With ``batch.auto``, a send with this argument is not
-                batched.
+            timeout: seconds or a `timedelta` for all attempts and pauses, without the wait for other sends. The
+                default is ``send_timeout_ms`` of the settings. With ``batch.auto``, a send with
+                this argument is not batched.
             queue: send to this queue only.
             selector: a function that chooses the queue (see `rmqkit.client.producer.selectors`). The message is sent to
                 this queue only. The default is `by_sharding_key` for a message with a ``sharding_key``: messages with
@@ -113,11 +113,11 @@ class Producer(Client):
             fields: the other fields of a `Message`: ``tags``, ``keys``, ``properties``, ``delay``, ``deliver_at``, …
 
         Raises:
-            TypeError: there is no body, or a `Message` and fields.
+            TypeError: there is no body, or both a `Message` and fields.
             MessageIllegal: the message breaks a rule; nothing was sent.
             NoRoute: no broker accepts messages for the topic.
-            PeerRefused: a broker refused the message, and another broker would refuse it, too.
-            SendFailed: every try failed.
+            PeerRefused: a broker refused the message, and other brokers would refuse it, too.
+            SendFailed: every attempt failed.
             ClientError: the producer is not started, or the selector chose no queue.
         """
         message = message_of(message, body, fields)
@@ -127,7 +127,8 @@ class Producer(Client):
             and self._accumulator.accepts(sized := with_bytes(message))
         ):
             queue, selector = await self._chosen(message, queue, selector), None
-            # Asked again: it may have been closed while the queue was chosen, and its last batches are out.
+            # Check again: the producer may have been closed during the choice, after
+            # its last batches were sent.
             if self._is_started:
                 return await self._accumulator.send(sized, queue)
         prepared = self._prepare(message)
@@ -148,10 +149,10 @@ class Producer(Client):
         selector: Selector | None = None,
         **fields: Unpack[MessageFields],
     ) -> None:
-        """Send a message without waiting for an answer. If it is lost, you get no error. The arguments are those of
+        """Send a message without waiting for a response. If it is lost, you get no error. The arguments are those of
         `send`.
         Raises TypeError, MessageIllegal, NoRoute, ClientError: as `send`.
-        Raises ConnectFailed: the broker cannot be reached, or does not read for the time of ``timeout``."""
+        Raises ConnectFailed: the broker cannot be reached, or does not read during ``timeout``."""
         message = message_of(message, body, fields)
         prepared = self._prepare(message)
         with reporting_failure(prepared):
@@ -185,11 +186,11 @@ class Producer(Client):
     ) -> list[SendResult]:
         """Send any number of messages to any topics, in batches. The results are in the order of the messages.
 
-        A batch has up to ``batch.bytes`` bytes (a setting), and goes to one queue. Several batches are sent at the same
-        time. If you pass an asynchronous iterable, a batch waits at most ``batch.delay_ms`` for its next message. With
-        a selector or sharding keys, the messages of each chosen queue keep their order. The method reads no more
-        messages while too many are being sent. When the producer is closed, it reads no more messages, unless they are
-        a sequence with a length. ``timeout`` is for each batch.
+        A batch has up to ``batch.bytes`` bytes (a setting), and is sent to one queue. Several batches are sent at the
+        same time. If you pass an asynchronous iterable, a batch waits at most ``batch.delay_ms`` for its next message.
+        With a selector or sharding keys, the messages of each chosen queue keep their order. The method stops reading
+        messages while too many are being sent. After the producer is closed, it reads no more messages, unless they are
+        a sequence with a length. ``timeout`` applies to each batch.
 
         Raises SendManyFailed: some messages were not sent. The error has the result or the error of each message.
         Raises ClientError: as `send`. If your iterable raises, this method raises the same; batches that were being
@@ -212,7 +213,8 @@ class Producer(Client):
             next_key=self._next_key,
             hooks=self._hooks,
         )
-        # What has a length ends by itself, so closing waits for it; any other source may be endless and is stopped.
+        # A source with a length ends by itself, so closing waits for it; any other source may
+        # be endless and is stopped.
         if isinstance(messages, Sized):
             return await self._send_whole(sending, messages)
         self._endless.add(sending)
@@ -236,12 +238,12 @@ class Producer(Client):
         """Send a message, and wait until a consumer has replied to it.
 
         ``timeout`` is the time for both; the other arguments are those of `send`.
-        Raises ReplyTimedOut: the message is stored, but nobody has replied.
+        Raises ReplyTimedOut: the message is stored, but no consumer has replied.
         Raises TypeError, MessageIllegal, NoRoute, PeerRefused, SendFailed, ClientError: as `send`."""
         message = message_of(message, body, fields)
         timeout_ms = self._time(timeout)
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
-        # One time for sending and waiting; a reply can come before the answer to the send.
+        # Use one timeout for sending and waiting; a reply can arrive before the response to the send.
         with self._runtime.replies.expect(self._runtime.client_id, timeout_ms) as (own, reply):
             prepared = self._prepare(message, own)
             with reporting_failure(prepared):
@@ -265,7 +267,7 @@ class Producer(Client):
     ) -> SendResult:
         """Reply to a message that was sent with `request`. Call this in the handler of a consumer.
         Raises NotARequest: the message was not sent with `request`.
-        Raises SendFailed: the requester is gone, or every try failed for another reason.
+        Raises SendFailed: the requester is gone, or every attempt failed for another reason.
         Raises MessageIllegal, NoRoute, PeerRefused, ClientError: as `send`."""
         topic, own = reply_address(request)
         prepared = self._prepare(Message(topic=topic, body=body, properties=dict(properties or {})), own)
@@ -276,10 +278,10 @@ class Producer(Client):
     async def recall(self, recall_handle: str | None) -> str:
         """Cancel a message with ``delay`` or ``deliver_at`` before its time, and return its ``msg_id``.
         Raises MessageIllegal: the handle does not come from a `SendResult`. A message without a time has no handle.
-        Raises NoRoute: the broker of the message is not known.
+        Raises NoRoute: the broker of the message is unknown.
         Raises PeerRefused: the broker refused. It must have ``recallMessageEnable=true``.
         Raises RemotingError: the broker did not answer."""
-        # Results of messages for at once have None here: programs pass it on without looking.
+        # Results of messages without a delay have None here, which programs may pass on unchecked.
         if not isinstance(recall_handle, str):
             why = "pass the recall_handle of the SendResult of a message with a time of delivery"
             raise MessageIllegal(f"recall_handle is {recall_handle!r}: {why}")
@@ -287,7 +289,7 @@ class Producer(Client):
             handle = decode_recall_handle(recall_handle)
         except HeaderError as error:
             raise MessageIllegal(f"{error}: pass the recall_handle of a SendResult") from None
-        # The route is what names the address of the broker in the handle.
+        # The handle has the broker's name only; the route has its address.
         await self._sender.queues(handle.topic)
         address = self._runtime.routes.address(handle.broker_name)
         if address is None:
@@ -319,7 +321,7 @@ class Producer(Client):
         return self._sender.status(self._state.value)
 
     def _make_trace(self, tracing: Tracing) -> BackgroundHook:
-        from rmqkit.client.producer.trace import MessageTrace  # few programs need it, and it takes time to load
+        from rmqkit.client.producer.trace import MessageTrace  # few programs need it, and its import takes time
 
         return MessageTrace(self._runtime, self.group, "PRODUCE", tracing)
 
@@ -327,7 +329,8 @@ class Producer(Client):
         self._runtime.register_producer(self.group)
 
     async def _finish(self) -> None:
-        # Endless sends first, then what waits for company, then the calls under way: each waits for the next one.
+        # Stop endless sends first, then send waiting batches, then wait for running calls: each
+        # step depends on the previous.
         refusal = ClientError(f"{self._described} was closed: its messages so far were sent")
         await asyncio.gather(*(sending.close(refusal) for sending in self._endless))
         if self._accumulator is not None:
@@ -345,7 +348,7 @@ class Producer(Client):
         return await self._sender.send(prepared, timeout_ms=self.settings.send_timeout_ms, queue=queue)
 
     def _time(self, timeout: Duration | None) -> float:
-        """Return the time that a send may take, in ms; 0 means the setting, too. Raises TimeIllegal: it is no time."""
+        """Return the timeout of a send in ms; 0 also means the setting. Raises TimeIllegal: the time is not valid."""
         return duration_ms(timeout, "timeout") if timeout else self.settings.send_timeout_ms
 
     def _next_key(self) -> str:
@@ -361,7 +364,7 @@ class Producer(Client):
         )
 
     async def _announce(self, topic: str) -> None:
-        """Send heartbeats to a topic's brokers, so that they can find this client when they have to push a reply."""
+        """Send heartbeats to a topic's brokers, so that they find this client when they push a reply."""
         if topic not in self._announced:
             await self._sender.queues(topic)
             await self._runtime.heartbeat()

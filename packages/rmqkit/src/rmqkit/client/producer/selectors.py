@@ -16,7 +16,7 @@ Selector = Callable[[Sequence[MessageQueue], Message], MessageQueue | None]
 
 
 class PlacedMessage(Message, kw_only=True):
-    """A message that names its queue.
+    """A message that specifies its queue.
 
     Attributes:
         queue_id: the number of the queue; None leaves the choice to the sharding key.
@@ -47,7 +47,7 @@ def by_sharding_key(queues: Sequence[MessageQueue], message: Message) -> Message
 
 
 def by_place(queues: Sequence[MessageQueue], message: Message) -> MessageQueue:
-    """Choose the queue that a `PlacedMessage` names. Raises MessageIllegal: the topic has no such queue."""
+    """Return the queue of a `PlacedMessage`. Raises MessageIllegal: the topic does not have this queue."""
     queue_id = message.queue_id if isinstance(message, PlacedMessage) else None
     if not isinstance(message, PlacedMessage) or queue_id is None:
         return by_sharding_key(queues, message)
@@ -67,5 +67,5 @@ def at_random(queues: Sequence[MessageQueue], message: Message) -> MessageQueue:
 
 
 def _by_text(queues: Sequence[MessageQueue], key: str) -> MessageQueue:
-    """Java's ``%`` keeps the sign of the hash, so |hash % n| is |hash| % n."""
+    """Return a queue by hash like Java, whose ``%`` keeps the sign, so |hash % n| is |hash| % n."""
     return queues[abs(java_hash(key)) % len(queues)]

@@ -1,27 +1,28 @@
-"""Sending to brokers: which queue, how often, and what the answer means (``sendDefaultImpl``).
+"""Sends to brokers: choice of the queue, retries, and the meaning of the response (``sendDefaultImpl``).
 
 ==========================================  ========================================================================
-outcome of a try                            then
+result of an attempt                        action
 ==========================================  ========================================================================
-stored (SEND_OK)                            return it
-stored, but not flushed or replicated       return it; with ``retryAnotherBrokerWhenNotStoreOK`` the next try, twice
-no address, no connection, no answer, or    next try, on another broker where there is one
-one that cannot be read
-refused with a code of `PASSING`            next try, as above
-refused with another code of `RETRYABLE`    next try, as above, twice at most
+stored (SEND_OK)                            return the result
+stored, but not flushed or replicated       return the result; with ``retryAnotherBrokerWhenNotStoreOK`` up to two
+                                            retries
+no address, no connection, no response, or  retry, on another broker if possible
+an unreadable response
+refused with a code of `PASSING`            retry, as above
+refused with another code of `RETRYABLE`    retry, as above, at most twice
 refused with any other code                 raise PeerRefused at once
 ==========================================  ========================================================================
 
-All tries share one budget of time, and go on until it is used up unless ``retries`` says how many there may be. A
-further try begins only with 100 ms left; the error names the cause of most tries, and then the other errors. A try
-that is not answered ends after ``try_timeout_ms``, the next such one after twice the time: a message may be stored by
-each of them, and consumers tell by its unique key. Before a broker is tried again there is a pause (`Backoff`).
+All attempts share one timeout, and continue until it expires unless ``retries`` limits their number. A retry begins
+only if 100 ms are left. The error has the most frequent cause, and then the other errors. An attempt without a response
+ends after ``try_timeout_ms``, the next such attempt after twice that time. Each of them may store the message;
+consumers recognize duplicates by the unique key. A pause precedes another attempt at the same broker (`Backoff`).
 
-A message for a queue that the caller chose goes to that queue only. While one such message is tried again, those for
-the same queue wait behind it, so the order in which they were first tried is kept (`QueueRetries`).
+A message for a queue that the caller chose is sent to that queue only. While such a message is retried, later messages
+for the same queue wait, so that the order of the first attempts is preserved (`QueueRetries`).
 
-Beyond ``sends_max`` sends or ``sends_bytes_max`` bytes of bodies, sends wait in line; their time begins when it is
-their turn. Not here: checks and compression (`encode`), how long is tried and which brokers are avoided (`faults`).
+Beyond ``sends_max`` sends or ``sends_bytes_max`` bytes of bodies, sends wait; their timeout begins after the wait. Not
+here: checks and compression (`encode`), limits of retries and avoided brokers (`faults`).
 Loop only. Source: behaviour.md §7.5, §7.6; remoting.md §4.3.1, §9.4.
 """
 
@@ -65,7 +66,7 @@ _STATUS: dict[int, SendStatus] = {
 
 
 class Sender:
-    """Sends encoded messages for one group (``sendDefaultImpl``)."""
+    """The sender of encoded messages for one group (``sendDefaultImpl``)."""
 
     def __init__(self, runtime: ClientRuntime, group: str, settings: ProducerSettings) -> None:
         self._runtime = runtime
@@ -78,8 +79,8 @@ class Sender:
         self._faults = FaultTable(runtime.clock) if settings.avoid_slow_brokers else None
 
     async def queues(self, topic: str, timeout_ms: float | None = None) -> PublishQueues:
-        """Get the queues of a topic within the time, or within ``send_timeout_ms``.
-        Raises NoRoute: there are none, or no name server answered."""
+        """Return the queues of a topic within the timeout, or within ``send_timeout_ms``.
+        Raises NoRoute: there are no queues, or no name server answered."""
         known = self._runtime.routes.known_publish_queues(topic)
         if known is not None:
             return known
@@ -92,14 +93,14 @@ class Sender:
                 )
         except TimeoutError:
             known = self._runtime.routes.known_publish_queues(topic)
-            if known is not None:  # it came just now
+            if known is not None:  # it has just arrived
                 return known
             asked = ", ".join(self._runtime.name_servers)
             where = f"no name server said in {timeout_ms:.0f} ms where topic {topic} is"
             raise NoRoute(f"{where}, asked {asked}: check whether they run and can be reached") from None
 
     def status(self, state: str) -> ProducerStatus:
-        """Connections, faults and what is under way; ``state`` is that of the client."""
+        """Return connections, faults and the sends in flight; ``state`` is the state of the client."""
         runtime, faults = self._runtime, self._faults
         return ProducerStatus(
             group=self._group,
@@ -125,18 +126,18 @@ class Sender:
     async def send(
         self, message: EncodedMessage, *, timeout_ms: float, queue: MessageQueue | None = None
     ) -> SendResult:
-        """Send until a broker has stored the message; to one queue only if it is given.
-        Raises NoRoute: the topic has no queues, or no name server says in time where they are.
-        Raises PeerRefused: a broker refused it in a way that no other broker would change.
-        Raises SendFailed: every try failed, or the time is over."""
+        """Send until a broker has stored the message; with ``queue`` only to that queue.
+        Raises NoRoute: the topic has no queues, or no name server returned them in time.
+        Raises PeerRefused: a broker refused the message, and other brokers would refuse it, too.
+        Raises SendFailed: every attempt failed, or the timeout expired."""
         if message.on_end is not None:
             return await self._send_with_hooks(message, self.send(message, timeout_ms=timeout_ms, queue=queue))
         body_bytes = len(message.body)
-        # Without an await where nothing waits: most sends never see the line.
+        # No await if nothing waits: most sends never have to wait.
         if not self._permits.take_now(body_bytes):
             await self._wait_in_line(message.topic, body_bytes)
         try:
-            # The time begins here, after the line: a queue of sends is no reason for any of them to fail.
+            # The timeout begins after the wait for other sends, so that the wait makes no send fail.
             return await self._send(message, self._clock.monotonic_ms() + timeout_ms, queue)
         finally:
             self._permits.give_back(body_bytes)
@@ -160,14 +161,15 @@ class Sender:
             if result is not None:
                 return result
             is_known = self._runtime.routes.has_known(self._runtime.routes.broker_of(queue))
-            # A broker that no route ever named is a mistake of the program: more tries would find it no better.
+            # If no route ever had the broker, the program made a mistake, and retries would not help.
             if not is_known or not tries.may_go_on or self._left_ms(deadline_ms) <= TRY_MS_MIN:
                 return tries.outcome(message.topic)
-            # From here on every send to the queue goes through this, until none is left: order is kept.
+                # From here on every send to the queue uses this object, until none is left,
+                # which preserves the order.
             retries = self._queue_retries.setdefault(queue, QueueRetries())
         retries.users += 1
         try:
-            # asyncio's locks are fair: it is the order in which sends failed, or came.
+            # asyncio's locks are fair, so sends get the lock in the order in which they failed or arrived.
             if not await self._has_turn(retries, deadline_ms):
                 if not tries.failures:
                     tries.failures.note(ConnectFailed(queue.broker_name, "sends before this one still wait"))
@@ -184,7 +186,7 @@ class Sender:
                 retries.turn.release()
         finally:
             retries.users -= 1
-            assert retries.users >= 0, "a send leaves the line once"
+            assert retries.users >= 0, "every decrement has an increment"
             if not retries.users and self._queue_retries.get(queue) is retries:
                 del self._queue_retries[queue]
 
@@ -195,12 +197,12 @@ class Sender:
         while tries.may_go_on:
             if tries.brokers and self._left_ms(deadline_ms) <= TRY_MS_MIN:
                 break
-            # An own topic's route may have changed for the better; while it has no master the queues are the old ones.
+                # The route may have improved meanwhile. While it has no master, use the old queues.
             queues = self._runtime.routes.known_publish_queues(message.topic) or queues
             if queues is None:
                 queues = await self._found_queues(message.topic, deadline_ms)
             chosen = self._pick(queues, tries.brokers[-1] if tries.brokers else None)
-            # Other brokers at once, the same one only after a pause: it may be just restarting.
+            # Try other brokers at once, the same one only after a pause, because it may be restarting.
             if chosen.broker_name in tried_since_pause:
                 await self._pause(tries.backoff.next_ms(), deadline_ms)
                 tried_since_pause.clear()
@@ -211,7 +213,7 @@ class Sender:
         return tries.outcome(message.topic)
 
     async def _found_queues(self, topic: str, deadline_ms: float) -> PublishQueues:
-        """Get the queues of a topic, and wait for the master of one that has none just now.
+        """Return the queues of a topic; wait for the master if the topic has none at present.
         Raises NoRoute: as `queues`."""
         backoff, failures = Backoff(*BACKOFF_MS), Failures()
         while not failures or self._left_ms(deadline_ms) > TRY_MS_MIN:
@@ -223,7 +225,7 @@ class Sender:
                 failures.note(error)
                 self._runtime.refresh_routes_soon()
                 await self._pause(backoff.next_ms(), deadline_ms)
-        # The reason is the first answer of the name servers, not the time that is over.
+        # Raise the first response of the name servers instead of a timeout.
         raise failures.cause from None
 
     async def _has_turn(self, retries: QueueRetries, deadline_ms: float) -> bool:
@@ -235,7 +237,7 @@ class Sender:
         return True
 
     async def _pause(self, pause_ms: float, deadline_ms: float) -> None:
-        """Pause before a further try. Before the last try the pause is shorter, so that the try has enough time."""
+        """Pause before a retry. Before the last attempt the pause is shorter, so that the attempt has enough time."""
         await asyncio.sleep(max(1.0, min(pause_ms, self._left_ms(deadline_ms) - TRY_MS_MIN)) / 1000)
 
     def _left_ms(self, deadline_ms: float) -> float:
@@ -244,26 +246,26 @@ class Sender:
     async def _try_noted(
         self, message: EncodedMessage, queue: MessageQueue, deadline_ms: float, tries: Tries
     ) -> SendResult | None:
-        """Try once and note in ``tries`` how it went; None when there is nothing to return yet.
-        Raises PeerRefused: in a way that no other broker would change."""
+        """Try once and record the result in ``tries``; return None if the message must be sent again.
+        Raises PeerRefused: other brokers would refuse the message, too."""
         started_ms = self._clock.monotonic_ms()
         timeout_ms = tries.timeout_ms(deadline_ms - started_ms, self._settings.try_timeout_ms)
         tries.begins(queue.broker_name)
         try:
             result = await self._try(message, queue, timeout_ms)
         except (RemotingError, HeaderError) as error:
-            # A HeaderError is an answer that cannot be read: tried again like silence, but counted, since time does not
-            # mend it.
+            # A HeaderError is an unreadable response. It is retried like a missing response, but the
+            # retries are limited, since waiting does not help.
             tries.failed(error, is_passing=isinstance(error, RemotingError))
             self._note(queue, started_ms, is_isolated=True)
             self._runtime.refresh_routes_soon()
             return None
         except PeerRefused as error:
-            # Refused for the message's own sake, the broker still counts as reachable.
+            # If the refusal is because of the message, the broker still counts as reachable.
             self._note(queue, started_ms, is_isolated=True, is_reachable=error.code not in RETRYABLE)
             if error.code not in RETRYABLE:
                 raise
-            # A refused reply is not tried for long: who waits for it may be gone.
+                # A refused reply is not retried for long: the requester may be gone.
             tries.failed(error, is_passing=error.code in PASSING and not message.is_reply)
             return None
         self._note(queue, started_ms)
@@ -275,14 +277,14 @@ class Sender:
     async def send_one_way(
         self, message: EncodedMessage, *, timeout_ms: float, queue: MessageQueue | None = None
     ) -> None:
-        """Write the message to a connection; no answer says whether it was stored.
+        """Write the message to a connection, without a response.
         Raises NoRoute: the topic has no queues.
         Raises ConnectFailed: the broker cannot be reached."""
         if message.on_end is not None:
             return await self._send_with_hooks(message, self.send_one_way(message, timeout_ms=timeout_ms, queue=queue))
         chosen = queue or self._pick(await self.queues(message.topic, timeout_ms))
         command = self._command(message, chosen, one_way=True)
-        # A slave takes no messages; without a master it is an error at once, as nobody would see it later.
+        # A slave accepts no messages. Without a master raise at once, because no later error would be noticed.
         address = self._master_address(chosen)
         if message.outcome is not None:
             message.outcome.address, message.outcome.tried_ms = address, self._clock.now_ms()
@@ -290,7 +292,7 @@ class Sender:
         return None
 
     async def _send_with_hooks(self, message: EncodedMessage, sending: Coroutine[Any, Any, R]) -> R:
-        """Send between the hooks' begin and end."""
+        """Send a message, and call the hooks before and after."""
         # Cleared before ``sending`` runs: ``sending`` calls `send` again, which returns to this method while the
         # message has an ``on_end``.
         on_end, message.on_end = message.on_end, None
@@ -320,7 +322,7 @@ class Sender:
         if status is None:
             raise PeerRefused(answer.code, answer.remark, address)
         stored = decode_header(answer, SendMessageResponse)
-        # The answer counts: in the end it is the broker that chooses the queue.
+        # Use the queue id of the response, because the broker finally chooses the queue.
         if stored.queue_id != queue.queue_id:
             queue = MessageQueue(queue.topic, queue.broker_name, stored.queue_id)
         found = stored.queue_offset, stored.transaction_id, stored.recall_handle

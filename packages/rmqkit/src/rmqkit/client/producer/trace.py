@@ -2,19 +2,19 @@
 (``AsyncTraceDispatcher``).
 
 ========================  =====================================================================================
-record                    written when
+record                    written
 ========================  =====================================================================================
-Pub                       a broker stored a message or a batch; not after a one-way or failed send
-SubBefore, SubAfter       a handler is called with a message, and has returned; both when a message is polled
-EndTransaction            the end of a transaction is sent to its broker
-Recall                    a broker answered a recall, with ``trace_recalls``
+Pub                       after a broker stored a message or a batch; not after a one-way or failed send
+SubBefore, SubAfter       before and after a handler call; both when a message is polled
+EndTransaction            when the end of a transaction is sent to its broker
+Recall                    after a broker answered a recall, with ``trace_recalls``
 ========================  =====================================================================================
 
-The trace omits the trace topic itself, messages with TRACE_ON=false, answers of brokers that switch tracing off, and
-received messages without a region (members of a batch have no region). A queue holds at most 2048 acts. Acts that do
-not fit, and acts that cannot be sent, are dropped and counted. One task sends the acts, at once when
-``trace_batch_count`` acts wait, otherwise every 5 s. A trace message contains acts on one topic, at most 128 000 bytes,
-and goes to a broker that has the topic. Its keys are the ids and keys of the traced messages. Loop only.
+The trace omits the trace topic itself, messages with TRACE_ON=false, responses of brokers that switch tracing off, and
+received messages without a region (messages of a batch have no region). A queue holds at most 2048 records of sends and
+handler calls. Records that do not fit or cannot be sent are dropped and counted. One task sends them, at once when
+``trace_batch_count`` wait, otherwise every 5 s. A trace message contains records of one topic, at most 128 000 bytes,
+and is sent to a broker that has the topic. Its keys are the ids and keys of the traced messages. Loop only.
 Source: behaviour.md §7.11, §9.7; remoting.md §7.7.
 """
 
@@ -62,7 +62,7 @@ _FLUSH_INTERVAL_MS = 5000.0
 _SEND_TIMEOUT_MS = 5000.0
 _BODY_BYTES_MAX = 128_000
 _KEYS_CHARACTERS_MAX = 16_000
-"""Far fewer than fit into the properties of a message; a handler of large batches has a thousand ids at once."""
+"""Far fewer than the properties of a message can hold; a handler of large batches has a thousand ids at once."""
 
 _SENDS_MAX = 8
 _REPORT_INTERVAL_MS = 60_000.0
@@ -71,14 +71,14 @@ _log = logging.getLogger(__name__)
 
 
 class _Act(Struct):
-    """The records of one send or one call of a handler, one for each message, with their keys (``TraceContext``)."""
+    """The records of one send or one handler call, one for each message, with their keys (``TraceContext``)."""
 
     topic: str
     records: list[tuple[Trace, str]]
 
 
 class MessageTrace(BackgroundHook):
-    """Traces one client; ``dropped`` counts the acts that are not in the trace topic."""
+    """The trace of one client; ``dropped`` counts the acts that are not in the trace topic."""
 
     def __init__(self, runtime: ClientRuntime, group: str, kind: str, tracing: Tracing) -> None:
         self.dropped = 0
@@ -101,7 +101,7 @@ class MessageTrace(BackgroundHook):
         self._sending = self._tasks.start(self._run(), f"trace of group {self._group}")
 
     async def close(self) -> None:
-        """Send what waits, for at most 5 s, and stop."""
+        """Send waiting records, for at most 5 s, and stop."""
         self._is_closing = True
         self._wake.set()
         if self._sending is not None:
@@ -111,7 +111,7 @@ class MessageTrace(BackgroundHook):
         if self.dropped:
             _log.warning("%d trace records of group %s were not sent", self.dropped, self._group)
 
-    # -- what clients tell
+    # -- called by clients
 
     def sending(self, sending: Sending) -> Callable[[SendOutcome], None] | None:
         # A trace of the trace's own sends would never end.
@@ -176,7 +176,7 @@ class MessageTrace(BackgroundHook):
             )
             self._add(recall.topic, [(trace, recall.msg_id)])
 
-    # -- inside
+    # -- internals
 
     def _sent(self, sending: Sending, outcome: SendOutcome) -> None:
         result = outcome.result
@@ -224,7 +224,7 @@ class MessageTrace(BackgroundHook):
         self._add(messages[0].topic, records)
 
     def _add(self, topic: str, records: list[tuple[Trace, str]]) -> None:
-        # Dropped, not waited for: tracing must never slow down or stop what it traces.
+        # Drop the act instead of waiting: tracing must never slow down or stop the traced client.
         if len(self._acts) >= _ACTS_MAX:
             self._drop(1, f"{_ACTS_MAX} wait already")
             return
@@ -248,7 +248,7 @@ class MessageTrace(BackgroundHook):
                 acts = [self._acts.popleft() for _ in range(min(self._batch_count * _SENDS_MAX, len(self._acts)))]
                 batches = (acts[at : at + self._batch_count] for at in range(0, len(acts), self._batch_count))
                 await asyncio.gather(*(self._send(batch) for batch in batches))
-            # No await since the line was seen empty: an act that comes from now on sets it again.
+                # No await since the check for an empty queue: a later act sets the event again.
             self._wake.clear()
 
     async def _send(self, acts: list[_Act]) -> None:
@@ -260,7 +260,7 @@ class MessageTrace(BackgroundHook):
         message = Message(topic=self._topic, body=body, keys=keys)
         try:
             prepared = encode_message(message, self._runtime.keys.next(self._clock.now_ms()), self._own)
-            # To a broker that has the traced topic, as the reference does.
+            # Send it to a broker that has the traced topic, like the reference.
             brokers = set(self._runtime.routes.brokers_of(topic))
             queue = (await self._sender.queues(self._topic)).first(lambda one: one.broker_name in brokers)
             await self._sender.send(prepared, timeout_ms=_SEND_TIMEOUT_MS, queue=queue)
@@ -269,7 +269,7 @@ class MessageTrace(BackgroundHook):
 
 
 def _packed(records: list[tuple[Trace, str]]) -> Iterator[tuple[bytes, list[str]]]:
-    """Pack records into bodies within the limits, with their keys; leave out what the format cannot carry."""
+    """Pack records into bodies within the limits, with their keys; omit records that the format cannot represent."""
     lines: list[bytes] = []
     keys: dict[str, None] = {}
     body_bytes = keys_characters = 0
@@ -294,5 +294,5 @@ def _words(msg_id: str, keys: str | None) -> str:
 
 
 def _keys(message: Message) -> str | None:
-    """The KEYS property of a message that is sent."""
+    """Return the KEYS property of a sent message."""
     return (message.keys if isinstance(message.keys, str) else " ".join(message.keys)) or None

@@ -1,17 +1,17 @@
-"""The transaction producer (``TransactionMQProducer``): a message that counts only if a local transaction commits.
+"""The transaction producer (``TransactionMQProducer``): a message is delivered only if a local transaction commits.
 
 =====================================  =========================================================================
-step                                   what happens
+step                                   effect
 =====================================  =========================================================================
-half send                              the message is stored where no consumer sees it
-… other than SEND_OK                   rolled back; ``execute`` is not called
-``execute(message, argument)``         the local transaction; what it returns is sent to the broker, one-way
-CHECK_TRANSACTION_STATE                the broker did not hear how it ended: any producer of the group is asked,
-                                       ``check(message)`` says it, and that is sent as above
-either raises, or returns None         UNKNOWN: the broker asks again, by default up to 15 times, then gives up
+half send                              the message is stored, invisible to consumers
+… with another result than SEND_OK     rolled back; ``execute`` is not called
+``execute(message, argument)``         the local transaction; its result is sent to the broker, one-way
+CHECK_TRANSACTION_STATE                the broker did not receive a result: it sends a check to any producer of the
+                                       group, and the result of ``check(message)`` is sent as above
+either raises, or returns None         UNKNOWN: the broker checks again, by default up to 15 times, then gives up
 =====================================  =========================================================================
 
-Questions wait in a line of 2000; beyond it they are dropped, as the broker repeats them. Loop only.
+At most 2000 checks wait; further ones are dropped, as the broker repeats them. Loop only.
 Source: behaviour.md §7.9, §9.1; remoting.md §4.3.5.
 """
 
@@ -66,7 +66,7 @@ class TransactionState(enum.Enum):
     ROLLBACK = TRANSACTION_ROLLBACK
     """Discard the message."""
     UNKNOWN = 0
-    """The outcome is not known yet: the broker asks again later."""
+    """The outcome is not known yet: the broker checks again later."""
 
 
 _JAVA_NAMES = {
@@ -93,7 +93,7 @@ class TransactionResult(Struct):
 
 
 class TransactionProducer(Producer):
-    """Sends messages that consumers get only if a local transaction commits::
+    """A producer of messages that consumers get only if a local transaction commits::
 
         async def execute(message, argument):     # write to your database, with message.msg_id as the key
             return TransactionState.COMMIT
@@ -106,11 +106,11 @@ class TransactionProducer(Producer):
 
     Coroutine functions run on the event loop, plain functions in a thread. Every producer of the group must be able to
     check every transaction of the group. `close` waits at most 30 s for running local transactions; for the others, the
-    broker asks the other producers of the group. All other arguments are those of a `Producer`.
+    broker sends checks to other producers of the group. All other arguments are those of a `Producer`.
 
     Args:
         execute: your local transaction. It is called with the message and the argument when the message is stored.
-        check: is called with the stored message when the broker asks for the outcome, possibly more than once.
+        check: called with the stored message when the broker checks the outcome, possibly more than once.
     """
 
     def __init__(
@@ -149,9 +149,9 @@ class TransactionProducer(Producer):
 
         Args:
             timeout: time to store the message, in seconds or as a `timedelta`.
-            check_after: the time after the send in which the broker asks nobody for the outcome, for local transactions
-                that take long. Without it, the broker's ``transactionTimeOut`` counts (6 s). An outcome that
-                ``execute`` returns later than that has no effect: then only the answer of ``check`` counts.
+            check_after: the time after the send in which the broker sends no checks, for local transactions that
+                take long. The default is the broker's ``transactionTimeOut`` (6 s). An outcome that ``execute`` returns
+                later than that has no effect: then only the result of ``check`` is used.
 
         Raises MessageIllegal: as `send`, or the message has a delay level, or ``check_after`` is not positive.
         Raises NoRoute, PeerRefused, SendFailed, ClientError: as `send`; the local transaction did not run."""
@@ -161,20 +161,20 @@ class TransactionProducer(Producer):
             topic=message.topic,
             producer_group=self.group,
             tran_state_table_offset=sent.queue_offset,
-            # The answer to a send has no field for the place in the log: the broker's message id is the only one to
-            # tell it.
+            # The response to a send has no field for the position in the log; only the
+            # broker's message id contains it.
             commit_log_offset=decode_offset_id(sent.offset_msg_id)[2],
             commit_or_rollback=result.state.value,
             msg_id=sent.msg_id,
             transaction_id=sent.transaction_id,
             bname=self._runtime.routes.broker_of(sent.queue),
         )
-        # Anything less safe is rolled back without running it: the half message may be lost with its broker.
+        # If it is stored less safely, roll back without running it: the half message may be lost with its broker.
         if sent.status is SendStatus.SEND_OK:
             named = replace(message, msg_id=sent.msg_id)
             result.state, result.error = await self._outcome(sent.msg_id, self._execute, named, argument)
             end.commit_or_rollback = result.state.value
-        # Looked up only now: ``execute`` may have taken minutes, and the master may be another.
+        # Look up the address now: ``execute`` may have taken minutes, and the master may have changed.
         address = self._runtime.routes.address(end.bname or "")
         await self._end(address, end, result.state, result.error, message)
         return result
@@ -188,7 +188,7 @@ class TransactionProducer(Producer):
         queue: MessageQueue | None = None,
         check_after: Duration | None = None,
     ) -> SendResult:
-        """Store a message where no consumer sees it, for a transaction that ends elsewhere (END_TRANSACTION).
+        """Store a message, invisible to consumers, for a transaction that is ended elsewhere (END_TRANSACTION).
         Raises MessageIllegal, NoRoute, PeerRefused, SendFailed, ClientError: as `send_in_transaction`."""
         if message.delay_level:
             where = f"message for topic {message.topic} in a transaction"
@@ -208,7 +208,7 @@ class TransactionProducer(Producer):
                 raise MessageIllegal(f"{where} must be more than 0 and at most {_CHECK_AFTER_MAX} seconds")
             own[names.CHECK_IMMUNITY_SECONDS] = str(seconds)
         prepared = self._prepare(message, own)
-        # Brokers go by the property TRAN_MSG; the bit is what Java's producers set besides.
+        # Brokers use the property TRAN_MSG; the bit is set because Java's producers set it, too.
         prepared.sys_flag |= TRANSACTION_PREPARED
         if queue is not None:
             with reporting_failure(prepared):
@@ -223,7 +223,7 @@ class TransactionProducer(Producer):
             self._tasks.start(self._answer_questions(), f"transaction checks {number} of group {self.group}")
 
     async def _finish(self) -> None:
-        # Checks end before the last transactions: brokers ask another producer of the group.
+        # Stop checks before the last transactions: brokers check with another producer of the group.
         await self._tasks.close()
         await super()._finish()
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -242,11 +242,11 @@ class TransactionProducer(Producer):
 
     def _asked(self, address: str, header: CheckTransactionRequest, message: ReceivedMessage) -> None:
         try:
-            # Answered later, by tasks: while a local transaction is looked up the connection has to be read on.
+            # Tasks answer later: the connection must be read while a local transaction is looked up.
             self._questions.put_nowait((address, header, message))
         except asyncio.QueueFull:
             _log.warning(
-                "transaction %s: %d checks wait, the broker will ask again", message.msg_id, _CHECKS_WAITING_MAX
+                "transaction %s: %d checks wait, the broker will check again", message.msg_id, _CHECKS_WAITING_MAX
             )
 
     async def _answer_questions(self) -> None:
@@ -264,7 +264,7 @@ class TransactionProducer(Producer):
                 transaction_id=header.transaction_id,
                 bname=header.bname,
             )
-            # Questions of 4.9 brokers have no ``bname``: the answer then goes to the address that asked.
+            # Checks of 4.9 brokers have no ``bname``: the result is then sent to the address of the check.
             await self._end(self._runtime.routes.address(header.bname or "") or address, answer, state, error, message)
 
     async def _outcome(
@@ -275,7 +275,7 @@ class TransactionProducer(Producer):
             if inspect.iscoroutinefunction(function):
                 outcome = await function(*arguments)
             else:
-                # With the context, so that `close` inside `execute` knows where it is called.
+                # Start it with the context, so that `close` inside `execute` recognizes its caller.
                 run = contextvars.copy_context().run
                 outcome = await asyncio.get_running_loop().run_in_executor(self._threads, run, function, *arguments)
                 if inspect.isawaitable(outcome):
@@ -284,8 +284,8 @@ class TransactionProducer(Producer):
         except asyncio.CancelledError as error:
             if is_cancelled():
                 raise
-            return TransactionState.UNKNOWN, error  # only what it waited for was cancelled
-        except Exception as error:  # noqa: BLE001 - the outer edge of the program's part: the broker will ask again
+            return TransactionState.UNKNOWN, error  # only something that the function awaited was cancelled
+        except Exception as error:  # noqa: BLE001 - the outer edge of the program's function: the broker checks again
             _log.warning("state of transaction %s is not known", msg_id, exc_info=error)
             return TransactionState.UNKNOWN, error
         finally:
@@ -316,4 +316,6 @@ class TransactionProducer(Producer):
                 raise ConnectFailed(header.bname or "broker", "no route names its master any more", NOT_REGISTERED)
             await self._runtime.calls.end_transaction(address, header, remark)
         except RemotingError as failure:
-            _log.warning("cannot report the end of transaction %s, the broker will ask: %s", header.msg_id, failure)
+            _log.warning(
+                "cannot report the end of transaction %s, the broker will check it: %s", header.msg_id, failure
+            )

@@ -1,10 +1,10 @@
-"""Handlers for the requests that brokers send to clients, mostly in an operator's name (``ClientRemotingProcessor``).
+"""Handlers for the requests that brokers send to clients, mostly for an operator (``ClientRemotingProcessor``).
 
 ======================================  ======================================================================
-request                                 answer
+request                                 response
 ======================================  ======================================================================
 CHECK_TRANSACTION_STATE (39)            none; the transaction producer sends the outcome of the transaction later
-NOTIFY_CONSUMER_IDS_CHANGED (40)        none; the consumer shares its queues out again
+NOTIFY_CONSUMER_IDS_CHANGED (40)        none; the consumer rebalances its queues
 RESET_CONSUMER_CLIENT_OFFSET (220)      none; handlers finish, the queues restart at the given offsets
 GET_CONSUMER_STATUS_FROM_CLIENT (221)   queue → offset
 GET_CONSUMER_RUNNING_INFO (307)         settings, subscriptions, the state of each queue
@@ -72,11 +72,11 @@ _REPLY = "reply"
 
 
 class GroupConsumer(Protocol):
-    """A consumer, as far as its client instance and the handlers here need it."""
+    """The interface of a consumer for its client instance and for these handlers."""
 
     def consumer_data(self) -> ConsumerData | None:
-        """Its group and subscriptions for heartbeats. None without a subscription: brokers would conclude from an empty
-        list that the group has none."""
+        """Return its group and subscriptions for heartbeats. None without a subscription: from an empty list brokers
+        would conclude that the group has no subscription."""
         ...
 
     def rebalance_soon(self) -> None:
@@ -90,12 +90,12 @@ class GroupConsumer(Protocol):
     def running_info(self) -> ConsumerRunningInfo: ...
 
     async def consume_directly(self, message: ReceivedMessage) -> ConsumeMessageDirectlyResult:
-        """Run its handler once. Raises ClientError: it has none."""
+        """Run the handler once. Raises ClientError: there is no handler."""
         ...
 
 
 class ClientRequestHandlers:
-    """Answers brokers' requests in the name of the consumers, by group."""
+    """The handlers of brokers' requests for the consumers, by group."""
 
     def __init__(self, consumers: Mapping[str, GroupConsumer], namespace: str = "") -> None:
         self._consumers = consumers
@@ -109,7 +109,7 @@ class ClientRequestHandlers:
         dispatch.register(RequestCode.CONSUME_MESSAGE_DIRECTLY, self.consume_directly)
 
     def ids_changed(self, connection: Connection, command: Command) -> None:
-        """Rebalance a group whose members came or went."""
+        """Rebalance a group whose members joined or left."""
         consumer = self._consumers.get(self._bare(decode_header(command, ConsumerGroupRequest).consumer_group))
         if consumer is not None:
             consumer.rebalance_soon()
@@ -121,7 +121,7 @@ class ClientRequestHandlers:
             await consumer.reset_offsets(rename_topics(offsets, self._bare))
 
     def status(self, connection: Connection, command: Command) -> Command:
-        """Answer with a group's offsets in a topic."""
+        """Return a group's offsets in a topic."""
         header = decode_header(command, ConsumerStatusRequest)
         consumer = self._consumers.get(self._bare(header.group))
         offsets = {} if consumer is None else consumer.offsets_of(self._bare(header.topic))
@@ -132,7 +132,7 @@ class ClientRequestHandlers:
         info = self._consumer(header.consumer_group).running_info()
         if header.jstack_enable:
             info.jstack = _stacks()
-        # Inside the client names have no namespace; the operator who asks sees them as brokers do.
+        # Names inside the client have no namespace; the operator sees them as brokers do.
         info.subscription_set = [replace(one, topic=self._full(one.topic)) for one in info.subscription_set]
         info.mq_table = rename_topics(info.mq_table, self._full)
         info.mq_pop_table = rename_topics(info.mq_pop_table, self._full)
@@ -144,7 +144,7 @@ class ClientRequestHandlers:
         """Run the handler once for the message in the request."""
         header = decode_header(command, ConsumeDirectlyRequest)
         consumer = self._consumer(header.consumer_group)
-        # The first one alone: of an inner batch the operator meant a message by an id that all of them share.
+        # Use the first message only: all messages of an inner batch share the id that the operator gave.
         (message,) = read_messages(command.payload, header.broker_name)[:1] or (None,)
         if message is None:
             raise PeerRefused(ResponseCode.SYSTEM_ERROR, "the request has no message to consume", connection.peer)
@@ -166,13 +166,13 @@ class ClientRequestHandlers:
 
 
 def _stacks() -> str:
-    """List the stacks of this process's threads and of its loop's tasks (``jstack``), outermost call first."""
+    """Return the stacks of this process's threads and of its loop's tasks (``jstack``), outermost call first."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     found = [
         (f"thread {names.get(ident, ident)}", [*traceback.walk_stack(frame)][::-1])
         for ident, frame in sys._current_frames().items()
     ]
-    # Tasks that wait have no thread: a coroutine that hangs is seen only here.
+    # Suspended tasks have no thread: only this shows a coroutine that hangs.
     found += [(f"task {task.get_name()}", [*_awaits(task.get_coro())]) for task in asyncio.all_tasks()]
     lines = []
     for name, stack in sorted(found, key=lambda one: one[0]):
@@ -182,7 +182,7 @@ def _stacks() -> str:
 
 
 def _awaits(coroutine: object) -> Iterator[tuple[FrameType, int]]:
-    """The frames of a coroutine that is suspended, each waiting for the next."""
+    """Yield the frames of a suspended coroutine, each awaiting the next."""
     while isinstance(coroutine, CoroutineType) and (frame := coroutine.cr_frame) is not None:
         yield frame, frame.f_lineno
         coroutine = coroutine.cr_await
@@ -207,7 +207,7 @@ class Reply(Struct):
 
 
 class PendingReplies:
-    """Keeps the requests of one client instance that wait for their replies (``RequestFutureHolder``)."""
+    """The requests of one client instance that wait for their replies (``RequestFutureHolder``)."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -215,15 +215,15 @@ class PendingReplies:
 
     @contextlib.contextmanager
     def expect(self, client_id: str, timeout_ms: float) -> Iterator[tuple[dict[str, str], asyncio.Future[Reply]]]:
-        """Wait for a reply inside the ``with`` block: gives the properties that make a message a request, and its
-        future."""
+        """Expect a reply inside the ``with`` block; yield the properties that make a message a request,
+        and the future of the reply."""
         correlation_id = str(uuid.uuid4())
         properties = {
             names.CORRELATION_ID: correlation_id,
             names.REPLY_TO_CLIENT: client_id,
             names.TIME_TO_LIVE: str(int(timeout_ms)),
         }
-        # Registered before the request is sent: the reply may be here before the send returns.
+        # Register it before the request is sent: the reply may arrive before the send returns.
         future = asyncio.get_running_loop().create_future()
         self._waiting[correlation_id] = future
         try:
@@ -232,7 +232,7 @@ class PendingReplies:
             del self._waiting[correlation_id]
 
     def accept_reply(self, connection: Connection, command: Command) -> Command:
-        """Hand a reply to the request that waits for it (PUSH_REPLY_MESSAGE_TO_CLIENT)."""
+        """Pass a reply to the request that waits for it (PUSH_REPLY_MESSAGE_TO_CLIENT)."""
         header = decode_header(command, PushReplyRequest)
         properties = decode_properties((header.properties or "").encode("utf-8", "replace"))
         properties[names.ARRIVE_TIME] = str(self._clock.now_ms())
@@ -242,10 +242,11 @@ class PendingReplies:
             _log.warning("a reply from %s cannot be read: %s", header.born_host, error)
             return reply(command, ResponseCode.SYSTEM_ERROR, "process reply message fail")
         future = self._waiting.get(properties.get(names.CORRELATION_ID, ""))
-        # Success all the same: an error would have the broker push it again, and still nobody would wait for it.
+        # Return success nevertheless: after an error the broker would push the reply again, still
+        # without a waiting request.
         if future is None or future.done():
             _log.warning(
-                "ignoring a reply from %s: it came too late or twice, or nobody asked for it", header.born_host
+                "ignoring a reply from %s: it is late, a duplicate, or belongs to no request", header.born_host
             )
         else:
             future.set_result(Reply(body, properties, header.flag, header.born_timestamp, header.born_host))

@@ -1,12 +1,12 @@
-"""The life of a client, producer or consumer: it is started, used and closed once, and has a runtime.
+"""The life cycle of a client, producer or consumer: it is started, used and closed once, and has a runtime.
 
 ===========  ========================================================================================
-state        leads to
+state        next states
 ===========  ========================================================================================
 NEW          STARTED by `start`, CLOSED by `close`
 STARTED      CLOSED by `close`, or when its start fails; FROM_PARENT in the child of a fork
-CLOSED       nothing: programs make a new one
-FROM_PARENT  nothing: its connections are the parent process's
+CLOSED       none: programs create a new client
+FROM_PARENT  none: its connections belong to the parent process
 ===========  ========================================================================================
 """
 
@@ -52,7 +52,7 @@ _REMEDIES = {
 def keeps_open(
     method: Callable[Concatenate[C, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[C, P], Coroutine[Any, Any, T]]:
-    """Decorate a method of a started client: `Client.close` waits until its calls have ended."""
+    """Decorate a method of a started client: `Client.close` waits until all calls of the method have returned."""
 
     @functools.wraps(method)
     async def call(self: C, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -62,7 +62,7 @@ def keeps_open(
             return await method(self, *args, **kwargs)
         finally:
             self._calls -= 1
-            assert self._calls >= 0, "a call ends once"
+            assert self._calls >= 0, "every end of a call has a start"
             if not self._calls:
                 self._idle.set()
 
@@ -75,9 +75,9 @@ class Client:
     After a fork, the child process may start a client that was not started before the fork. The child cannot use a
     started client and must create a new client.
 
-    ``name_servers`` as for `name_server_list`. ``runtime`` shares the connections of another client instead; its owner
+    ``name_servers``: see `name_server_list`. ``runtime`` shares the connections of another client instead; its owner
     starts and closes it. ``wait_ready`` is how long `start` may wait for servers.
-    Raises SettingsError: the group's name is not legal, both or neither of name servers and runtime are given."""
+    Raises SettingsError: the group's name is not valid, or both or neither of name servers and runtime are given."""
 
     closes_last = False
     """True if handlers of other clients may use this client, so that `run` closes it after the other clients."""
@@ -107,7 +107,7 @@ class Client:
         self._owns_runtime = runtime is None
         self._runtime = runtime or ClientRuntime(name_servers, settings=settings, clock=clock)
         self._trace = None if settings.trace is None else self._make_trace(settings.trace)
-        # The trace comes last, so it begins last and ends first: what other hooks take is not in its times.
+        # The trace is the last hook, so it begins last and ends first: its times exclude the other hooks.
         hooks = with_defaults(hooks)
         self._hooks = Hooks(hooks if self._trace is None else (*hooks, self._trace))
         self._state = _State.NEW
@@ -120,15 +120,15 @@ class Client:
         process.register_after_fork(self, Client._forked)
 
     def _make_trace(self, tracing: Tracing) -> BackgroundHook | None:
-        """Make the hook that writes the trace topic; producers and consumers have one."""
+        """Create the hook that writes the trace topic; producers and consumers have one."""
         return None
 
     async def start(self) -> None:
         """Start the client: connect, join the group, begin to work.
         Raises ClientError: it was started before, or is closed meanwhile; a closed client cannot be started again.
-        Raises NoRoute: no name server answers; with ``wait_ready``, none has answered and known a broker in that time.
-        Raises SettingsError: a `PushConsumer` has no subscription, or a handler that cannot be called with what it
-        gets. You can correct that, and start it then."""
+        Raises NoRoute: no name server answers; with ``wait_ready``, none answered and knew a broker in that time.
+        Raises SettingsError: a `PushConsumer` has no subscription, or a handler with wrong parameters. You can correct
+        that and call start again."""
         if self.is_from_parent:
             self._check_started()
         if self._state is not _State.NEW:
@@ -138,7 +138,7 @@ class Client:
             raise ClientError(f"the connection of {self._described} is not open: enter or start it first")
         self._check_ready()
         self._state = _State.STARTED
-        # A task of its own, which `close` can cancel whoever waits for the start.
+        # A separate task, so that `close` can cancel the start for every caller.
         self._starting = asyncio.create_task(self._start(), name=f"start of {self._described}")
         try:
             await self._starting
@@ -150,7 +150,7 @@ class Client:
                 raise ClientError(f"{self._described} was closed while it started") from None
             raise
         finally:
-            self._starting = None  # which would keep an error, and all it refers to, as long as this client
+            self._starting = None  # or an error, and all it refers to, would live as long as this client
 
     async def _start(self) -> None:
         if self._owns_runtime:
@@ -165,13 +165,14 @@ class Client:
     async def close(self) -> None:
         """Finish running work, leave the group and close the connections. You can call it more than once.
 
-        If one of the client's own handlers calls it, it returns at once, because the handler has to end first."""
+        If one of the client's own handlers calls it, it returns at once, because the handler must return first."""
         if self._state is _State.FROM_PARENT:
             return
         if self._closing is None:
             self._state = _State.CLOSED
             self._closing = asyncio.create_task(self._close(), name=f"closing of {self._described}")
-        # A handler that waited here would wait for itself; shielded, because who gives up waiting must not stop it.
+            # A handler that waited here would wait for itself. Shielded: a cancelled
+            # caller must not stop the close.
         if not self._is_in_handler:
             await asyncio.shield(self._closing)
 
@@ -184,7 +185,8 @@ class Client:
             if self._is_registered:
                 await self._finish()
         finally:
-            # After the client, before its connections: the trace sends what the last handlers did over them.
+            # Close the trace after the client, before the connections, over which
+            # it sends the last records.
             if self._trace is not None:
                 await self._trace.close()
             if self._owns_runtime:
@@ -192,12 +194,13 @@ class Client:
             self._closed.set()
 
     async def ping(self) -> None:
-        """Ask a name server, for a health check. Raises NoRoute: none answers. Raises ClientError: as other methods."""
+        """Send a request to a name server, for a health check.
+        Raises NoRoute: no name server answers. Raises ClientError: the client is not started."""
         self._check_started()
         await self._runtime.reach()
 
     async def run(self) -> None:
-        """Run until SIGINT or SIGTERM asks the process to end, then finish running work and close::
+        """Run until SIGINT or SIGTERM, then finish running work and close::
 
             asyncio.run(consumer.run())
 
@@ -219,47 +222,48 @@ class Client:
         await self.close()
 
     def _check_ready(self) -> None:
-        """Raise SettingsError if the client cannot do anything after a start; it can be corrected and started again."""
+        """Raises SettingsError: the client could not do anything after a start; it can be
+        corrected and started again."""
 
     def _register(self) -> None:
-        """Join the group in the runtime; `_finish` is called only when this succeeded."""
+        """Join the group in the runtime; `_finish` is called only if this succeeded."""
 
     async def _open(self) -> None:
-        """Do what else this kind of client does to start."""
+        """Start the parts of this kind of client."""
 
     async def _finish(self) -> None:
-        """Do what this kind of client does to end."""
+        """Stop the parts of this kind of client."""
 
     async def _calls_ended(self) -> None:
-        """Wait until no call of a method that `keeps_open` is under way."""
+        """Wait until no call of a `keeps_open` method is running."""
         while self._calls:
             self._idle.clear()
             await self._idle.wait()
 
     @property
     def _is_in_handler(self) -> bool:
-        """Return True if the caller is a handler that the end of the client has to wait for."""
+        """Return True if the caller is a handler for which the close of the client must wait."""
         return False
 
     @property
     def is_from_parent(self) -> bool:
-        """Return True if it was started in a process that this one was forked from."""
+        """Return True if the client was started in a parent process, before a fork."""
         return self._state is _State.FROM_PARENT
 
     def _forked(self) -> bool:
-        """Called in the child of a fork: what was started is the parent's."""
+        """Called in the child of a fork: a started client belongs to the parent."""
         if self._is_started or (self._closing is not None and not self._closing.done()):
             self._state = _State.FROM_PARENT
         return self.is_from_parent
 
     @property
     def is_new(self) -> bool:
-        """Return True if it was neither started nor closed."""
+        """Return True if the client was neither started nor closed."""
         return self._state is _State.NEW
 
     @property
     def is_closed(self) -> bool:
-        """Return True if it was closed, and has ended."""
+        """Return True if the client is completely closed."""
         return self._closed.is_set()
 
     @property

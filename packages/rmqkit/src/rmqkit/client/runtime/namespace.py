@@ -1,15 +1,15 @@
-"""The namespace client adds a client's namespace to its requests, and sends some to the broker's VIP port.
+"""The namespace client: it adds a client's namespace to requests, and sends some requests to the broker's VIP port.
 
 ================  ===============================================================================================
-setting           a request then
+setting           effect on a request
 ================  ===============================================================================================
-``namespace``     names topics and groups ``NS%name``; the rest of the client, and programs, have the bare names
-``namespace_v2``  has ``nsd=true`` and ``ns=<namespace>``, for proxies that keep names apart themselves
-``vip_channel``   goes to the broker's port - 2 if it is one of `VIP_CODES`; that port serves no pulls
+``namespace``     topics and groups have the names ``NS%name``; the rest of the client, and programs, use bare names
+``namespace_v2``  has ``nsd=true`` and ``ns=<namespace>``, for proxies that separate namespaces themselves
+``vip_channel``   goes to the broker's port - 2 if its code is in `VIP_CODES`; that port serves no pulls
 ================  ===============================================================================================
 
-Requests of brokers, and topics of received messages, come with the full names: `ClientRequestHandlers` and the readers
-of messages take the namespace off (`remove_namespace`). Source: remoting.md §3.1, §3.2, §4.2, §9.4.
+Requests of brokers and topics of received messages have the full names: `ClientRequestHandlers` and the readers of
+messages remove the namespace (`remove_namespace`). Source: remoting.md §3.1, §3.2, §4.2, §9.4.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ VIP_CODES = frozenset(
 _NAMED = ("topic", "consumerGroup", "producerGroup", "group", "originTopic")
 _SHORT_NAMED = ("a", "b")
 _NAMED_MEMBERS = frozenset(("topic", "group", "groupName", "consumerGroup", "c", "t"))
-"""Members of bodies that name a topic or a group; the short ones are those of `BatchAck`."""
+"""Members of bodies that contain a topic or a group; the short ones are those of `BatchAck`."""
 
 _BODIES = frozenset(
     (
@@ -74,7 +74,7 @@ _Name = Callable[[str], str]
 
 
 class NamespaceClient(RemotingClient):
-    """Sends requests of a client that has one of the settings above; arguments as for `RemotingClient`."""
+    """The requests of a client that uses a setting above; arguments as for `RemotingClient`."""
 
     def __init__(self, settings: ClientSettings, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -83,7 +83,7 @@ class NamespaceClient(RemotingClient):
 
     async def call(self, address: str, command: Command, timeout_ms: float) -> Command:
         answer = await super().call(self._address(address, command), self._dressed(command), timeout_ms)
-        # Of all answers only these name topics; messages are renamed where they are decoded.
+        # Only these responses contain topics; messages are renamed where they are decoded.
         if command.code in _ANSWERS and answer.code == ResponseCode.SUCCESS:
             namespace = self.settings.namespace
             answer.body = _renamed_body(answer.payload, lambda name: without_namespace(namespace, name))
@@ -93,7 +93,7 @@ class NamespaceClient(RemotingClient):
         await super().send_one_way(self._address(address, command), self._dressed(command), timeout_ms)
 
     def drop(self, address: str) -> None:
-        """Drop the connections to a broker, that to its VIP port included."""
+        """Drop the connections to a broker, including that to its VIP port."""
         super().drop(address)
         super().drop(vip_address(address))
 
@@ -101,7 +101,7 @@ class NamespaceClient(RemotingClient):
         return vip_address(address) if self.settings.vip_channel and command.code in VIP_CODES else address
 
     def _dressed(self, command: Command) -> Command:
-        """Rewrite a request to the names that brokers know."""
+        """Rewrite a request to the full names that brokers know."""
         settings, fields = self.settings, decode_fields(command)
         if settings.namespace:
             # Send headers have one-letter keys: a is the group, b the topic.
@@ -116,31 +116,31 @@ class NamespaceClient(RemotingClient):
         return command
 
     def _full(self, name: str) -> str:
-        """A topic or group as brokers know it; the trace topic is in no namespace."""
+        """Return the full name of a topic or group; the trace topic has no namespace."""
         return name if name == self._trace_topic else with_namespace(self.settings.namespace, name)
 
 
 def vip_address(address: str) -> str:
-    """The address of the second port a broker listens on, where requests do not wait behind pulls."""
+    """Return the address of a broker's second port, where requests do not wait behind pulls."""
     host, port = split_address(address)
-    # Clients of the reference count the same way (brokerVIPChannel).
+    # The reference computes it the same way (brokerVIPChannel).
     return join_address(host, port - 2)
 
 
 def remove_namespace(namespace: str, messages: Iterable[ReceivedMessage]) -> None:
-    """Take a client's namespace off the topics of messages that a broker gave."""
+    """Remove a client's namespace from the topics of received messages."""
     if namespace:
         for message in messages:
             message.topic = without_namespace(namespace, message.topic)
 
 
 def rename_topics(table: Mapping[MessageQueue, V], name: _Name) -> dict[MessageQueue, V]:
-    """Copy a table of queues under other topic names."""
+    """Copy a table of queues with other topic names."""
     return {replace(queue, topic=name(queue.topic)): value for queue, value in table.items()}
 
 
 def _renamed_body(body: bytes, name: _Name) -> bytes:
-    """Rewrite a JSON body to other names of topics and groups."""
+    """Rewrite a JSON body with other names of topics and groups."""
     return msgspec.json.encode(_renamed_members(loads(body), name))
 
 

@@ -1,24 +1,25 @@
-"""The process around clients: they run until a signal asks it to end, belong to the process that started them, and have
-a loop thread there when the program has no loop.
+"""The process of the clients: signals end their run, a fork separates them, and a thread has a loop if the program has
+none.
 
 ==================  ==================================================================================================
-what happens        then
+event               effect
 ==================  ==================================================================================================
-`run` is called     clients that are not started are, in the order given
-SIGINT, SIGTERM     consumers take nothing more, wait for their handlers (``drain_ms``), save their offsets and leave;
-                    then producers, which handlers may send with, send what is under way and leave
+`run` is called     clients that are not started are started, in the order given
+SIGINT, SIGTERM     consumers take no more messages, wait for their handlers (``drain_ms``), save their offsets and
+                    leave; then producers, with which handlers may send, finish running sends and leave
 a second signal     ends the process at once, as without `run`
 every client is     `run` returns
 closed
-``os.fork``         connections, loops and threads stay the parent's: what was at work refuses to be used in the child
+``os.fork``         connections, loops and threads belong to the parent: running objects refuse to be used in the child
                     (`register_after_fork`)
 ==================  ==================================================================================================
 
-Loops that cannot watch signals, as on Windows, get them from Python's own handlers. `run` is for the main thread only.
+If a loop cannot watch signals, as on Windows, Python's own signal handlers call it. `run`
+works in the main thread only.
 
-`Portal` is the loop thread: other threads hand it work and wait for the outcome. It starts with the first call and ends
-with the interpreter, after closing what is still open. It is a daemon, so a program that hangs elsewhere can still be
-ended; a fork's child gets a portal of its own.
+`Portal` is the loop thread: other threads submit work and wait for the result. It starts with the first call and stops
+with the interpreter, after closing the remaining clients. It is a daemon, so that a program that hangs elsewhere can
+still be ended; the child of a fork gets its own portal.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ T = TypeVar("T")
 
 
 class Runs(Protocol):
-    """A client that `run` can run. ``closes_last`` says that the others' handlers may use it."""
+    """A client that `run` can run. ``closes_last``: whether handlers of the other clients may use it."""
 
     @property
     def closes_last(self) -> bool: ...
@@ -66,7 +67,7 @@ class Runs(Protocol):
 
 
 async def run(*clients: Runs) -> None:
-    """Run clients until SIGINT or SIGTERM asks the process to end, then close them::
+    """Run clients until SIGINT or SIGTERM, then close them::
 
         asyncio.run(rmqkit.run(consumer, producer))
 
@@ -74,7 +75,7 @@ async def run(*clients: Runs) -> None:
     handlers, save their offsets and leave the group. Producers close after them. The function also returns when all
     clients are closed in another way. A second signal ends the process at once.
 
-    Raises ClientError: it is not called in the main thread, which alone gets signals, or it has no clients.
+    Raises ClientError: it is not called in the main thread, which alone receives signals, or there are no clients.
     Raises NoRoute: as `start` of the clients."""
     if not clients:
         raise ClientError("run() has no clients: give it at least one")
@@ -118,14 +119,14 @@ def closing_order(clients: Sequence[C]) -> list[list[C]]:
 
 
 def starting_order(clients: Sequence[C]) -> list[C]:
-    """Put producers before consumers, whose handlers are called before their start returns."""
+    """Sort producers before consumers, whose handlers may be called before their start returns."""
     first, last = closing_order(clients)
     return [*last, *first]
 
 
 @contextlib.contextmanager
 def calling_on_signals(tell: Callable[[], object], loop: asyncio.AbstractEventLoop | None = None) -> Iterator[None]:
-    """Have SIGINT and SIGTERM call a function, the first time; with a loop it is called there.
+    """Call a function on the first SIGINT or SIGTERM; with a loop, call it on the loop.
     Raises ClientError: this is not the main thread."""
     if threading.current_thread() is not threading.main_thread():
         raise ClientError("run() is not in the main thread, where signals arrive: use 'with' and close() here")
@@ -140,7 +141,7 @@ def calling_on_signals(tell: Callable[[], object], loop: asyncio.AbstractEventLo
 
     def on_signal(number: int, frame: Any = None) -> None:
         restore()
-        # Handlers are restored already: a second signal stops the process while this signal waits for work.
+        # The old handlers are restored: a second signal ends the process while the first one waits for running work.
         _log.info("%s: finishing the work in progress", signal.Signals(number).name)
         tell()
 
@@ -148,7 +149,7 @@ def calling_on_signals(tell: Callable[[], object], loop: asyncio.AbstractEventLo
         if loop is None:
             on_signal(number)
         else:
-            # Python runs this between two instructions; a loop that sleeps in select has to be woken up.
+            # Python calls this between two instructions; a loop that sleeps in select must be woken up.
             loop.call_soon_threadsafe(on_signal, number)
 
     for number in _SIGNALS:
@@ -168,14 +169,14 @@ def calling_on_signals(tell: Callable[[], object], loop: asyncio.AbstractEventLo
 def register_after_fork(one: T, hook: Callable[[T], bool]) -> None:
     """Call ``hook(one)`` in every child that is forked while ``one`` exists, and again in a child's child.
 
-    The hook returns whether ``one`` is from the parent, that is at work there. Then it is kept for ever: to clean it up
-    would work on the selector that both processes share."""
+    The hook returns True if ``one`` runs in the parent. The child then holds it for ever, because its cleanup would
+    change the selector that both processes share."""
     _hooks_after_fork[one] = hook
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
-        # Copied first: a hook may register others, and the dictionary must not change meanwhile.
+        # Copy the items first: a hook may register others, and the dictionary must not change meanwhile.
         after_in_child=lambda: _kept.extend([one for one, hook in list(_hooks_after_fork.items()) if hook(one)])
     )
 
@@ -186,45 +187,45 @@ class _Closable(Protocol):
 
 class Portal:
     """A loop thread of one process; every method may be called from any other thread.
-    ``is_from_parent`` says that the thread is in the parent of this process."""
+    ``is_from_parent``: whether the thread belongs to the parent of this process."""
 
     def __init__(self) -> None:
         self.is_from_parent = False
         self._loop = _new_loop()
         self._clients: weakref.WeakSet[_Closable] = weakref.WeakSet()
-        # A daemon: a program that forgets to close ends all the same, and `_exit` closes for it.
+        # A daemon, so that a program that forgets to close can exit; `_exit` closes the clients.
         self._thread = threading.Thread(target=self._run, name="rmqkit portal", daemon=True)
         self._thread.start()
         atexit.register(self._exit)
 
     def run(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Call a function on the loop and wait for what it returns; an interrupt cancels it.
-        Raises RuntimeError: called on the loop itself, which would wait for itself."""
+        """Call a function on the loop and return its result; an interrupt cancels it.
+        Raises RuntimeError: it is called on the loop itself, which would wait for itself."""
         if threading.current_thread() is self._thread:
             raise RuntimeError("a blocking client cannot be used on its own loop: use rmqkit's coroutines there")
         running = asyncio.run_coroutine_threadsafe(_awaited(work), self._loop)
         try:
             return running.result()
         except BaseException:
-            # An interrupt ends the wait only; without this the coroutine would go on with nobody to tell.
+            # An interrupt only stops the wait; without this the coroutine would continue without a caller.
             running.cancel()
             raise
 
     def close_at_exit(self, client: _Closable) -> None:
-        """Close a client when the interpreter ends, if it still exists then."""
+        """Close a client at the exit of the interpreter, if it still exists."""
         self._clients.add(client)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
-        # In this thread: generators left open may only be closed on their own loop.
+        # Close them in this thread, because open generators may only be closed on their own loop.
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._loop.close()
 
     def _exit(self) -> None:
         if self.is_from_parent or not self._thread.is_alive():
             return
-        # Bounded: a broker that does not answer must not keep the interpreter from ending.
+        # Limit the wait: a broker that does not answer must not prevent the exit.
         closing = asyncio.run_coroutine_threadsafe(self._close_clients(), self._loop)
         with contextlib.suppress(concurrent.futures.TimeoutError):
             closing.result(_EXIT_TIMEOUT_SECONDS)
@@ -236,7 +237,7 @@ class Portal:
 
 
 def portal() -> Portal:
-    """The portal of this process."""
+    """Return the portal of this process."""
     with _own.lock:
         if _own.portal is None:
             _own.portal = Portal()
@@ -244,7 +245,7 @@ def portal() -> Portal:
 
 
 class _Own:
-    """Holds the portal of this process, at most one."""
+    """The holder of the portal of this process, at most one."""
 
     def __init__(self) -> None:
         self.portal: Portal | None = None
@@ -255,7 +256,7 @@ class _Own:
         if self.portal is not None:
             self.portal.is_from_parent = True
             self._from_parent.append(self.portal)
-        self.portal, self.lock = None, threading.Lock()  # the thread that held the lock is not here
+        self.portal, self.lock = None, threading.Lock()  # the thread that held the lock does not exist here
         return True
 
 

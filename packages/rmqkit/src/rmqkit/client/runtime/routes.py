@@ -1,20 +1,20 @@
-"""Routes: which queues a topic has, and where their brokers are (``topicRouteData2TopicPublishInfo``).
+"""Routes: the queues of a topic, and the addresses of their brokers (``topicRouteData2TopicPublishInfo``).
 
-`ClientRouteTable` keeps the routes of the topics in use. It fetches a route when it is first needed, refreshes all of
-them from time to time, and keeps the last one known when nobody answers, because brokers go on serving without name
-servers. It asks `NameServers`, which stays with one name server until that does not answer. `discover` finds name
-servers through a web server (``TopAddressing``) when a program names none, at the start and then every 2 minutes.
+`ClientRouteTable` holds the routes of the topics in use. It fetches a route when it is first needed and refreshes all
+routes periodically. Without a response it keeps the last known route, because brokers continue to serve without name
+servers. It uses `NameServers`, which stays with one name server until that does not answer. `discover` finds name
+servers through a web server (``TopAddressing``) if a program passes none, at the start and then every 2 minutes.
 
 ===========================  ==================================================================================
-queues to publish to         those of ``orderTopicConf`` exactly as it lists them; else, per writable queue data whose
-                             broker has a master: 0 … writeQueueNums - 1; sorted by broker name
+queues to publish to         those in ``orderTopicConf``, exactly in its order; otherwise, per writable queue data
+                             whose broker has a master: 0 … writeQueueNums - 1; sorted by broker name
 queues to subscribe to       per readable queue data: 0 … readQueueNums - 1; no master needed
 queues of a static topic     for both: 0 … totalQueues - 1 of broker ``__syslo__global__``, wherever each of them is
-of a topic no broker has     to publish to: those of the template topic (TBW102), so that a broker creates the topic;
-                             to subscribe to: none until it exists
+queues of a topic that no    to publish to: those of the template topic (TBW102), so that a broker creates the topic;
+broker has                   to subscribe to: none until it exists
 ===========================  ==================================================================================
 
-The third rule makes members of one group agree on the order of queues while these move (`logical_queues`).
+The third rule makes members of one group agree on the order of queues while queues move (`logical_queues`).
 Loop only. Source: behaviour.md §7.1, §7.2, §7.5; remoting.md §9.2.
 """
 
@@ -47,14 +47,14 @@ _log = logging.getLogger(__name__)
 MASTER_ID = 0
 LOGICAL_BROKER_PREFIX = "__syslo__"
 NOT_REGISTERED = "check whether it runs and registers with these name servers"
-"""What to do about a broker that is in no route."""
+"""Remedy for a broker that is in no route."""
 
 _BYTES_MAX = 1 << 20
 
 
 class PublishQueues:
-    """Hands out the queues a topic is sent to, one after the other (``TopicPublishInfo``, ``sendWhichQueue``).
-    ``start`` is where the turn begins: a random number spreads producers."""
+    """The publish queues of a topic, returned in turn (``TopicPublishInfo``, ``sendWhichQueue``).
+    ``start``: index of the first queue to return; a random number distributes producers."""
 
     __slots__ = ("_next", "queues")
 
@@ -64,13 +64,13 @@ class PublishQueues:
         self._next = start
 
     def pick(self, avoid_broker: str | None = None) -> MessageQueue:
-        """Pick the next queue, on another broker than ``avoid_broker`` where there is one."""
+        """Return the next queue, on another broker than ``avoid_broker`` if possible."""
         chosen = self.first(lambda queue: queue.broker_name != avoid_broker) or self.first(lambda _: True)
         assert chosen is not None, "there is at least one queue"
         return chosen
 
     def first(self, is_wanted: Callable[[MessageQueue], bool]) -> MessageQueue | None:
-        """Find the next queue that is wanted; the turn moves past those that are not."""
+        """Return the next matching queue, or None; non-matching queues are skipped."""
         for _ in self.queues:
             queue = self.queues[self._next % len(self.queues)]
             self._next += 1
@@ -80,9 +80,9 @@ class PublishQueues:
 
 
 def publish_queues(topic: str, route: TopicRoute) -> list[MessageQueue]:
-    """List the queues a topic may be sent to; none when no broker takes writes."""
+    """Return the queues to which a topic's messages may be sent; empty if no broker accepts writes."""
     order = route.order_topic_conf
-    # An operator who orders a topic lists brokers that are down as well: messages must not move to other queues then.
+    # An ordered topic lists brokers that are down, too: its messages must not move to other queues then.
     if isinstance(order, str) and order:
         return _ordered_queues(topic, order)
     if logical := logical_queues(topic, route):
@@ -97,7 +97,7 @@ def publish_queues(topic: str, route: TopicRoute) -> list[MessageQueue]:
 
 
 def lacks_master(route: TopicRoute) -> bool:
-    """Return True if a broker with queues to write to has no master."""
+    """Return True if a broker with writable queues has no master."""
     return not {data.broker_name for data in route.queue_datas if data.perm & Permission.WRITE} <= _with_master(route)
 
 
@@ -106,23 +106,23 @@ def _with_master(route: TopicRoute) -> set[str]:
 
 
 def subscribe_queues(topic: str, route: TopicRoute) -> list[MessageQueue]:
-    """List the queues a topic may be read from, sorted as rebalancing needs them."""
+    """Return the queues from which a topic may be read, sorted as rebalancing needs them."""
     physical = {
         MessageQueue(topic, data.broker_name, queue_id)
         for data in route.queue_datas
         if data.perm & Permission.READ
-        # While a topic shrinks more queues are read than written: what still lies in the others has to be consumed.
+        # While a topic shrinks, more queues are read than written: the messages in the others must be consumed.
         for queue_id in range(data.read_queue_nums)
     }
     return sorted(logical_queues(topic, route) or physical)
 
 
 def logical_queues(topic: str, route: TopicRoute) -> dict[MessageQueue, str]:
-    """Map the queues of a static topic to the brokers they are at; empty for any other topic. A queue that no broker
-    claims is at a broker that does not exist. Source: remoting.md §4.6.2."""
+    """Return the queues of a static topic with the names of their brokers; empty for any other topic. A queue that no
+    broker claims has the name of a broker that does not exist. Source: remoting.md §4.6.2."""
     queues: dict[MessageQueue, str] = {}
     infos = route.topic_queue_mapping_by_broker
-    # By epoch, so that of two brokers that claim a queue while it moves the newer claim wins.
+    # Sort by epoch: if two brokers claim a moving queue, the newer claim wins.
     for info in sorted(infos.values() if isinstance(infos, dict) else (), key=lambda info: info.epoch):
         mock = LOGICAL_BROKER_PREFIX + info.scope.removeprefix("__")
         for number in range(info.total_queues):
@@ -133,9 +133,9 @@ def logical_queues(topic: str, route: TopicRoute) -> dict[MessageQueue, str]:
 
 
 def from_template(template: TopicRoute, queue_count: int) -> TopicRoute:
-    """Make the route an unknown topic is going to have: the template topic's, with at most ``queue_count`` queues.
+    """Return the future route of an unknown topic: that of the template topic, with at most ``queue_count`` queues.
 
-    Its read count limits it, as the broker creates the topic by the same rule (behaviour.md §3.2).
+    The template's read count is the limit, because the broker creates the topic by the same rule (behaviour.md §3.2).
     """
     datas = [
         replace(
@@ -149,12 +149,12 @@ def from_template(template: TopicRoute, queue_count: int) -> TopicRoute:
 
 
 def broker_addresses(route: TopicRoute) -> dict[str, dict[int, str]]:
-    """Broker name → broker id → address."""
+    """Return broker name → broker id → address."""
     return {broker.broker_name: dict(broker.broker_addrs) for broker in route.broker_datas}
 
 
 def _ordered_queues(topic: str, order: str) -> list[MessageQueue]:
-    """``broker-a:4;broker-b:2``; what cannot be read is left out."""
+    """Return the queues of ``broker-a:4;broker-b:2``; unreadable parts are skipped."""
     queues: list[MessageQueue] = []
     for part in order.split(";"):
         broker_name, found, count = part.strip().rpartition(":")
@@ -164,17 +164,17 @@ def _ordered_queues(topic: str, order: str) -> list[MessageQueue]:
 
 
 async def discover(settings: ClientSettings) -> list[str]:
-    """Ask the web server for the name servers. Raises NoRoute: it does not answer, or with something else."""
+    """Return the name servers from the web server. Raises NoRoute: it does not answer, or its answer is invalid."""
     url = address_url(settings)
     try:
-        # In a thread: urllib blocks, also while it resolves the name.
+        # Use a thread: urllib blocks, also while it resolves the name.
         return split_addresses(await asyncio.to_thread(_get, url, settings.api_timeout_ms / 1000.0))
     except (OSError, ValueError) as error:
         raise NoRoute(f"{url} does not say where name servers are: {error}") from None
 
 
 def address_url(settings: ClientSettings) -> str:
-    """The URL to ask for name servers; port 8080 unless the domain has one."""
+    """Return the URL for name servers; port 8080 unless the domain has a port."""
     domain = settings.name_server_domain
     host = domain if ":" in domain else f"{domain}:8080"
     unit = f"-{settings.unit_name}?nofix=1" if settings.unit_name else ""
@@ -182,7 +182,7 @@ def address_url(settings: ClientSettings) -> str:
 
 
 def _get(url: str, timeout_seconds: float) -> str:
-    import urllib.request  # few programs need it, and it takes 20 ms
+    import urllib.request  # few programs need it, and the import takes 20 ms
 
     with urllib.request.urlopen(url, timeout=timeout_seconds) as answer:
         text: str = answer.read(_BYTES_MAX).decode()
@@ -190,7 +190,7 @@ def _get(url: str, timeout_seconds: float) -> str:
 
 
 class ClientRouteTable:
-    """Keeps topics, their queues and where brokers are; calls ``on_change`` with a topic whose route changed.
+    """The topics, their queues and the addresses of brokers; calls ``on_change`` with a topic whose route changed.
     ``brokers`` is broker name → broker id → address, of all routes together."""
 
     def __init__(self, name_servers: NameServers, on_change: Callable[[str], None]) -> None:
@@ -207,24 +207,24 @@ class ClientRouteTable:
         self.brokers: dict[str, dict[int, str]] = {}
 
     def known_publish_queues(self, topic: str) -> PublishQueues | None:
-        """The queues to send to if they are known already."""
+        """Return the known queues to send to, or None."""
         return self._publish.get(topic)
 
     def lacks_master(self, topic: str) -> bool:
-        """Return True if a broker of a topic lacks its master, so that waiting for one that restarts may help."""
+        """Return True if a broker of a topic lacks its master, so that it may help to wait for a restart."""
         route = self._routes.get(topic)
         return route is not None and lacks_master(route)
 
     def has_known(self, broker_name: str) -> bool:
-        """Return True if a route names this broker, or once named it."""
+        """Return True if the broker is or was in a route."""
         return broker_name in self._seen
 
     async def publish_queues(self, topic: str, template_topic: str, template_queue_count: int) -> PublishQueues:
-        """The queues to send to.
-        Raises NoRoute: no name server answered, or neither the topic nor the template topic can be written to."""
+        """Return the queues to send to.
+        Raises NoRoute: no name server answered, or neither the topic nor the template topic is writable."""
         asking = self._asking.get(topic)
-        if asking is None:  # whoever else wants to know waits for the same answer, or error
-            # Shielded below: a caller that gives up must not take the answer from the others who wait for it.
+        if asking is None:  # other callers wait for the same response or error
+            # Shielded below: a cancelled caller must not cancel the request of the others.
             asking = self._asking[topic] = asyncio.create_task(
                 self._ask_publish_queues(topic, template_topic, template_queue_count), name=f"route of topic {topic}"
             )
@@ -233,7 +233,7 @@ class ClientRouteTable:
 
     async def _ask_publish_queues(self, topic: str, template_topic: str, template_queue_count: int) -> PublishQueues:
         async with self._fetching:
-            # Asked for with the lock held: whoever had it before may have brought the answer.
+            # Check under the lock: the previous holder of the lock may have fetched the route.
             if topic not in self._publish:
                 await self._fetch(topic)
             if topic not in self._publish:
@@ -248,13 +248,13 @@ class ClientRouteTable:
         return known
 
     def subscribe_queues(self, topic: str) -> list[MessageQueue]:
-        """The queues to read from, sorted; none while the topic does not exist."""
+        """Return the queues to read from, sorted; empty while the topic does not exist."""
         return subscribe_queues(topic, self._routes[topic]) if self._exists(topic) else []
 
     async def readable_queues(self, topic: str) -> list[MessageQueue]:
-        """Get the queues to read from, and ask for them if they are not known.
-        Raises ClientError: the topic's name is not legal.
-        Raises NoRoute: it does not exist, or no name server answered."""
+        """Return the queues to read from; fetch the route if it is unknown.
+        Raises ClientError: the topic's name is not valid.
+        Raises NoRoute: the topic does not exist, or no name server answered."""
         fault = topic_fault(topic)
         if fault is not None:
             raise ClientError(fault)
@@ -266,11 +266,11 @@ class ClientRouteTable:
         return queues
 
     async def topics(self) -> list[str]:
-        """The names of all topics there are. Raises NoRoute: no name server answered."""
+        """Return the names of all topics. Raises NoRoute: no name server answered."""
         return await self._name_servers.topics()
 
     def watch(self, topic: str, group: str) -> None:
-        """Have `refresh_all` look for a topic that a group wants, whether it exists or not."""
+        """Let `refresh_all` fetch a topic that a group needs, whether it exists or not."""
         self._watched[topic].add(group)
 
     def unwatch(self, topic: str, group: str) -> None:
@@ -282,32 +282,33 @@ class ClientRouteTable:
         return self.brokers.get(broker_name, {}).get(broker_id)
 
     def broker_of(self, queue: MessageQueue) -> str:
-        """The name of the broker that a queue is at: one of a static topic does not say it."""
+        """Return the name of a queue's broker, which a queue of a static topic does not contain."""
         return self._logical.get(queue, queue.broker_name) if self._logical else queue.broker_name
 
     def any_address(self, broker_name: str, broker_id: int = MASTER_ID) -> tuple[int, str] | None:
-        """Find the wanted broker, else the next slave, else any of that name: id and address."""
+        """Return id and address of the broker with an id, otherwise of the next slave,
+        otherwise of any with that name."""
         addresses = self.brokers.get(broker_name)
         if not addresses:
             return None
-        # The next id first, as the reference does.
+        # The next id first, as in the reference.
         for candidate in (broker_id, broker_id + 1):
             if candidate in addresses:
                 return candidate, addresses[candidate]
         return next(iter(sorted(addresses.items())))
 
     def broker_for(self, queue: MessageQueue, broker_id: int = MASTER_ID) -> tuple[int, str]:
-        """Find the broker of a queue as `any_address`: id and address.
-        Raises ConnectFailed: no route names a broker of that name."""
+        """Return id and address of the broker of a queue, chosen as by `any_address`.
+        Raises ConnectFailed: no route has a broker of that name."""
         found = self.any_address(self.broker_of(queue), broker_id)
         if found is None:
             raise ConnectFailed(queue.broker_name, "no route names a broker of that name", NOT_REGISTERED)
         return found
 
     async def find_address(self, broker_name: str, topic: str, broker_id: int = MASTER_ID) -> str:
-        """Find an address as `any_address`, and refresh a topic's route if there is none.
-        Raises ConnectFailed: no route names a broker of that name. Raises NoRoute: no name server answered."""
-        # A route may be older than the broker; asked for once, since the caller has a time of its own.
+        """Return an address chosen as by `any_address`; refresh a topic's route if there is none.
+        Raises ConnectFailed: no route has a broker of that name. Raises NoRoute: no name server answered."""
+        # The route may be older than the broker. Refresh it only once, because the caller has its own timeout.
         if self.any_address(broker_name, broker_id) is None:
             await self.refresh(topic)
         found = self.any_address(broker_name, broker_id)
@@ -321,19 +322,19 @@ class ClientRouteTable:
         return [] if route is None else [broker.broker_name for broker in route.broker_datas]
 
     async def refresh(self, topic: str) -> bool:
-        """Ask for the route of one topic; whether it exists. Raises NoRoute: no name server answered."""
+        """Fetch the route of one topic; return True if the topic exists. Raises NoRoute: no name server answered."""
         async with self._fetching:
             await self._fetch(topic)
             return self._exists(topic)
 
     async def refresh_all(self) -> bool:
-        """Ask for the routes of all topics in use; whether all that are watched exist.
+        """Fetch the routes of all topics in use; return True if all watched topics exist.
         Raises NoRoute: no name server answered."""
         for topic in sorted(self._watched.keys() | self._routes.keys()):
             try:
                 await self.refresh(topic)
             except (PeerRefused, ProtocolError) as error:
-                # One route that cannot be read must not keep the others from being refreshed.
+                # One unreadable route must not prevent the refresh of the others.
                 _log.warning("cannot refresh the route of topic %s: %s", topic, error)
         return all(self._exists(topic) for topic in self._watched)
 
@@ -342,7 +343,7 @@ class ClientRouteTable:
 
     async def _fetch(self, topic: str) -> None:
         route = await self._name_servers.route(topic)
-        # A route without brokers says less than the one that is known.
+        # Ignore a route without brokers: the known route has more information.
         if route is not None and route.broker_datas:
             self._accept_route(topic, route)
         elif topic in self._templates:  # a broker may be elsewhere by now
@@ -358,8 +359,8 @@ class ClientRouteTable:
             self._store_route(topic, route)
 
     def _accept_route(self, topic: str, route: TopicRoute) -> None:
-        # Name servers list brokers as their hash maps do: unsorted, the same route would look like a new one time and
-        # again, and each new one is a heartbeat to all brokers and a rebalance.
+        # Name servers list brokers in the order of their hash maps. Without sorting, the same route would often look
+        # new, and each new route causes a heartbeat to all brokers and a rebalance.
         route.queue_datas.sort(key=lambda data: data.broker_name)
         route.broker_datas.sort(key=lambda broker: broker.broker_name)
         if route == self._routes.get(topic) and topic not in self._templates:
@@ -369,22 +370,23 @@ class ClientRouteTable:
         _log.info("route of topic %s: %d queues", topic, len(subscribe_queues(topic, route)))
 
     def _end_question(self, topic: str, asking: asyncio.Task[PublishQueues]) -> None:
-        """Remove a question that was answered; its error may have nobody left who waits for it."""
+        """Remove a finished request; retrieve its error, for which no caller may be left."""
         del self._asking[topic]
         if not asking.cancelled():
             asking.exception()
 
     def _store_route(self, topic: str, route: TopicRoute) -> None:
-        assert route.broker_datas, "a route without brokers never replaces one that is known"
+        assert route.broker_datas, "a stored route has brokers"
         self._routes.pop(topic, None)
-        self._routes[topic] = route  # the last one: where it says brokers are is newer than what others say
+        self._routes[topic] = route  # last, because its broker addresses are newer than those of other routes
         queues = publish_queues(topic, route)
         if queues:
-            # Not at the first queue: producers that start together would all send to the same broker.
+            # Start at a random queue: producers that start together would otherwise
+            # all send to the same broker.
             self._publish[topic] = PublishQueues(queues, random.randrange(len(queues)))
         else:
             self._publish.pop(topic, None)
-        # Queues of a static topic move between brokers: those of the old route must not stay.
+        # Queues of a static topic move between brokers: remove those of the old route.
         self._logical = {queue: name for queue, name in self._logical.items() if queue.topic != topic}
         self._logical |= logical_queues(topic, route)
         self.brokers = {name: ids for known in self._routes.values() for name, ids in broker_addresses(known).items()}

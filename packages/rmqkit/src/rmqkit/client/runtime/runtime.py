@@ -1,15 +1,15 @@
 """The client runtime: id, connections, routes and heartbeats of one client instance (``MQClientInstance``).
 
 ====================  ==========================================================================================
-what it repeats       when
+periodic task         when
 ====================  ==========================================================================================
 route refresh         every 30 s; sooner after a failed send and while a subscribed topic does not exist (1, 2, 4 …
                       30 s), so that a consumer may be started before the first message of a topic is sent
-heartbeat             every 30 s to every broker of the routes (to masters only, when it only produces); at once when
-                      a subscription changed, or a broker's connection was lost or forgot us
+heartbeat             every 30 s to every broker of the routes (only to masters if it only produces); at once when
+                      a subscription changed, or a broker's connection was lost or the broker forgot this client
 ====================  ==========================================================================================
 
-Brokers send their own requests over our connections; `dispatch` answers them (`handlers`). Loop only.
+Brokers send their own requests over these connections; `dispatch` answers them (`handlers`). Loop only.
 Source: behaviour.md §7.1, §8.15; remoting.md §4.5, §9.1–9.3.
 """
 
@@ -49,8 +49,8 @@ from rmqkit.rpc import BrokerCalls, NameServers
 
 _MISSING_TOPIC_PAUSE_MS = 1000.0
 _REFRESH_GAP_MS = 500.0
+"""Minimum pause between two refreshes in ms, however many sends fail."""
 _READY_PAUSE_MS = 200
-"""ms between two refreshes at least, however many sends fail."""
 
 _DISCOVERY_INTERVAL_MS = 120_000.0
 _PORT_BYTES = 4
@@ -60,21 +60,21 @@ _instances = itertools.count()
 
 
 AnswerCheck = Callable[[str, CheckTransactionRequest, ReceivedMessage], None]
-"""Called when a broker asks how a transaction ended: with its address, the header and the half message."""
+"""Called when a broker checks a transaction: with its address, the header and the half message."""
 
 
 class Absences:
-    """Logs brokers that cannot be reached: once when they go and once when they are back.
+    """The log of unreachable brokers: one line when they disappear and one when they are back.
 
-    Pulls, heartbeats and saved offsets report here, so that a broker with many queues does not fill the log. Brokers
-    are known by address, or by name where no address is known."""
+    Pulls, heartbeats and saved offsets report here, so that a broker with many queues does not flood the log. Brokers
+    are identified by address, or by name if no address is known."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._since_ms: dict[str, float] = {}
 
     def lost(self, address: str, error: Exception, what: str) -> None:
-        """Report that a broker could not be asked for something."""
+        """Report that a request to a broker failed."""
         if address in self._since_ms:
             _log.debug("%s: %s", what, error)
             return
@@ -94,7 +94,7 @@ class ClientRuntime:
     ``name_servers``: as for `name_server_list`. Raises SettingsError: an address is not ``host:port``.
 
     Attributes:
-        namespace: part of all names at brokers; names in the client are without it.
+        namespace: prefix of all names on brokers; names in the client do not have it.
         client_id: ``<ip>@<pid>#<nanoseconds>``, followed by the unit name if it is set.
         name_servers: the addresses of the name servers.
         keys: unique keys for messages.
@@ -155,7 +155,7 @@ class ClientRuntime:
         return self._is_running
 
     def check_process(self) -> None:
-        """Raises ClientError: it was started in a process that this one was forked from."""
+        """Raises ClientError: the runtime was started in a parent process, before a fork."""
         if self._is_from_parent:
             raise ClientError(
                 f"client {self.client_id} was started before this process was forked, its connections are the "
@@ -163,8 +163,8 @@ class ClientRuntime:
             )
 
     async def start(self) -> None:
-        """Begin to refresh routes and send heartbeats; nothing happens the second time.
-        Raises ClientError: as `check_process`. Raises NoRoute: no web server says where name servers are."""
+        """Start to refresh routes and send heartbeats; a second call has no effect.
+        Raises ClientError: as `check_process`. Raises NoRoute: no web server returns the name servers."""
         self.check_process()
         if self._is_running:
             return
@@ -172,7 +172,7 @@ class ClientRuntime:
         if self._has_to_discover:
             try:
                 await self._discover()
-            # So that a program may start it again when the web server answers.
+                # Reset it, so that a program may start it again when the web server answers.
             except BaseException:
                 self._is_running = False
                 raise
@@ -186,8 +186,8 @@ class ClientRuntime:
         self._tasks.start(keep_doing(self._heartbeat, wake=self._beat, name=f"heartbeat {name}"), f"heartbeat {name}")
 
     async def reach(self, wait_ms: float = 0) -> None:
-        """Check that a name server answers. With ``wait_ms``, wait so long until one answers and knows a broker.
-        Raises NoRoute: none answered, or none knew a broker."""
+        """Check that a name server answers. With ``wait_ms``, wait that long until one answers and knows a broker.
+        Raises NoRoute: no name server answered, or none knew a broker."""
         deadline_ms = self.clock.monotonic_ms() + wait_ms
         while True:
             error: NoRoute
@@ -203,10 +203,10 @@ class ClientRuntime:
             await asyncio.sleep(_READY_PAUSE_MS / 1000)
 
     async def close(self) -> None:
-        """Stop what `start` began and close every connection. Groups have to be unregistered before."""
+        """Stop everything that `start` began and close every connection. Groups must be unregistered before."""
         if self._is_from_parent:
             return
-        # Before the connections close: each of them would ask for a heartbeat and for routes otherwise.
+        # Set it before the connections close: each of them would otherwise request a heartbeat and a route refresh.
         self._is_running = False
         await self._tasks.close()
         await self.remoting.close()
@@ -214,7 +214,7 @@ class ClientRuntime:
     # -- groups
 
     def register_producer(self, group: str, answer_check: AnswerCheck | None = None) -> None:
-        """Announce a producer group in heartbeats; transactions of the group are asked of ``answer_check``.
+        """Announce a producer group in heartbeats; ``answer_check`` gets the broker's checks of its transactions.
         Raises ClientError: the instance has a producer of that group."""
         if group in self._producers:
             raise ClientError(f"producer group {group} exists in client {self.client_id}: choose another group")
@@ -222,14 +222,14 @@ class ClientRuntime:
         self.heartbeat_soon()
 
     def register_consumer(self, group: str, consumer: GroupConsumer) -> None:
-        """Announce a consumer group in heartbeats, and have it rebalance when members or routes change.
+        """Announce a consumer group in heartbeats, and let it rebalance when members or routes change.
         Raises ClientError: the instance has a consumer of that group."""
         if group in self._consumers:
             raise ClientError(f"consumer group {group} exists in client {self.client_id}: choose another group")
         self._consumers[group] = consumer
 
     async def unregister_producer(self, group: str) -> None:
-        """Leave a producer group at all brokers; a broker that does not answer finds out by itself."""
+        """Leave a producer group at all brokers; a broker that does not answer misses the heartbeats."""
         self._producers.pop(group, None)
         await self._unregister_everywhere(
             lambda address: self.calls.unregister(address, self.client_id, producer_group=group)
@@ -237,13 +237,13 @@ class ClientRuntime:
 
     async def unregister_consumer(self, group: str) -> None:
         """Leave a consumer group at all brokers, as above."""
-        # Out of the table first: the next heartbeat must not make us a member again.
+        # Remove it from the table first: the next heartbeat must not join the group again.
         self._consumers.pop(group, None)
         await self._unregister_everywhere(
             lambda address: self.calls.unregister(address, self.client_id, consumer_group=group)
         )
 
-    # -- what is to be done soon
+    # -- requested actions
 
     def heartbeat_soon(self) -> None:
         self._beat.set()
@@ -254,7 +254,7 @@ class ClientRuntime:
         self._refresh.set()
 
     async def heartbeat(self) -> None:
-        """Send heartbeats with the groups of this client to all brokers; log those that do not answer."""
+        """Send heartbeats with the groups of this client to all brokers; log brokers that do not answer."""
         data = HeartbeatData(
             clientID=self.client_id,
             producerDataSet=[ProducerData(group) for group in sorted(self._producers)],
@@ -267,15 +267,18 @@ class ClientRuntime:
             beat = self._tasks.start(beating, f"one heartbeat of client {self.client_id}")
             self._beats_under_way.add(beat)
             beat.add_done_callback(self._beats_under_way.discard)
-            await asyncio.shield(beat)  # whoever wants it and is cancelled must not cut it off at half of the brokers
+            await asyncio.shield(beat)  # a cancelled caller must not stop it halfway
 
-    # -- inside
+    # -- internals
 
     async def _beat_once(self, data: HeartbeatData, address: str) -> None:
         self.broker_versions[address] = await self.calls.heartbeat(address, data)
 
     def _forked(self) -> bool:
-        """Give the child of a fork its own client id if the runtime was not started before. Return True if it was."""
+        """Assign a new client id in the child of a fork if the runtime was not started before.
+
+        Return True if it was.
+        """
         self._is_from_parent = self._is_from_parent or self._is_running
         if not self._is_from_parent:
             self._name_process()
@@ -284,7 +287,7 @@ class ClientRuntime:
     def _name_process(self) -> None:
         settings = self._settings
         ip = settings.client_ip or advertised_ip("")
-        # Computed again after a fork: with one client id, brokers would take two processes for one member.
+        # Computed again after a fork: brokers would consider two processes with one client id as one member.
         self.client_id = _client_id(ip, settings, self.clock.now_ms())
         self.keys = UniqueKeys(pack_host(ip, 0)[:-_PORT_BYTES], os.getpid(), random.getrandbits(32))
 
@@ -301,21 +304,21 @@ class ClientRuntime:
     async def _refresh_routes(self) -> float:
         known = set(self._broker_addresses())
         all_exist = await self.routes.refresh_all()
-        # A connection to an address that no route names any more would never be used again.
+        # A connection to an address that is in no route would never be used again.
         for address in known - set(self._broker_addresses()):
             self.remoting.drop(address)
         interval_ms = float(self._settings.route_interval_ms)
         if all_exist:
             return interval_ms
-        # Soon at first, as a topic is often created a moment after its consumer; then ever more rarely.
+        # Short at first, because a topic is often created shortly after its consumer; then with growing pauses.
         pause_ms = min(self._missing_pause_ms, interval_ms)
         self._missing_pause_ms = min(pause_ms * 2, interval_ms)
         return pause_ms
 
     async def _unregister_everywhere(self, call: Callable[[str], Awaitable[None]]) -> None:
-        """Leave a group at all brokers, once no heartbeat is under way."""
-        # A heartbeat that is handled after the farewell would make us a member again, whose queues nobody reads until
-        # the broker misses further heartbeats, 120 s later.
+        """Leave a group at all brokers, once no heartbeat is in flight."""
+        # A heartbeat that is handled after the unregistration would make this client a member again, whose queues are
+        # not read until the broker misses further heartbeats, 120 s later.
         if self._beats_under_way:
             await asyncio.wait(self._beats_under_way)
         await self._ask_all_brokers(call, "unregistering")
@@ -334,7 +337,7 @@ class ClientRuntime:
                 self.absences.answers(address)
 
     def _broker_addresses(self) -> list[str]:
-        """The addresses that get heartbeats."""
+        """Return the addresses that get heartbeats."""
         return [
             address
             for ids in self.routes.brokers.values()
@@ -343,12 +346,12 @@ class ClientRuntime:
         ]
 
     def _route_changed(self, topic: str) -> None:
-        self.heartbeat_soon()  # the route may lead to brokers that do not know us
+        self.heartbeat_soon()  # the route may have brokers that do not know this client
         for consumer in self._consumers.values():
             consumer.rebalance_soon()
 
     def _connection_closed(self, address: str, connection: Connection) -> None:
-        # The broker forgets a client with its connection: only a heartbeat has it push and notify again.
+        # The broker forgets a client with its connection. Only after a heartbeat does it push and notify again.
         if self._is_running and address in self._broker_addresses():
             self.heartbeat_soon()
             self.refresh_routes_soon()
@@ -367,7 +370,7 @@ class ClientRuntime:
 
 
 def _client_id(ip: str, settings: ClientSettings, now_ms: int) -> str:
-    """Make a client id. Two of one process differ, also when they are made in the same millisecond."""
+    """Return a new client id. The ids of one process differ, even if they are created in the same millisecond."""
     name = settings.instance_name
     if name == "DEFAULT" and not settings.keeps_instance_name:
         name = f"{os.getpid()}#{now_ms * 1_000_000 + next(_instances)}"

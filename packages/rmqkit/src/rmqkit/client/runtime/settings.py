@@ -1,7 +1,7 @@
-"""Settings of the clients, under the names their Java properties have.
+"""Settings of the clients, with the names of the Java properties.
 
-One declaration per value: default, bounds and help. `check` enforces the bounds when a client is built, so a wrong
-value is an error at once and not a surprise later; a negative time is one where the settings are made.
+Default, bounds and help of a value are declared once. `check` enforces the bounds when a client is created, so that a
+wrong value is an error at once and not a surprise later. Negative times are refused when the settings are created.
 Source: behaviour.md §7.1, §7.4, §8.2; remoting.md §9.3.
 """
 
@@ -42,7 +42,7 @@ class StartFrom(enum.Enum):
     A group that has an offset for the queue continues there."""
 
     FIRST_OFFSET = "CONSUME_FROM_FIRST_OFFSET"
-    """At the first stored message: the group passes nothing over. The default of every consumer."""
+    """At the first stored message: the group skips no message. The default of every consumer."""
     NEW_MESSAGES = "CONSUME_FROM_MAX_OFFSET"
     """At the end of every queue. For a POP consumer the broker decides, and it starts as with LAST_OFFSET."""
     TIMESTAMP = "CONSUME_FROM_TIMESTAMP"
@@ -53,7 +53,7 @@ class StartFrom(enum.Enum):
 
 
 class MessageModel(enum.Enum):
-    """Which members of a group get a message."""
+    """The members of a group that get a message."""
 
     CLUSTERING = "CLUSTERING"
     """One member gets each message."""
@@ -179,7 +179,7 @@ class Pulling(Struct, kw_only=True, frozen=True):
 
 
 class Popping(Struct, kw_only=True, frozen=True):
-    """Requests for messages by POP."""
+    """Requests for messages with POP."""
 
     invisible_ms: Annotated[
         int,
@@ -246,7 +246,7 @@ class ClientSettings(Struct, kw_only=True):
     ] = "nsaddr"
 
     def __post_init__(self) -> None:
-        """Raises SettingsError: a number is negative that cannot be; `check` looks at all bounds."""
+        """Raises SettingsError: a number is negative that must not be; `check` checks all bounds."""
         for key, (name, _, setting) in setting_table(type(self)).items():
             value = value_of(self, name)
             if setting.low is not None and setting.low >= 0 and value is not None and value < 0:
@@ -351,7 +351,7 @@ class ConsumerSettings(ClientSettings, kw_only=True):
 
     @property
     def window_at_start(self) -> int:
-        """Return how many messages of a queue are held ready at first."""
+        """Return the number of messages of a queue to hold at first."""
         return self.limits.held_messages_max
 
     @property
@@ -361,7 +361,8 @@ class ConsumerSettings(ClientSettings, kw_only=True):
 
     @property
     def keeps_instance_name(self) -> bool:
-        """Offsets of broadcasting lie under the client id, so it has to be the same after a restart."""
+        """Return True in broadcasting: offsets are stored under the client id, so it must be
+        the same after a restart."""
         return self.is_broadcasting
 
 
@@ -419,13 +420,14 @@ class PushConsumerSettings(ConsumerSettings, kw_only=True):
 
     @property
     def window_at_start(self) -> int:
-        """Two for each handler: how many messages of a queue are held ready until handlers turn out to be faster."""
+        """Return the number of messages of a queue to hold at first: two for each handler,
+        until handlers prove faster."""
         return min(2 * self.handlers_max, self.limits.held_messages_max)
 
 
 def check(settings: S) -> S:
     """Return the settings if every number is within its bounds.
-    Raises SettingsError: one is not; the text names both spellings, the value and the bounds."""
+    Raises SettingsError: a number is out of bounds; the text has both names, the value and the bounds."""
     for key, (name, _, setting) in setting_table(type(settings)).items():
         value = value_of(settings, name)
         if value is None:
@@ -444,8 +446,8 @@ def _out_of_bounds(key: str, name: str, value: object, setting: Setting) -> str:
 def name_server_list(
     name_servers: str | Sequence[str] | None, environment: Mapping[str, str] = os.environ, *, domain: str = ""
 ) -> list[str]:
-    """Return the name servers of a client: those it was given, else those of ``NAMESRV_ADDR``, else the one at
-    127.0.0.1:9876. The list is empty if a web server has to be asked (``domain``).
+    """Return the name servers of a client: the given ones, otherwise those of ``NAMESRV_ADDR``, otherwise
+    127.0.0.1:9876. The list is empty if a web server must be requested (``domain``).
 
     ``name_servers``: ``host:port;host:port``, or a list of addresses; each may begin with ``rocketmq://``.
     Raises SettingsError: an address is not ``host:port``."""

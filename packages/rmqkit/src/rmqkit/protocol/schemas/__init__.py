@@ -1,7 +1,7 @@
-"""Typed requests, one module per noun: header of the request, header of the answer and their bodies together.
+"""Typed requests, one module per noun, with header and body of the request and of the response.
 
-Headers are declared once, wire names by ``rename``. Fields that are required have no default;
-`rmqkit.protocol.command.decode_header` names the one that is missing. Bodies are JSON in the dialect of
-`rmqkit.protocol.fastjson`; absent keys have Java's defaults, unknown ones are passed over. All classes are public.
+Headers are declared once, with wire names by ``rename``. Required fields have no default;
+`rmqkit.protocol.command.decode_header` names the missing field. Bodies are JSON in the dialect of
+`rmqkit.protocol.fastjson`; absent keys have Java's defaults, unknown keys are ignored. All classes are public.
 Source: remoting.md §4, §6.
 """

@@ -27,7 +27,7 @@ class SubjectRequest(Struct, gc=False):
 
 
 class DeleteAclRequest(Struct, rename="camel", gc=False):
-    """AUTH_DELETE_ACL; without type and resource, everything of the subject."""
+    """AUTH_DELETE_ACL; without type and resource it deletes everything of the subject."""
 
     subject: str
     policy_type: str | None = None
@@ -60,14 +60,14 @@ class AclEntry(Struct, rename="camel", kw_only=True, omit_defaults=True):
 
 
 class AclPolicy(Struct, rename="camel", kw_only=True):
-    """Entries of one policy type, ``Custom`` or ``Default``."""
+    """The entries of a policy type, ``Custom`` or ``Default``."""
 
     policy_type: str | None = None
     entries: list[AclEntry] = field(default_factory=list)
 
 
 class AclInfo(Struct, rename="camel", kw_only=True):
-    """Everything about one subject (``User:name``)."""
+    """All policies of a subject (``User:name``)."""
 
     subject: str | None = None
     policies: list[AclPolicy] = field(default_factory=list)

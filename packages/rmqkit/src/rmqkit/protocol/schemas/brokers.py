@@ -1,13 +1,13 @@
-"""Brokers: how they register and find each other 103, 104, 322, 901, 904, 905, their configuration 26, and what slaves
-and tools ask a master: HA state 906 to 908, delay offsets 45, timer state 60 and 61.
+"""Brokers: their registration and membership 103, 104, 322, 901, 904, 905, their configuration 26, and the requests of
+slaves and tools to a master: HA state 906 to 908, delay offsets 45, timer state 60 and 61.
 
-A registration (REGISTER_BROKER) comes in three forms:
+A registration (REGISTER_BROKER) has three forms:
 
 =====================  =============================================================================================
-form                   who sends it
+form                   sender
 =====================  =============================================================================================
-`TopicConfigTable`     brokers before 3.0.11 (`SINCE_REGISTER_BODY`): JSON, the topic table alone
-`RegisterBrokerBody`   every later one: JSON
+`TopicConfigTable`     brokers before 3.0.11 (`SINCE_REGISTER_BODY`): JSON, only the topic table
+`RegisterBrokerBody`   all later brokers: JSON
 compressed             with ``compressedRegister``: one zlib stream (RFC 1950) of the parts below, lengths big-endian
 
   i32 n, data version JSON
@@ -16,8 +16,8 @@ compressed             with ``compressedRegister``: one zlib stream (RFC 1950) o
   i32 count, then per static topic: i32 n, `TopicQueueMappingInfo` JSON       (only from 5.0.0 on, `SINCE_MAPPINGS`)
 =====================  =============================================================================================
 
-4.x leaves the attributes out; ``topicSysFlag`` and ``order`` are not carried. The header says whether the body is
-compressed; some 5.3 brokers compress and say they did not, so what is not JSON is tried as zlib.
+4.x omits the attributes; ``topicSysFlag`` and ``order`` are not included. The header states whether the body is
+compressed. Some 5.3 brokers compress with a wrong header, so a body that is not JSON is tried as zlib.
 
 The block of GET_TIMER_CHECK_POINT:
 
@@ -33,7 +33,7 @@ offset  size  field (big-endian)
 48         8  data version: counter
 ======  ====  ==================================================================
 
-The link that carries the log itself is `rmqkit.protocol.ha`. Source: remoting.md §4.2, §4.4, §6.4.1, §6.4.7, §6.4.13.
+The connection for the log itself is in `rmqkit.protocol.ha`. Source: remoting.md §4.2, §4.4, §6.4.1, §6.4.7, §6.4.13.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from rmqkit.protocol.schemas.topics import DataVersion, KVTable, TopicConfig, To
 
 
 class BrokerIdentity(Struct, rename="camel", gc=False):
-    """UNREGISTER_BROKER and QUERY_DATA_VERSION: which broker; id 0 is the master."""
+    """UNREGISTER_BROKER and QUERY_DATA_VERSION: the identity of a broker; id 0 is the master."""
 
     broker_name: str
     broker_addr: str
@@ -73,7 +73,7 @@ class RegisterBrokerRequest(BrokerIdentity, gc=False):
         enable_acting_master: missing from brokers before 5.0, which differs from false.
         compressed: whether the body is in the compressed form.
         body_crc32: CRC-32 of the body as sent, without its top bit; 0 or missing means unchecked.
-        zone_name: where the broker stands, for clients that ask for one zone only.
+        zone_name: zone of the broker, for clients that request only one zone.
     """
 
     ha_server_addr: str | None = None
@@ -85,14 +85,14 @@ class RegisterBrokerRequest(BrokerIdentity, gc=False):
 
 
 class RegisterBrokerResponse(Struct, rename="camel", gc=False):
-    """Filled for a slave whose master is known."""
+    """Filled for a slave with a known master."""
 
     ha_server_addr: str | None = None
     master_addr: str | None = None
 
 
 class DataVersionResponse(Struct, gc=False):
-    """Answer to QUERY_DATA_VERSION."""
+    """Response to QUERY_DATA_VERSION."""
 
     changed: bool
 
@@ -113,7 +113,7 @@ class BrokerMemberGroupRequest(Struct, rename="camel", gc=False):
 
 
 class MinBrokerIdChange(Struct, rename="camel", gc=False):
-    """NOTIFY_MIN_BROKER_ID_CHANGE; ``offline_broker_addr`` is missing when somebody joined."""
+    """NOTIFY_MIN_BROKER_ID_CHANGE; ``offline_broker_addr`` is missing if a broker joined."""
 
     min_broker_id: Int64
     broker_name: str
@@ -129,7 +129,7 @@ class BrokerConfigResponse(Struct, gc=False):
 
 
 class RegisterBrokerBody(Struct, rename="camel"):
-    """Body of REGISTER_BROKER; a filter server list that is null leaves the known one as it is."""
+    """Body of REGISTER_BROKER; a null filter server list leaves the known list unchanged."""
 
     filter_server_list: list[str] | None = field(default_factory=list)
     topic_config_serialize_wrapper: TopicConfigTable = field(default_factory=TopicConfigTable)
@@ -148,9 +148,9 @@ _ZLIB = COMPRESSED | Compression.ZLIB
 _LINE_PARTS = (5, 6)
 _SURELY_FEW_BYTES = 1 << 20
 _OBJECTS_MAX = 200_000
-"""A topic has two, and needs 160 bytes: a frame has no room for more, unless somebody means to keep us busy."""
+"""Limit of objects: a topic has two, and needs 160 bytes, so a frame can only contain more in an attack."""
 _DIALECT_BYTES_MAX = 4 << 20
-"""Bytes of a registration in the dialect, as brokers with static topics send it: some 20,000 topics."""
+"""Greatest size of a registration in the dialect, which brokers with static topics send: some 20,000 topics."""
 
 
 class BrokerMemberGroup(Struct, rename="camel"):
@@ -162,14 +162,14 @@ class BrokerMemberGroup(Struct, rename="camel"):
 
 
 class BrokerMemberGroupBody(Struct, rename="camel"):
-    """Answer to GET_BROKER_MEMBER_GROUP."""
+    """Response to GET_BROKER_MEMBER_GROUP."""
 
     broker_member_group: BrokerMemberGroup
 
 
 def decode_registration(body: bytes, *, is_compressed: bool, version: int) -> RegisterBrokerBody:
-    """Decode the registration of a broker with a protocol version. An empty body means an empty table with a zero data
-    version. ``is_compressed`` is the flag in the header; an uncompressed body that is not JSON is tried as compressed.
+    """Return the registration of a broker with a protocol version. An empty body means an empty table with a zero data
+    version. ``is_compressed``: the flag in the header; an uncompressed body that is not JSON is tried as compressed.
     Raises BodyError: the body has none of the forms."""
     if not body:
         return RegisterBrokerBody()
@@ -194,12 +194,12 @@ def _decode(body: bytes, body_type: type[T]) -> T:
 
 
 def compress_registration(registration: RegisterBrokerBody, *, version: int) -> bytes:
-    """The compressed form as a broker of this version sends it."""
+    """Return the compressed form for a broker of this version."""
     table = registration.topic_config_serialize_wrapper
     lines = [_topic_line(name, config, version) for name, config in table.topic_config_table.items()]
     parts = [_with_length(msgspec.json.encode(table.data_version)), _I32.pack(len(lines)), *map(_with_length, lines)]
     parts.append(_with_length(msgspec.json.encode(registration.filter_server_list or [])))
-    # A name server reads by the version in the command: it has to be the same one there.
+    # A name server decodes by the version in the command, which must be the same.
     if version >= SINCE_MAPPINGS:
         mappings = list((table.topic_queue_mapping_info_map or {}).values())
         parts.append(_I32.pack(len(mappings)))
@@ -223,14 +223,14 @@ def _decode_compressed(body: bytes, version: int) -> RegisterBrokerBody:
 
 
 class _Parts:
-    """Reads lengths and what they announce."""
+    """A reader of lengths and the parts that follow them."""
 
     def __init__(self, content: bytes) -> None:
         self._content = content
         self._at = 0
 
     def count(self, what: str) -> int:
-        """A number; each of what it counts has a length of its own, so the content bounds it."""
+        """Return a count or size; each counted item has at least one byte, so the content limits it."""
         end = self._at + _I32.size
         if end > len(self._content):
             raise BodyError(f"compressed registration ends at byte {len(self._content)} before its {what}")
@@ -256,7 +256,7 @@ def _topic_line(name: str, config: TopicConfig, version: int) -> bytes:
 
 def _topic_of(line: bytes) -> TopicConfig:
     try:
-        # No more cuts than that: the attributes at the end are JSON, which may have blanks.
+        # Split no further: the attributes at the end are JSON, which may contain blanks.
         parts = line.decode().split(" ", _LINE_PARTS[-1] - 1)
         if len(parts) not in _LINE_PARTS:
             raise ValueError(f"it has {len(parts)} items")
@@ -273,7 +273,10 @@ def _with_length(content: bytes) -> bytes:
 
 
 class HaInfo(Struct, rename="camel", gc=False):
-    """The body of EXCHANGE_BROKER_HA_INFO, both ways. An empty request is a query; others set a slave's master."""
+    """The body of EXCHANGE_BROKER_HA_INFO, in both directions.
+
+    An empty request is a query; others set a slave's master.
+    """
 
     master_ha_address: str | None = None
     master_flush_offset: Int64 | None = None
@@ -287,7 +290,7 @@ class MasterFlushOffsetRequest(Struct, rename="camel", gc=False):
 
 
 class HaClientInfo(Struct, rename="camel", kw_only=True):
-    """A slave's side: times in ms, offsets in bytes of the log."""
+    """The slave's side: times in ms, offsets in bytes of the log."""
 
     master_addr: str | None = None
     transferred_byte_in_second: Int64 = 0
@@ -298,9 +301,9 @@ class HaClientInfo(Struct, rename="camel", kw_only=True):
 
 
 class HaConnectionInfo(Struct, rename="camel", kw_only=True):
-    """One slave as its master sees it.
-    ``diff``: how far it is behind in bytes. ``lag_ms``: the age of the oldest data that it has not acknowledged; only
-    rmqkit's masters say it, when they know it, and Java's tools pass over it."""
+    """A slave according to its master.
+    ``diff``: its lag in bytes. ``lag_ms``: the age of the oldest data that it has not acknowledged; only rmqkit's
+    masters send it, if they know it, and Java's tools ignore it."""
 
     addr: str
     slave_ack_offset: Int64 = 0
@@ -312,7 +315,7 @@ class HaConnectionInfo(Struct, rename="camel", kw_only=True):
 
 
 class HaRuntimeInfo(Struct, rename="camel", kw_only=True):
-    """Answer to GET_BROKER_HA_STATUS; a slave fills only the client part."""
+    """Response to GET_BROKER_HA_STATUS; a slave fills only the client part."""
 
     master: bool = False
     master_commit_log_max_offset: Int64 = 0
@@ -322,7 +325,7 @@ class HaRuntimeInfo(Struct, rename="camel", kw_only=True):
 
 
 class DelayOffsets(Struct, rename="camel"):
-    """Answer to GET_ALL_DELAY_OFFSET: delay level → offset; 4.x sends the table alone."""
+    """Response to GET_ALL_DELAY_OFFSET: delay level → offset; 4.x sends only the table."""
 
     data_version: DataVersion | UnsetType = UNSET
     offset_table: dict[Int32, Int64] = field(default_factory=dict)
@@ -356,7 +359,7 @@ def encode_timer_checkpoint(checkpoint: TimerCheckpoint) -> bytes:
 
 
 def decode_timer_checkpoint(body: bytes | bytearray | memoryview) -> TimerCheckpoint:
-    """The checkpoint in a body. Raises BodyError: it does not have 56 bytes."""
+    """Return the checkpoint in a body. Raises BodyError: it does not have 56 bytes."""
     if len(body) != _BLOCK.size:
         raise BodyError(f"timer checkpoint has {len(body)} bytes: it must have {_BLOCK.size}")
     read_ms, flushed, queue_offset, master_offset, state_version, timestamp, counter = _BLOCK.unpack(body)
@@ -377,15 +380,15 @@ class TimingCount(Struct, rename="camel", gc=False):
 
 
 class TimerMetricsRequest(Struct, rename="camel", gc=False):
-    """GET_TIMER_METRICS. ``due_within`` is rmqkit's own: slaves do not ask for it, Apache's brokers pass over it."""
+    """GET_TIMER_METRICS. ``due_within`` is specific to rmqkit: slaves do not set it, Apache's brokers ignore it."""
 
     due_within: bool = False
 
 
 class TimerMetrics(Struct, rename="camel"):
-    """Answer to GET_TIMER_METRICS: topic → waiting messages.
-    ``due_within_s`` is rmqkit's own, for who asks for it: seconds → messages due within them, and not within the next
-    lower number."""
+    """Response to GET_TIMER_METRICS: topic → waiting messages.
+    ``due_within_s`` is specific to rmqkit, sent on request: seconds → messages due within them, without those counted
+    for the next lower number."""
 
     data_version: DataVersion = field(default_factory=DataVersion)
     timing_count: dict[str, TimingCount] = field(default_factory=dict)
@@ -393,7 +396,7 @@ class TimerMetrics(Struct, rename="camel"):
 
 
 def bytes_text(count: int) -> str:
-    """Bytes for people, in the largest unit that leaves at least 1: ``0 B``, ``1.5 KiB``, ``252.0 GiB``."""
+    """Return bytes as readable text, in the largest unit with at least 1: ``0 B``, ``1.5 KiB``, ``252.0 GiB``."""
     if count < 1024:
         return f"{count} B"
     exponent = min(6, (count.bit_length() - 1) // 10)

@@ -1,8 +1,8 @@
-"""Clients at a broker: heartbeats, who is connected, locks of queues, and what running clients are asked: 34, 35, 38,
-40 to 42, 46, 203, 204, 307, 309, 328.
+"""Clients at a broker: heartbeats, connections, locks of queues, and requests to running clients: 34, 35, 38, 40 to 42,
+46, 203, 204, 307, 309, 328.
 
-`MessageQueue` is what all of them share, and how members divide queues. The two strategies that clients and brokers
-both know:
+All of them use `MessageQueue`. This module also has the two strategies by which both clients and brokers divide queues
+among members:
 
 ===========================  ============  ====================
 8 queues, 3 clients          averagely     averagely_by_circle
@@ -34,15 +34,15 @@ class MessageQueue(Struct, rename="camel", frozen=True, order=True, gc=False):
         queue_id: the number of the queue on this broker, from 0.
     """
 
-    # In this order: it is what members sort by. If two of them sort differently, they take some queues twice and leave
-    # others to nobody.
+    # Members sort by the fields in this order. If two members sorted differently, they would take some queues twice
+    # and leave others without an owner.
     topic: str
     broker_name: str
     queue_id: Int32
 
 
 def queue_text(queue: MessageQueue) -> str:
-    """Return a queue as people write it."""
+    """Return a queue as readable text."""
     return f"{queue.broker_name}:{queue.queue_id}"
 
 
@@ -63,12 +63,12 @@ class SubscriptionData(Struct, rename="camel", kw_only=True):
     tags_set: list[str] = field(default_factory=list)
     code_set: list[Int32] = field(default_factory=list)
     sub_version: Int64 = 0
-    # Java takes null for TAG.
+    # Java treats null as TAG.
     expression_type: str | None = "TAG"
 
 
 class ConsumerData(Struct, rename="camel", kw_only=True):
-    """One consumer group of a client."""
+    """A consumer group of a client."""
 
     group_name: str
     consume_type: str = "CONSUME_PASSIVELY"
@@ -79,7 +79,7 @@ class ConsumerData(Struct, rename="camel", kw_only=True):
 
 
 class ProducerData(Struct, rename="camel"):
-    """One producer group of a client."""
+    """A producer group of a client."""
 
     group_name: str
 
@@ -90,10 +90,10 @@ class HeartbeatData(Struct, kw_only=True):
     clientID: str  # noqa: N815
     producerDataSet: list[ProducerData] = field(default_factory=list)  # noqa: N815
     consumerDataSet: list[ConsumerData] = field(default_factory=list)  # noqa: N815
-    # 0 is none, as of all clients before 5.1.
+    # 0 means none, as for all clients before 5.1.
     heartbeatFingerprint: Int32 = 0  # noqa: N815
-    # Only for brokers that answered IS_SUPPORT_HEART_BEAT_V2: an older one passes over this member and takes the
-    # missing subscriptions for a group that subscribes to nothing.
+    # This is only for brokers that answered IS_SUPPORT_HEART_BEAT_V2: an older broker ignores this member and concludes
+    # from the missing subscriptions that the group has no subscription.
     withoutSub: bool = False  # noqa: N815
 
 
@@ -107,13 +107,13 @@ class CheckClientBody(Struct, rename="camel", kw_only=True):
 
 
 class ConsumerIds(Struct, rename="camel"):
-    """Answer to GET_CONSUMER_LIST_BY_GROUP."""
+    """Response to GET_CONSUMER_LIST_BY_GROUP."""
 
     consumer_id_list: list[str] = field(default_factory=list)
 
 
 class HeartbeatResponse(Struct, gc=False):
-    """HEART_BEAT, 5.x: whether fingerprints are understood, and whether the stored one differed."""
+    """HEART_BEAT, 5.x: whether the broker supports fingerprints, and whether the stored fingerprint differed."""
 
     is_support_heart_beat_v2: bool | None = field(default=None, name="IS_SUPPORT_HEART_BEAT_V2")
     is_sub_change: bool | None = field(default=None, name="IS_SUB_CHANGE")
@@ -140,7 +140,7 @@ class ProducerGroupRequest(Struct, rename="camel", gc=False):
 
 
 class ClientConnection(Struct, rename="camel", kw_only=True):
-    """One client of a group (``Connection``); ``version`` is a protocol version number."""
+    """A client of a group (``Connection``); ``version`` is a protocol version number."""
 
     client_id: str
     client_addr: str
@@ -149,13 +149,13 @@ class ClientConnection(Struct, rename="camel", kw_only=True):
 
 
 class ProducerConnection(Struct, rename="camel"):
-    """Answer to GET_PRODUCER_CONNECTION_LIST."""
+    """Response to GET_PRODUCER_CONNECTION_LIST."""
 
     connection_set: list[ClientConnection] = field(default_factory=list)
 
 
 class ConsumerConnection(Struct, rename="camel", kw_only=True):
-    """Answer to GET_CONSUMER_CONNECTION_LIST: the clients, and what the group is registered with."""
+    """Response to GET_CONSUMER_CONNECTION_LIST: the clients, and the registered data of the group."""
 
     connection_set: list[ClientConnection] = field(default_factory=list)
     consume_type: str | None = None
@@ -165,7 +165,7 @@ class ConsumerConnection(Struct, rename="camel", kw_only=True):
 
 
 class ProducerInfo(Struct, rename="camel", kw_only=True):
-    """One producer; ``last_update_timestamp`` is its last heartbeat in ms."""
+    """A producer; ``last_update_timestamp`` is the time of its last heartbeat in ms."""
 
     client_id: str
     # Camel case would make it remoteIp, which Java does not find.
@@ -176,7 +176,7 @@ class ProducerInfo(Struct, rename="camel", kw_only=True):
 
 
 class ProducerTable(Struct):
-    """Answer to GET_ALL_PRODUCER_INFO: group → its producers."""
+    """Response to GET_ALL_PRODUCER_INFO: group → its producers."""
 
     data: dict[str, list[ProducerInfo]] = field(default_factory=dict)
 
@@ -191,7 +191,7 @@ class LockBody(Struct, kw_only=True):
 
 
 class LockedQueues(Struct):
-    """Answer to LOCK_BATCH_MQ: what the client holds now."""
+    """Response to LOCK_BATCH_MQ: the queues that the client has now locked."""
 
     queues: list[MessageQueue] = field(default_factory=list, name="lockOKMQSet")
 
@@ -217,7 +217,7 @@ class ConsumeDirectlyRequest(Struct, rename="camel", kw_only=True, gc=False):
 
 
 class ProcessQueueInfo(Struct, rename="camel", kw_only=True, gc=False):
-    """The state of one queue in a client; times in ms, ``droped`` is the reference's spelling."""
+    """The state of a queue in a client; times in ms, ``droped`` is the reference's spelling."""
 
     commit_offset: Int64 = 0
     cached_msg_min_offset: Int64 = 0
@@ -237,7 +237,7 @@ class ProcessQueueInfo(Struct, rename="camel", kw_only=True, gc=False):
 
 
 class PopProcessQueueInfo(Struct, rename="camel", kw_only=True, gc=False):
-    """The state of one queue from which a client pops."""
+    """The state of a queue from which a client pops."""
 
     wait_ack_count: Int32 = 0
     droped: bool = False
@@ -245,7 +245,7 @@ class PopProcessQueueInfo(Struct, rename="camel", kw_only=True, gc=False):
 
 
 class ConsumeStatus(Struct, kw_only=True, gc=False):
-    """A topic's rates on one client: ``rt`` mean ms per call, ``tps`` messages per second."""
+    """The rates of a topic on a client: ``rt`` is mean ms per call, ``tps`` messages per second."""
 
     pull_rt: float = field(default=0.0, name="pullRT")
     pull_tps: float = field(default=0.0, name="pullTPS")
@@ -256,7 +256,7 @@ class ConsumeStatus(Struct, kw_only=True, gc=False):
 
 
 class ConsumerRunningInfo(Struct, rename="camel", kw_only=True):
-    """Answer to GET_CONSUMER_RUNNING_INFO; names of ``properties`` are in remoting.md §6.4.12."""
+    """Response to GET_CONSUMER_RUNNING_INFO; names of ``properties`` are in remoting.md §6.4.12."""
 
     properties: dict[str, str] = field(default_factory=dict)
     subscription_set: list[SubscriptionData] = field(default_factory=list)
@@ -268,7 +268,7 @@ class ConsumerRunningInfo(Struct, rename="camel", kw_only=True):
 
 
 class ConsumeMessageDirectlyResult(Struct, rename="camel", kw_only=True, gc=False):
-    """Answer to CONSUME_MESSAGE_DIRECTLY; ``consume_result`` is one of the ``CR_`` names of remoting.md §6.3."""
+    """Response to CONSUME_MESSAGE_DIRECTLY; ``consume_result`` is one of the ``CR_`` names of remoting.md §6.3."""
 
     order: bool = False
     auto_commit: bool = True
@@ -279,8 +279,8 @@ class ConsumeMessageDirectlyResult(Struct, rename="camel", kw_only=True, gc=Fals
 
 
 def averagely(queues: Sequence[MessageQueue], client_ids: Sequence[str], own_id: str) -> list[MessageQueue]:
-    """Contiguous blocks; the first ``len(queues) % len(client_ids)`` clients get one more (AVG, the default)."""
-    # A member that the broker does not list yet waits: with a place of its own choice it would take queues of others.
+    """Assign contiguous blocks; the first ``len(queues) % len(client_ids)`` clients get one more (AVG, the default)."""
+    # A member that the broker does not list yet waits: otherwise it would take queues of others.
     if own_id not in client_ids:
         return []
     index = client_ids.index(own_id)
@@ -290,7 +290,7 @@ def averagely(queues: Sequence[MessageQueue], client_ids: Sequence[str], own_id:
 
 
 def averagely_by_circle(queues: Sequence[MessageQueue], client_ids: Sequence[str], own_id: str) -> list[MessageQueue]:
-    """Queue ``i`` goes to client ``i % len(client_ids)`` (AVG_BY_CIRCLE)."""
+    """Assign queue ``i`` to client ``i % len(client_ids)`` (AVG_BY_CIRCLE)."""
     if own_id not in client_ids:
         return []
     return list(queues[client_ids.index(own_id) :: len(client_ids)])

@@ -1,8 +1,8 @@
-"""Consumer groups at a broker: their configuration 200, 201, 207, 225, 352, what they subscribe to 300, 343, 345, what
-is forbidden 353.
+"""Consumer groups at a broker: their configuration 200, 201, 207, 225, 352, their subscriptions 300, 343, 345, their
+forbidden topics 353.
 
-`SubscriptionGroupTable` is ``subscriptionGroup.json``, too; `FilterFile` is a file alone. Source: remoting.md §4.4,
-§6.4.4, §6.4.6, §6.4.13; store.md §9.6.
+`SubscriptionGroupTable` is also the file ``subscriptionGroup.json``; `FilterFile` is only a file. Source: remoting.md
+§4.4, §6.4.4, §6.4.6, §6.4.13; store.md §9.6.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LEVELS_MS = (1000, 5000, 10_000, 30_000, *(_MINUTE_MS * n for n in (*range(1, 1
 
 
 class ExponentialRetryPolicy(Struct, rename="camel", gc=False):
-    """Waits in ms that grow from ``initial`` to ``max``."""
+    """Delays in ms that grow from ``initial`` to ``max``."""
 
     initial: Int64 = 5000
     max: Int64 = 7_200_000
@@ -31,15 +31,15 @@ class ExponentialRetryPolicy(Struct, rename="camel", gc=False):
 
 
 class CustomizedRetryPolicy(Struct, rename="camel"):
-    """Waits in ms, one for each retry: those of the default delay levels."""
+    """Delays in ms, one for each retry: those of the default delay levels."""
 
     next: list[Int64] = field(default_factory=lambda: [*_LEVELS_MS])
 
 
 class GroupRetryPolicy(Struct, rename="camel"):
     """The delays before retries (``groupRetryPolicy``), which proxies send to their clients.
-    Brokers store and show the policy, but use their delay levels (checked with 5.4.0). An unknown type counts as the
-    default."""
+    Brokers store and show the policy, but use their delay levels (checked with 5.4.0). An unknown type
+    is treated as the default."""
 
     type: str | None = _CUSTOMIZED
     exponential_retry_policy: ExponentialRetryPolicy | UnsetType | None = UNSET
@@ -101,7 +101,7 @@ class GroupTopicRequest(Struct, gc=False):
 
 
 class GroupConfigsRequest(Struct, rename="camel", gc=False):
-    """GET_ALL_SUBSCRIPTIONGROUP_CONFIG; a page of them when a slave of 5.3 or later asks for one."""
+    """GET_ALL_SUBSCRIPTIONGROUP_CONFIG; slaves of 5.3 or later may request pages."""
 
     group_seq: Int32 | None = None
     data_version: str | None = None
@@ -115,14 +115,14 @@ class GroupConfigsResponse(Struct, rename="camel", gc=False):
 
 
 class DeleteGroupRequest(Struct, rename="camel", gc=False):
-    """DELETE_SUBSCRIPTIONGROUP; with ``clean_offset`` its offsets go too."""
+    """DELETE_SUBSCRIPTIONGROUP; with ``clean_offset`` its offsets are deleted, too."""
 
     group_name: str
     clean_offset: bool | None = None
 
 
 class GroupForbiddenRequest(Struct, gc=False):
-    """UPDATE_AND_GET_GROUP_FORBIDDEN; without ``readable`` only asks."""
+    """UPDATE_AND_GET_GROUP_FORBIDDEN; without ``readable`` it is only a query."""
 
     group: str
     topic: str
@@ -130,13 +130,13 @@ class GroupForbiddenRequest(Struct, gc=False):
 
 
 class GroupList(Struct, rename="camel"):
-    """Answer to QUERY_TOPIC_CONSUME_BY_WHO."""
+    """Response to QUERY_TOPIC_CONSUME_BY_WHO."""
 
     group_list: list[str] = field(default_factory=list)
 
 
 class GroupSubscription(Struct, rename="camel", kw_only=True):
-    """Answer to QUERY_SUBSCRIPTION_BY_CONSUMER."""
+    """Response to QUERY_SUBSCRIPTION_BY_CONSUMER."""
 
     group: str
     topic: str | None = None
@@ -144,7 +144,7 @@ class GroupSubscription(Struct, rename="camel", kw_only=True):
 
 
 class GroupForbidden(Struct, kw_only=True):
-    """Answer to UPDATE_AND_GET_GROUP_FORBIDDEN."""
+    """Response to UPDATE_AND_GET_GROUP_FORBIDDEN."""
 
     group: str
     topic: str
@@ -165,9 +165,9 @@ class FilterData(Struct, rename="camel", kw_only=True):
     """The SQL92 expression of a group.
 
     Attributes:
-        born_time: ms since the epoch; bitmaps of messages stored later know this expression.
-        client_version: the subscription's version; an older one changes nothing.
-        dead_time: when the group left; it is dead when that is not before ``born_time``.
+        born_time: ms since the epoch; bitmaps of messages stored later include this expression.
+        client_version: the subscription's version; an older version changes nothing.
+        dead_time: when the group left; the filter is dead if this is not before ``born_time``.
     """
 
     bloom_filter_data: BloomData | None = None
@@ -182,7 +182,7 @@ class FilterData(Struct, rename="camel", kw_only=True):
 
 
 class TopicFilters(Struct, rename="camel"):
-    """The filters of one topic, by group."""
+    """The filters of a topic, by group."""
 
     group_filter_data: dict[str, FilterData] = field(default_factory=dict)
     topic: str = ""

@@ -1,5 +1,5 @@
-"""Offsets: of queues 29 to 32, of groups 14, 15, 43, 308, 314, their resets 220, 222, what members say of them 221,
-223; and statistics: of topics 202, lag of groups 208 and 317, time spans 303, counters 315.
+"""Offsets of queues 29 to 32 and of groups 14, 15, 43, 308, 314, their resets 220, 222, offsets reported by members
+221, 223; and statistics: of topics 202, lag of groups 208 and 317, time spans 303, counters 315.
 
 Maps whose keys are queues need the dialect: write them with `fastjson.dumps`, read them with `fastjson.decode_as`.
 Source: remoting.md §4.3.3, §4.4, §4.5, §6.4.7, §6.4.9, §6.4.11 to §6.4.13, §6.7, §10.6.
@@ -27,7 +27,7 @@ class QueryConsumerOffsetRequest(Struct, rename="camel", gc=False):
 
 
 class UpdateConsumerOffsetRequest(Struct, rename="camel", gc=False):
-    """UPDATE_CONSUMER_OFFSET; a missing queue or offset gets the reference's own remark."""
+    """UPDATE_CONSUMER_OFFSET; a missing queue or offset gets a specific remark of the reference."""
 
     consumer_group: str
     topic: str
@@ -37,8 +37,8 @@ class UpdateConsumerOffsetRequest(Struct, rename="camel", gc=False):
 
 
 class QueueRequest(Struct, rename="camel", gc=False):
-    """GET_MAX_OFFSET, GET_MIN_OFFSET, GET_EARLIEST_MSG_STORETIME: one queue of a topic.
-    ``committed`` False asks GET_MAX_OFFSET for what is stored but not readable yet."""
+    """GET_MAX_OFFSET, GET_MIN_OFFSET, GET_EARLIEST_MSG_STORETIME: a queue of a topic.
+    With ``committed`` False, GET_MAX_OFFSET includes stored messages that are not readable yet."""
 
     topic: str
     queue_id: Int32
@@ -57,7 +57,7 @@ class SearchOffsetRequest(Struct, rename="camel", gc=False):
 
 
 class OffsetResponse(Struct, gc=False):
-    """One queue offset."""
+    """A queue offset."""
 
     offset: Int64
 
@@ -69,7 +69,7 @@ class StoreTimeResponse(Struct, gc=False):
 
 
 class ConsumerOffsets(Struct, rename="camel"):
-    """Answer to GET_ALL_CONSUMER_OFFSET: ``topic@group`` → queue id → offset; 4.x sends the table alone."""
+    """Response to GET_ALL_CONSUMER_OFFSET: ``topic@group`` → queue id → offset; 4.x sends only the table."""
 
     data_version: DataVersion | UnsetType = UNSET
     group_topic_map: dict[str, list[str]] | UnsetType = UNSET
@@ -77,13 +77,13 @@ class ConsumerOffsets(Struct, rename="camel"):
 
 
 class LightOffsets(ConsumerOffsets, rename="camel"):
-    """``lmqConsumerOffset.json``: beside the others, ``topic@group`` → offset for groups ``%LMQ%…``."""
+    """``lmqConsumerOffset.json``: additionally ``topic@group`` → offset for groups ``%LMQ%…``."""
 
     lmq_offset_table: dict[str, Int64] = field(default_factory=dict)
 
 
 class CorrectionOffsets(Struct, rename="camel"):
-    """Answer to QUERY_CORRECTION_OFFSET: queue id → offset."""
+    """Response to QUERY_CORRECTION_OFFSET: queue id → offset."""
 
     correction_offsets: dict[Int32, Int64] = field(default_factory=dict)
 
@@ -134,13 +134,13 @@ class ConsumerStatusRequest(Struct, rename="camel", gc=False):
 
 
 class ResetOffsetBody(Struct, rename="camel"):
-    """Body of RESET_CONSUMER_CLIENT_OFFSET and answer to INVOKE_BROKER_TO_RESET_OFFSET: queue → new offset."""
+    """Body of RESET_CONSUMER_CLIENT_OFFSET and response to INVOKE_BROKER_TO_RESET_OFFSET: queue → new offset."""
 
     offset_table: dict[MessageQueue, Int64] = field(default_factory=dict)
 
 
 class QueueOffset(Struct, rename="camel", kw_only=True, gc=False):
-    """One entry of `ResetOffsetList`."""
+    """An entry of `ResetOffsetList`."""
 
     topic: str
     broker_name: str
@@ -149,13 +149,13 @@ class QueueOffset(Struct, rename="camel", kw_only=True, gc=False):
 
 
 class ResetOffsetList(Struct, rename="camel"):
-    """`ResetOffsetBody` for clients that say they are written in C++ (``ResetOffsetBodyForC``)."""
+    """`ResetOffsetBody` for clients whose language is C++ (``ResetOffsetBodyForC``)."""
 
     offset_table: list[QueueOffset] = field(default_factory=list)
 
     @classmethod
     def of(cls, body: ResetOffsetBody) -> ResetOffsetList:
-        """The same offsets as a list."""
+        """Return the same offsets as a list."""
         return cls(
             [
                 QueueOffset(topic=queue.topic, broker_name=queue.broker_name, queue_id=queue.queue_id, offset=offset)
@@ -165,14 +165,14 @@ class ResetOffsetList(Struct, rename="camel"):
 
 
 class ConsumerStatus(Struct, rename="camel"):
-    """Committed offsets (``GetConsumerStatusBody``): of one client from 221, of client ids from 223."""
+    """Committed offsets (``GetConsumerStatusBody``): of one client in 221, of client ids in 223."""
 
     message_queue_table: dict[MessageQueue, Int64] = field(default_factory=dict)
     consumer_table: dict[str, dict[MessageQueue, Int64]] = field(default_factory=dict)
 
 
 class StatsDataRequest(Struct, rename="camel", gc=False):
-    """VIEW_BROKER_STATS_DATA: one counter by name and key (remoting.md §6.7)."""
+    """VIEW_BROKER_STATS_DATA: a counter by name and key (remoting.md §6.7)."""
 
     stats_name: str
     stats_key: str
@@ -200,7 +200,7 @@ class AllConsumeStatsRequest(Struct, rename="camel", gc=False):
 
 
 class TopicOffsets(Struct, rename="camel", gc=False):
-    """One queue of a topic; ``last_update_timestamp`` is the store time of its newest message in ms, 0 if empty."""
+    """A queue of a topic; ``last_update_timestamp`` is the store time of its newest message in ms, 0 if empty."""
 
     min_offset: Int64 = 0
     max_offset: Int64 = 0
@@ -208,7 +208,7 @@ class TopicOffsets(Struct, rename="camel", gc=False):
 
 
 class TopicStatsTable(Struct, rename="camel"):
-    """Answer to GET_TOPIC_STATS_INFO; ``topic_put_tps`` is messages per second."""
+    """Response to GET_TOPIC_STATS_INFO; ``topic_put_tps`` is messages per second."""
 
     offset_table: dict[MessageQueue, TopicOffsets] = field(default_factory=dict)
     topic_put_tps: float = 0.0
@@ -224,14 +224,14 @@ class ConsumeOffsets(Struct, rename="camel", gc=False):
 
 
 class ConsumeStats(Struct, rename="camel"):
-    """Answer to GET_CONSUME_STATS; ``consume_tps`` is messages per second."""
+    """Response to GET_CONSUME_STATS; ``consume_tps`` is messages per second."""
 
     consume_tps: float = 0.0
     offset_table: dict[MessageQueue, ConsumeOffsets] = field(default_factory=dict)
 
 
 class ConsumeStatsList(Struct, rename="camel"):
-    """Answer to GET_BROKER_CONSUME_STATS: one map per group, group → its topics' stats."""
+    """Response to GET_BROKER_CONSUME_STATS: one map per group, group → the stats of its topics."""
 
     broker_addr: str | None = None
     consume_stats_list: list[dict[str, list[ConsumeStats]]] = field(default_factory=list)
@@ -240,7 +240,7 @@ class ConsumeStatsList(Struct, rename="camel"):
 
 
 class StatsItem(Struct, gc=False):
-    """One counter over one span: how many, per second, and the average size or time of one."""
+    """A counter over a time span: total, rate per second, and average size or time per item."""
 
     sum: Int64 = 0
     tps: float = 0.0
@@ -248,7 +248,7 @@ class StatsItem(Struct, gc=False):
 
 
 class BrokerStatsData(Struct, rename="camel"):
-    """Answer to VIEW_BROKER_STATS_DATA."""
+    """Response to VIEW_BROKER_STATS_DATA."""
 
     stats_minute: StatsItem = field(default_factory=StatsItem)
     stats_hour: StatsItem = field(default_factory=StatsItem)
@@ -256,8 +256,8 @@ class BrokerStatsData(Struct, rename="camel"):
 
 
 class QueueTimeSpan(Struct, rename="camel", kw_only=True):
-    """Store times of one queue in ms; ``delay_time`` is how late the group is.
-    The ``str`` forms are local time as ``yyyy-MM-dd#HH:mm:ss:SSS``."""
+    """Store times of a queue in ms; ``delay_time`` is the lag of the group.
+    The ``str`` fields are local time as ``yyyy-MM-dd#HH:mm:ss:SSS``."""
 
     message_queue: MessageQueue
     min_time_stamp: Int64 = 0
@@ -270,7 +270,7 @@ class QueueTimeSpan(Struct, rename="camel", kw_only=True):
 
 
 class ConsumeTimeSpans(Struct, rename="camel"):
-    """Answer to QUERY_CONSUME_TIME_SPAN."""
+    """Response to QUERY_CONSUME_TIME_SPAN."""
 
     consume_time_span_set: list[QueueTimeSpan] = field(default_factory=list)
 

@@ -1,4 +1,4 @@
-"""POP: pops and acks 200050 to 200055, 200151, assignments 400 to 402, and what a broker stores of them
+"""POP: pops and acks 200050 to 200055, 200151, assignments 400 to 402, and the stored data of brokers
 (`PopCheckPoint`, `StoredAck`).
 
 Codes of POP need a JSON header. Source: remoting.md §4.6.1; store.md §19.
@@ -15,7 +15,7 @@ from rmqkit.protocol.schemas.clients import MessageQueue
 
 
 class PollingInfoRequest(Struct, rename="camel", kw_only=True, gc=False):
-    """POLLING_INFO, and what most requests about a queue name."""
+    """POLLING_INFO, and the common fields of most requests about a queue."""
 
     consumer_group: str
     topic: str
@@ -80,7 +80,7 @@ class ChangeInvisibleTimeRequest(AckMessageRequest, kw_only=True, gc=False):
 
 
 class NotificationRequest(PollingInfoRequest, kw_only=True, gc=False):
-    """NOTIFICATION: wait until there is something to pop."""
+    """NOTIFICATION: wait until a message can be popped."""
 
     poll_time: Int64
     born_time: Int64
@@ -89,8 +89,10 @@ class NotificationRequest(PollingInfoRequest, kw_only=True, gc=False):
 
 
 class NotificationResponse(Struct, rename="camel", gc=False):
-    """The answer to NOTIFICATION: ``has_msg`` if messages are available, ``polling_full`` if the broker cannot let more
-    requests wait."""
+    """The response to NOTIFICATION:
+
+    ``has_msg`` if messages are available, ``polling_full`` if the broker cannot let more requests wait.
+    """
 
     has_msg: bool = False
     polling_full: bool = False
@@ -129,7 +131,7 @@ class QueryAssignmentBody(Struct, rename="camel", kw_only=True):
 
 
 class Assignment(Struct, rename="camel", kw_only=True):
-    """One queue for the asking client, to be pulled or popped."""
+    """A queue for the requesting client, to be pulled or popped."""
 
     message_queue: MessageQueue
     mode: str = "PULL"
@@ -137,7 +139,7 @@ class Assignment(Struct, rename="camel", kw_only=True):
 
 
 class Assignments(Struct, rename="camel"):
-    """Answer to QUERY_ASSIGNMENT; empty for a client the broker does not know."""
+    """Response to QUERY_ASSIGNMENT; empty for a client that the broker does not know."""
 
     message_queue_assignments: list[Assignment] = field(default_factory=list)
 
@@ -152,7 +154,7 @@ class MessageRequestMode(Struct, rename="camel", kw_only=True):
 
 
 class MessageRequestModes(Struct, rename="camel"):
-    """Answer to GET_ALL_MESSAGE_REQUEST_MODE: topic → group → mode."""
+    """Response to GET_ALL_MESSAGE_REQUEST_MODE: topic → group → mode."""
 
     message_request_mode_map: dict[str, dict[str, MessageRequestMode]] = field(default_factory=dict)
 
@@ -161,9 +163,9 @@ class PopCheckPoint(Struct, kw_only=True, gc=False):
     """``ck``: messages of one queue that were popped together; times in ms.
 
     Attributes:
-        diffs: their offsets, counted from ``start_offset``.
-        acked_bits: bit i is set when the message ``diffs[i]`` is acknowledged.
-        tries: how often it was put back because its messages could not be retried.
+        diffs: their offsets, relative to ``start_offset``.
+        acked_bits: bit i is set if the message ``diffs[i]`` is acknowledged.
+        tries: how often it was stored again because its messages could not be retried.
     """
 
     # Java's int, with a bit for each of at most 32 messages.
@@ -184,7 +186,7 @@ class PopCheckPoint(Struct, kw_only=True, gc=False):
     @property
     def offsets_left(self) -> set[int]:
         """The queue offsets that are not acknowledged."""
-        # With bit 31 the number is below zero, and Python's shift still finds each bit.
+        # With bit 31 the number is negative, and Python's shift still finds each bit.
         diffs = self.diffs or range(self.count)
         return {self.start_offset + diff for i, diff in enumerate(diffs) if not self.acked_bits >> i & 1}
 

@@ -1,6 +1,6 @@
-"""Pulls 11 and 361, and other ways to look at messages: by key 12, by offset id 33, entries of a queue 321.
+"""Pulls 11 and 361, and other ways to read messages: by key 12, by offset id 33, entries of a queue 321.
 
-Answers to pulls and queries are runs of records, not JSON. Source: remoting.md §4.3.2, §4.3.6, §4.4, §6.4.13.
+Responses to pulls and queries are sequences of records, not JSON. Source: remoting.md §4.3.2, §4.3.6, §4.4, §6.4.13.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class PullFlag(enum.IntFlag):
 
 
 class ForbiddenType(enum.IntEnum):
-    """Why a pull got NO_PERMISSION."""
+    """The reason why a pull got NO_PERMISSION."""
 
     BROKER = 1
     GROUP = 2
@@ -56,7 +56,7 @@ class PullMessageRequest(Struct, rename="camel", gc=False):
 
 
 class PullMessageResponse(Struct, rename="camel", gc=False):
-    """Goes with every pull reply, also those without messages: Java clients need all four numbers."""
+    """Part of every pull response, also without messages: Java clients need all four numbers."""
 
     suggest_which_broker_id: Int64
     next_begin_offset: Int64
@@ -97,7 +97,7 @@ class QueryMessageResponse(Struct, rename="camel", gc=False):
 
 
 class QueryConsumeQueueRequest(Struct, rename="camel", kw_only=True, gc=False):
-    """QUERY_CONSUME_QUEUE: ``count`` entries from ``index``; with a group, also what its filter says to each."""
+    """QUERY_CONSUME_QUEUE: ``count`` entries from ``index``; with a group, also the result of its filter for each."""
 
     topic: str | None = None
     queue_id: Int32 = 0
@@ -107,11 +107,11 @@ class QueryConsumeQueueRequest(Struct, rename="camel", kw_only=True, gc=False):
 
 
 class ConsumeQueueEntry(Struct, rename="camel", kw_only=True):
-    """One entry; ``eval`` is what the group's filter says to it, ``msg`` why not."""
+    """An entry; ``eval`` is the result of the group's filter, ``msg`` the reason of a False."""
 
     physic_offset: Int64
     physic_size: Int32
-    # No 32 bits: of a message that waits for its delay level it is the time of its delivery.
+    # It may exceed 32 bits: for a message that waits for its delay level it is the delivery time.
     tags_code: Int64
     eval: bool = False
     extend_data_json: str | None = None
@@ -120,7 +120,7 @@ class ConsumeQueueEntry(Struct, rename="camel", kw_only=True):
 
 
 class QueryConsumeQueueBody(Struct, rename="camel", kw_only=True):
-    """Answer to QUERY_CONSUME_QUEUE."""
+    """Response to QUERY_CONSUME_QUEUE."""
 
     subscription_data: SubscriptionData | None = None
     filter_data: str | None = None

@@ -1,4 +1,4 @@
-"""Sends 10, 310, 320, replies 324 to 326, messages handed back 36, recalls 370, transactions 37, 39, 323. Bodies are
+"""Sends 10, 310, 320, replies 324 to 326, messages sent back 36, recalls 370, transactions 37, 39, 323. Bodies are
 messages, not JSON.
 
 Source: remoting.md §4.3.1, §4.3.5, §4.3.7, §4.4.
@@ -19,8 +19,8 @@ from rmqkit.protocol.operation import BROKER, CLIENT, Content, Operation, Right
 class _Sent(Struct, rename="camel", gc=False):
     """The fields of a sent message: its group, its topic and queue, its flags and properties."""
 
-    # The order of the fields here and in SendMessageRequest gives the letters a to n of the short form. A new one in
-    # between renames all that follow, and every peer reads the wrong values without an error.
+    # The order of the fields here and in SendMessageRequest determines the letters a to n of the short form. A new
+    # field in between would rename all later fields, and every peer would read wrong values without an error.
     producer_group: str
     topic: str
     default_topic: str
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     class SendMessageV2Request(SendMessageRequest):
         """The short-named form (codes 310, 320 and 325): same fields, names ``a`` … ``n``."""
 
-else:  # an inherited field keeps its wire name, so each one is declared again
+else:  # an inherited field keeps its wire name, so all fields are declared again
     SendMessageV2Request = msgspec.defstruct(
         "SendMessageV2Request",
         [(info.name, info.type, info.default) for info in msgspec.structs.fields(SendMessageRequest)],
@@ -61,7 +61,7 @@ assert SendMessageV2Request.__struct_encode_fields__ == tuple("abcdefghijklmn")
 
 
 class SendMessageResponse(Struct, rename="camel", gc=False):
-    """The answer to every stored send; for a batch, `queue_offset` is the offset of the first message."""
+    """The response to every stored send; for a batch, `queue_offset` is the offset of the first message."""
 
     msg_id: str
     queue_id: Int32
@@ -72,7 +72,7 @@ class SendMessageResponse(Struct, rename="camel", gc=False):
 
 
 class PushReplyRequest(_Sent, kw_only=True, gc=False):
-    """PUSH_REPLY_MESSAGE_TO_CLIENT: a stored reply on its way to the client that asked; hosts are ``ip:port``."""
+    """PUSH_REPLY_MESSAGE_TO_CLIENT: a stored reply on its way to the requesting client; hosts are ``ip:port``."""
 
     born_host: str
     store_host: str
@@ -93,7 +93,7 @@ class ConsumerSendBackRequest(Struct, rename="camel", gc=False):
 
 
 class RecallMessageRequest(Struct, rename="camel", kw_only=True, gc=False):
-    """RECALL_MESSAGE; the handle is what `rmqkit.protocol.ids` reads."""
+    """RECALL_MESSAGE; `rmqkit.protocol.ids` decodes the handle."""
 
     producer_group: str | None = None
     topic: str
@@ -108,12 +108,13 @@ class RecallMessageResponse(Struct, rename="camel", gc=False):
 
 
 class EndTransactionRequest(Struct, rename="camel", kw_only=True, gc=False):
-    """END_TRANSACTION; ``commit_or_rollback`` is 8 to commit, 12 to roll back, 0 when still unknown.
-    ``tran_state_table_offset`` is the queue offset of the send response, ``commit_log_offset`` the physical one.
-    Brokers do not insist on the group (a missing one is a wrong one) nor on the id.
+    """END_TRANSACTION; ``commit_or_rollback`` is 8 to commit, 12 to roll back, 0 while unknown.
+    ``tran_state_table_offset`` is the queue offset of the send response, ``commit_log_offset`` the physical offset.
+    Brokers require neither the id nor the group (a missing group is treated as a wrong one).
 
-    ``decided_by_ledger`` is ours; Apache's brokers ignore it. The producer keeps its decisions in a ledger and looks up
-    what is visible before it commits, so its commit counts also after a rollback (decision 6)."""
+    ``decided_by_ledger`` is specific to rmqkit; Apache's brokers ignore it. The producer stores its decisions in a
+    ledger and checks before a commit which messages are visible, so its commit is valid also after a rollback
+    (decision 6)."""
 
     topic: str | None = None
     producer_group: str | None = None
@@ -128,7 +129,7 @@ class EndTransactionRequest(Struct, rename="camel", kw_only=True, gc=False):
 
 
 class CheckTransactionRequest(Struct, rename="camel", kw_only=True, gc=False):
-    """CHECK_TRANSACTION_STATE; the topic to trust is the one in the record of the body."""
+    """CHECK_TRANSACTION_STATE; the authoritative topic is that of the record in the body."""
 
     topic: str | None = None
     tran_state_table_offset: Int64

@@ -1,8 +1,9 @@
 """Topics at a broker: their configuration 17, 18, 21, 202, 215, 351, 513; and at a name server: routes 105, cluster
 106, KV configuration 100 to 102 and 219, permissions, lists.
 
-`TopicConfigTable` is ``topics.json``, too, and the topic part of a registration (`rmqkit.protocol.schemas.brokers`).
-Every table of a broker has a `DataVersion`. Static topics are spread over brokers: `TopicQueueMappingDetail`.
+`TopicConfigTable` is also the file ``topics.json`` and the topic part of a registration
+(`rmqkit.protocol.schemas.brokers`). Every table of a broker has a `DataVersion`. The queues of a static topic are
+distributed among brokers: `TopicQueueMappingDetail`.
 Source: remoting.md §4.2, §4.3.7, §4.4, §4.6.2, §6.2, §6.4.1 to §6.4.3, §6.4.6, §6.4.13; store.md §9.2.
 """
 
@@ -26,20 +27,20 @@ class Permission(enum.IntFlag):
 
 
 class DataVersion(Struct, rename="camel", gc=False):
-    """Version of a table; two are equal when all three numbers are. Source: remoting.md §6.2."""
+    """The version of a table; two versions are equal if all three numbers are equal. Source: remoting.md §6.2."""
 
     counter: int = 0
     state_version: int = 0
     timestamp: int = 0
 
     def advance(self, now_ms: int) -> None:
-        """Mark a change made now."""
+        """Advance the version after a change."""
         self.counter += 1
         self.timestamp = now_ms
 
 
 class TopicConfig(Struct, rename="camel"):
-    """One topic on one broker; absent fields have Java's defaults."""
+    """A topic on a broker; absent fields have Java's defaults."""
 
     topic_name: str = ""
     read_queue_nums: Int32 = 16
@@ -52,7 +53,7 @@ class TopicConfig(Struct, rename="camel"):
 
     @property
     def is_batch_queue(self) -> bool:
-        """Return True if its queues are BatchConsumeQueues."""
+        """Return True if the queues are BatchConsumeQueues."""
         return (self.attributes or {}).get("queue.type") == "BatchCQ"
 
 
@@ -84,7 +85,7 @@ class LogicQueueMappingItem(Struct, rename="camel"):
 
 
 class TopicQueueMappingDetail(TopicQueueMappingInfo, rename="camel", kw_only=True):
-    """A static topic at one broker: its queues there by their number in the whole topic, the last item is current."""
+    """A static topic at a broker: its queues there by their number in the whole topic; the last item is current."""
 
     hosted_queues: dict[int, list[LogicQueueMappingItem]] = field(default_factory=dict)
 
@@ -123,7 +124,7 @@ class TopicRequest(Struct, gc=False):
 
 
 class TopicConfigsRequest(Struct, rename="camel", gc=False):
-    """GET_ALL_TOPIC_CONFIG; a page of them when a slave of 5.3 or later asks for one."""
+    """GET_ALL_TOPIC_CONFIG; slaves of 5.3 or later may request pages."""
 
     topic_seq: Int32 | None = None
     data_version: str | None = None
@@ -143,7 +144,7 @@ class TopicConfigList(Struct, rename="camel"):
 
 
 class QueueData(Struct, rename="camel", gc=False):
-    """A topic's queues on one broker name. 4.x spells the flag ``topicSynFlag``."""
+    """The queues of a topic on one broker name. 4.x spells the flag ``topicSynFlag``."""
 
     broker_name: str
     read_queue_nums: int = 0
@@ -154,7 +155,7 @@ class QueueData(Struct, rename="camel", gc=False):
 
 
 class BrokerData(Struct, rename="camel"):
-    """The addresses behind one broker name: broker id → ``ip:port``; id 0 is the master."""
+    """The addresses of a broker name: broker id → ``ip:port``; id 0 is the master."""
 
     cluster: str
     broker_name: str
@@ -164,7 +165,7 @@ class BrokerData(Struct, rename="camel"):
 
 
 class TopicRoute(Struct, rename="camel"):
-    """Answer to GET_ROUTEINFO_BY_TOPIC (``TopicRouteData``)."""
+    """Response to GET_ROUTEINFO_BY_TOPIC (``TopicRouteData``)."""
 
     queue_datas: list[QueueData] = field(default_factory=list)
     broker_datas: list[BrokerData] = field(default_factory=list)
@@ -174,14 +175,14 @@ class TopicRoute(Struct, rename="camel"):
 
 
 class ClusterInfo(Struct, rename="camel"):
-    """Answer to GET_BROKER_CLUSTER_INFO."""
+    """Response to GET_BROKER_CLUSTER_INFO."""
 
     broker_addr_table: dict[str, BrokerData] = field(default_factory=dict)
     cluster_addr_table: dict[str, list[str]] = field(default_factory=dict)
 
 
 class RouteRequest(Struct, rename="camel", gc=False):
-    """GET_ROUTEINFO_BY_TOPIC; with zone mode ``true`` only brokers of the zone are wanted."""
+    """GET_ROUTEINFO_BY_TOPIC; with zone mode ``true`` the route has only brokers of the zone."""
 
     topic: str
     accept_standard_json_only: bool | None = None
@@ -190,10 +191,11 @@ class RouteRequest(Struct, rename="camel", gc=False):
 
 
 class MemberRouteResponse(Struct, gc=False):
-    """Answer of our name servers to GET_ROUTEINFO_BY_TOPIC for the topic that names the brokers of a group.
+    """Response of rmqkit's name servers to GET_ROUTEINFO_BY_TOPIC for the topic that names the brokers of a group.
 
     Attributes:
-        registered_from: JSON, from which IP address each ``host:port`` registered; Apache's name servers do not tell.
+        registered_from: JSON, the IP address from which each ``host:port`` registered;
+            Apache's name servers omit it.
     """
 
     registered_from: str | None = field(default=None, name="rmqRegisteredFrom")
@@ -206,7 +208,7 @@ class RegisterTopicRequest(Struct, gc=False):
 
 
 class KVPut(Struct, gc=False):
-    """PUT_KV_CONFIG; the reference answers a missing namespace or key with a remark of its own."""
+    """PUT_KV_CONFIG; the reference answers a missing namespace or key with a specific remark."""
 
     value: str
     namespace: str | None = None
@@ -221,7 +223,7 @@ class KVKey(Struct, gc=False):
 
 
 class KVValue(Struct, gc=False):
-    """Answer to GET_KV_CONFIG."""
+    """Response to GET_KV_CONFIG."""
 
     value: str
 
@@ -251,7 +253,7 @@ class AddWritePermResponse(Struct, rename="camel", gc=False):
 
 
 class DeleteTopicRequest(Struct, rename="camel", gc=False):
-    """DELETE_TOPIC_IN_NAMESRV; with a cluster only its brokers lose the topic."""
+    """DELETE_TOPIC_IN_NAMESRV; with a cluster, only its brokers lose the topic."""
 
     topic: str
     cluster_name: str | None = None
@@ -270,7 +272,7 @@ class KVTable(Struct):
 
 
 class TopicList(Struct, rename="camel", omit_defaults=True):
-    """A list of topics; ``broker_addr`` comes only with the system topics."""
+    """A list of topics; only the system topics have a ``broker_addr``."""
 
     topic_list: list[str]
     broker_addr: str | None = None
