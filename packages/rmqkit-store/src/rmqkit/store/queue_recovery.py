@@ -100,7 +100,7 @@ def mend_queues(
         _take_back(one, entries)
     start = min(log.min_offset if one.kept is None else one.queue.max_physical_offset for one in broken)
     _walk(log, max(start, log.min_offset), queues, dispatcher, delays_ms, broken)
-    _log_made_anew(root, broken)
+    _log_rebuilt(root, broken)
     return True
 
 
@@ -143,7 +143,7 @@ def mend_after_crash(
         for one in broken:
             _empty(one.queue)
         _walk(log, log.min_offset, queues, dispatcher, delays_ms, broken, gap_max)
-        _log_entered_anew(root, broken, counts)
+        _log_reentered(root, broken, counts)
 
 
 def _found(queues: ConsumeQueues, ends: QueueEnds, entries: _Entries) -> list[_Broken]:
@@ -289,7 +289,7 @@ def _walk(
                 dispatcher.enter_light(arrival, wanted)
 
 
-def _log_made_anew(root: Path, broken: list[_Broken]) -> None:
+def _log_rebuilt(root: Path, broken: list[_Broken]) -> None:
     """Log the repairs, for each queue and in total."""
     made_all = lost_all = 0
     for i, one in enumerate(broken):
@@ -311,7 +311,7 @@ def _log_made_anew(root: Path, broken: list[_Broken]) -> None:
     _log.warning(said, root, len(broken), made_all, lost_all)
 
 
-def _log_entered_anew(root: Path, broken: list[_Broken], counts: dict[ConsumeQueueBase, int]) -> None:
+def _log_reentered(root: Path, broken: list[_Broken], counts: dict[ConsumeQueueBase, int]) -> None:
     """Log the repairs, except of queues whose earlier messages are no longer in the log, such as those of a slave."""
     made_all = lost_all = lines = 0
     for one in broken:

@@ -170,7 +170,7 @@ class Dequeue:
             # A chain that goes forward, or into another second, is damaged: it might never end.
             if unit is None or unit.time_ms != due.time_ms or unit.previous >= due.next_unit:
                 if due.next_unit >= log.queue.min_offset:
-                    if self._state.may_begin_anew(due.time_ms):
+                    if self._state.may_rebuild(due.time_ms):
                         raise Broken(f"no unit for {due.time_ms} at {due.next_unit}, its chain ends")
                     _log.error("timer log: no unit for %d at %d: its chain ends", due.time_ms, due.next_unit)
                 due.next_unit = NONE
@@ -210,7 +210,7 @@ class Dequeue:
         """Return the message to put for a unit, or None if there is none to put."""
         if record is None:
             is_expired = unit.physical_offset < self._store.min_physical_offset
-            if not is_expired and self._state.may_begin_anew(due.time_ms):
+            if not is_expired and self._state.may_rebuild(due.time_ms):
                 raise Broken(f"the commit log has no timed message of {unit.size} bytes at {unit.physical_offset}")
             return None
         if self._is_deleted(due, record) or record.queue_offset in self._state.left_out:

@@ -388,7 +388,7 @@ class Timer:
         except Refused as refused:
             wait_ms = self._refused(refused)
         except Broken as broken:
-            wait_ms = self._begin_anew(broken)
+            wait_ms = self._start_over(broken)
         except Exception:  # noqa: BLE001 - the outer edge of the timer's work: logged and retried later
             _log.exception("cannot process timed messages from queue offset %d on", state.queue_offset)
             wait_ms = _BROKEN_MS
@@ -430,12 +430,12 @@ class Timer:
         self._survey = None
         return False
 
-    def _begin_anew(self, broken: Broken) -> float:
+    def _start_over(self, broken: Broken) -> float:
         """Rebuild timer log and wheel unless a thread writes them. Return the time until the next `_round` in ms."""
         # While a thread writes the snapshot, the files must not change.
         if self.state.files.has_taken:
             return _RETRY_MS
-        self.state.begin_anew(broken, delivered=self.dequeue.delivered)
+        self.state.start_over(broken, delivered=self.dequeue.delivered)
         self.dequeue.begin()
         self._backlog_end, self._begun_ms = self.state.clamp(), 0
         return 0.0

@@ -142,7 +142,7 @@ class TimerState:
         if files.is_lost:
             self.metrics.timing_count.clear()
         elif files.waiting is not None and files.waiting.total != total:
-            self._count_anew(files.waiting)
+            self._recount(files.waiting)
         if files.fault and not files.is_lost:
             pending = 0 if files.waiting is None else files.waiting.total
             _log.warning("timer wheel: %s: rebuilt from the timer log, %d messages pending", files.fault, pending)
@@ -159,7 +159,7 @@ class TimerState:
         """The offset after the last message of the timer topic."""
         return self._store.max_offset(TIMER_TOPIC, 0)
 
-    def _count_anew(self, waiting: Waiting) -> None:
+    def _recount(self, waiting: Waiting) -> None:
         """Count the waiting messages by the timer log. A topic's name is only in its records."""
         names = {java_hash(topic): topic for topic in self.metrics.timing_count}
         counts: Counter[str] = Counter()
@@ -175,7 +175,7 @@ class TimerState:
             known.count = 0
         self.count(counts)
 
-    def begin_anew(self, why: Broken, *, delivered: Iterable[int]) -> None:
+    def start_over(self, why: Broken, *, delivered: Iterable[int]) -> None:
         """Drop timer log and wheel, so that the timer topic is read from its start again. ``delivered``: the positions
         of the units that were delivered of the current second. Raises OSError: the disk refused."""
         log = self.files.log
@@ -187,7 +187,7 @@ class TimerState:
         # Once for each second: damage in the topic itself would lead to endless rebuilds.
         known, self._broken_ms = self.checkpoint(is_follower=False), self.read_ms
         _log.warning("timer log and wheel: %s: reading the timer topic from its start", why)
-        self.files.begin_anew(known)
+        self.files.start_over(known)
         self._done_before = self.files.checkpoint
         self.metrics.timing_count.clear()
         self.queue_offset, self.is_changed, self.needs_survey = 0, True, True
@@ -202,7 +202,7 @@ class TimerState:
             self.read_ms = self.floor(now_ms if oldest_ms is None else min(oldest_ms, now_ms))
             self.place()
 
-    def may_begin_anew(self, time_ms: int) -> bool:
+    def may_rebuild(self, time_ms: int) -> bool:
         """Return True if timer log and wheel were not rebuilt because of this second yet."""
         return time_ms != self._broken_ms
 

@@ -160,10 +160,10 @@ def rebuild(
 ) -> None:
     """Rebuild consume queues and index files from the commit log. Stop the broker first."""
     with session("rebuild", master, remote, conf, store, as_json=as_json) as spark:
-        from rmqkit.spark.jobs.rebuild import rebuild as make_anew
+        from rmqkit.spark.jobs.rebuild import rebuild as rebuild_store
 
         is_all = queues == index
-        made = make_anew(
+        made = rebuild_store(
             spark,
             store,
             settings_of(config, disk_path(store)),

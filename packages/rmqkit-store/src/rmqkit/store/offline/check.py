@@ -79,8 +79,8 @@ _DERIVED = ("consumequeue", "batchconsumequeue", "consumequeue_ext", "index")
 
 class QueueStat(Struct):
     """The records of one queue in the log; ``max_offset`` is one past the last message, times are store times in ms.
-    ``anew_offset``: number of the first record since the numbers last began again, otherwise of the first record.
-    ``anew_at``: its physical offset if the numbers began again, otherwise -1.
+    ``restart_offset``: number of the first record since the numbers last began again, otherwise of the first record.
+    ``restart_at``: its physical offset if the numbers began again, otherwise -1.
     ``first_at``: physical offset of the first record."""
 
     topic: str
@@ -92,8 +92,8 @@ class QueueStat(Struct):
     max_offset: int = 0
     first_store_timestamp: int = 0
     last_store_timestamp: int = 0
-    anew_offset: int = 0
-    anew_at: int = -1
+    restart_offset: int = 0
+    restart_at: int = -1
     first_at: int = -1
 
     def add(self, arrivals: DispatchColumns, rows: Ints) -> None:
@@ -102,11 +102,11 @@ class QueueStat(Struct):
         times = arrivals.store_timestamps
         if not self.records:
             self.min_offset, self.first_store_timestamp = int(offsets[0]), int(times[rows[0]])
-            self.anew_offset, self.first_at = self.min_offset, int(arrivals.offsets[rows[0]])
+            self.restart_offset, self.first_at = self.min_offset, int(arrivals.offsets[rows[0]])
         begins = [0] if self.records and offsets[0] < self.max_offset else []
         falls = (offsets[1:] < (offsets + counts)[:-1]).nonzero()[0] + 1
         for row in [*begins, *falls.tolist()]:
-            self.anew_offset, self.anew_at = int(offsets[row]), int(arrivals.offsets[rows[row]])
+            self.restart_offset, self.restart_at = int(offsets[row]), int(arrivals.offsets[rows[row]])
         self.records += len(rows)
         self.messages += int(counts.sum())
         self.bytes += int(arrivals.records.sizes[rows].sum())
@@ -115,8 +115,11 @@ class QueueStat(Struct):
 
     def join(self, later: QueueStat) -> None:
         """Add the records of a later part of the log."""
-        if later.anew_at >= 0 or later.min_offset < self.max_offset:
-            self.anew_offset, self.anew_at = later.anew_offset, later.anew_at if later.anew_at >= 0 else later.first_at
+        if later.restart_at >= 0 or later.min_offset < self.max_offset:
+            self.restart_offset, self.restart_at = (
+                later.restart_offset,
+                later.restart_at if later.restart_at >= 0 else later.first_at,
+            )
         self.records += later.records
         self.messages += later.messages
         self.bytes += later.bytes
@@ -371,7 +374,7 @@ def queue_ends(root: Path, tallies: dict[tuple[str, int], QueueStat]) -> dict[tu
     from rmqkit.store.offline.queue_check import LogSpan
 
     return {
-        key: LogSpan(one.anew_offset, one.max_offset, -1 if key[0] in deleted else one.anew_at)
+        key: LogSpan(one.restart_offset, one.max_offset, -1 if key[0] in deleted else one.restart_at)
         for key, one in tallies.items()
     }
 

@@ -218,9 +218,9 @@ def is_timer_file(root: Path, path: Path) -> bool:
     return path in alone or path.parent == root / "timerlog"
 
 
-def mend_timer_files(root: Path, settings: StoreSettings | None, *, is_anew: bool = False) -> None:
+def mend_timer_files(root: Path, settings: StoreSettings | None, *, is_reset: bool = False) -> None:
     """Rebuild the wheel, or empty the timer log so that the next start rebuilds everything.
-    With ``is_anew`` the log is also emptied if no damage is found.
+    With ``is_reset`` the log is also emptied if no damage is found.
     Raises OSError: a file cannot be written."""
     wheel, folder = root / "timerwheel", root / "timerlog"
     if wheel.is_file() and wheel.stat().st_size != WHEEL_BYTES:
@@ -229,7 +229,7 @@ def mend_timer_files(root: Path, settings: StoreSettings | None, *, is_anew: boo
     try:
         files.log.queue.check()
     except StoreMismatch:
-        files.begin_anew(load_timer_checkpoint(root / "config" / "timercheck"))
+        files.start_over(load_timer_checkpoint(root / "config" / "timercheck"))
         for path in entries_of(folder):
             path.unlink()
         return
@@ -240,8 +240,8 @@ def mend_timer_files(root: Path, settings: StoreSettings | None, *, is_anew: boo
             files.make_wheel()
             files.wheel.take()
             files.wheel.write()
-        elif damage is Damage.LOG or is_anew:
-            files.begin_anew(files.checkpoint)
+        elif damage is Damage.LOG or is_reset:
+            files.start_over(files.checkpoint)
             files.log.sync()
     finally:
         files.close()

@@ -88,11 +88,11 @@ class QueueEnd(Struct):
 
 class LogSpan(Struct):
     """The numbers of a queue's messages in the log: the first one, and one past the last one.
-    ``anew_at``: physical offset where numbers began again without a note that the topic was deleted, else -1."""
+    ``restart_at``: physical offset where numbers began again without a note that the topic was deleted, else -1."""
 
     begin: int
     end: int
-    anew_at: int = -1
+    restart_at: int = -1
 
 
 class _IndexSpan(Struct):
@@ -370,8 +370,8 @@ class DerivedFiles:
             elif end.begin > expected.begin:
                 first = min(entries_of(end.path.parent), default=end.path)
                 self._report.add(Kind.QUEUE_END, first, 0, f"entries from {expected.begin} on", f"{end.begin} first")
-            if expected.anew_at >= 0:
-                found = f"number {expected.begin} again at {expected.anew_at} of the log"
+            if expected.restart_at >= 0:
+                found = f"number {expected.begin} again at {expected.restart_at} of the log"
                 self._report.add(Kind.QUEUE_END, end.path, 0, "every number once: messages are in no queue", found)
 
     def _were_held(self, end: QueueEnd, expected_end: int) -> bool:

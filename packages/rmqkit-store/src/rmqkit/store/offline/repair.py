@@ -202,7 +202,7 @@ def _edits(
             action = (
                 "rebuilt: the wheel from the timer log; the next start rebuilds what the log lacks from the timer topic"
             )
-            act = partial(mend_timer_files, root, settings, is_anew=finding.kind is Kind.TIMER_UNIT)
+            act = partial(mend_timer_files, root, settings, is_reset=finding.kind is Kind.TIMER_UNIT)
         elif finding.kind in (Kind.CONFIG, Kind.FILE_MISSING):
             action, act = _edit_of_small_file(root, path)
         if action:

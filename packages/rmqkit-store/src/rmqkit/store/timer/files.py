@@ -94,7 +94,7 @@ class TimerFiles:
         damage, self.fault = self.check(total)
         self.is_lost = damage is Damage.LOG
         if self.is_lost:
-            self.begin_anew(self.checkpoint)
+            self.start_over(self.checkpoint)
             _log.warning("timer log and wheel: %s: reading the timer topic from its start", self.fault)
             return 0
         if damage is Damage.WHEEL:
@@ -150,18 +150,18 @@ class TimerFiles:
         for slot in self.waiting.slots.values():
             self.wheel.put(slot)
 
-    def begin_anew(self, known: TimerCheckpoint) -> None:
+    def start_over(self, known: TimerCheckpoint) -> None:
         """Empty log and wheel, so that all messages of the timer topic that a checkpoint does not complete are put on
         the wheel again. Raises OSError: a file cannot be written."""
         assert self._taken is None, "write() has finished"
-        anew = msgspec.structs.replace(
+        checkpoint = msgspec.structs.replace(
             known,
             last_timer_log_flush_position=0,
             last_timer_queue_offset=0,
             master_timer_queue_offset=max(known.last_timer_queue_offset, known.master_timer_queue_offset),
         )
-        save_timer_checkpoint(self._path, anew)  # first: a kill afterwards only repeats work
-        self.checkpoint = anew
+        save_timer_checkpoint(self._path, checkpoint)  # first: a kill afterwards only repeats work
+        self.checkpoint = checkpoint
         self.wheel.clear()
         if self.log.queue.files:
             self.log.truncate(max(self.log.queue.min_offset, 0))

@@ -82,9 +82,9 @@ def rebuild(
         raise SettingsError("nothing to rebuild: give --queues, --index or both")
     with one_line_errors(), progress_bar("rebuild") as progress:
         need_numpy("rebuild")
-        from rmqkit.store.offline.rebuild import rebuild as make_anew
+        from rmqkit.store.offline.rebuild import rebuild as rebuild_store
 
-        made = make_anew(root, settings_of(config, root), queues=queues, index=index, progress=progress)
+        made = rebuild_store(root, settings_of(config, root), queues=queues, index=index, progress=progress)
     if as_json:
         print(json.dumps(msgspec.to_builtins(made)))
     else:

@@ -394,7 +394,7 @@ class History:
             _log.warning("%s", self.trouble)
             return
         try:
-            await self._in_thread(self._begin_anew, str(error))
+            await self._in_thread(self._start_over, str(error))
         except (OSError, sqlite3.Error) as other:
             self._file, self.trouble = (
                 None,
@@ -423,7 +423,7 @@ class History:
             if isinstance(error, sqlite3.Error) and not _is_damage(error):
                 self._close()
                 raise
-            self._begin_anew(str(error))
+            self._start_over(str(error))
             return []
 
     def _connect(self) -> None:
@@ -479,7 +479,7 @@ class History:
         where = "SELECT chunk, slots FROM block WHERE step = ? AND start = ?"
         return dict(self._file.execute(where, (level.step, start)))
 
-    def _begin_anew(self, why: str) -> None:
+    def _start_over(self, why: str) -> None:
         """Rename a damaged file, for later analysis, and create a new one."""
         assert self.path is not None
         self._close()
