@@ -165,7 +165,7 @@ def test_the_least_important_goes_first_where_room_is_short(free, kept):
     message = received(0, properties=own)
     reason = Reason("r" * 1000, "t" * 4000, "h" * 200, 17).properties()
     if not kept:
-        with pytest.raises(ValueError, match="no room for a reason"):
+        with pytest.raises(ValueError, match="no space for a reason"):
             encode_dead_letter(message, "CG", reason)
         return
     prepared = encode_dead_letter(message, "CG", reason)

@@ -38,7 +38,7 @@ async def test_a_topic_and_a_body_are_a_message():
         ((Message(topic="Orders", body=b"x"), b"y"), {}, "a Message has its body and its fields already"),
         ((Message(topic="Orders", body=b"x"),), {"tags": "paid"}, "a Message has its body and its fields already"),
         ((b"x",), {}, "b'x' is not a message: give a topic and a body, or a Message"),
-        ((None, b"x"), {}, "None is no message"),
+        ((None, b"x"), {}, "None is not a message"),
         (("Orders", b"x"), {"tag": "paid"}, "'tag'"),
     ],
 )

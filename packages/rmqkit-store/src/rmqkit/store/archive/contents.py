@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["KEY", "OTHER_BYTES", "OTHER_RECORDS", "Contents", "Group", "contents_of", "identity_of", "messages_of"]
 
 _Queue = tuple[str, int]
-# Hashes are unsigned, as they are never negative in index files: Java's abs, and 0 for the int whose abs is negative.
+# Hashes are unsigned, because they are never negative in index files: Java's abs, or 0 if that is negative.
 KEY = struct.Struct(">IQ")
 OTHER_RECORDS = ("", 0)
 """The queue name for records that are in no queue."""
