@@ -118,7 +118,7 @@ class MessageStore:
         put, put_run, put_sends, put_batch, prepare, put_long_batch, batch: the methods of `Appender`.
     """
 
-    # This function is long: it creates the parts of a store in the order in which they need each other.
+    # Long: it creates the parts of a store in the order in which they need each other.
     def __init__(
         self,
         root: Path,
@@ -313,7 +313,7 @@ class MessageStore:
     def _abort_path(self) -> Path:
         return self.root / "abort"
 
-    # This function is long: each step of a recovery needs the step before it.
+    # Long: each step of a recovery needs the step before it.
     def _recover(self, is_clean: bool) -> LogEnd:
         """Bring log and queues into agreement. Source: store.md §12."""
         log, queues = self.log, self.queues

@@ -370,7 +370,7 @@ class Appender:
         self.dispatcher.submit_parts(batch.parts(self._delays_ms))
         return PutResult(PutStatus.OK, physical_offset, physical_offset + batch.size, first, now)
 
-    # This function is long: the hot path is one loop without a call for each message.
+    # Long: the hot path is one loop without a call for each message.
     def put_run(self, messages: Sequence[InnerMessage]) -> list[DispatchRequest] | None:
         """Append plain messages of one sender, in order, with one write; the effect is that of a `put` for each.
         Returns the requests for the dispatcher. Returns None, with nothing done, if the messages must be
