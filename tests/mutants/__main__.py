@@ -16,6 +16,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import time
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,8 +27,11 @@ from tests.sources import ROOT
 
 HOME = ROOT / ".cache/mutants"
 EQUIVALENT = Path(__file__).with_name("equivalent.toml")
-MUTANT_SECONDS_MAX = 240
-_PYTEST = "-m pytest -x -q -p no:cacheprovider -p no:randomly --hypothesis-profile=short"
+BASELINE_SECONDS_MAX = 240.0
+_PYTEST = "-m pytest -x -q -p no:cacheprovider -p no:randomly --hypothesis-profile=mutants --ignore-glob=*_killed.py"
+_MARKS = "not slow and not spark and not faults"
+_SECONDS_MIN, _TIMES_UNCHANGED = 20.0, 4
+"""A change counts as noticed when its tests take so many times as long as without a change, and these seconds."""
 
 
 class Survivor(NamedTuple):
@@ -70,23 +74,25 @@ class Mutation:
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir(parents=True)
         subprocess.run(["git", "clone", "--quiet", "--local", ROOT, self._tree], check=True)
-        self._config.write_text(self._settings())
+        self._config.write_text(self._settings(BASELINE_SECONDS_MAX))
+        began = time.monotonic()
         if self._call("cosmic-ray", "baseline", self._config, check=False).returncode:
             raise RuntimeError(f"{' '.join(self._room.tests)} fail without a change; run: make test-unit")
+        self._config.write_text(self._settings(_SECONDS_MIN + _TIMES_UNCHANGED * (time.monotonic() - began)))
         self._call("cosmic-ray", "init", self._config, self._session)
         self._call("cr-filter-operators", self._session, self._config)
         self._leave_out(most, seed)
         self._call("cosmic-ray", "exec", self._config, self._session)
         return self._outcome()
 
-    def _settings(self) -> str:
-        tests = f"{sys.executable} {_PYTEST} -m 'not slow and not spark' {' '.join(self._room.tests)}"
+    def _settings(self, seconds_max: float) -> str:
+        tests = f"{sys.executable} {_PYTEST} -m '{_MARKS}' {' '.join(self._room.tests)}"
         kept = "|".join(OPERATORS)
         return "\n".join(
             [
                 "[cosmic-ray]",
                 f"module-path = {json.dumps(self._room.code)}",
-                f"timeout = {MUTANT_SECONDS_MAX}.0",
+                f"timeout = {seconds_max:.1f}",
                 "excluded-modules = []",
                 f"test-command = {json.dumps(tests)}",
                 '[cosmic-ray.distributor]\nname = "local"',
