@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 _SERVER, _CLIENT = "packages/rmqkit-server", "packages/rmqkit"
+_STORE = "packages/rmqkit-store/tests/store"
 _BROKER = f"{_SERVER}/src/rmqkit/broker"
 
 
@@ -23,7 +24,12 @@ ROOMS = {
     ),
     "durability": Room(
         (f"{_BROKER}/durability.py", "packages/rmqkit-store/src/rmqkit/store/flush.py"),
-        (f"{_SERVER}/tests/broker/test_durability.py", "packages/rmqkit-store/tests/store/test_flush.py"),
+        (
+            f"{_SERVER}/tests/broker/test_durability.py",
+            f"{_STORE}/test_flush_queues.py",
+            f"{_STORE}/test_flush.py",
+            f"{_STORE}/log/test_transient_pool.py",
+        ),
     ),
     "offsets": Room((f"{_BROKER}/tables/offsets.py",), (f"{_SERVER}/tests/broker/tables",)),
     "routes": Room(
@@ -36,7 +42,7 @@ ROOMS = {
     ),
     "exactly-once": Room(
         ("packages/rmqkit-spark/src/rmqkit/spark/sink/ledger.py",),
-        ("packages/rmqkit-spark/tests/spark/test_ledger.py",),
+        ("packages/rmqkit-spark/tests/spark/test_ledger.py", "packages/rmqkit-spark/tests/spark/test_check_back.py"),
     ),
     "sql92": Room((f"{_CLIENT}/src/rmqkit/filter/sql92.py",), (f"{_CLIENT}/tests/filter",)),
 }
