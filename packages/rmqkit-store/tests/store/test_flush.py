@@ -108,19 +108,6 @@ def test_one_round_serves_everybody_who_waits(tmp_path: Path, gate: Gate) -> Non
         assert [told for told in rounds.told if told[0] > first.end_offset] == [(last.end_offset, None)]
 
 
-def test_a_requested_round_without_new_bytes_leaves_the_disk_alone(tmp_path: Path, gate: Gate) -> None:
-    rounds = Rounds()
-    with opened(tmp_path / "s", sync_settings(), on_durable=rounds) as store:
-        end = put_all(store, message())[0].end_offset
-        store.request_flush()
-        rounds.wait(lambda told: told == (end, None))
-        rounds.told.clear()
-        gate.count = 0
-        store.request_flush()
-        rounds.wait(lambda told: told == (end, None))
-        assert gate.count == 0
-
-
 def test_round_covers_files_that_were_rolled(tmp_path: Path) -> None:
     rounds = Rounds()
     with opened(tmp_path / "s", sync_settings(), on_durable=rounds) as store:
