@@ -21,7 +21,7 @@ ROOMS = {
     "transaction": Room((f"{_BROKER}/transaction",), (f"{_SERVER}/tests/broker/transaction",)),
     "send-checks": Room(
         (f"{_BROKER}/send/checks.py", f"{_BROKER}/send/refusals.py", f"{_BROKER}/send/send_back.py"),
-        (f"{_SERVER}/tests/broker/send",),
+        tuple(f"{_SERVER}/tests/broker/send{file}" for file in ("/test_checks.py", "/test_send_back.py", "")),
     ),
     "durability": Room(
         (f"{_BROKER}/durability.py", "packages/rmqkit-store/src/rmqkit/store/flush.py"),
