@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from rmqkit.errors import ConnectionLost
+from rmqkit.errors import ConnectionLost, RequestTimedOut
 from rmqkit.protocol.command import Command, encode_command
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.limits import ConnectionSettings, Limits
 from rmqkit.remoting.router import Router
 from rmqkit.settings import setting_table
 from rmqkit.testing.clock import StandingClock
+from tests.virtual_time import run as run_virtual
 
 
 class Wire(asyncio.Transport):
@@ -170,6 +171,22 @@ async def test_unread_answers_are_reported_from_4_kib_on(buffered: int, noted: i
     connection.send_frame(b"b")
     connection.flush()
     assert limits.unsent_bytes == 0
+
+
+def test_each_call_ends_when_its_own_time_is_over() -> None:
+    async def scenario() -> None:
+        loop, (connection, _) = asyncio.get_running_loop(), opened()
+        began, ended = loop.time(), dict[int, int]()
+
+        async def call(timeout_ms: int) -> None:
+            with pytest.raises(RequestTimedOut):
+                await connection.call(Command(7, 0), timeout_ms)
+            ended[timeout_ms] = round((loop.time() - began) * 1000)
+
+        await asyncio.gather(*map(call, (500, 250, 250, 1000)))
+        assert ended == {250: 250, 500: 500, 1000: 1000}
+
+    run_virtual(scenario())
 
 
 # -- closing
