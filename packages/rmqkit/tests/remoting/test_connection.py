@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -15,6 +15,7 @@ from rmqkit.remoting.limits import ConnectionSettings, Limits
 from rmqkit.remoting.router import Router
 from rmqkit.settings import setting_table
 from rmqkit.testing.clock import StandingClock
+from tests.virtual_time import VirtualLoop
 from tests.virtual_time import run as run_virtual
 
 
@@ -189,7 +190,40 @@ def test_each_call_ends_when_its_own_time_is_over() -> None:
     run_virtual(scenario())
 
 
+def test_after_a_standstill_of_the_loop_a_call_has_its_time_once_more() -> None:
+    """A loop that stood still has neither written requests nor read answers."""
+
+    async def scenario() -> None:
+        loop, (connection, _) = cast("VirtualLoop", asyncio.get_running_loop()), opened()
+        began = loop.time()
+        answer = connection.call(Command(7, 0), 500)
+        ended: list[float] = []
+        answer.add_done_callback(lambda _: ended.append((loop.time() - began) * 1000))
+        loop.go_on(10)
+        await asyncio.sleep(0.4)
+        assert ended == []
+        loop.go_on(10)
+        await asyncio.sleep(0.001)
+        assert [round(ms) for ms in ended] == [20_400]
+        assert isinstance(answer.exception(), RequestTimedOut)
+
+    run_virtual(scenario())
+
+
 # -- closing
+
+
+async def test_a_bad_request_behind_a_held_one_closes_the_connection(caplog: pytest.LogCaptureFixture) -> None:
+    router = Router()
+    router.register(7, lambda connection, command: connection.hold())
+    connection, wire = opened(router)
+    good = b"".join(encode_command(Command(7, 1)))
+    connection.data_received(good + good[:8] + b"x" * (len(good) - 8))
+    assert not wire.is_closed
+    connection.go_on()
+    await asyncio.sleep(0)
+    assert wire.is_closed
+    assert "closing connection of ?: " in caplog.text
 
 
 @pytest.mark.parametrize(("reason", "lines"), [("", 0), ("the broker stops", 1)])

@@ -7,10 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from rmqkit.broker.durability import REJECTED
 from rmqkit.broker.send.checks import SendChecks, stamps_of, tries_max
+from rmqkit.broker.send.refusals import RefusalHandlers
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.protocol.codes import RequestCode, ResponseCode
-from rmqkit.protocol.command import Command
+from rmqkit.protocol.command import Command, decode_fields
 from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig
 from rmqkit.protocol.schemas.send import SendMessageRequest
 from rmqkit.protocol.schemas.topics import Permission, TopicConfig
@@ -119,3 +121,21 @@ def test_every_message_gets_region_trace_and_cluster_and_the_answer_the_first_tw
     settings = BrokerSettings(region_id="r", trace_on=trace_on, cluster_name="c")
     answered = {"MSG_REGION": "r", "TRACE_ON": text}
     assert stamps_of(settings) == ({**answered, "CLUSTER": "c"}, answered)
+
+
+@pytest.mark.parametrize("code", [RequestCode.SEND_MESSAGE, RequestCode.CONSUMER_SEND_MSG_BACK])
+@pytest.mark.parametrize("acts_as_master", [False, True])
+def test_a_slave_refuses_messages_so_that_clients_try_elsewhere(code, acts_as_master):
+    settings = BrokerSettings(acts_as_master=acts_as_master, region_id="r")
+    refusals = RefusalHandlers(SimpleNamespace(settings=settings, identity=SimpleNamespace(ip="10.0.0.9")))
+    is_send = code == RequestCode.SEND_MESSAGE
+    answer = (refusals.send if is_send else refusals.send_back)(CONNECTION, Command(code, 1))
+    if not acts_as_master:
+        assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_BUSY, REJECTED)
+    elif is_send:
+        assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
+        assert answer.remark.endswith("message store has been shut down, etc. this broker is a slave")
+        assert decode_fields(answer) == {"MSG_REGION": "r", "TRACE_ON": "true"}
+    else:
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        assert answer.remark == "no master available along with 10.0.0.9"
