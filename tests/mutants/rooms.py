@@ -3,27 +3,34 @@
 from typing import NamedTuple
 
 _SERVER, _CLIENT = "packages/rmqkit-server", "packages/rmqkit"
+_STORE = "packages/rmqkit-store/tests/store"
 _BROKER = f"{_SERVER}/src/rmqkit/broker"
 
 
 class Room(NamedTuple):
-    """Modules or folders of modules, and test files or folders, as paths from the root of the repository."""
+    """Modules or folders of modules, and test files or folders, as paths from the root of the repository.
+    The quickest tests come first: a run ends with the first failure."""
 
     code: tuple[str, ...]
     tests: tuple[str, ...]
 
 
 ROOMS = {
-    "pop": Room((f"{_BROKER}/pop",), (f"{_SERVER}/tests/broker/pop",)),
+    "pop": Room((f"{_BROKER}/pop",), (f"{_SERVER}/tests/broker/pop/test_order.py", f"{_SERVER}/tests/broker/pop")),
     "delay": Room((f"{_BROKER}/delay",), (f"{_SERVER}/tests/broker/delay",)),
     "transaction": Room((f"{_BROKER}/transaction",), (f"{_SERVER}/tests/broker/transaction",)),
     "send-checks": Room(
         (f"{_BROKER}/send/checks.py", f"{_BROKER}/send/refusals.py", f"{_BROKER}/send/send_back.py"),
-        (f"{_SERVER}/tests/broker/send",),
+        tuple(f"{_SERVER}/tests/broker/send{file}" for file in ("/test_checks.py", "/test_send_back.py", "")),
     ),
     "durability": Room(
         (f"{_BROKER}/durability.py", "packages/rmqkit-store/src/rmqkit/store/flush.py"),
-        (f"{_SERVER}/tests/broker/test_durability.py", "packages/rmqkit-store/tests/store/test_flush.py"),
+        (
+            f"{_SERVER}/tests/broker/test_durability.py",
+            f"{_STORE}/test_flush_queues.py",
+            f"{_STORE}/test_flush.py",
+            f"{_STORE}/log/test_transient_pool.py",
+        ),
     ),
     "offsets": Room((f"{_BROKER}/tables/offsets.py",), (f"{_SERVER}/tests/broker/tables",)),
     "routes": Room(
@@ -32,11 +39,11 @@ ROOMS = {
     ),
     "remoting-limits": Room(
         (f"{_CLIENT}/src/rmqkit/remoting/limits.py", f"{_CLIENT}/src/rmqkit/remoting/connection.py"),
-        (f"{_CLIENT}/tests/remoting",),
+        tuple(f"{_CLIENT}/tests/remoting{file}" for file in ("/test_limits.py", "/test_connection.py", "")),
     ),
     "exactly-once": Room(
         ("packages/rmqkit-spark/src/rmqkit/spark/sink/ledger.py",),
-        ("packages/rmqkit-spark/tests/spark/test_ledger.py",),
+        ("packages/rmqkit-spark/tests/spark/test_ledger.py", "packages/rmqkit-spark/tests/spark/test_check_back.py"),
     ),
     "sql92": Room((f"{_CLIENT}/src/rmqkit/filter/sql92.py",), (f"{_CLIENT}/tests/filter",)),
 }

@@ -9,11 +9,17 @@ import pytest
 
 from rmqkit.broker import durability
 from rmqkit.broker.durability import Durability, Outcome
+from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.testing.clock import StandingClock
+from tests.virtual_time import run as run_virtual
 from tests.waiting import SECONDS
 
 FLUSH_MS, SLAVE_MS = 5000, 3000
 DISK_ERROR = OSError(errno.EIO, "Input/output error")
+
+
+def loop_ms():
+    return asyncio.get_running_loop().time() * 1000
 
 
 class Disk:
@@ -47,8 +53,8 @@ class Slaves:
 class Waiting:
     """A `Durability` and how the answers held by it ended, in order."""
 
-    def __init__(self, *, flushes=True, copies=True, copies_timeout_ms=lambda: SLAVE_MS):
-        self.clock, self.disk, self.slaves = StandingClock(), Disk(), Slaves()
+    def __init__(self, *, flushes=True, copies=True, copies_timeout_ms=lambda: SLAVE_MS, clock=None):
+        self.clock, self.disk, self.slaves = clock or StandingClock(), Disk(), Slaves()
         self.durability = Durability(
             self.disk,
             self.clock,
@@ -224,6 +230,37 @@ async def test_a_time_that_is_made_shorter_counts_for_answers_that_wait():
     times_ms.append(20)
     it.clock.ms += 20
     assert (await asyncio.wait_for(waiting, SECONDS))[0] is Outcome.REPLICA_TIMED_OUT
+
+
+@pytest.mark.parametrize(("slave_ms", "looks"), [(500, 1), (1000, 1), (2500, 3)])
+def test_waiting_answers_are_checked_once_a_second_and_when_a_time_is_over(slave_ms, looks):
+    async def scenario():
+        it, begun = Waiting(flushes=False, copies_timeout_ms=lambda: slave_ms, clock=SYSTEM_CLOCK), loop_ms()
+        assert await it.durability.wait(100) == (Outcome.REPLICA_TIMED_OUT, "")
+        assert round(loop_ms() - begun) == slave_ms
+        assert it.slaves.asked in (looks, looks + 1), "a float may make a check come a moment too early"
+
+    run_virtual(scenario())
+
+
+def test_the_time_of_a_later_answer_runs_from_its_own_put():
+    async def scenario():
+        it, begun = Waiting(flushes=False, copies_timeout_ms=lambda: 900, clock=SYSTEM_CLOCK), loop_ms()
+        first = it.durability.wait(100)
+        await asyncio.sleep(0.3)
+        second = it.durability.wait(200)
+        await first
+        assert (round(loop_ms() - begun), second.done()) == (900, False)
+        await second
+        assert round(loop_ms() - begun) == 1200
+        assert it.slaves.asked <= 4, "a float may make a check come a moment too early"
+
+    run_virtual(scenario())
+
+
+async def test_a_hold_without_an_answer_is_a_fault_of_its_caller():
+    with pytest.raises(AssertionError, match="what is held gives an answer"):
+        Waiting().durability.hold(100, lambda outcome, reason: None, answers=0)
 
 
 async def test_one_look_at_the_copies_releases_many():

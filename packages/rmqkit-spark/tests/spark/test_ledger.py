@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import zlib
+
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,6 +33,14 @@ def claim(claimant: str) -> Entry:
 def test_nothing_is_known_of_a_new_sink() -> None:
     now = progress(ledger((0, Entry(Kind.DONE, Batch("other", 9)))), BATCH, LEASE_MS)
     assert (now.is_known, now.is_decided, now.is_past, now.is_done) == (False, False, False, False)
+    assert (now.holder, now.since, now.held_ms, now.aborted_ms) == ("", -1, 0, -1)
+    assert now.decision == -1
+
+
+def test_entries_of_other_sinks_are_passed_over() -> None:
+    others = [Entry(Kind.DONE, Batch("other", batch_id)) for batch_id in (6, 7, 8)]
+    now = progress(ledger((0, others[0]), (1, decision("a", 1)), (2, others[1]), (3, others[2])), BATCH, LEASE_MS)
+    assert (now.is_known, now.decision, now.is_done, now.is_past) == (True, 1, False, False)
 
 
 def test_the_first_decision_counts() -> None:
@@ -65,7 +76,8 @@ def test_a_claim_of_an_open_batch_is_nothing() -> None:
 def test_later_batches_say_that_the_sink_went_on() -> None:
     for kind, is_past in ((Kind.DONE, True), (Kind.DECISION, True), (Kind.PART, False), (Kind.ABORTED, False)):
         assert progress(ledger((0, Entry(kind, Batch("q", 8)))), BATCH, LEASE_MS).is_past is is_past
-    assert not progress(ledger((0, Entry(Kind.DONE, Batch("q", 6)))), BATCH, LEASE_MS).is_past
+    before = progress(ledger((0, Entry(Kind.DONE, Batch("q", 6)))), BATCH, LEASE_MS)
+    assert (before.is_past, before.is_known) == (False, True), "the sink is known by an earlier batch"
 
 
 def test_rows_that_are_gone_are_added_by_the_next_decision() -> None:
@@ -79,6 +91,11 @@ def test_rows_that_are_gone_are_added_by_the_next_decision() -> None:
 def test_an_abort_is_dated_and_the_end_is_the_end() -> None:
     now = progress(ledger((5, Entry(Kind.ABORTED, BATCH)), (9, Entry(Kind.DONE, BATCH))), BATCH, LEASE_MS)
     assert (now.aborted_ms, now.is_done) == (5, True)
+
+
+def test_the_newest_abort_counts() -> None:
+    entries = ledger(*((at, Entry(Kind.ABORTED, BATCH)) for at in (5, 9, 7)))
+    assert progress(entries, BATCH, LEASE_MS).aborted_ms == 9
 
 
 @pytest.mark.parametrize("key", ["q/7/0/12", "q/7/order 12"])
@@ -97,6 +114,34 @@ def test_entries_are_what_was_encoded() -> None:
     assert Entry.decode(entry.encode()) == entry
     with pytest.raises(BodyError, match="is no ledger entry"):
         Entry.decode(entry.encode()[:-1])
+
+
+def test_entries_keep_their_bytes() -> None:
+    """A sink of an earlier version reads the entries of its batch after an upgrade."""
+    entry = Entry(Kind.DECISION, BATCH, "me", parts=(1,), lows=LOWS)
+    assert msgspec.msgpack.decode(entry.encode()) == {
+        "kind": "decision",
+        "batch": {"sink_id": "q", "batch_id": 7},
+        "claimant": "me",
+        "parts": [1],
+        "lows": [["T", "broker-a", 0, 17]],
+    }
+
+
+def test_values_of_the_ledger_can_be_members_of_a_set() -> None:
+    entry = Entry(Kind.CLAIM, BATCH)
+    values = [BATCH, Half("0/1", "T", "b", -1, 1, 2), LOWS[0], entry, Written(entry, 0, 1, 2)]
+    assert len({*values, *values}) == len(values)
+    assert sorted([Batch("q", 8), Batch("p", 9), BATCH]) == [Batch("p", 9), BATCH, Batch("q", 8)]
+
+
+def test_a_piece_whose_columns_differ_in_length_is_refused() -> None:
+    columns = ([("T", "b", -1)], ["0/1", "0/2"], [0, 0], [1, 1], [2, 2])
+    assert len(unpack_halves(zlib.compress(msgspec.msgpack.encode(columns)))) == 2
+    for short in range(1, 5):
+        cut = [column[:1] if at == short else column for at, column in enumerate(columns)]
+        with pytest.raises(BodyError, match="no half messages"):
+            unpack_halves(zlib.compress(msgspec.msgpack.encode(cut)))
 
 
 HALVES = st.lists(

@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
+from rmqkit.store import flush
 from rmqkit.store.message_store import GetStatus, MessageStore, PutStatus
 from rmqkit.store.settings import FlushDiskType
+from rmqkit.testing.clock import StandingClock
 from tests.store.stores import copy_store, message, opened, put_all, read_all, small_settings
 from tests.waiting import SECONDS
 
@@ -183,6 +185,36 @@ def broken(tmp_path: Path, gate: Gate) -> Iterator[tuple[MessageStore, Rounds, i
         store.request_flush()
         rounds.wait(lambda told: told[1] is not None)
         yield store, rounds, durable
+
+
+def test_a_refused_flush_is_tried_again_without_a_request(
+    tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flush, "_RETRY_MS", 1)
+    rounds = Rounds()
+    with opened(tmp_path / "s", sync_settings(), on_durable=rounds) as store:
+        end = put_all(store, message())[0].end_offset
+        gate.error = OSError(errno.EIO, "Input/output error")
+        store.request_flush()
+        rounds.wait(lambda told: told[1] is not None)
+        gate.error = None
+        rounds.wait(lambda told: told == (end, None))
+        assert store.is_writable
+
+
+def test_a_flush_is_requested_again_once_a_second_after_a_refusal(tmp_path: Path, gate: Gate) -> None:
+    rounds, clock = Rounds(), StandingClock()
+    with opened(tmp_path / "s", sync_settings(), on_durable=rounds, clock=clock) as store:
+        put_all(store, message())
+        gate.error = OSError(errno.EIO, "Input/output error")
+        store.flusher.flush_log()
+        clock.ms += 999
+        store.flusher.request_again()
+        assert rounds.told == []
+        clock.ms += 1
+        store.flusher.request_again()
+        rounds.wait(lambda told: told[1] is not None)
+        gate.error = None
 
 
 def test_refused_flush_is_told_and_moves_nothing(broken: tuple[MessageStore, Rounds, int]) -> None:

@@ -380,6 +380,17 @@ def test_figures_of_a_snapshot() -> None:
     }  # fmt: skip
 
 
+def test_the_slave_with_the_most_missing_bytes_counts_for_its_host() -> None:
+    several = snapshot()
+    assert several.brokers[0].ha is not None
+    several.brokers[0].ha.ha_connection_info = [
+        HaConnectionInfo(addr=f"10.0.0.{host}:{port}", diff=diff)
+        for host, port, diff in ((2, 40001, 5), (2, 40002, 9), (3, 40003, 11), (2, 40004, 7))
+    ]
+    found = {name: value for figure, name, value in told(several) if figure == "slave"}
+    assert found == {"b@10.0.0.2": 9, "b@10.0.0.3": 11}
+
+
 def test_what_a_silent_broker_told_last_is_unknown() -> None:
     found = {(figure, name): value for figure, name, value in values_of(snapshot(trouble="no answer within 3 s"))}
     silent = {key for key, value in found.items() if value is None}

@@ -392,6 +392,17 @@ async def test_the_waiting_messages_are_counted_by_topic(tmp_path):
     assert {topic: count["count"] for topic, count in stored["timingCount"].items()} == {"A": 0, "B": 0}
 
 
+async def test_waiting_messages_are_counted_by_the_time_within_which_they_are_due(tmp_path):
+    async with timed(tmp_path) as one:
+        # A message due at T is in the slot that begins at T - STEP_MS: the slot has to begin before a bound.
+        for ahead_ms in (1000, 5000, 5000 + STEP_MS, 60_000, 60_000 + STEP_MS, 150_000):
+            one.at(ahead_ms)
+        await one.on_wheel(6)
+        counts = await one.timer.due_within_s()
+        assert counts == {5: 2, 60: 2, 300: 2, 900: 0, 3600: 0, 14_400: 0, 28_800: 0, 86_400: 0}
+        assert one.timer.pending == sum(counts.values())
+
+
 @pytest.mark.parametrize("follows", [True, False])
 async def test_only_a_slave_takes_the_counts_of_its_master(tmp_path, follows):
     async with timed(tmp_path, follows=follows) as broker:

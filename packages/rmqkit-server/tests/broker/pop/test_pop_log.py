@@ -130,6 +130,20 @@ async def test_a_group_that_a_crash_lost_gets_back_what_it_popped(tmp_path):
         assert sorted(await pop(cluster, poll_time=5000, max_msg_nums=2)) == ["a", "b"]
 
 
+@pytest.mark.parametrize(("committed", "after_start"), [(None, 3), (2, 3), (3, 3), (5, 5)])
+async def test_a_check_point_that_is_read_at_a_start_moves_its_group_forward_only(committed, after_start, tmp_path):
+    """A message in flight must not be popped a second time before its invisible time is over."""
+
+    async with Cluster(tmp_path / "store") as cluster:
+        own = context_of(cluster)
+        own.pop.check_points.add("T", "g", 0, [0, 2], pop_time=1, invisible_ms=1 << 50, queue=0)
+        if committed is not None:
+            own.offsets.commit("g", "T", 0, committed)
+        again = CheckPointStore(own.store, own.groups, own.offsets, own.settings, own.clock, own.identity.store_host)
+        again.load(8, offsets_at_ms=0, groups_at_ms=0)
+        assert own.offsets.get("g", "T", 0) == after_start
+
+
 async def test_metrics_tell_what_was_put_what_is_put_off_and_what_is_late(tmp_path):
     async with Cluster(tmp_path / "store", broker={"pop_buffer_merge": True}) as cluster:
         await sent(cluster, *"abc")

@@ -105,6 +105,17 @@ async def test_retries_come_last_unless_a_setting_wants_them_first(percent, orde
             assert "".join(await pop(cluster, consumer_group=group)) == order
 
 
+@pytest.mark.parametrize(("percent", "order"), [(25, "3210r"), (26, "r3210")])
+async def test_a_share_of_pops_takes_retries_first(percent, order, tmp_path, monkeypatch):
+    monkeypatch.setattr("rmqkit.broker.pop.read.random.random", lambda: 0.25)
+    async with Cluster(tmp_path / "store", broker={"pop_retry_percent_by_priority": percent}) as cluster:
+        await made(cluster)
+        await sent(cluster, 0, 1, 2, 3)
+        context_of(cluster).topics.put(TopicConfig(topic_name="%RETRY%g_T", read_queue_nums=1, write_queue_nums=1))
+        await cluster.send("%RETRY%g_T", body=b"r")
+        assert "".join(await pop(cluster)) == order
+
+
 async def test_a_topic_whose_messages_are_to_be_compacted_is_refused(tmp_path):
     async with Cluster(tmp_path / "store") as cluster:
         answer = await made(cluster, attributes="+cleanup.policy=COMPACTION")

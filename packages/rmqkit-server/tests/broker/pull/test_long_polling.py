@@ -26,11 +26,10 @@ class Waiting:
         self.held = LongPolling(SYSTEM_CLOCK)
         self.answered: list[str] = []
 
-    def hold(self, name, *, queue_offset=0, wait_ms=60_000, queue_id=0, connection=None, codes=None, wants=None):
+    def hold(self, name, *, wait_ms=60_000, queue_id=0, connection=None, **wanted):
         until_ms = SYSTEM_CLOCK.monotonic_ms() + wait_ms
-        one = WaitingPull(
-            connection or object(), queue_offset, codes, until_ms, lambda: self.answered.append(name), wants
-        )
+        wanted = {"queue_offset": 0, "codes": None} | wanted
+        one = WaitingPull(connection or object(), until_ms=until_ms, retry=lambda: self.answered.append(name), **wanted)
         self.held.hold("T", queue_id, one)
 
     async def until(self, *names):
@@ -95,6 +94,18 @@ def test_answers_that_make_further_messages_readable_do_not_nest():
         waiting.held.arrived([arrival()])
         assert waiting.answered == list(range(2000))
         assert deepest == 1
+
+    in_loop(scenario)
+
+
+def test_a_moved_group_wakes_only_its_own_pulls_of_that_queue():
+    async def scenario(waiting):
+        waiting.hold("moved", group="g")
+        waiting.hold("other group", group="h")
+        waiting.hold("other queue", group="g", queue_id=1)
+        waiting.held.wake("T", 0, "g")
+        assert waiting.answered == ["moved"]
+        assert len(waiting.held) == 2
 
     in_loop(scenario)
 

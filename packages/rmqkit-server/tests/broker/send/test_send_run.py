@@ -140,7 +140,7 @@ ODD = {
     "no key": {"properties": "TAGS\x01t\x02"},
     "delayed": {"properties": "UNIQ_KEY\x01D\x02DELAY\x013\x02"},
     "timed": {"properties": f"UNIQ_KEY\x01D\x02TIMER_DELIVER_MS\x01{LATER_MS}\x02"},
-    "unknown queue": {"queue_id": 9},
+    "queue after the last": {"queue_id": 4},
     "any queue": {"queue_id": -1},
     "flag": {"flag": 7},
     "other topic": {"topic": "U"},
@@ -169,7 +169,7 @@ def test_sends_of_one_read_are_answered_and_stored_as_one_by_one(tmp_path, runs,
     one_by_one()
     *single, single_sizes = run_virtual(outcome("single", [[one] for one in frames]))
     assert single_sizes == []
-    is_no_run = odd in ("large", "timed", "unknown queue", "other topic", "illegal topic")  # each is put alone
+    is_no_run = odd in ("large", "timed", "queue after the last", "other topic", "illegal topic")  # each is put alone
     assert max(run_sizes) >= 3 or is_no_run, "some were stored together"
     if odd == "any queue":
         return  # the broker takes one at random
@@ -242,7 +242,7 @@ BATCHES = {
     "of a transaction": {"properties": "UNIQ_KEY\x01B\x02TRAN_MSG\x01true\x02", "sys_flag": 4},
     "large": {"count": 150},
     "many": {"count": 2049},
-    "unknown queue": {"queue_id": 9},
+    "queue after the last": {"queue_id": 4},
     "retried": {"topic": "%RETRY%g"},
 }
 
@@ -445,6 +445,16 @@ def test_a_run_that_waited_is_answered_like_single_sends(
     one_by_one()
     assert together == run_virtual(answers_of("single", [[one] for one in frames]))
     assert {(one[0], one[1]) for one in together.values()} == {(code, remark)}
+
+
+async def test_a_queue_that_its_topic_has_no_longer_takes_no_plain_sends(runs, cluster):
+    async with warm(cluster) as peer:
+        topics, runs[:] = context_of(cluster).topics, []
+        config = topics.get("T")
+        topics.put(msgspec.structs.replace(config, read_queue_nums=1, write_queue_nums=1))
+        answers = await peer.ask(frame(4, queue_id=0), frame(5, queue_id=1))
+        assert [answers[number].code for number in (4, 5)] == [ResponseCode.SUCCESS, ResponseCode.INVALID_PARAMETER]
+        assert runs == [1], "the send to queue 0 is stored on the fast path"
 
 
 async def test_runs_are_refused_while_too_many_answers_wait(runs, monkeypatch, tmp_path):

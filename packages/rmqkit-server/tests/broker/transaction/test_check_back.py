@@ -95,6 +95,57 @@ def test_a_sender_whose_clock_is_ahead_is_asked_too(halves):
     assert len(producer.asked) == 1
 
 
+ASKED, AGAIN, GIVEN_UP, LEFT = "asked", "put again", "given up", "left"
+
+
+def outcome(halves, age_ms, **properties):
+    """Return what a round does with a half message of an age."""
+    producer = halves.producer()
+    halves.half(born_timestamp=halves.clock.ms - age_ms, **properties)
+    halves.round(1)
+    if halves.given_up:
+        return GIVEN_UP
+    if producer.asked:
+        return ASKED
+    return LEFT if len(halves.records()) == 1 else AGAIN
+
+
+@pytest.mark.parametrize(
+    ("age_ms", "properties", "expected"),
+    [
+        (5999, {}, LEFT),
+        (6000, {}, ASKED),
+        (-1, {}, LEFT),
+        (-2, {}, ASKED),
+        (19_999, {"CHECK_IMMUNITY_TIME_IN_SECONDS": 20}, AGAIN),
+        (20_000, {"CHECK_IMMUNITY_TIME_IN_SECONDS": 20}, ASKED),
+        (-20_001, {"CHECK_IMMUNITY_TIME_IN_SECONDS": 20}, AGAIN),
+        (-20_002, {"CHECK_IMMUNITY_TIME_IN_SECONDS": 20}, ASKED),
+        (0, {"CHECK_IMMUNITY_TIME_IN_SECONDS": 0}, ASKED),
+        (-1, {"CHECK_IMMUNITY_TIME_IN_SECONDS": 0}, AGAIN),
+        (2 * HOUR_MS - 1, {}, ASKED),
+        (2 * HOUR_MS, {}, GIVEN_UP),
+        (2 * HOUR_MS + 19_999, {"CHECK_IMMUNITY_TIME_IN_SECONDS": 20}, ASKED),
+        (2 * HOUR_MS + 20_000, {"CHECK_IMMUNITY_TIME_IN_SECONDS": 20}, GIVEN_UP),
+        (OLD_ENOUGH, {"TRANSACTION_CHECK_TIMES": 14}, ASKED),
+        (OLD_ENOUGH, {"TRANSACTION_CHECK_TIMES": 15}, GIVEN_UP),
+        (5999, {"TRANSACTION_CHECK_TIMES": 15}, LEFT),
+    ],
+)
+def test_each_time_of_a_half_message_has_an_exact_bound(tmp_path, age_ms, properties, expected):
+    """The clock goes on by 1 ms before the round, so that a round sees the age plus 1."""
+    store = StoreSettings(commit_log_file_bytes=1 << 20, file_reserved_hours=2)
+    settings = {"transaction_timeout_ms": 6000, "transaction_checks_max": 15}
+    with HalfMessages(tmp_path / "store", store=store, **settings) as halves:
+        assert outcome(halves, age_ms, **properties) == expected
+
+
+@pytest.mark.parametrize(("counter", "next_counter"), [("0", "1"), ("7", "8"), ("-3", "1"), ("abc", "1")])
+def test_a_question_raises_the_counter_by_one(halves, counter, next_counter):
+    assert outcome(halves, OLD_ENOUGH, TRANSACTION_CHECK_TIMES=counter) == ASKED
+    assert times(halves.records()[-1]) == next_counter
+
+
 def test_decided_half_messages_are_passed_over(halves):
     producer = halves.producer()
     for number in range(5):
