@@ -387,7 +387,7 @@ def test_the_slave_with_the_most_missing_bytes_counts_for_its_host() -> None:
         HaConnectionInfo(addr=f"10.0.0.{host}:{port}", diff=diff)
         for host, port, diff in ((2, 40001, 5), (2, 40002, 9), (3, 40003, 11), (2, 40004, 7))
     ]
-    found = {name: value for figure, name, value in told(several) if figure == "slave"}
+    found = {name: value for figure, name, value in values_of(several) if figure == "slave"}
     assert found == {"b@10.0.0.2": 9, "b@10.0.0.3": 11}
 
 
