@@ -49,7 +49,7 @@ def choices_text(value_type: object) -> str:
 
 
 def has_fields(kind: object) -> bool:
-    """Whether a table says more of a class than its methods do: structs and enums."""
+    """Return True for structs and enums, which a table of fields describes better than their methods."""
     return isinstance(kind, type) and issubclass(kind, msgspec.Struct | enum.Enum)
 
 

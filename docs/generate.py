@@ -188,7 +188,7 @@ additional.
 
 
 def metrics_page() -> str:
-    """Every metric of the table, those that nobody tells at the end."""
+    """Yield every metric of the table; metrics without a source come last."""
     parts = [_METRICS_HEAD, "## Labels of all metrics\n", f"| Label | |\n{'|---' * 2}|"]
     parts += [_row(f"`{label}`", meaning) for label, meaning in metrics.COMMON.items()]
     sides = {"All servers": metrics.Server.ALL, "Broker and name server": metrics.Server.BOTH}
@@ -437,7 +437,7 @@ def vars_of(value: object) -> list[str]:
 
 
 def _first_sentence(value: object) -> str:
-    """What a docstring begins with, as one sentence; nothing for a value that has none of its own."""
+    """Return the first sentence of a docstring, or an empty text for a value without a docstring of its own."""
     if not (isinstance(value, type | ModuleType) or callable(value)):
         return ""
     text = " ".join((getattr(value, "__doc__", None) or "").split("\n\n")[0].split())

@@ -1,4 +1,4 @@
-"""How docstrings become the class reference of the site.
+"""The conversion of docstrings to the class reference of the site.
 
 Docstrings end a line with ``::`` before an example, as Python's own do; on the site that is a plain colon. The
 ``Attributes:`` of structs are left out: `docs.generate` puts a table of all fields after each of them. Notes such as
@@ -31,7 +31,7 @@ class Colons(griffe.Extension):
 
 
 def _is_struct(kind: griffe.Class) -> bool:
-    """Whether a class is a struct, as far as its bases say."""
+    """Return True if the bases of a class show that it is a struct."""
     bases = [str(base).rsplit(".", 1)[-1].partition("(")[0] for base in kind.bases]
     return any(base == "Struct" or base.endswith("Settings") for base in bases)
 

@@ -135,7 +135,7 @@ async def read_again(namesrv: str) -> set[str]:
 
 
 def spark_pipeline(store: Path, report: Path) -> None:
-    """What ``rmq pipeline summary``, ``verify`` and ``audit`` say, in one Spark session, straight from the files."""
+    """Print the results of ``rmq pipeline summary``, ``verify`` and ``audit`` from one Spark session over the files."""
     from rmqkit.spark import spark_session
     from rmqkit.spark.commands.session import collect, show
     from rmqkit.spark.jobs.audit import audit

@@ -37,7 +37,7 @@ def main(database: Path) -> None:
     with sync.Producer("bank", NAME_SERVERS) as producer:
         (queue, *_) = producer.queues("Deposits")
         first = producer.send("Deposits", Deposit("alice", 100), queue=queue)
-        # What a producer does by itself when the answer to a send gets lost: the same message once more.
+        # A producer does this by itself when the answer to a send gets lost: it sends the same message again.
         again = Message(topic="Deposits", body=Deposit("alice", 100), msg_id=first.msg_id)
         ids = {first.msg_id, producer.send(again, queue=queue).msg_id}
         ids.add(producer.send("Deposits", Deposit("bob", 50), queue=queue).msg_id)

@@ -28,7 +28,7 @@ async def main() -> None:
         order, event = message.body.decode().split()
         if event == "packed" and order not in failed:
             failed.add(order)
-            raise RuntimeError("no boxes left")  # comes again, before "shipped"
+            raise RuntimeError("no boxes left")  # retried before "shipped" is delivered
         histories[order].append(event)
         if sum(map(len, histories.values())) == ORDERS * len(EVENTS):
             await consumer.close()  # a service runs until SIGTERM instead

@@ -26,7 +26,7 @@ TOPIC = f"Jobs{time.time_ns()}"
 
 
 async def first_of(consumer: PopConsumer) -> list[ReceivedMessage]:
-    """What is popped of a topic that was just made: it takes a moment until name servers know it."""
+    """Pop messages of a new topic. It takes a moment until the name servers know the topic."""
     while True:
         try:
             return await consumer.pop(TOPIC, wait=5)

@@ -1,4 +1,4 @@
-"""Where a message has been: ``python examples/tracing.py [HOST:PORT of a name server]``; needs the extra ``otel``.
+"""The way of a message as a trace: ``python examples/tracing.py [HOST:PORT of a name server]`` (extra ``otel``).
 
 The spans of OpenTelemetry go to the screen here; programs export them to where theirs are. The trace topic has the same
 for RocketMQ's own tools: ``mqadmin queryMsgTraceById -i <msg_id>``.

@@ -38,7 +38,7 @@ async def place_order(message: Message, amount: int) -> TransactionState:
 
 
 async def is_placed(message: ReceivedMessage) -> TransactionState:
-    """What the broker is told when it did not hear how a transaction ended."""
+    """Answer the broker when it does not know the outcome of a transaction."""
     row = database.execute("SELECT amount FROM orders WHERE message_id = ?", (message.msg_id,)).fetchone()
     print(f"asked about an order: {row}")
     return TransactionState.COMMIT if row else TransactionState.ROLLBACK
