@@ -42,7 +42,7 @@ class Brokers:
         self.client = RemotingClient()
 
     async def start(self, name: str) -> Broker:
-        """Start a broker on its folder, on whatever ports are free."""
+        """Start a broker on its folder, on free ports."""
         broker_name, broker_id = name.split("-")
         broker = Broker(
             BrokerSettings(
@@ -88,7 +88,7 @@ class Brokers:
         return decode_as(answer.payload, TopicRoute) if answer.code == 0 else None
 
     async def addresses(self, topic: str, broker_name: str) -> dict[int, str]:
-        """Who bears a name, as clients are told."""
+        """Return the addresses of a broker name by broker id, as the route of the topic has them."""
         route = await self.route(topic)
         groups = [] if route is None else route.broker_datas
         return next((group.broker_addrs for group in groups if group.broker_name == broker_name), {})

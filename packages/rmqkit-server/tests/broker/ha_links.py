@@ -38,7 +38,7 @@ class Slave(asyncio.Protocol):
         self.is_open = False
 
     async def close(self):
-        """Whoever ends a loop on which a transport is open is told of it in some later test."""
+        """Close the transport. If it is still open when the loop closes, some later test gets a ResourceWarning."""
         self.transport.abort()
         await until(lambda: not self.is_open)
 
@@ -73,7 +73,7 @@ class Slave(asyncio.Protocol):
 
 
 class Master:
-    """A store, a `HaMaster` over it, its port, and how often copies were told of."""
+    """A store, a `HaMaster` over it, its port, and the number of reported copies."""
 
     def __init__(self, root, clock, settings, store_settings, ask_members, tls):
         self.clock = clock

@@ -86,7 +86,7 @@ class HalfMessages:
 
     @property
     def positions(self):
-        """How far the rounds have come, in the half queue and in the op queue."""
+        """Return the offsets that the check cycles have reached in the half queue and in the op queue."""
         return tuple(self.offsets.get(TRANSACTION_GROUP, topic, 0) for topic in (HALF_TOPIC, OP_HALF_TOPIC))
 
     def close(self):

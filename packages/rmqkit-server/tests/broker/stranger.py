@@ -1,4 +1,4 @@
-"""A client made of `struct`, `json` and `hmac` alone: it shares no code with the servers that it asks."""
+"""A client made of `struct`, `json` and `hmac` alone: it shares no code with the servers that it calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import struct
 
 
 class Answer:
-    """What a server answered; ``fields`` are its extFields."""
+    """A server's answer. ``fields`` are its extFields."""
 
     def __init__(self, header: dict, body: bytes) -> None:
         self.code = header["code"]

@@ -1,4 +1,4 @@
-"""What a stranger can cost a broker or a name server, shown by plain sockets that know nothing of our codecs."""
+"""The cost of unauthenticated clients for a broker or a name server, measured with plain sockets without our codecs."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ FIRST_EXPRESSIONS = {
 
 @pytest.fixture
 def without_parser(monkeypatch):
-    """As a process begins: lark is not imported, and nothing of SQL92 is made. Gives the threads that made a parser."""
+    """Restore the state of a new process: no lark module, no SQL92 parser. Yield the threads that create a parser."""
     makers: list[threading.Thread] = []
 
     class NotingTerms(sql92._Terms):

@@ -1,4 +1,4 @@
-"""A broker stops in one order, whatever fails on the way, and however far its start came."""
+"""A broker stops in one order, even if a step fails or its start was incomplete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a broker counts and tells Prometheus. That it is what Apache's tells: tests/interop/test_metrics.py."""
+"""The broker's Prometheus metrics. tests/interop/test_metrics.py compares them with those of Apache's broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long puts take, as the tools show it (behaviour.md §9.10)."""
+"""Durations of puts, as the tools show them (behaviour.md §9.10)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What name servers are told, and what is taken from their answers (behaviour.md §1.7, §2.3)."""
+"""Registrations at name servers, and the use of their answers (behaviour.md §1.7, §2.3)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What servers keep from those who may not have it, asked by a client that shares no code with them."""
+"""Data that servers refuse to unauthorized clients, requested by a client that shares no code with the servers."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def as_broker(address, name="broker-a", broker_id=0, cluster="DefaultCluster"):
 
 
 async def told(servers):
-    """What clients are told of brokers and of a topic."""
+    """Return the tables of brokers and of a topic that clients get."""
     answers = [await ask(servers.namesrv_address, CLUSTERS), await ask(servers.namesrv_address, ROUTE, topic="TBW102")]
     return [answer.table for answer in answers]
 

@@ -1,4 +1,4 @@
-"""What the name server's tests share."""
+"""Fixtures of the name server's tests."""
 
 from collections.abc import AsyncIterator
 

@@ -1,4 +1,4 @@
-"""What a ``namesrv.conf`` may say (behaviour.md §1.1)."""
+"""Settings of a ``namesrv.conf`` (behaviour.md §1.1)."""
 
 from __future__ import annotations
 

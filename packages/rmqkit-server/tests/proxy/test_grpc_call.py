@@ -1,4 +1,4 @@
-"""What gRPC makes of HTTP/2: framing, compression, deadlines, statuses. Source: gRPC over HTTP/2."""
+"""gRPC over HTTP/2: framing, compression, deadlines, statuses. Source: gRPC over HTTP/2."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Client(Peer):
         self.sends(GREETING)
 
     async def ask(self, name, *messages, ends=True, path=None, **headers):
-        """What comes back for one call, when nothing more comes."""
+        """Make one call and return all frames of its answer."""
         own = {"te": "trailers", "content-type": "application/grpc", **headers}
         listed = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", (path or f"/{SERVICE}/{name}").encode())]
         listed += [(key.replace("_", "-").encode(), value.encode()) for key, value in own.items()]
@@ -316,7 +316,7 @@ HEADER = st.sampled_from(USUAL) | st.tuples(st.sampled_from(NAMES), st.sampled_f
 
 
 def what_headers_begin(headers, *, with_core):
-    """What is written, and what a call knows of itself."""
+    """Return the bytes written for a request, and the names, metadata and deadlines of its calls."""
 
     async def main():
         client = Client(with_core=with_core)

@@ -117,7 +117,7 @@ class Peer(Http2Connection):
         self.flush()
 
     def sends(self, *frames):
-        """What comes back for some frames."""
+        """Send frames and return the bytes of the answer."""
         self.data_received(b"".join(frames))
         return self.read()
 

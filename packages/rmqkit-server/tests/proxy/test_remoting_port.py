@@ -297,7 +297,7 @@ async def test_a_request_that_names_no_broker_is_refused_where_there_are_several
 
 
 async def test_a_request_that_names_no_broker_goes_to_the_only_one():
-    """As from clients of 4.x, which know no such field."""
+    """Clients of 4.x do not send the field."""
     async with Cluster() as cluster, before(cluster) as ask:
         assert (await ask(RequestCode.SEND_MESSAGE_V2, b="T", e="0")).code == OK
 
@@ -506,7 +506,7 @@ async def test_what_a_broker_refuses_is_told_in_its_words():
 @pytest.mark.real_time
 @pytest.mark.skipif(OPENSSL is None, reason=REASON)
 async def test_clients_may_encrypt_and_speak_grpc_at_the_same_port():
-    """As at the other port. HTTP/2 begins with the server's settings."""
+    """The remoting port accepts TLS and gRPC too. HTTP/2 begins with the server's settings."""
     async with Cluster() as cluster:
         cluster.topic("T")
         async with Proxy(settings(cluster.namesrv), tls=ServerTls(ServerTlsSettings())) as proxy:

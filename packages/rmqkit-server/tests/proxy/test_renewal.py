@@ -1,4 +1,4 @@
-"""What is renewed while clients acknowledge and leave. Source: grpc.md §8.2."""
+"""Renewals while clients acknowledge messages and leave. Source: grpc.md §8.2."""
 
 from __future__ import annotations
 

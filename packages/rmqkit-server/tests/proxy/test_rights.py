@@ -1,4 +1,4 @@
-"""Who signed a call of gRPC, and what they may do, in a broker and in front of it. Source: grpc.md §2.2, §2.3, §17."""
+"""Signatures of gRPC calls and permissions of users, in a broker and in a proxy. Source: grpc.md §2.2, §2.3, §17."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""What users may do by their policies (behaviour.md §9.8). All requests, with Apache's broker beside ours, are in
-``tests/interop/test_authorization.py``."""
+"""Policies: the actions that they allow users (behaviour.md §9.8).
+
+``tests/interop/test_authorization.py`` compares every request with Apache's broker."""
 
 from __future__ import annotations
 
@@ -186,7 +187,7 @@ ENTRIES = st.lists(
 
 
 def most_special(entries, resource, actions, ip):
-    """As the reference does it: look at every entry."""
+    """Return the most special entry, found as in the reference: by a look at every entry."""
     found = [
         one
         for one in entries

@@ -198,7 +198,7 @@ async def lite_pull(cluster):
 
 
 async def perm_told(cluster):
-    """The permission of a topic as the name server tells it."""
+    """Return the permission of the topic in the name server's route."""
     question = request(RequestCode.GET_ROUTEINFO_BY_TOPIC, RouteRequest("T", accept_standard_json_only=True))
     answer = await cluster.client.call(cluster.standalone.namesrv_address, question, 60_000)
     return decode_as(answer.body, TopicRoute).queue_datas[0].perm

@@ -1,4 +1,4 @@
-"""Who is connected, and what they are asked through the broker (remoting.md §4.4, §4.5)."""
+"""Connected clients, and requests that the broker forwards to them (remoting.md §4.4, §4.5)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far groups are, and counters: 208, 303, 308, 315, 317 (remoting.md §4.4, §6.4.9, §6.4.13, §6.7)."""
+"""The progress of groups, and counters: 208, 303, 308, 315, 317 (remoting.md §4.4, §6.4.9, §6.4.13, §6.7)."""
 
 from __future__ import annotations
 

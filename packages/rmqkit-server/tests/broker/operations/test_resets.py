@@ -211,7 +211,7 @@ async def test_a_second_reset_sends_everybody_again(cluster):
 
 
 def listener(cluster):
-    """A client that keeps what it is told; its notices have topic, group, timestamp, force and the table."""
+    """Return a client and the list of its notices: topic, group, timestamp, force and the table of each."""
     told = []
 
     def reset(connection, command: Command):

@@ -1,4 +1,4 @@
-"""POP at the broker: what is given away, hidden, acknowledged, and comes again (behaviour.md §4.7 to §4.14)."""
+"""POP at the broker: messages are popped, hidden, acknowledged and redelivered (behaviour.md §4.7 to §4.14)."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def test_what_was_popped_is_hidden_until_it_comes_again_counted_once_more(
         assert (await pop(cluster)).code == ResponseCode.POLLING_TIMEOUT
         assert (await ack(cluster, first.handles["b"])).code == 0
         messages, handles = {}, {}
-        while len(messages) < 2:  # they come in one answer unless the waiting pop is told of the first alone
+        while len(messages) < 2:  # one answer has both, unless the first message alone wakes the waiting pop
             again = await pop(cluster, poll_time=8000, max_msg_nums=2)
             messages |= again.messages
             handles |= again.handles

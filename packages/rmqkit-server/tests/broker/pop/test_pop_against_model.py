@@ -1,10 +1,10 @@
 """The POP service against a model of dictionaries, under random pops, acks, changes, refusals, kills and restarts.
 
-The model knows for each message of each queue whether it is ready, in flight until a time, or done with. Every answer
-of the handlers has to be what the model expects: which messages, in which order, how many are left, how often each was
-delivered. A kill leaves the files as they are (the page cache survives the process), with offsets and groups as they
-were written last: no message may be lost by it, and only acks that were put off (``enablePopBufferMerge``) or messages
-that came again without a record of it (the store refused it) may be repeated.
+The model knows for each message of each queue whether it is ready, in flight until a time, or finished. Every answer of
+the handlers has to have the messages, the order, the number of messages left and the delivery counts that the model
+expects. A kill leaves the files unchanged (the page cache survives the process), with offsets and groups as they were
+last written. No message may be lost by a kill. Only acks that were not yet stored (``enablePopBufferMerge``) and
+redeliveries that the store refused to record may be repeated.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ Place = tuple[str, int, int]
 
 @dataclass
 class InFlight:
-    """What the model knows of a message that was popped: which it is, and when it comes again."""
+    """A popped message in the model: its place, and the time of its redelivery."""
 
     place: Place
     due_ms: int
@@ -71,12 +71,12 @@ class InFlight:
 
 @dataclass
 class Model:
-    """Messages by queue, the next one of each queue to pop, and what is in flight.
+    """Messages by queue, the next message to pop of each queue, and the messages in flight.
 
     Attributes:
-        messages: body and how often it came before, by queue, in the order of their offsets.
-        in_flight: by handle; a message is there twice when a kill took away that its time was changed.
-        unwritten: acknowledged, or come again, without a record of it: a kill repeats them.
+        messages: body and number of earlier deliveries, by queue, in the order of their offsets.
+        in_flight: by handle. A message has two entries when a kill lost the change of its invisible time.
+        unwritten: acknowledged or redelivered without a record in the store. A kill repeats these messages.
     """
 
     messages: dict[Queue, list[tuple[str, int]]] = field(default_factory=dict)
@@ -293,7 +293,7 @@ class PopMachine(RuleBasedStateMachine):
 
     @rule(ms=st.sampled_from([1, 60, 1100, 70_000]), refused=st.sampled_from([False] * 5 + [True]))
     def revive(self, ms: int, refused: bool) -> None:
-        """Time passes; what is due comes again."""
+        """Let time pass, and check that the due messages are redelivered."""
         self.clock.ms += ms
         model, now_ms = self.model, self.clock.now_ms()
         due = model.due(now_ms)
@@ -314,7 +314,7 @@ class PopMachine(RuleBasedStateMachine):
 
     @rule(groups=st.booleans())
     def write_tables(self, groups: bool) -> None:
-        """As a broker does every few seconds, each table by itself."""
+        """Write one of the tables. A broker writes each table every few seconds."""
         if groups:
             self.loop.run_until_complete(self.groups.write_new())
             self.date("subscriptionGroup.json")

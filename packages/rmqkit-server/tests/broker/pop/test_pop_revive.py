@@ -1,4 +1,4 @@
-"""What comes again, where something else goes wrong meanwhile (behaviour.md §4.12)."""
+"""Redelivery of popped messages while something else fails (behaviour.md §4.12)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who acts for a master that is gone, when it stops, and what a broker that comes back takes over.
+"""The acting master: its election, its end, and the state that a returning broker takes over.
 
 Source: behaviour.md §1.8, §10.5; remoting.md §4.4 (905, 906).
 """
@@ -466,7 +466,9 @@ def test_a_member_that_does_not_answer_is_asked_again_and_left_after_a_while(tmp
     monkeypatch.setattr("rmqkit.broker.replication.acting_master._TRIES", 3)
 
     async def scenario(group):
-        group.members_known = {1: group.master.address}  # it refuses whatever it has no answer for
+        group.members_known = {
+            1: group.master.address
+        }  # this member refuses the exchange: it has no answer for the request
         await group.pre_online().run()
         assert len(group.master.asked(EXCHANGE)) == 3
         assert f"registering without the progress of the others: {group.master.address}" in caplog.text

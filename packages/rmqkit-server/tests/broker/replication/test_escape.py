@@ -1,4 +1,4 @@
-"""What an acting master puts at other brokers: messages as they are sent, and delivery and check-back that send them.
+"""Messages that an acting master stores at other brokers: the sends, and the delivery and check-back that send them.
 
 Source: behaviour.md §9.1 (7), §10.5.
 """
@@ -43,7 +43,7 @@ class Other(Cluster):
         return self
 
     async def stored(self, topic="T", queue_id=0):
-        """What lies in a queue, with named properties."""
+        """Return the records of a queue, each with its decoded properties."""
         records = read_all(self.standalone.broker.context.store, topic, queue_id)
         return [(record, decode_properties(record.properties)) for record in records]
 
@@ -158,7 +158,7 @@ def test_an_answer_other_than_success_does_not_count(other):
 
 
 class Elsewhere:
-    """Other brokers that take what they are told to take."""
+    """Other brokers that store every message except the bodies in ``refuses``."""
 
     def __init__(self):
         self.refuses = set()

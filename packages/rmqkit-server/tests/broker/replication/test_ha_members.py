@@ -1,4 +1,4 @@
-"""Who may follow a master's log and whose copies count; TLS on the HA port."""
+"""Members: brokers that may replicate a master's log, and whose copies confirm a message. Also TLS on the HA port."""
 
 from __future__ import annotations
 

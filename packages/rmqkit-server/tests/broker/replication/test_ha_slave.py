@@ -1,4 +1,4 @@
-"""A slave's side of replication, against a master that does what it is told (store.md §21.2, §21.4)."""
+"""A slave's side of replication, against a master that the test controls (store.md §21.2, §21.4)."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def log_of(store):
 
 
 def frames_of(store, offset=0, size_max=300):
-    """What a master sends that has a store, from an offset on."""
+    """Return the frames with a store's log from an offset on, as a master sends them."""
     frames = []
     while part := store.log_part(offset, size_max):
         frames.append(frame(offset, part))
@@ -113,7 +113,7 @@ class Link:
 
 
 class Master:
-    """An HA port that says what it is told to, and a main port that answers for a store."""
+    """An HA port that the test controls, and a main port that answers from a store."""
 
     def __init__(self, store=None):
         self.store = store
@@ -173,7 +173,7 @@ class Master:
 
 @asynccontextmanager
 async def slave_at(root, *, flush=FlushDiskType.ASYNC_FLUSH, broker=None, prepare=None, **store_settings):
-    """A slave with its open store; it follows when it is told to."""
+    """Yield a slave with its open store. The test starts the replication."""
     store_settings = small_settings(flush_disk_type=flush, **store_settings)
     store = MessageStore(
         root,
@@ -766,7 +766,7 @@ async def test_a_master_that_cannot_be_asked_is_not_followed_yet(tmp_path, caplo
 
 
 def test_a_stream_that_is_no_continuation_stops_the_slave(tmp_path, caplog):
-    """What an Apache master sends to a slave that was ahead of it: bytes from the middle of a record."""
+    """An Apache master sends bytes from the middle of a record to a slave that was ahead of it."""
 
     async def scenario():
         async with pair(tmp_path) as (master, slave):

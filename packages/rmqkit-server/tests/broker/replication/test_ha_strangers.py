@@ -1,4 +1,4 @@
-"""What a stranger can do at the HA port: raw sockets that know nothing of rmqkit's protocol code."""
+"""Unauthenticated clients at the HA port: raw sockets without rmqkit's protocol code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a slave copies from its master's tables (store.md §21.6, behaviour.md §10.1)."""
+"""The tables that a slave copies from its master (store.md §21.6, behaviour.md §10.1)."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ TIMED = [61, 60]
 
 
 class Master:
-    """A master that answers what it is told to, on a main and on a fast port."""
+    """A master with answers set by the test, on a main and on a fast port."""
 
     def __init__(self):
         self.asked: list[tuple[str, int, dict[str, str]]] = []

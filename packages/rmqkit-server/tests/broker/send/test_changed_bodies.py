@@ -1,4 +1,4 @@
-"""What a broker stores once more is what was sent: a body that changed on the disk gets no new CRC, and is told."""
+"""A body that changed on the disk gets no new CRC when the broker stores the message again. The change is logged."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_a_replay_of_a_store_leaves_out_messages_with_another_body(tmp_path: Pat
 
 
 async def test_a_timed_message_whose_topic_changed_is_delivered_and_told(tmp_path, caplog):
-    """Nobody can say whether the record or its unit in the timer log is the damaged one."""
+    """The damage can be in the record or in its unit in the timer log."""
     async with timed(tmp_path) as one:
         one.at(20 * STEP_MS, b"timed")
         await one.on_wheel(1)
@@ -184,7 +184,7 @@ async def test_a_timed_message_whose_topic_changed_is_delivered_and_told(tmp_pat
     ],
 )
 async def test_a_unit_of_the_timer_log_that_is_not_as_its_record_makes_it_is_found(tmp_path, at, octet, said):
-    """The start tells of it when the message is due."""
+    """After the repair, a restarted broker delivers both messages."""
     async with timed(tmp_path) as one:
         one.at(20 * STEP_MS, b"first")
         one.at(20 * STEP_MS, b"second")
