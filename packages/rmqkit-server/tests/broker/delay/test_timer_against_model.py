@@ -6,7 +6,7 @@ and no message is repeated. A step back of less than five seconds changes nothin
 reached already is delivered at once. A kill leaves the files unchanged (the page cache survives the process). Messages
 delivered since the state was last written may be repeated, and no message is lost.
 
-These tests recall only messages that are due within the roll window. A message with a longer delay is put into the timer
+The tests recall only messages that are due within the roll window. A message with a longer delay is put into the timer
 topic again after each window, and so is its marker. If the clock jumps past that point and past the delivery time, the
 message is delivered at once, as by Apache's broker.
 """
