@@ -1,4 +1,4 @@
-"""What tests look at inside a client: the one place that knows these private names."""
+"""Access of tests to private names of a client. No other test file uses these names."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ def coordinator_of(consumer: Any) -> Any:
 
 
 def offsets_of(consumer: Any) -> Any:
-    """Where a consumer keeps what it has consumed."""
+    """Return the object in which a consumer stores its consumed offsets."""
     return consumer._offsets
 
 
 def poll_buffer_of(consumer: Any) -> Any:
-    """What was pulled and not polled yet."""
+    """Return the buffer of messages that were pulled and not polled yet."""
     return consumer._poll_buffer
 
 
