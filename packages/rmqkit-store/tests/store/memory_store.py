@@ -1,9 +1,9 @@
-"""A store in memory, with the answers of `MessageStore`: the model its tests hold it against.
+"""A store in memory with the answers of `MessageStore`: the model in the tests of the file store.
 
-It keeps one list of records per queue and does everything the slow and obvious way; numbers, offsets, record bytes,
-statuses and limits are those of a file store with the same settings and clock, as far as memory has them: a disk
-neither fills up nor fails, everything is durable at once and counts as being in memory. `truncate` does what a power
-cut does to a log, `drop_before` what retention does to it. Topics with batch queues are for file stores alone.
+It stores one list of records per queue and does all work in the slow and obvious way. Numbers, offsets, record bytes,
+statuses and limits are those of a file store with the same settings and clock. There is no disk that could fill up or
+fail: every record is durable at once and counts as in memory. `truncate` has the effect of a power cut on a log, and
+`drop_before` that of retention. Batch queues are not supported.
 Owner thread only. Source: store.md §3.6, §3.7, §16.
 """
 
@@ -75,7 +75,7 @@ class MemoryStore:
 
     @property
     def dispatched_offset(self) -> int:
-        """Whatever was put is readable."""
+        """The end of the log: every stored record is readable."""
         return self.max_physical_offset
 
     def open(self) -> None:
@@ -87,7 +87,7 @@ class MemoryStore:
         self.is_writable = False
 
     def batch(self) -> AbstractContextManager[None]:
-        """What is put inside is readable at once, as always."""
+        """Return a context without effect: records are readable at once anyway."""
         return nullcontext()
 
     def request_flush(self) -> None:
@@ -254,7 +254,7 @@ class MemoryStore:
         return low + bisect_left(times, timestamp_ms)
 
     def is_in_memory(self, topic: str, queue_id: int, queue_offset: int) -> bool:
-        """Whether a message exists."""
+        """Return True if the message exists."""
         return 0 <= queue_offset < self.max_offset(topic, queue_id)
 
     def record_at(self, physical_offset: int) -> memoryview | None:
@@ -316,7 +316,7 @@ def _record(message: InnerMessage, entry: BatchEntry, queue_offset: int, physica
 
 
 def _keys(arrival: DispatchRequest) -> set[str]:
-    """What a record is indexed under; nothing for a message that was rolled back. Source: store.md §7.2."""
+    """Return the index keys of a record; a rolled-back message has none. Source: store.md §7.2."""
     if arrival.sys_flag & TRANSACTION_MASK == TRANSACTION_ROLLBACK:
         return set()
     unique, keys, tags = (find_property(arrival.properties, name) or b"" for name in (b"UNIQ_KEY", b"KEYS", b"TAGS"))

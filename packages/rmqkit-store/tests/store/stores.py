@@ -1,4 +1,4 @@
-"""What the store's tests share: small messages, small files, stores that are closed in the end."""
+"""Helpers of the store's tests: small messages, small files, stores that are closed at the end."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def read_all(store: MessageStore, topic: str, queue_id: int = 0) -> list[Record]
 
 
 def copy_store(root: Path, to: Path) -> Path:
-    """What a crash leaves: the directory as it is now, also of a store that puts new files in place of old ones."""
+    """Copy the directory as a crash would leave it, also while the store replaces files by new ones."""
     shutil.copytree(root, to, copy_function=_copy_what_is_there)
     return to
 

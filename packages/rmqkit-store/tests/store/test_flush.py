@@ -1,4 +1,4 @@
-"""When a message is on the disk, and what happens when the disk refuses: store.md §13."""
+"""Flushes: the time at which a message is durable, and errors of the disk. Source: store.md §13."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def sync_settings(**changes: Any) -> Any:
 
 
 class Rounds:
-    """Collects what ``on_durable`` was told."""
+    """An ``on_durable`` callback that collects its calls."""
 
     def __init__(self) -> None:
         self.told: list[tuple[int, OSError | None]] = []
@@ -42,7 +42,7 @@ class Rounds:
 
 
 class Gate:
-    """Stands for fdatasync of log files: counts, and waits or fails when told."""
+    """A stand-in for fdatasync of log files. It counts calls, blocks until ``open`` is set, and raises ``error``."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
@@ -336,7 +336,7 @@ def test_queue_entries_that_the_page_cache_dropped_stop_the_store(
 def test_a_thread_that_fails_in_any_way_ends_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, is_pooled: bool
 ) -> None:
-    """Nobody would flush what is acknowledged."""
+    """Without the thread acknowledged messages would never be flushed."""
     rounds, threads, real = Rounds(), ("store-flush", "store-queues", "store-commit"), getattr(os, function)
 
     def fail(*arguments: Any) -> Any:

@@ -506,7 +506,7 @@ def test_golden_store_goes_on_with_new_messages(tmp_path: Path) -> None:
 
 
 def test_a_store_that_was_killed_is_recovered_where_abort_is_missing(tmp_path: Path) -> None:
-    """What its queues held in memory is only in the log: without the recovery it would be lost in silence."""
+    """Entries that the queues held in memory are only in the log. Without the recovery they would be lost unnoticed."""
     store = MessageStore(tmp_path / "s", small_settings(queue_flush_interval_ms=3_600_000))
     store.open()
     try:

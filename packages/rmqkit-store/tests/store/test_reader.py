@@ -1,4 +1,4 @@
-"""What a read returns, row by row: store.md §16, §17.1."""
+"""Results of reads, row by row: store.md §16, §17.1."""
 
 from __future__ import annotations
 
@@ -380,7 +380,7 @@ def damaged(root: Path, name: str) -> None:
 
 
 def everything(store: MessageStore, count_max: int, **options: Any) -> list[int]:
-    """What a consumer gets that follows ``next_begin_offset``."""
+    """Return the offsets that a consumer reads if it follows ``next_begin_offset``."""
     got: list[int] = []
     offset = 0
     while offset < store.max_offset("TopicTest", 0):
@@ -438,7 +438,7 @@ def test_what_this_process_wrote_is_not_looked_at(tmp_path: Path, monkeypatch: p
 
 
 def test_records_that_all_lie_at_too_low_a_place_are_served(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """As a broker enters them whose log skips numbers."""
+    """A broker whose log skips numbers writes such entries."""
     with opened(tmp_path / "s", roomy()) as store:
         places = [one.physical_offset for one in put_all(store, *(message(body=bytes(60)) for _ in range(9)))]
     log = tmp_path / "s" / "commitlog" / f"{0:020d}"

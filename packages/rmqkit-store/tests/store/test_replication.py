@@ -1,6 +1,6 @@
-"""A slave's log: bytes of a master in parts of any size, and what is dispatched of them. store.md §3.6, §11, §21.
+"""A slave's log: a master's bytes in parts of any size, and the dispatch of their records. store.md §3.6, §11, §21.
 
-Literals are Apache's: what its 5.4.0 master sent, and the logs of the golden stores with the queues it made of them.
+Literals are Apache's: bytes that its 5.4.0 master sent, and the logs and queues of the golden stores.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ slower = settings(slow, max_examples=6)
 
 @pytest.fixture(autouse=True)
 def path_of_dispatch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which way records are dispatched, whatever waits."""
+    """Choose the bulk or the single dispatch of records for any number of waiting bytes."""
     is_bulk = request.node.callspec.params.get("is_bulk", False) if hasattr(request.node, "callspec") else False
     monkeypatch.setattr(replication, "_BULK_FROM_BYTES", 1 if is_bulk else 1 << 40)
 
@@ -62,7 +62,7 @@ def quiet(**changes: Any) -> StoreSettings:
 
 
 def parts_of(master: MessageStore, part_bytes: int = 1 << 20, start: int | None = None) -> list[Part]:
-    """What a master sends a slave, as its own log's parts."""
+    """Return the parts of a master's log as the master sends them to a slave."""
     at = max(0, master.min_physical_offset) if start is None else start
     parts: list[Part] = []
     while part := master.log_part(at, part_bytes):
@@ -425,7 +425,7 @@ def test_record_whose_parts_do_not_add_up_ends_the_log(
 
 
 def is_head_kept(log: bytes, changed: bytes, at: int) -> bool:
-    """Whether size, magic and physical offset of a record are what they were; of a blank its eight bytes."""
+    """Return True if size, magic and physical offset of a record are unchanged, or the eight bytes of a blank."""
     is_blank = struct.unpack_from(">i", log, at + 4)[0] == BLANK_MAGIC
     ranges = [(at, at + 8)] if is_blank else [(at, at + 8), (at + 28, at + 36)]
     return all(log[low:high] == changed[low:high] for low, high in ranges)
@@ -717,7 +717,7 @@ def test_far_behind_the_page_cache_drops_what_is_durable_and_dispatched(
     assert all(before[1] <= after[0] for before, after in itertools.pairwise(dropped))
 
 
-# ---- what others are told
+# ---- callbacks
 
 
 @both_paths

@@ -1,4 +1,4 @@
-"""Retention: when files go, which ones, what follows, and what a full disk does. store.md §4.4, §4.5, §7.4, §15."""
+"""Retention: time, choice and effects of deletions, and full disks. store.md §4.4, §4.5, §7.4, §15."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ TOPIC = "TopicTest"
 
 
 class Disk:
-    """How full the disks are said to be."""
+    """The usage of the disks in percent, by directory name."""
 
     def __init__(self, percent: int = IDLE, **by_name: int) -> None:
         self.percent = percent

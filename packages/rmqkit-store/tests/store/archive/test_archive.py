@@ -1,4 +1,4 @@
-"""Sealed segments: what is in them, reading them, and places that refuse or change them."""
+"""Sealed segments: their contents, reads of them, and object stores that refuse or change them."""
 
 from __future__ import annotations
 
@@ -294,7 +294,7 @@ def written(folder: Path, count: int, *, queues: int = 1, body: bytes = b"", fil
 
 
 def held_bytes(work: Callable[[], object]) -> tuple[int, int]:
-    """What Python's memory grows by while something works: in the end, and at most."""
+    """Return the growth of Python's memory during ``work``: at the end, and the maximum."""
     gc.collect()
     tracemalloc.start()
     try:

@@ -1,4 +1,4 @@
-"""What a segment is made of: read in runs it is the same as read one record after the other."""
+"""The contents of a segment: reads in runs have the same result as reads of single records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys on disk, in as many files as it takes: store.md §7."""
+"""Keys on disk, in one or several index files: store.md §7."""
 
 from __future__ import annotations
 
@@ -582,7 +582,7 @@ def test_golden_key_queries(tmp_path: Path, name: str) -> None:
             found = store.query(asked["topic"], asked["key"], 64, *ALL_TIME)
             kept = [offset for offset in found.physical_offsets if _has_key(store, offset, asked)]
             if asked.get("unique"):
-                # a unique key brings the newest copy; inner batches are not told apart by their members' keys
+                # A unique key finds the newest copy. Members' keys do not distinguish inner batches.
                 assert set(asked["physicalOffsets"]) <= set(kept), asked
             elif "error" not in asked:
                 assert kept == asked["physicalOffsets"], asked
@@ -646,14 +646,14 @@ def test_runs_leave_the_files_that_single_puts_leave(tmp_path_factory, records, 
 
 
 def hashed(topic, physical_offset, store_timestamp, properties):
-    """What the dispatcher passes on of a record that the core read."""
+    """Return the dispatch request of a record that the core read."""
     hashes = key_hashes(topic, find_keys(properties), with_tags=True)
     packed = struct.pack(f"={len(hashes)}i", *hashes)
     return DispatchRequest(topic, 0, 0, 0, store_timestamp, physical_offset, 99, 0, properties, 1, None, packed)
 
 
 def key_rows(records):
-    """What the core passes on of several that were stored together."""
+    """Return the core's key rows of several records that were stored together."""
     counts, first, last = [len(one.hashes) // 4 for one in records], records[0], records[-1]
     places = [(one.physical_offset, one.store_timestamp, count) for one, count in zip(records, counts, strict=True)]
     rows = b"".join([struct.pack("=qqI", *place) + one.hashes for one, place in zip(records, places, strict=True)])

@@ -116,7 +116,7 @@ def test_damaged_copy_recovers_as_the_real_broker_did(variant: str, expected: di
 
 
 def crashed(tmp_path: Path, count: int, settings: StoreSettings | None = None) -> Path:
-    """What is on the disk while a store with some messages is open."""
+    """Return a copy of the files of an open store with some messages."""
     with opened(tmp_path / "live", settings) as store:
         put_all(store, *(message(queue_id=i % 2, body=bytes([i]) * 300) for i in range(count)))
         return copy_store(store.root, tmp_path / "crashed")

@@ -1,4 +1,4 @@
-"""What lies behind the end of a log at a start: sound records are refused or set aside, never gone in silence."""
+"""Data after the end of a log at a start: sound records are refused or set aside, never dropped without a log line."""
 
 from __future__ import annotations
 

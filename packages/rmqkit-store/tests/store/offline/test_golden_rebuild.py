@@ -1,12 +1,12 @@
-"""Every golden store, its queues and index made again from its log alone, byte for byte (store.md §11).
+"""The queues and the index of every golden store, rebuilt from its log alone, byte for byte (store.md §11).
 
 | Part | Compared |
 |---|---|
 | index, batch consume queues | every file whole (index files by their order: names are times of creation) |
 | consume queues and their extension | every file whole, where no unit of the queue holds a filter bitmap |
-| where one does | offset, size, and the unit's tags code and store time; bitmaps depend on live filters |
+| where a unit holds a bitmap | offset, size, and the unit's tags code and store time; bitmaps depend on live filters |
 
-Queues of light topics (`%LMQ%`) are among them: the brokers had `enableLmq` and `enableMultiDispatch`.
+Queues of light topics (`%LMQ%`) are included: the brokers had `enableLmq` and `enableMultiDispatch`.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def queues_with_bitmaps(root: Path) -> set[str]:
 
 
 def bitmaps(content: bytes) -> int:
-    """How many units of an extension file hold a bitmap."""
+    """Return the number of units of an extension file that hold a bitmap."""
     at = count = 0
     while at + UNIT.size <= len(content) and (unit := UNIT.unpack_from(content, at))[0] > 0:
         count += unit[3] > 0

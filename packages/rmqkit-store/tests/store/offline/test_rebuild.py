@@ -1,4 +1,4 @@
-"""Queues and index files made anew from the log: those of real brokers come out byte for byte."""
+"""Queue and index files rebuilt from the log: they equal those of real brokers byte for byte."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of queues: which of them have files open, and what a start looks at. Source: store.md §4, §12.2."""
+"""The table of queues: the queues with open files, and the reads at a start. Source: store.md §4, §12.2."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_owner_waits_for_the_disk_when_there_are_twice_too_many(queues: ConsumeQ
 
 
 def test_files_that_wait_for_the_disk_stay_open(queues: ConsumeQueues, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else nobody might be told that they could not be written back."""
+    """If a file was closed before the flush, an error of its write-back could be lost."""
     for queue_id in range(OPEN_MAX):
         index(queues, queue_id)
     files = [queue.queue.files[0] for queue in queues]

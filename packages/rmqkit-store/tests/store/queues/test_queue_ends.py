@@ -1,4 +1,4 @@
-"""Queues that are not as the last stop left them: nothing is lost in silence, no number is given twice."""
+"""Queues that changed since the last stop: no entry is lost without a log line, and no queue offset is used twice."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def test_messages_that_the_log_lost_with_their_queue_cost_no_number(tmp_path, ca
 
 
 def test_verify_tells_numbers_that_were_given_again(tmp_path):
-    """What a broker that does not know the note makes of a missing queue."""
+    """A broker that does not know the note begins a missing queue at 0."""
     root = written(tmp_path / "store")
     (root / "queueends").unlink()
     shutil.rmtree(root / "consumequeue" / TOPIC)
@@ -233,8 +233,8 @@ def test_a_topic_deleted_in_order_is_no_finding_when_it_is_made_again(tmp_path):
 
 
 def killed(root: Path, to: Path) -> Path:
-    """What a kill leaves of a store that was stopped once, where recovery walks over the last log file alone.
-    Three messages came to a new queue 2 since, then `MORE` to queue 1, and none to queue 0."""
+    """Return the files after a kill of a store that was stopped once; recovery reads only the last log file.
+    After the stop three messages were stored in a new queue 2, then `MORE` in queue 1, and none in queue 0."""
     written(root, SMALL)
     with opened(root, SMALL) as store:
         put_all(store, *(message(TOPIC, 2, b"%d" % i) for i in range(3)))
