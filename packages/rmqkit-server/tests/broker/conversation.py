@@ -33,7 +33,7 @@ def _events() -> list[dict[str, Any]]:
 
 
 def exchanges() -> list[Exchange]:
-    """The last request of every code to the master, in the order they were sent in a full round."""
+    """Return the last request of every code to the master, in the order of a full round."""
     asked: dict[tuple[int, int], dict[str, Any]] = {}
     found: dict[int, Exchange] = {}
     for event in _events():

@@ -42,7 +42,7 @@ async def page(address):
 
 
 async def told(address):
-    """The samples at an address: name → label values of the table's own labels → value."""
+    """Return the samples at an address: name → label values of the table's own labels → value."""
     answer = await page(address)
     tables: dict[str, dict] = {}
     labels = {metric.exposed_name: metric.labels for metric in TABLE}

@@ -59,7 +59,7 @@ class Model:
 
 
 class Routes(RuleBasedStateMachine):
-    """Registers, says good-bye, lets connections break and time pass."""
+    """Rules that register, unregister, break connections and let time pass."""
 
     def __init__(self):
         super().__init__()

@@ -33,7 +33,7 @@ OK = METHODS["Heartbeat"].response.FromString(b"")
 
 
 class Endpoint:
-    """Notes what is called, and answers with nothing."""
+    """An endpoint that records the calls and answers with nothing."""
 
     def __init__(self):
         self.methods = list(METHODS.values())
@@ -71,7 +71,7 @@ class Endpoint:
 
 
 class Client(Peer):
-    """A connection of a service, and its client's side."""
+    """A connection of a service and its client side."""
 
     def __init__(self, *, with_core=True):
         self.endpoint = Endpoint()
@@ -102,7 +102,7 @@ def framed(content, flag=0):
 
 
 def status_of(found):
-    """The status of gRPC that a call ended with, and its text."""
+    """Return the gRPC status of a finished call and its text."""
     decoder, headers = header_decoder(16_384), {}
     for kind, _, _, payload in found:
         if kind == HEADERS:

@@ -137,7 +137,7 @@ async def test_a_receive_given_up_by_its_client_pops_nothing(channel):
 
 
 async def asked_once(stubs):
-    """A turn of the server, after which it has seen what came before."""
+    """Make a call, after which the server has handled all earlier data."""
     return (await stubs.Heartbeat(NOTHING(), metadata=METADATA)).status.code == 40015
 
 
@@ -217,7 +217,7 @@ async def test_who_a_balancer_names_is_the_peer(tmp_path):
 
 
 async def born_host_behind_a_balancer(address):
-    """Whom a message is from that comes through a balancer's connection."""
+    """Return the born host of a message that arrives through a balancer's connection."""
     reader, writer = await asyncio.open_connection(*split_address(address))
     asked = METHODS["SendMessage"].request(messages=[message()]).SerializeToString()
     listed = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", METHODS["SendMessage"].path.encode())]

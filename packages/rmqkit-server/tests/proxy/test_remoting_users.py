@@ -33,7 +33,7 @@ class Asking:
         self.address = address
 
     async def __call__(self, user, code, body=b"", **fields):
-        """The code and remark that a user is answered; None signs nothing."""
+        """Return the code and remark of the answer to a user. None sends an unsigned request."""
         credentials = Credentials(access_key=user, secret_key=f"{user}secret") if user else None
         remoting = RemotingClient(clock=SYSTEM_CLOCK, credentials=credentials)
         try:

@@ -89,7 +89,7 @@ async def sent(address, properties=""):
 
 
 async def test_who_has_no_right_on_a_topic_cannot_reach_its_messages_by_their_place(tmp_path):
-    """Anna reads Orders with her group and sends to it; Eve, who has a group and a topic of her own, guesses places."""
+    """Anna reads Orders with her group and sends to it. Eve has her own group and topic, and guesses log offsets."""
 
     async with Standalone(tmp_path, authentication=USERS) as servers:
         address = servers.broker_address

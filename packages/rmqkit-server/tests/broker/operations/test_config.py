@@ -157,7 +157,7 @@ async def test_what_has_no_effect_is_shown_kept_and_told_once(tmp_path, caplog):
     ]
 
 
-# -- what a change does, at once
+# -- immediate effects of changes
 
 
 async def sent(cluster, **fields):

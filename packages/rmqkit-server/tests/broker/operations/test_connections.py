@@ -60,7 +60,7 @@ async def test_the_members_of_producer_groups(cluster):
 
 
 def consumer(cluster, **answers):
-    """A client that answers with ready texts and keeps what it was asked."""
+    """A client that sends prepared answers and records the requests."""
     asked = []
 
     def answer(connection, command):

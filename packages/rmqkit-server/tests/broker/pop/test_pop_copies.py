@@ -25,7 +25,7 @@ def quick(monkeypatch):
 
 
 async def filled(brokers, *bodies):
-    """A master with a slave and messages that both have, and a client of the master."""
+    """Yield a master and its slave, both with the same messages, and a client of the master."""
     for name in ("a-0", "a-1"):
         await brokers.start(name)
     own = brokers.context("a-0")
@@ -56,7 +56,7 @@ async def test_what_a_slave_has_not_got_is_not_acknowledged_and_its_copy_goes_on
         assert (first.code, list(first)) == (0, ["0", "4"])
         assert (await ack(client, first.handles["0"])).code == 0
         copy, own = brokers.context("a-1").store, brokers.context("a-0").store
-        assert copy.max_physical_offset == own.max_physical_offset, "both records were waited for"
+        assert copy.max_physical_offset == own.max_physical_offset, "the answer waits for both records"
 
         await without_slave(brokers)
         brokers.context("a-0").settings.slave_timeout_ms = 50
@@ -65,7 +65,7 @@ async def test_what_a_slave_has_not_got_is_not_acknowledged_and_its_copy_goes_on
         second = await pop(client, "a", max_msg_nums=1)
         assert (second.code, list(second)) == (ResponseCode.FLUSH_SLAVE_TIMEOUT, [])
         ordered = await pop(client, "a", order=True, queue_id=0, attempt_id="1")
-        assert (ordered.code, list(ordered)) == (0, ["12"]), "nothing is put that would have to get there"
+        assert (ordered.code, list(ordered)) == (0, ["12"]), "no record is stored that the slave would have to copy"
         await client.client.close()
         await brokers.stop("a-0")
 

@@ -29,7 +29,7 @@ STAMPS = {"CLUSTER": "DefaultCluster", "MSG_REGION": "DefaultRegion", "TRACE_ON"
 
 
 class Other(Cluster):
-    """A name server and another broker than the one whose messages are put there."""
+    """A name server and a second broker, at which the first broker stores messages."""
 
     def __init__(self, root, *, own_name="broker-0", **settings):
         super().__init__(root, **settings)
@@ -64,7 +64,7 @@ def other(tmp_path):
 
 
 def delivered(body=b"hello", topic="T", **fields):
-    """A delayed message that is due, as delivery puts it."""
+    """Return a due delayed message as the delivery puts it."""
     kept = {"DELAY": "3", "REAL_TOPIC": topic, "REAL_QID": "1", "UNIQ_KEY": "K", "KEYS": "k", "TAGS": "a", **STAMPS}
     return message(topic, 1, body, **(kept | fields))
 

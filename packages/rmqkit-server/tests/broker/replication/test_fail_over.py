@@ -60,7 +60,7 @@ def quick(monkeypatch):
 
 
 class Seen:
-    """A handler that counts what it gets; it fails at the first sight of bodies that begin with ``retry``."""
+    """A handler that counts bodies. It fails at the first delivery of bodies that begin with ``retry``."""
 
     def __init__(self):
         self.times = Counter()
@@ -95,7 +95,7 @@ async def gone(brokers, topic="T", name="a"):
 
 
 async def back(brokers, name="a"):
-    """Wait until the master is shown again, and the slave has seen it and follows."""
+    """Wait until the route has the master again, and the slave has found it and follows."""
     while (await brokers.addresses("T", name)).get(0) != brokers.running[f"{name}-0"].address:
         await asyncio.sleep(0.01)
     await brokers.until_copied(f"{name}-0", f"{name}-1")
@@ -300,7 +300,7 @@ async def test_ordered_consumers_have_their_locks_at_the_acting_master_and_at_th
 
 @on_brokers
 async def test_whoever_comes_back_takes_over_what_was_acknowledged_meanwhile(tmp_path):
-    """The master goes, then the first slave; they come back one after the other, each with tables of its own."""
+    """The master stops, then the first slave. They restart one after the other, each with its own tables."""
     async with Brokers(tmp_path, **ACTING) as brokers:
         for name in ("a-0", "a-1", "a-2"):
             await brokers.start(name)
@@ -321,7 +321,7 @@ async def test_whoever_comes_back_takes_over_what_was_acknowledged_meanwhile(tmp
         brokers.context("a-1").offsets.commit("G", "T", 0, 9)
         await brokers.start("a-0")
         assert brokers.context("a-0").offsets.get("G", "T", 0) == 9
-        # It was started while its master was away, so it asks the name servers whether this one is its master.
+        # The slave started while its master was away, so it asks the name servers whether this broker is its master.
         await until(lambda: not brokers.running["a-1"].parts.slave.acting.is_acting, "the first slave's end")
         await until(lambda: brokers.context("a-2").offsets.get("G", "T", 0) == 9, "the master's table at the slave")
 

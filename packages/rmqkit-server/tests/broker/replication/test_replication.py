@@ -36,7 +36,7 @@ HALF = "TRAN_MSG\x01true\x02PGROUP\x01p\x02UNIQ_KEY\x01K\x02WAIT\x01true\x02"
 
 
 class Follower(Slave):
-    """A slave that reports what it got, unless it is ``frozen``."""
+    """A slave that reports the received offset unless it is ``frozen``."""
 
     frozen = False
 
@@ -68,7 +68,7 @@ async def follower(cluster):
 
 
 def freeze(cluster, slave):
-    """Let a slave report nothing more, and the broker wait for it but shortly."""
+    """Stop the slave's reports, and shorten the broker's wait for it."""
     slave.frozen = True
     cluster.standalone.broker.context.settings.slave_timeout_ms = SLAVE_TIMEOUT_MS
 

@@ -25,7 +25,7 @@ NOT_STORED = "is not stored again: its body does not match its CRC"
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """The wall clock is looked at more often than once in a second."""
+    """Read the wall clock more often than once a second."""
     monkeypatch.setattr("rmqkit.broker.delay.levels._LOOK_MS_MAX", 5)
     monkeypatch.setattr("rmqkit.broker.delay.levels._PAUSE_MS_MIN", 0)
 
@@ -126,7 +126,7 @@ def test_a_half_message_with_another_body_is_neither_put_again_nor_asked_about(t
 
 
 async def test_a_message_sent_back_with_another_body_is_left_to_its_consumer(caplog, tmp_path, cluster):
-    """Which stores the body it was handed itself when it is refused."""
+    """The consumer stores the body that it got itself when the broker refuses the message."""
 
     offset, _ = await sent_offset(cluster, body=b"changed")
     change_body(tmp_path / "store", b"changed")

@@ -168,7 +168,7 @@ def made_of(table, name, count=8):
 
 
 def count_of(table, name):
-    """The number of a row that is there."""
+    """Return the number of an existing row."""
     if isinstance(table, GroupTable):
         row = table.stored.subscription_group_table.get(name)
         return row and row.retry_queue_nums
@@ -177,7 +177,7 @@ def count_of(table, name):
 
 
 def read_again(table):
-    """The table that its file holds."""
+    """Return the table read from its file."""
     folder = table.file.path.parent
     is_group = isinstance(table, GroupTable)
     fresh = (
@@ -224,7 +224,7 @@ class SlowDisk:
 
 
 def test_the_loop_goes_on_while_what_appeared_is_written_and_a_later_table_stays(table, monkeypatch):
-    """A disk that takes seconds for it would hold up every message else."""
+    """Otherwise a slow disk would delay every message for seconds."""
 
     async def scenario():
         disk = SlowDisk(table, monkeypatch)
