@@ -50,7 +50,7 @@ SLAVE_STOPS = [
 
 
 class Faulty(Lifecycle):
-    """It records the stopped parts. ``fails_to_stop``: the stop that raises. ``fails_to_start``: the step that raises."""
+    """Records the stopped parts. ``fails_to_stop``: the stop that raises. ``fails_to_start``: the step that raises."""
 
     def __init__(self, *, fails_to_stop: int = -1, fails_to_start: int = -1) -> None:
         super().__init__()

@@ -31,7 +31,7 @@ Rebuilt = tuple[Path, Path, StoreSettings]
 
 
 def unpacked(name: str, into: Path) -> tuple[Path, StoreSettings]:
-    """A copy of a golden store, and the settings it was written with."""
+    """Return a copy of a golden store and the settings with which it was written."""
     with tarfile.open(GOLDEN / f"store-{name}.tar.gz") as archive:
         archive.extractall(into, filter="data")
     conf = golden_manifest(name.removesuffix("-unclean"))["brokerConf"]
@@ -43,7 +43,7 @@ def unpacked(name: str, into: Path) -> tuple[Path, StoreSettings]:
 
 @pytest.fixture(scope="module", params=NAMES)
 def rebuilt(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Rebuilt:
-    """A golden store, and one that our store made of its log."""
+    """Return a golden store, and the store that our code rebuilt from its log."""
     tmp_path = tmp_path_factory.mktemp("golden")
     golden, settings = unpacked(request.param, tmp_path / "golden")
     again = tmp_path / "again"
@@ -61,7 +61,7 @@ def contents(root: Path, folder: str) -> dict[str, bytes]:
 
 
 def queues_with_bitmaps(root: Path) -> set[str]:
-    """`topic/queue` of the extensions that hold a bitmap."""
+    """Return `topic/queue` of the extensions that hold a bitmap."""
     return {
         "/".join(Path(path).parts[1:3])
         for path, content in contents(root, "consumequeue_ext").items()
@@ -104,7 +104,7 @@ def test_queues_with_bitmaps_say_the_same(rebuilt: Rebuilt) -> None:
 
 
 def said_by(root: Path, queue: str, settings: StoreSettings) -> list[tuple[int, int, int, int]]:
-    """Offset, size, and the tags code and store time behind the address, of every entry."""
+    """Return offset, size, and the tags code and store time of the addressed unit, of every entry."""
     ext = QueueExt(root / "consumequeue_ext" / queue, settings.consume_queue_ext_file_bytes)
     ext.queue.load()
     said: list[tuple[int, int, int, int]] = []
