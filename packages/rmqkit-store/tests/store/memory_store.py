@@ -246,7 +246,7 @@ class MemoryStore:
         return self._queues[topic, queue_id][queue_offset].store_timestamp
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int, *, upper: bool = False) -> int:
-        """Return the first offset at or after a time; with ``upper`` the last at or before it. Source: store.md §16.2."""
+        """Return the first offset at or after a time; ``upper``: the last at or before it. Source: store.md §16.2."""
         low, high = self.min_offset(topic, queue_id), self.max_offset(topic, queue_id)
         times = [self.store_time_at(topic, queue_id, number) for number in range(low, high)]
         if upper:

@@ -6,7 +6,7 @@ from typing import Any
 
 
 def coordinator_of(consumer: Any) -> Any:
-    """The part of a consumer that shares out queues."""
+    """Return the part of a consumer that allocates queues."""
     return consumer._coordinator
 
 
@@ -21,15 +21,15 @@ def poll_buffer_of(consumer: Any) -> Any:
 
 
 def runtime_of(client: Any) -> Any:
-    """The connections and routes of a producer or consumer."""
+    """Return the connections and routes of a producer or consumer."""
     return client._runtime
 
 
 def sender_of(producer: Any) -> Any:
-    """The part of a producer that tries and tries again."""
+    """Return the part of a producer that sends and retries."""
     return producer._sender
 
 
 def service_of(consumer: Any) -> Any:
-    """The part of a consumer that calls the handler."""
+    """Return the part of a consumer that calls the handler."""
     return consumer._service

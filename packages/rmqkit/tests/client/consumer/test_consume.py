@@ -27,7 +27,7 @@ QUEUE = MessageQueue("T", "broker-0", 0)
 
 
 class Clock:
-    """A wall clock that stands where a test puts it."""
+    """A wall clock that the test sets."""
 
     def __init__(self) -> None:
         self.at_ms = 1_700_000_000_000

@@ -338,7 +338,7 @@ def test_a_killed_consumer_leaves_the_effect_once(place, tmp_path, database):
 
 
 class Cut(fakeredis.FakeRedis):
-    """Redis that goes away after some calls."""
+    """A Redis whose connection breaks after some calls."""
 
     calls_left = 1
 
