@@ -1,4 +1,4 @@
-"""The port that Prometheus reads: what it answers to good and bad requests, and how many at a time."""
+"""The port that Prometheus reads: answers to good and bad requests, and the bound of connections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Name server and broker in one process: where the name server keeps what outlives it."""
+"""Name server and broker in one process: the name server's persistent files."""
 
 from __future__ import annotations
 

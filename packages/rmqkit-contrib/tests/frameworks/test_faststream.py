@@ -182,7 +182,7 @@ async def test_with_ack_a_message_whose_handler_fails_is_consumed(tmp_path):
 
 
 async def retries_would_have_come() -> None:
-    """Let the time pass, which the loop of these tests only counts, in which a failed message comes again."""
+    """Let the virtual time pass in which a failed message would be redelivered."""
     await asyncio.sleep(60)
 
 

@@ -1,5 +1,4 @@
-"""What the compiled core makes of bytes, held against what the plain Python decoders make of them: for the tests here
-and for the fuzzer."""
+"""Comparison of the compiled core with the plain Python decoders, for the tests here and the fuzzer."""
 
 from __future__ import annotations
 
@@ -46,7 +45,7 @@ PIECES = answer_pieces(HOST, {"MSG_REGION": "100%b", "TRACE_ON": "true"})
 
 
 def plain(frame: Frame) -> tuple[Any, ...] | None:
-    """What the Python decoders make of a plain send: all that is stored and answered. None for other requests."""
+    """Return the Python decoders' result of a plain send: all stored and answered values. None for other requests."""
     try:
         command = decode_command(frame)
         if command.code not in HEADERS or command.flag or not frame.body:
@@ -124,7 +123,7 @@ def check(data: bytes) -> int:
 
 
 def decoded_ack(frame: Frame) -> tuple[Any, ...]:
-    """What the Python decoders say of an ack."""
+    """Return the Python decoders' result of an ack."""
     command = decode_command(frame)
     assert (command.code, command.flag, command.body) == (RequestCode.ACK_MESSAGE, 0, b"")
     header = decode_header(command, AckMessageRequest)
@@ -147,7 +146,7 @@ def check_acks(data: bytes) -> int:
 
 
 def batch_members(frame: Any) -> list[tuple[Any, ...]]:
-    """What the Python decoders make of a batch that asks for nothing but storing: the same of each message."""
+    """Return the Python decoders' result of a plain batch: the values of `plain` for each message."""
     command = decode_command(frame)
     header = decode_header(command, SendMessageV2Request)
     assert (command.code, command.flag, header.batch) == (RequestCode.SEND_BATCH_MESSAGE, 0, True)
@@ -212,7 +211,7 @@ def sealed_records(sends: Any, *where: Any) -> bytes | None:
 
 
 def facts(sends: Any) -> tuple[Any, ...]:
-    """What is known of plain sends before they are stored, and after."""
+    """Return the facts of plain sends that are known before and after they are stored."""
     return sends.is_batch, sends.queues, sends.waits_not, sends.body_bytes_max, sends.opaques, sends.asked
 
 

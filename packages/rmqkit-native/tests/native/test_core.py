@@ -1,5 +1,5 @@
-"""The compiled core makes of sends what the plain Python decoders and encoders make of them, byte for byte, and leaves
-to them whatever it does not know."""
+"""The compiled core and sends: its results equal those of the plain Python decoders and encoders byte for byte, and it
+leaves unknown requests to them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The compiled core makes of plain sends of gRPC what protobuf and the checks in Python make of them, and leaves to
-them whatever is refused, unusual or unknown."""
+"""The compiled core and plain gRPC sends: its results equal those of protobuf and the checks in Python, and it leaves
+refused, unusual and unknown sends to them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def encoded(body=b"hello", topic="T", user=(), **system):
 
 
 def by_python(content):
-    """What a plain send says; None for others."""
+    """Return the values of a plain send; None for other sends."""
     try:
         asked = Request.FromString(content)
         check_messages(asked.messages, 1_700_000_000_000)

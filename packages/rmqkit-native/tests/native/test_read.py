@@ -1,4 +1,4 @@
-"""What a pull takes of a queue: the compiled core takes the records that a loop over the entries takes."""
+"""The records of a pull: the compiled core selects the same records as a loop over the entries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The walk over a log: the compiled core finds the records that numpy finds, and tells the same bodies' checksums."""
+"""The scan of a log: the compiled core finds the same records and the same checksums of bodies as numpy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BOUNDS = st.tuples(st.integers(0, 1 << 12), st.integers(0, 1 << 12), st.integers
 
 
 def both(call):
-    """What a function of the walk gives with the core, and without it."""
+    """Return the results of a scan function with the core and without it."""
     with pytest.MonkeyPatch.context() as patch:
         compiled = call()
         patch.setattr(CORE, "fault", "compared with the core")

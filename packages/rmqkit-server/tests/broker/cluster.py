@@ -1,4 +1,4 @@
-"""A standalone and one client connection to it, for tests of what the broker answers."""
+"""A standalone and one client connection to it, for tests of the broker's answers."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Cluster:
         return await (client or self.client).call(self.standalone.broker_address, request(code, header, body), 60_000)
 
     async def ask(self, code, body=b"", client=None, **fields):
-        """A request whose fields are texts as they stand: missing, empty and unreadable ones, too."""
+        """Send a request with these texts as its fields, also missing, empty and unreadable ones. Return the answer."""
         texts = {name: str(value) for name, value in fields.items()}
         content = body if isinstance(body, bytes) else msgspec.json.encode(body)
         command = Command(code, fields=texts or None, body=content)

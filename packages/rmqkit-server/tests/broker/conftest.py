@@ -1,4 +1,4 @@
-"""What the broker's tests share."""
+"""Fixtures of the broker's tests."""
 
 from collections.abc import AsyncIterator
 

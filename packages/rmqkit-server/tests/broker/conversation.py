@@ -33,7 +33,7 @@ def _events() -> list[dict[str, Any]]:
 
 
 def exchanges() -> list[Exchange]:
-    """The last request of every code to the master, in the order they were sent in a full round."""
+    """Return the last request of every code to the master, in the order of a full round."""
     asked: dict[tuple[int, int], dict[str, Any]] = {}
     found: dict[int, Exchange] = {}
     for event in _events():
@@ -53,6 +53,6 @@ def exchanges() -> list[Exchange]:
 
 
 def ha_frames() -> list[tuple[int, bytes]]:
-    """What the master sent on the HA link: physical offset and data, empty for a heartbeat."""
+    """Return the frames that the master sent on the HA link: physical offset and data (empty for a heartbeat)."""
     sent = [event for event in _events() if event["link"] == "slave-master-ha-port" and event.get("from") == "server"]
     return [(event["offset"], base64.b64decode(event.get("data", ""))) for event in sent]

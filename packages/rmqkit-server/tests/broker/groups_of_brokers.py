@@ -42,7 +42,7 @@ class Brokers:
         self.client = RemotingClient()
 
     async def start(self, name: str) -> Broker:
-        """Start a broker on its folder, on whatever ports are free."""
+        """Start a broker on its folder, on free ports."""
         broker_name, broker_id = name.split("-")
         broker = Broker(
             BrokerSettings(
@@ -66,11 +66,11 @@ class Brokers:
         await self.running.pop(name).stop()
 
     async def crash(self, name: str) -> None:
-        """Stop a broker and leave of its folder what was there before it stopped."""
+        """Stop a broker, and restore its folder to the state before the stop."""
         left = copy_store(self.root / name, self.root / f"{name}.left")
         master = self.running[name].parts.master
         if master is not None:
-            await master.close()  # before it puts and sends its slaves what the copy has not
+            await master.close()  # before it stores messages and sends them to its slaves that are not in the copy
         await self.stop(name)
         shutil.rmtree(self.root / name)
         left.rename(self.root / name)
@@ -88,13 +88,13 @@ class Brokers:
         return decode_as(answer.payload, TopicRoute) if answer.code == 0 else None
 
     async def addresses(self, topic: str, broker_name: str) -> dict[int, str]:
-        """Who bears a name, as clients are told."""
+        """Return the addresses of a broker name by broker id, as the route of the topic has them."""
         route = await self.route(topic)
         groups = [] if route is None else route.broker_datas
         return next((group.broker_addrs for group in groups if group.broker_name == broker_name), {})
 
     async def until_copied(self, master: str, slave: str) -> None:
-        """Wait until a slave has, and can read, all that its master has."""
+        """Wait until a slave has all messages of its master and can read them."""
         own, copy = self.context(master).store, self.context(slave).store
         async with asyncio.timeout(SECONDS):
             while copy.dispatched_offset < own.max_physical_offset:

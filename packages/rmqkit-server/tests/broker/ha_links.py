@@ -1,4 +1,4 @@
-"""A master with a small store on a loopback port, and slaves that are played by the test."""
+"""A master with a small store on a loopback port, and slaves that the test plays."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ SOME_TURNS = 20
 
 
 async def turns():
-    """Let the loop do what is due now."""
+    """Let the loop run the callbacks that are due now."""
     for _ in range(SOME_TURNS):
         await asyncio.sleep(0)
 
 
 class Slave(asyncio.Protocol):
-    """The other end of a link: takes what comes, says what the test wants."""
+    """The other end of a link: it collects the received frames, and sends the reports that the test wants."""
 
     def __init__(self):
         self.received = bytearray()
@@ -38,7 +38,7 @@ class Slave(asyncio.Protocol):
         self.is_open = False
 
     async def close(self):
-        """Whoever ends a loop on which a transport is open is told of it in some later test."""
+        """Close the transport. If it is still open when the loop closes, some later test gets a ResourceWarning."""
         self.transport.abort()
         await until(lambda: not self.is_open)
 
@@ -73,7 +73,7 @@ class Slave(asyncio.Protocol):
 
 
 class Master:
-    """A store, a `HaMaster` over it, its port, and how often copies were told of."""
+    """A store, a `HaMaster` over it, its port, and the number of reported copies."""
 
     def __init__(self, root, clock, settings, store_settings, ask_members, tls):
         self.clock = clock
@@ -108,7 +108,7 @@ class Master:
         return data
 
     async def slave(self, report=None, *, host="127.0.0.1"):
-        """A new link, from an address of this machine."""
+        """Return a new link from an address of this machine."""
         loop = asyncio.get_running_loop()
         _, slave = await loop.create_connection(Slave, "127.0.0.1", self.port, local_addr=(host, 0))
         self.slaves.append(slave)
@@ -129,7 +129,7 @@ class Master:
 
 @asynccontextmanager
 async def master(root, *, clock=None, store=None, bind="127.0.0.1", ask_members=None, tls=None, **settings):
-    """A running master; everything is closed in the end."""
+    """Yield a running master. All links are closed at the end."""
     async with AsyncExitStack() as stack:
         it = Master(root, clock or StandingClock(), settings, store or small_settings(), ask_members, tls)
         it.store.open()

@@ -1,4 +1,4 @@
-"""A store with half messages, the parts that look after them, and producers that note what they are asked."""
+"""A store with half messages, the parts that check them, and producers that record the questions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.virtual_time import run as run_virtual
 
 
 class AskedProducer:
-    """A producer's connection that keeps what it is sent."""
+    """A producer's connection that records the received commands."""
 
     def __init__(self) -> None:
         self.is_writable = True
@@ -36,7 +36,7 @@ class AskedProducer:
 
     @property
     def asked(self):
-        """Header and record of every question."""
+        """Return the header and the record of every question."""
         return [(decode_header(c, CheckTransactionRequest), decode_record(c.payload)) for c in self.commands]
 
 
@@ -57,7 +57,7 @@ class HalfMessages:
         self.ops = OpMessages(self.store, HOST, self.clock, body_bytes_max=self.settings.transaction_op_bytes_max)
         self.durability = None
         self.transactions = OpenTransactions(self.store, self.topics, self.offsets, self.ops)
-        self.check_back = CheckBack(self)  # it has the parts that check-back needs
+        self.check_back = CheckBack(self)  # this object has the parts that check-back needs
 
     def producer(self, group="p"):
         connection = AskedProducer()
@@ -65,7 +65,7 @@ class HalfMessages:
         return connection
 
     def half(self, body=b"hello", topic="T", queue_id=3, group="p", **properties):
-        """Put a half message that is born now; returns what the store says."""
+        """Put a half message that is born now, and return the store's result."""
         born = {"born_timestamp": self.clock.ms, **properties}
         prepared = message(topic, queue_id, body, TRAN_MSG="true", PGROUP=group, UNIQ_KEY=f"K-{body.decode()}", **born)
         return self.store.put(to_half(prepared))
@@ -86,7 +86,7 @@ class HalfMessages:
 
     @property
     def positions(self):
-        """How far the rounds have come, in the half queue and in the op queue."""
+        """Return the offsets that the check cycles have reached in the half queue and in the op queue."""
         return tuple(self.offsets.get(TRANSACTION_GROUP, topic, 0) for topic in (HALF_TOPIC, OP_HALF_TOPIC))
 
     def close(self):

@@ -1,4 +1,4 @@
-"""Pops and what follows them, as a client that keeps handles does it."""
+"""Pops, acks and other requests of a client that stores handles."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def now_ms():
 
 
 class Client:
-    """What `pop` and `ack` ask, where there is no cluster to call."""
+    """A client that `pop` and `ack` can use in place of a cluster."""
 
     def __init__(self, address):
         self.address = address
@@ -79,7 +79,7 @@ async def pop(cluster, broker_name="broker-a", **fields):
 
 
 def named(handle, group="g", topic="T"):
-    """What requests about a popped message say."""
+    """Return the header fields of a request about a popped message."""
     decoded = decode_pop_handle(handle)
     mark = {"0": "", "1": "_", "2": "+"}[decoded.retry]
     return {

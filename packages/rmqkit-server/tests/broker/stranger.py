@@ -1,4 +1,4 @@
-"""A client made of `struct`, `json` and `hmac` alone: it shares no code with the servers that it asks."""
+"""A client made of `struct`, `json` and `hmac` alone: it shares no code with the servers that it calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import struct
 
 
 class Answer:
-    """What a server answered; ``fields`` are its extFields."""
+    """A server's answer. ``fields`` are its extFields."""
 
     def __init__(self, header: dict, body: bytes) -> None:
         self.code = header["code"]
@@ -27,14 +27,14 @@ class Answer:
 
 
 def signed(fields: dict[str, str], body: bytes, user: str, secret: str) -> dict[str, str]:
-    """Fields with the name and the signature of a user, as Apache's clients make it."""
+    """Return the fields with the name and the signature of a user, as Apache's clients send them."""
     fields = {**fields, "AccessKey": user}
     data = "".join(fields[name] for name in sorted(fields)).encode() + body
     return {**fields, "Signature": base64.b64encode(hmac.new(secret.encode(), data, hashlib.sha1).digest()).decode()}
 
 
 def fully_signed(code: int, fields: dict[str, str], body: bytes, user: str, secret: str, said: str) -> dict[str, str]:
-    """Fields with both signatures; ``said`` is the time in ms, a session and a number."""
+    """Return the fields with both signatures. ``said``: the time in ms, a session and a number."""
     fields = {**fields, "AccessKey": user, "RmqSigned": said}
     data = b"rmqkit request 1" + struct.pack(">i", code)
     for name in sorted(fields):
@@ -45,7 +45,7 @@ def fully_signed(code: int, fields: dict[str, str], body: bytes, user: str, secr
 
 
 def frame(code: int, fields: dict[str, str], body: bytes = b"", opaque: int = 1) -> bytes:
-    """A request as it goes over the wire."""
+    """Return the bytes of a request on the wire."""
     header = {"code": code, "language": "OTHER", "version": 0, "opaque": opaque, "flag": 0, "extFields": fields}
     encoded = json.dumps(header).encode()
     return struct.pack(">ii", 4 + len(encoded) + len(body), len(encoded)) + encoded + body
@@ -70,7 +70,7 @@ class Stranger:
         self._writer.close()
 
     async def ask(self, code: int, body: bytes = b"", user: str | None = None, **fields: str) -> Answer:
-        """One request, signed if a user is named, and its answer."""
+        """Send one request, signed if a user is named, and return its answer."""
         return await self.ask_bytes(frame(code, signed(fields, body, user, "secret12") if user else fields, body))
 
     async def ask_bytes(self, sent: bytes) -> Answer:
@@ -79,7 +79,7 @@ class Stranger:
         return Answer(header, body)
 
     async def next_request(self) -> tuple[int, bytes]:
-        """Code and body of what the server asks over this connection."""
+        """Return the code and the body of the server's next request over this connection."""
         header, body = await self._next()
         assert not header["flag"] & 1, "it is no answer"
         return header["code"], body
@@ -92,6 +92,6 @@ class Stranger:
 
 
 async def ask(address: str, code: int, body: bytes = b"", user: str | None = None, **fields: str) -> Answer:
-    """One request over a connection of its own."""
+    """Send one request over a connection of its own, and return its answer."""
     async with Stranger(address) as stranger:
         return await stranger.ask(code, body, user, **fields)

@@ -1,4 +1,4 @@
-"""A broker whose old log files are archived: what clients get, and that nothing is deleted before it is archived."""
+"""A broker with an archive of old log files: clients read archived messages, and only archived files are deleted."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ BODY = bytes(1000)
 
 @pytest.fixture(autouse=True)
 def beside(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have segments written by a thread, but where their process is killed."""
+    """Write segments in a thread, except in tests that kill their process."""
     if request.node.get_closest_marker("faults"):
         return
 
@@ -81,7 +81,7 @@ class Archived(Cluster):
             assert answer.code == 0
 
     async def archive_all(self):
-        """Archive every full file, and delete what may be deleted."""
+        """Archive every full file, and delete the files that may be deleted."""
         await self.archive_full()
         self.delete_old()
 
@@ -96,7 +96,7 @@ class Archived(Cluster):
         return self.store.retention_round().log_files
 
     async def read(self, begin, end, **how):
-        """Messages from one to before another, as a client pulls them; the bodies' numbers."""
+        """Pull messages from one offset to before another as a client does. Return the numbers in the bodies."""
         found, offset = [], begin
         while offset < end:
             answer = await self.pull(offset, flags=how.pop("flags", 4), **how)
@@ -238,7 +238,7 @@ async def test_a_group_is_moved_to_what_is_archived(tmp_path, monkeypatch, serve
     async with Archived(tmp_path, broker={"server_side_reset": server_side}) as broker:
         header = ResetOffsetRequest(topic="T", group="g", timestamp=0, is_force=True)
         answer = await broker.call(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)
-        assert answer.code == ResponseCode.SYSTEM_BUSY, "nobody is moved over what may be archived"
+        assert answer.code == ResponseCode.SYSTEM_BUSY, "no consumer skips messages that may be archived"
 
 
 def flip(path, *places):
@@ -249,7 +249,7 @@ def flip(path, *places):
 
 
 async def walk(broker, queue_id=0):
-    """Pull a queue from 0 on as a client does; the bodies' numbers."""
+    """Pull a queue from 0 on as a client does. Return the numbers in the bodies."""
     found, offset = [], 0
     while offset < broker.store.max_offset("T", queue_id):
         answer = await broker.pull(offset, queue_id=queue_id)
@@ -266,7 +266,7 @@ async def walk(broker, queue_id=0):
 
 
 def forget(broker):
-    """Have the next reads fetch what they need."""
+    """Empty the cache, so that the next reads fetch their blocks."""
     archive = broker.context.archive._archive
     archive._contents.clear()
     archive._open.clear()
@@ -277,7 +277,7 @@ def segments_of(broker):
 
 
 def messages_of(path):
-    """The numbers that a segment has of queue 0 of T."""
+    """Return the numbers of the messages that a segment has of queue 0 of T."""
     read = lambda at, size: path.read_bytes()[at : at + size]  # noqa: E731
     queue = next(one for one in SegmentFile(path.name, read, path.stat().st_size).directory.queues if one.topic == "T")
     return range(queue.first, queue.end)
@@ -448,7 +448,7 @@ async def test_a_copy_of_a_segment_under_another_name_changes_nothing(tmp_path):
 
 
 async def archived_elsewhere(root, count=80):
-    """The segments of another broker whose log has the same offsets."""
+    """Return the segments of another broker whose log has the same offsets."""
     async with Archived(root) as broker:
         await broker.fill(count)
         await broker.archive_all()
@@ -467,7 +467,7 @@ async def test_a_segment_of_another_log_is_not_served(tmp_path, caplog):
         await broker.context.archive.round()
         assert await walk(broker) == [one for one in range(80) if one not in lost]
         assert f"{path.name} belongs to another log: it is ignored" in caplog.text
-        assert path.read_bytes() == foreign[1].read_bytes(), "nothing of another log is replaced"
+        assert path.read_bytes() == foreign[1].read_bytes(), "no segment of another log is replaced"
 
 
 async def test_an_archive_of_another_log_alone_is_refused_and_nobody_is_moved(tmp_path):
@@ -552,7 +552,7 @@ async def test_the_process_that_writes_segments_may_be_killed(tmp_path, caplog):
 
 
 async def popped(broker, count=50, **fields):
-    """Pop and acknowledge until there is nothing more; the bodies' numbers."""
+    """Pop and acknowledge until no message is left. Return the numbers in the bodies."""
     found = []
     while len(found) < count:
         one = await pop(broker, queue_id=0, max_msg_nums=7, **fields)
@@ -705,7 +705,7 @@ def test_no_timed_message_waits_longer_than_log_files_are_kept(hours, expected):
 
 
 class Gate:
-    """A place whose segments come only when they are let go; counts the reads that wait."""
+    """A place that holds reads of segments until the test releases them, and counts the waiting reads."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.slow: set[str] = set()
@@ -727,7 +727,7 @@ class Gate:
         monkeypatch.setattr(Folder, "read", wait)
 
     async def wait_for(self, count: int) -> None:
-        """Wait until so many reads wait."""
+        """Wait until this number of reads waits."""
 
         def wait() -> bool:
             with self._changed:

@@ -1,4 +1,4 @@
-"""A broker whose archive is an object store that refuses or lies: nothing is deleted that it does not have."""
+"""A broker with an object store that refuses requests or lies: only files that the store really has are deleted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytest.importorskip("pyarrow.fs", reason="an object store as an archive needs rm
 
 
 class Failing(object_store.Handler):
-    """Does what a test says to requests of a kind."""
+    """An object store that fails requests of a kind as the test sets it."""
 
     def do_PUT(self) -> None:  # noqa: N802 - the base class's name
         self._or(super().do_PUT)
@@ -31,7 +31,7 @@ class Failing(object_store.Handler):
         if fault is None:
             return answer()
         if self.command == "PUT":
-            b"".join(self._content())  # what is left of it would be taken for the next request
+            b"".join(self._content())  # the rest of the body would be read as the next request
         return fault(self)
 
 

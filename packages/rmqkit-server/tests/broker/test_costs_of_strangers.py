@@ -1,4 +1,4 @@
-"""What a stranger can cost a broker or a name server, shown by plain sockets that know nothing of our codecs."""
+"""The cost of unauthenticated clients for a broker or a name server, measured with plain sockets without our codecs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ATTEMPTS = 5
 
 @pytest.fixture
 def beside(tmp_path):
-    """Runs a blocking program of sockets beside a broker; it is given what makes connections."""
+    """Return a function that runs a blocking program of sockets beside a broker. The program gets ``connect``."""
     strangers = []
 
     def connect(address):
@@ -135,7 +135,7 @@ def test_a_heartbeat_that_names_too_much_is_refused_and_told_why(beside):
         assert answer["remark"] == "heartbeat with 201 subscriptions: maxSubscriptionsPerHeartbeat is 200"
         assert "a0" not in context.groups
         assert "g" not in context.groups
-        for mark in "abb":  # naming the same groups again is no more
+        for mark in "abb":  # the same groups again cost no more
             assert stranger.ask(heartbeat(*names(mark, 80)))["code"] == 0
         answer = stranger.ask(heartbeat(*names("c", 80)))
         assert (answer["code"], answer["remark"]) == (
@@ -206,7 +206,7 @@ FIRST_EXPRESSIONS = {
 
 @pytest.fixture
 def without_parser(monkeypatch):
-    """As a process begins: lark is not imported, and nothing of SQL92 is made. Gives the threads that made a parser."""
+    """Restore the state of a new process: no lark module, no SQL92 parser. Yield the threads that create a parser."""
     makers: list[threading.Thread] = []
 
     class NotingTerms(sql92._Terms):
@@ -223,14 +223,14 @@ def without_parser(monkeypatch):
     monkeypatch.setattr(sql92, "_Terms", NotingTerms)
     forget()
     yield makers
-    forget()  # it belongs to a lark that nobody else imports
+    forget()  # it belongs to a lark module that no other code imports
 
 
 @pytest.mark.parametrize(("code", "fields", "body"), FIRST_EXPRESSIONS.values(), ids=FIRST_EXPRESSIONS)
 def test_the_first_expression_does_not_hold_the_loop(beside, without_parser, code, fields, body):
     def program(cluster, connect):
         address, parts = broker_of(cluster)
-        assert not without_parser, "no start waits for it"
+        assert not without_parser, "the start does not wait for the parser"
         with measured() as callbacks:
             answer = connect(address).ask(frame(code, fields, b"" if body is None else json.dumps(body).encode()))
         assert answer["code"] in (0, *NOTHING_FOUND), answer
@@ -355,7 +355,9 @@ def test_answers_that_nobody_takes_are_bounded_together_and_who_holds_most_is_cu
             wait_for(lambda: limits.unsent_bytes <= limit)
         wait_for(lambda: limits.cut_unsent)
         assert reader.ask(frame(9999))["code"] == 3
-        assert {modest.answer()["code"] for _ in range(2 * asked)} == {0, 3}, "who holds little is not cut"
+        assert {modest.answer()["code"] for _ in range(2 * asked)} == {0, 3}, (
+            "a connection that holds few bytes is not cut"
+        )
         told = limits.gather()
         assert told["rmqkit_connections_cut_unsent_total"] == {(): limits.cut_unsent}
         assert told["rmqkit_unsent"] == {(): limits.unsent_bytes}
@@ -415,7 +417,7 @@ def test_one_message_wakes_many_held_pulls_without_holding_the_loop(beside):
 
 
 def wait_for(condition):
-    """Let the broker's thread come to something."""
+    """Wait until the broker's thread has reached a state."""
     until_seconds = time.monotonic() + SECONDS
     while not condition():
         assert time.monotonic() < until_seconds

@@ -23,7 +23,7 @@ def loop_ms():
 
 
 class Disk:
-    """The store as far as answers need it; ``told``: what it was asked for."""
+    """The part of a store that answers need. It records the methods that were called."""
 
     def __init__(self):
         self.durable_offset = 0
@@ -37,7 +37,7 @@ class Disk:
 
 
 class Slaves:
-    """How far the copies are; ``asked``: how often that was looked at."""
+    """The confirmed offset of the copies. ``asked``: the number of reads of it."""
 
     lacks_replicas = False
 
@@ -193,7 +193,9 @@ async def test_an_answer_that_slaves_delay_still_waits_for_the_disk():
     await it.flush(100)
     assert it.outcomes == [(100, Outcome.REPLICA_TIMED_OUT)]
     it.pass_time(FLUSH_MS - SLAVE_MS)
-    assert it.outcomes[1:] == [(200, Outcome.REPLICA_TIMED_OUT)]  # both ran out: the slaves are told of
+    assert it.outcomes[1:] == [
+        (200, Outcome.REPLICA_TIMED_OUT)
+    ]  # both timeouts have expired: the outcome names the slaves
 
 
 async def test_a_disk_that_is_late_is_told_of_when_the_copies_are_there():

@@ -1,4 +1,4 @@
-"""A broker stops in one order, whatever fails on the way, and however far its start came."""
+"""A broker stops in one order, even if a step fails or its start was incomplete."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ SLAVE_STOPS = [
 
 
 class Faulty(Lifecycle):
-    """Notes what is stopped. ``fails_to_stop``: the step that raises then; ``fails_to_start``: where a start fails."""
+    """Records the stopped parts. ``fails_to_stop``: the stop that raises. ``fails_to_start``: the step that raises."""
 
     def __init__(self, *, fails_to_stop: int = -1, fails_to_start: int = -1) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ def broker(root, lifecycle, monkeypatch, **settings):
 
 
 def without_rounds(table):
-    """The table without the ends of periodic work, which `Lifecycle.every` registers."""
+    """Return the table without the stops of periodic work, which `Lifecycle.every` registers."""
     return [row for row in table if "every" not in row[1]]
 
 

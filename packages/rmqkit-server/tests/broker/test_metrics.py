@@ -1,4 +1,4 @@
-"""What a broker counts and tells Prometheus. That it is what Apache's tells: tests/interop/test_metrics.py."""
+"""The broker's Prometheus metrics. tests/interop/test_metrics.py compares them with those of Apache's broker."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def page(address):
 
 
 async def told(address):
-    """The samples at an address: name → label values of the table's own labels → value."""
+    """Return the samples at an address: name → label values of the table's own labels → value."""
     answer = await page(address)
     tables: dict[str, dict] = {}
     labels = {metric.exposed_name: metric.labels for metric in TABLE}

@@ -1,4 +1,4 @@
-"""How long puts take, as the tools show it (behaviour.md §9.10)."""
+"""Durations of puts, as the tools show them (behaviour.md §9.10)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from rmqkit.broker.statistics import PutTimes
 
-# What an Apache 5.4.0 broker said of a minute in which 765 messages came.
+# The text of an Apache 5.4.0 broker after a minute with 765 messages.
 TOLD = (
     "[<=0ms]:691 [0~10ms]:68 [10~50ms]:4 [50~100ms]:2 [100~200ms]:0 [200~500ms]:0 [500ms~1s]:0 [1~2s]:0 [2~3s]:0 "
     "[3~4s]:0 [4~5s]:0 [5~10s]:0 [10s~]:0 "

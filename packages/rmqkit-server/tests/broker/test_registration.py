@@ -1,4 +1,4 @@
-"""What name servers are told, and what is taken from their answers (behaviour.md §1.7, §2.3)."""
+"""Registrations at name servers, and the use of their answers (behaviour.md §1.7, §2.3)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def routed(cluster, topic):
 
 
 async def with_topics(cluster, names):
-    """The broker's topics, with some that the name server knows."""
+    """Return the broker's topics, some of which the name server knows."""
     topics = cluster.standalone.broker.context.topics
     for name in names:
         topics.put(TopicConfig(topic_name=name, perm=6))
@@ -54,7 +54,7 @@ async def test_a_change_that_was_answered_is_routed(cluster):
 
 
 async def test_changes_that_come_close_together_are_all_routed(cluster):
-    """Two registrations of one version would be one too many: name servers take nothing new from the second."""
+    """Two registrations must not have the same version: name servers ignore the second one."""
 
     topics = await with_topics(cluster, "AB")
     topics.put(TopicConfig(topic_name="A", perm=4))
@@ -145,7 +145,7 @@ async def test_name_servers_are_asked_what_they_know(cluster):
 
 
 class Registered:
-    """A registration at name servers that answer as a test says."""
+    """A registration at name servers whose answers the test sets."""
 
     def __init__(self, root, name_servers=1, tls=None, client_tls=None, **settings):
         self.name_servers = [Peer(tls) for _ in range(name_servers)]
@@ -234,7 +234,7 @@ async def test_the_members_of_a_group_are_those_that_any_name_server_knows(tmp_p
 
 
 def told_topics(name_server):
-    """The topics of every registration that a name server was sent."""
+    """Return the topics of every registration that a name server received."""
     sent = [one for one in name_server.requests if one.code == RequestCode.REGISTER_BROKER]
     bodies = [decode_registration(one.payload, is_compressed=False, version=one.version) for one in sent]
     return [sorted(body.topic_config_serialize_wrapper.topic_config_table) for body in bodies]
@@ -242,7 +242,7 @@ def told_topics(name_server):
 
 @pytest.mark.parametrize("how", ["refused", "connection lost"])
 async def test_a_name_server_that_missed_a_change_is_told_everything_with_the_next_one(tmp_path, how):
-    """A later change alone would give it the version of the table, and make it ignore the one that it missed."""
+    """With only the later change the name server would get the table's version and ignore the missed change."""
     async with Registered(tmp_path, name_servers=2) as it:
         one, other = it.name_servers
         await it.registration.start()

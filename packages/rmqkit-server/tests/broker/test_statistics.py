@@ -36,7 +36,7 @@ def clock():
 
 @pytest.fixture
 def statistics(queues, clock):
-    queues.ends["old", 0] = 1000  # what was there before the start does not count
+    queues.ends["old", 0] = 1000  # values from before the start are not counted
     made = Statistics(queues, "c", clock, is_system_topic)
     made.sample()
     return made

@@ -1,4 +1,4 @@
-"""What servers keep from those who may not have it, asked by a client that shares no code with them."""
+"""Data that servers refuse to unauthorized clients, requested by a client that shares no code with the servers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def send(address, topic, properties, user=None):
 
 
 async def with_rights(address, user, *resources, ips=()):
-    """Make a user who may send, receive and look up these."""
+    """Create a user with the permission to send, receive and look up these topics."""
     answer = await ask(address, CREATE_USER, b'{"password":"secret12"}', "root", username=user)
     assert answer.code == OK, answer.remark
     entries = [
@@ -83,7 +83,7 @@ async def test_a_right_on_one_topic_opens_no_other_by_key_or_id(tmp_path):
 
 
 async def test_who_calls_itself_a_producer_of_a_group_is_told_none_of_its_messages(tmp_path):
-    """Check-back sends half messages to producers of their group, which everybody may say to be."""
+    """Check-back sends half messages to producers of their group, and any client may claim to be one."""
 
     async with serving(tmp_path, users=True) as servers:
         address = servers.broker_address
@@ -98,7 +98,7 @@ async def test_who_calls_itself_a_producer_of_a_group_is_told_none_of_its_messag
             assert sorted(member.user for member in members.values()) == ["anna", "eve"]
             asked = [member.user for c, member in members.items() if clients.may_be_asked(c, member, "Orders")]
             assert asked == ["anna"]
-            # a reply to the client id that both say to have goes to who had it first
+            # a reply to a client id that both claim goes to the first client
             assert members[clients.producer_connection("c")].user == "anna"
 
 
@@ -119,7 +119,7 @@ PROXY_V2 = b"\r\n\r\n\x00\r\nQUIT\n!\x11\x00\x0c\n\x01\x02\x03\n\x00\x00\x01\x13
     ],
 )
 async def test_who_writes_a_proxy_line_is_where_it_is(balancers, ips, code, preamble, tmp_path):
-    """A policy holds for addresses: a line that names one opens nothing, nor does an allowed balancer for others."""
+    """Policies have addresses. A PROXY line with such an address, or an allowed balancer, gives no permission."""
 
     async with serving(tmp_path, users=True, broker={"proxyProtocolAddresses": balancers}) as servers:
         address = servers.broker_address
@@ -166,7 +166,7 @@ def as_broker(address, name="broker-a", broker_id=0, cluster="DefaultCluster"):
 
 
 async def told(servers):
-    """What clients are told of brokers and of a topic."""
+    """Return the tables of brokers and of a topic that clients get."""
     answers = [await ask(servers.namesrv_address, CLUSTERS), await ask(servers.namesrv_address, ROUTE, topic="TBW102")]
     return [answer.table for answer in answers]
 
@@ -188,7 +188,7 @@ async def told(servers):
     ],
 )
 async def test_nobody_speaks_for_a_broker_that_is_alive(code, said, tmp_path):
-    """Whoever could would have its clients send to another address, or to none."""
+    """Otherwise an attacker could make the broker's clients send to another address, or to none."""
 
     async with serving(tmp_path, broker={"brokerName": "broker-a"}) as servers:
         before = await told(servers)
@@ -251,7 +251,7 @@ async def test_only_some_addresses_may_speak_for_brokers(tmp_path):
 
 
 async def test_where_users_are_in_force_brokers_sign_what_they_say_of_themselves(tmp_path):
-    """The broker of this standalone is registered when it has started; clients need not sign what they ask."""
+    """The broker of this standalone is registered when it has started. Clients need not sign their requests."""
 
     async with serving(tmp_path, users=True) as servers:
         name_server = servers.namesrv_address
@@ -305,7 +305,7 @@ async def half(address, topic, user):
     """Store a half message and never decide about it; over a connection of its own, as a question about it could come
     before the answer to this."""
     properties = "TRAN_MSG\x01true\x02PGROUP\x01p\x02UNIQ_KEY\x01k\x02"
-    born_ms = str(SYSTEM_CLOCK.now_ms())  # one that is older than files are kept is not asked about
+    born_ms = str(SYSTEM_CLOCK.now_ms())  # the broker does not check messages older than the retention time
     values = ("p", topic, "TBW102", "4", "0", "4", born_ms, "0", properties, "0", "false")
     answer = await ask(address, SEND, b"secret half", user, **dict(zip("abcdefghijk", values, strict=True)))
     assert answer.code == OK, answer.remark
@@ -364,7 +364,7 @@ async def test_the_vip_port_opens_nothing_that_the_main_port_does_not(users, tmp
 
 
 async def http(address, request):
-    """The bytes that answer some bytes."""
+    """Send bytes and return the bytes of the answer."""
     host, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(request)

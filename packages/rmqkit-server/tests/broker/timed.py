@@ -80,7 +80,7 @@ class Timed:
         await self.timer.flush_round()
 
     async def pass_ms(self, ms):
-        """Let the clock go on, and the timer follow it."""
+        """Advance the clock, and let the timer follow it."""
         self.clock.ms += ms
         await self.until(lambda: self.timer.read_behind_ms == 0 and self.timer.offset_behind == 0)
 

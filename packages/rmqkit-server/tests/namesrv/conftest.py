@@ -1,4 +1,4 @@
-"""What the name server's tests share."""
+"""Fixtures of the name server's tests."""
 
 from collections.abc import AsyncIterator
 
@@ -9,6 +9,6 @@ from tests.namesrv.running import Asker, serving
 
 @pytest.fixture
 async def ask(tmp_path) -> AsyncIterator[Asker]:
-    """Asks a name server of default settings."""
+    """Yield a client of a name server with default settings."""
     async with serving(tmp_path) as it:
         yield it

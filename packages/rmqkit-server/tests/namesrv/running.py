@@ -1,4 +1,4 @@
-"""A name server on a loopback port, and a client to ask it with."""
+"""A name server on a loopback port, and a client for its requests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CALL_TIMEOUT_MS = 60_000
 
 
 class Asker:
-    """Sends requests over one connection."""
+    """A client that sends requests over one connection."""
 
     def __init__(self, server):
         self.server = server
@@ -33,7 +33,7 @@ class Asker:
         return await self.client.call(self.server.address, command, CALL_TIMEOUT_MS)
 
     async def result(self, code, header=None, body=b"", **options):
-        """Code, remark, header fields and JSON body of the answer."""
+        """Return the code, remark, header fields and JSON body of the answer."""
         answer = await self(code, header, body, **options)
         parsed = json.loads(answer.payload) if answer.payload else None
         return answer.code, answer.remark, decode_fields(answer), parsed
@@ -45,7 +45,7 @@ class Asker:
 
 @asynccontextmanager
 async def serving(tmp_path, *, clock=None, **settings):
-    """A name server and who asks it; the KV file is in ``tmp_path``."""
+    """Yield a name server and its client. The KV file is in ``tmp_path``."""
     chosen = {"listen_port": 0, "bind_address": "127.0.0.1", "kv_config_path": str(tmp_path / "kvConfig.json")}
     made = NamesrvSettings(**{**chosen, **settings})
     server = NameServer(made) if clock is None else NameServer(made, clock)

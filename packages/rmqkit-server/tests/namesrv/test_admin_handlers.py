@@ -1,4 +1,4 @@
-"""What operators ask, over the socket (behaviour.md §1.7; remoting.md §4.2)."""
+"""Operators' requests, over the socket (behaviour.md §1.7; remoting.md §4.2)."""
 
 from __future__ import annotations
 

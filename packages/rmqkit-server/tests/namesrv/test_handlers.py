@@ -1,4 +1,4 @@
-"""What brokers and clients ask, over the socket (remoting.md §4.2; behaviour.md §1.3–§1.6)."""
+"""Requests of brokers and clients, over the socket (remoting.md §4.2; behaviour.md §1.3–§1.6)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Telling brokers that the lowest id of their group changed (behaviour.md §1.8)."""
+"""Notices to brokers that the lowest id of their group changed (behaviour.md §1.8)."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def test_another_address_takes_over_an_id(routes):
     routes.register(registration(topics("T", "U", state=1, version=2, queues=9), address="10.0.0.9:1"))
     assert addresses(routes) == {0: "10.0.0.9:1"}
     leave(routes, "10.0.0.1:1")
-    assert addresses(routes) == {0: "10.0.0.9:1"}, "the former holder takes nothing along"
+    assert addresses(routes) == {0: "10.0.0.9:1"}, "the former broker removes nothing with it"
     assert queue_counts(routes, "T") == {"a": (9, 6)}
 
 
@@ -195,7 +195,7 @@ def test_a_leaving_slave_leaves_the_queues_alone(routes):
 
 def test_a_new_lowest_id_is_a_change(routes):
     first = registration(topics("T", "U"), broker_id=2, address="10.0.0.3:1")
-    assert routes.register(first).change is None, "nobody was there to be told"
+    assert routes.register(first).change is None, "there was no broker to notify"
     assert routes.register(registration(topics("T", "U"), broker_id=3, address="10.0.0.4:1")).change is None
     joined = routes.register(registration(topics("T", "U"), broker_id=1))
     members = {1: "10.0.0.1:1", 2: "10.0.0.3:1", 3: "10.0.0.4:1"}
@@ -208,7 +208,7 @@ def test_a_lowest_id_that_goes_away_is_a_change_with_acting_master(routes, actin
     routes.register(registration(topics("T", "U"), address="10.0.0.3:1", broker_id=1, enable_acting_master=acting))
     change = MemberChange("a", {1: "10.0.0.3:1"}, "10.0.0.1:1", None)
     assert leave(routes, "10.0.0.1:1") == ([change] if acting else [])
-    assert leave(routes, "10.0.0.3:1") == [], "nobody is left to be told"
+    assert leave(routes, "10.0.0.3:1") == [], "there is no broker left to notify"
 
 
 # -- leaving

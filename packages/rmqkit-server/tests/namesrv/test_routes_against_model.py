@@ -1,7 +1,7 @@
-"""The route table against a model that keeps only what was said last, over any order of events.
+"""The route table against a model that stores only the latest registrations, over any order of events.
 
-The model has one rule per table: an address is where it last registered, a topic has the queues that the last
-registration of its master with a new version said, and a broker name without addresses has nothing.
+The model has one rule per table. An address belongs to the broker that last registered it. A topic has the queues of
+its master's last registration with a new version. A broker name without addresses has no topics.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Process:
 
 @dataclass
 class Model:
-    """Who is where, and each topic's queue counts by broker name."""
+    """The registered processes by address, and each topic's queue counts by broker name."""
 
     processes: dict[str, Process] = field(default_factory=dict)
     queues: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class Model:
 
 
 class Routes(RuleBasedStateMachine):
-    """Registers, says good-bye, lets connections break and time pass."""
+    """Rules that register, unregister, break connections and let time pass."""
 
     def __init__(self):
         super().__init__()

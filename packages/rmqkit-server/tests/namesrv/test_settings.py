@@ -1,4 +1,4 @@
-"""What a ``namesrv.conf`` may say (behaviour.md §1.1)."""
+"""Settings of a ``namesrv.conf`` (behaviour.md §1.1)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HOT = {
 def print_config(tmp_path, text):
     config = tmp_path / "namesrv.conf"
     config.write_text(text)
-    # Without what tests/conftest.py sets for brokers: a name server does not know the key, and says so.
+    # Without the setting of tests/conftest.py for brokers: a name server warns about the unknown key.
     environment = {key: value for key, value in os.environ.items() if not key.startswith("RMQCONF_")}
     command = [RMQ, "namesrv", "-c", config, "-p"]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)

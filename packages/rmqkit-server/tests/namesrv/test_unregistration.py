@@ -12,7 +12,7 @@ FIRST, SECOND, THIRD = (Departure("C", f"10.0.0.{number}:1", "a") for number in 
 
 
 class Table:
-    """Stands for the route table: remembers the batches, answers each with one change."""
+    """A stand-in for the route table: it records the batches and answers each with one change."""
 
     def __init__(self):
         self.batches = []
@@ -33,7 +33,7 @@ async def test_all_that_wait_are_one_batch_and_changes_are_told():
     assert [change.offline_address for change in told] == ["10.0.0.1:1"]
     assert queue.submit(THIRD), "there is room again"
     await queue.stop()
-    assert table.batches == [[FIRST, SECOND], [THIRD]], "what waits at the end is taken"
+    assert table.batches == [[FIRST, SECOND], [THIRD]], "brokers that wait at the end are removed"
 
 
 async def test_a_queue_that_never_started_stops(caplog):
@@ -47,7 +47,7 @@ async def test_a_queue_that_never_started_stops(caplog):
 
 
 async def test_a_batch_that_fails_keeps_no_other_from_being_taken(caplog):
-    """Else no broker would ever be forgotten again."""
+    """Otherwise no broker would ever be removed again."""
 
     def fail_once(change):
         told.append(change)

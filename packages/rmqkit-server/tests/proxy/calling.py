@@ -1,4 +1,4 @@
-"""Clients of an endpoint that stands in a broker, without a port between: calls are made as a transport makes them."""
+"""Clients of an endpoint without a port in between: calls are made as a transport makes them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ADDRESSES = {"scheme": 1, "addresses": [{"host": "10.0.0.9", "port": 8081}]}
 
 @asynccontextmanager
 async def endpoint_of(broker):
-    """An endpoint of a running broker."""
+    """Return an endpoint of a running broker."""
     router = Router()
     broker.parts.add_handlers([router], Router(), "")
     clock = broker.context.clock
@@ -44,7 +44,7 @@ def remote_backend(namesrv, clock, users=None):
 
 @asynccontextmanager
 async def endpoint_before(servers, users=None):
-    """An endpoint in front of a name server and its broker, as a proxy has it."""
+    """Return an endpoint in front of a name server and its broker, as a proxy has it."""
     clock = servers.broker.context.clock
     backend = remote_backend(servers.namesrv_address, clock, users)
     endpoint = Endpoint(backend, clock, port=8081)
@@ -100,7 +100,7 @@ class Stream:
         self.sent.put_nowait(message_class("TelemetryCommand")(**fields))
 
     async def ask(self, **fields):
-        """Send a command; what comes back."""
+        """Send a command and return the answer."""
         self.send(**fields)
         return await self.received.get()
 
@@ -111,7 +111,7 @@ class Stream:
 
 
 def framed(write):
-    """Takes messages that are framed, one at a time, and writes what they are."""
+    """Return a function that decodes framed messages, one at a time, for ``write``."""
 
     async def write_framed(frames):
         assert int.from_bytes(frames[0][:5]) == len(frames[0]) - 5
@@ -141,13 +141,13 @@ class Caller:
         return name
 
     async def published(self):
-        """Name servers know the topics as they are."""
+        """Wait until the name servers know the current topics."""
         self.context.topics.register_all()
         await self.context.topics_published()
 
     async def ask(self, name, seconds=None, **fields):
         method = METHODS[name]
-        # Through bytes, as any client's: what a field cannot hold is found here.
+        # Encode the message as any client does: a value that a field cannot hold raises here.
         content = method.request(**fields).SerializeToString()
         call, answered = Call(self.metadata, seconds), asyncio.get_running_loop().create_future()
         if self.endpoint.answer_at_once(method, call, content, answered.set_result):
@@ -159,13 +159,13 @@ class Caller:
         return await self.ask("SendMessage", messages=[message(topic, body, message_id, properties, **system)])
 
     async def items(self, seconds=None, **fields):
-        """The items of a receive's answer."""
+        """Return the items of a receive's answer."""
         method, items, asked = METHODS["ReceiveMessage"], asyncio.Queue(), receive_request(**fields)
         await self.endpoint.receive(method, Call(self.metadata, seconds), asked, items.put, framed(items.put))
         return [items.get_nowait() for _ in range(items.qsize())]
 
     async def receive(self, **fields):
-        """The status of a receive, and its messages."""
+        """Return the status of a receive and its messages."""
         first, *rest = await self.items(**fields)
         assert first.WhichOneof("content") == "status"
         assert rest[-1].WhichOneof("content") == "delivery_timestamp"
@@ -187,7 +187,7 @@ class Caller:
         return await self.ask("ChangeInvisibleDuration", receipt_handle=handle, invisible_duration=duration, **names)
 
     async def consumer(self, topic="T", group="G", client_type=3, expression="*"):
-        """Open a stream with a consumer's settings; the stream, and the settings that came back."""
+        """Open a stream with a consumer's settings. Return the stream and the settings of the answer."""
         stream = Stream(self)
         wanted = {"topic": {"name": topic}, "expression": {"type": 1, "expression": expression}}
         subscription = {"group": {"name": group}, "subscriptions": [wanted]}

@@ -20,7 +20,7 @@ async def caller(tmp_path):
 
 
 def begin(caller, name, write, **fields):
-    """Begin a call; whether it is answered at once."""
+    """Begin a call. Return True if it is answered at once."""
     method = METHODS[name]
     content = method.request(**fields).SerializeToString()
     return caller.endpoint.answer_at_once(method, Call(caller.metadata, None), content, write)
@@ -35,7 +35,7 @@ async def test_sends_of_one_read_are_stored_together(caller, monkeypatch):
     store, runs, came = caller.context.store, [], []
     put = store.put_sends
     monkeypatch.setattr(store, "put_sends", lambda sends, *hosts: runs.append(len(sends)) or put(sends, *hosts))
-    await caller.send(message_id="ID0")  # a queue that has no message takes its first alone
+    await caller.send(message_id="ID0")  # the first message of an empty queue is stored alone
     runs.clear()
     for number in (1, 2, 3):
         assert begin(caller, "SendMessage", came.append, messages=[message("T", b"hello", f"ID{number}", None)])
@@ -100,7 +100,7 @@ async def test_an_ack_is_answered_with_those_of_its_tick(caller):
 
 @pytest.mark.parametrize("flush", [FlushDiskType.ASYNC_FLUSH, FlushDiskType.SYNC_FLUSH])
 async def test_acks_of_one_read_are_stored_together(tmp_path, monkeypatch, flush):
-    """Also those that wait for the disk, which the broker handles one by one."""
+    """This includes acks that wait for the disk, which the broker handles one by one."""
     async with served(tmp_path, store={"flush_disk_type": flush}) as caller:
         caller.topic()
         for number in range(3):

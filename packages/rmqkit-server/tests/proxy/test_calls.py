@@ -110,7 +110,7 @@ async def test_signatures_are_not_looked_at_where_nobody_has_to_sign(caller):
 
 
 def with_enums(kind, number, depth=4):
-    """Messages of a kind, in each of which one enum somewhere has a number."""
+    """Yield messages of a type, each with a number in one of its enums."""
     for field in kind.DESCRIPTOR.fields:
         if field.enum_type is not None:
             made = kind()
@@ -467,7 +467,7 @@ async def test_a_receive_that_is_cancelled_keeps_nothing(caller, caplog):
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     await caller.send()
-    # A broker behind a proxy does not hear of it: what it pops is given back.
+    # A broker behind a proxy is not notified: the popped messages are returned.
     assert (await caller.one()).system_properties.delivery_attempt == (2 if caller.is_proxy else 1)
     del waiting
     gc.collect()
@@ -475,7 +475,7 @@ async def test_a_receive_that_is_cancelled_keeps_nothing(caller, caplog):
 
 
 async def test_a_receive_that_is_cancelled_anywhere_keeps_nothing(caller):
-    """A turn of the loop later each time, until the message is written."""
+    """Cancel one loop iteration later each time, until the message is written."""
     stream, _ = await caller.consumer()
     method, items = METHODS["ReceiveMessage"], asyncio.Queue()
     for turns in range(1000):
@@ -615,7 +615,7 @@ async def test_a_handle_cannot_move_another_message(caller):
     await caller.send("Secret", b"not yours", "S1")
     await caller.send()
     words = (await caller.one()).system_properties.receipt_handle.split(" ")
-    words[8] = "0"  # where the other message lies
+    words[8] = "0"  # the log offset of the other message
     names = {"group": {"name": "G"}, "topic": {"name": "T"}, "message_id": "ID1"}
     answer = await caller.ask("ForwardMessageToDeadLetterQueue", receipt_handle=" ".join(words), **names)
     assert answer.status.code == BAD_HANDLE

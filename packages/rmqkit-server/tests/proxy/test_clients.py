@@ -1,4 +1,4 @@
-"""The table of clients stays small whoever invents client ids, and nobody else is locked out."""
+"""The table of clients stays small if a client invents ids, and no other client is locked out."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def caller(tmp_path):
 
 
 def at(caller, client_id, host):
-    """Call QueryRoute from an address; the code."""
+    """Call QueryRoute from an address, and return the code."""
 
     async def ask():
         call = Call({"x-mq-client-id": client_id}, None)
@@ -65,7 +65,7 @@ async def test_clients_with_calls_under_way_are_not_forgotten(caller):
         await caller.at(f"a{number}", "10.0.0.1")
         caller.endpoint.clients.find(f"a{number}").calls = 1
     assert await caller.at("a8", "10.0.0.1") == 42900
-    assert await caller.at("b", "10.0.0.2") == 20000, "another address is not concerned"
+    assert await caller.at("b", "10.0.0.2") == 20000, "another address is not affected"
     caller.endpoint.clients.find("a3").calls = 0
     assert await caller.at("a8", "10.0.0.1") == 20000
     assert caller.endpoint.clients.find("a3") is None

@@ -1,4 +1,4 @@
-"""What gRPC makes of HTTP/2: framing, compression, deadlines, statuses. Source: gRPC over HTTP/2."""
+"""gRPC over HTTP/2: framing, compression, deadlines, statuses. Source: gRPC over HTTP/2."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OK = METHODS["Heartbeat"].response.FromString(b"")
 
 
 class Endpoint:
-    """Notes what is called, and answers with nothing."""
+    """An endpoint that records the calls and answers with nothing."""
 
     def __init__(self):
         self.methods = list(METHODS.values())
@@ -71,7 +71,7 @@ class Endpoint:
 
 
 class Client(Peer):
-    """A connection of a service, and its client's side."""
+    """A connection of a service and its client side."""
 
     def __init__(self, *, with_core=True):
         self.endpoint = Endpoint()
@@ -85,7 +85,7 @@ class Client(Peer):
         self.sends(GREETING)
 
     async def ask(self, name, *messages, ends=True, path=None, **headers):
-        """What comes back for one call, when nothing more comes."""
+        """Make one call and return all frames of its answer."""
         own = {"te": "trailers", "content-type": "application/grpc", **headers}
         listed = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", (path or f"/{SERVICE}/{name}").encode())]
         listed += [(key.replace("_", "-").encode(), value.encode()) for key, value in own.items()]
@@ -102,7 +102,7 @@ def framed(content, flag=0):
 
 
 def status_of(found):
-    """The status of gRPC that a call ended with, and its text."""
+    """Return the gRPC status of a finished call and its text."""
     decoder, headers = header_decoder(16_384), {}
     for kind, _, _, payload in found:
         if kind == HEADERS:
@@ -316,7 +316,7 @@ HEADER = st.sampled_from(USUAL) | st.tuples(st.sampled_from(NAMES), st.sampled_f
 
 
 def what_headers_begin(headers, *, with_core):
-    """What is written, and what a call knows of itself."""
+    """Return the bytes written for a request, and the names, metadata and deadlines of its calls."""
 
     async def main():
         client = Client(with_core=with_core)

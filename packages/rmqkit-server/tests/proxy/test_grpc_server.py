@@ -137,7 +137,7 @@ async def test_a_receive_given_up_by_its_client_pops_nothing(channel):
 
 
 async def asked_once(stubs):
-    """A turn of the server, after which it has seen what came before."""
+    """Make a call, after which the server has handled all earlier data."""
     return (await stubs.Heartbeat(NOTHING(), metadata=METADATA)).status.code == 40015
 
 
@@ -156,7 +156,7 @@ async def test_a_stop_ends_what_is_held(tmp_path):
 
 
 async def ended(call):
-    """Whether a call ends, answered or cut, without a message."""
+    """Return True if the call ends without a message, with an answer or by a cut connection."""
     try:
         return all(item.WhichOneof("content") != "message" for item in [one async for one in call])
     except grpc.aio.AioRpcError as error:
@@ -195,7 +195,7 @@ async def test_tls_with_a_certificate(tmp_path):
 
 @pytest.mark.skipif(OPENSSL is None, reason=REASON)
 async def test_tls_with_a_certificate_made_at_the_start_beside_plain_calls(tmp_path):
-    """As Java's and Go's SDKs want it, which take any certificate."""
+    """The SDKs for Java and Go accept any certificate."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
@@ -217,7 +217,7 @@ async def test_who_a_balancer_names_is_the_peer(tmp_path):
 
 
 async def born_host_behind_a_balancer(address):
-    """Whom a message is from that comes through a balancer's connection."""
+    """Return the born host of a message that arrives through a balancer's connection."""
     reader, writer = await asyncio.open_connection(*split_address(address))
     asked = METHODS["SendMessage"].request(messages=[message()]).SerializeToString()
     listed = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", METHODS["SendMessage"].path.encode())]

@@ -43,7 +43,7 @@ def compiled(list_bytes_max):
 
 @pytest.fixture(scope="module", params=["plain", "compiled"])
 def decoder_of(request):
-    """Makes a decoder."""
+    """Return a function that creates a decoder."""
     if request.param == "compiled" and CORE.fault:
         pytest.skip(CORE.fault)
     return plain if request.param == "plain" else compiled

@@ -40,7 +40,7 @@ WINDOW = 65_535
 
 
 class Transport(asyncio.Transport):
-    """Keeps what is written; ``is_read``: whether the other side reads it."""
+    """A transport that stores the written bytes. ``is_read``: True if the other side reads them."""
 
     def __init__(self):
         super().__init__()
@@ -76,7 +76,7 @@ class Transport(asyncio.Transport):
 
 
 class Echo(Http2Stream):
-    """Answers with what it was sent, when that is whole; ``peer.answers`` False: never."""
+    """A stream that answers with a request's body when it is complete, or never if ``peer.answers`` is False."""
 
     __slots__ = ("body",)
 
@@ -107,7 +107,7 @@ class Echo(Http2Stream):
 
 
 class Peer(Http2Connection):
-    """A connection, and its client's side."""
+    """A connection and its client side."""
 
     def __init__(self, *, answers=True, limits=None):
         super().__init__(Echo, clock=SYSTEM_CLOCK, limits=limits)
@@ -117,12 +117,12 @@ class Peer(Http2Connection):
         self.flush()
 
     def sends(self, *frames):
-        """What comes back for some frames."""
+        """Send frames and return the bytes of the answer."""
         self.data_received(b"".join(frames))
         return self.read()
 
     def read(self):
-        """The frames that were written."""
+        """Return the written frames."""
         self.flush()
         data, found = bytes(self.wire.written), []
         self.wire.written.clear()
@@ -133,7 +133,7 @@ class Peer(Http2Connection):
         return found
 
     def ended_with(self, found):
-        """The code of the GOAWAY that the connection ended with."""
+        """Return the code of the GOAWAY that ended the connection."""
         assert self.wire.is_closed, found
         (code,) = (payload[4:8] for kind, _, _, payload in found if kind == GOAWAY)
         return ErrorCode(int.from_bytes(code))
@@ -246,7 +246,7 @@ async def test_what_is_not_answered_holds_back_further_requests():
             assert (kind, stream_id) == (WINDOW_UPDATE, 0)
             window += int.from_bytes(payload)
         window, number = window - 16_384, number + 2
-        assert number < 10_000, "more is taken than may wait"
+        assert number < 10_000, "the connection reads more than may wait"
     for stream in peer.asked:
         stream.reset()
     assert any(kind == WINDOW_UPDATE and not stream_id for kind, _, stream_id, _ in peer.read())

@@ -1,4 +1,4 @@
-"""No call of gRPC, whoever makes it, holds the event loop of a broker for long."""
+"""No gRPC call of any client blocks the event loop of a broker for long."""
 
 from __future__ import annotations
 

@@ -189,7 +189,7 @@ async def test_receives_that_name_no_broker_take_turns_among_those_that_are_read
 
 
 async def test_what_one_proxy_delivered_another_takes_back(caller):
-    """As after a kill: a handle says all that is needed, so a proxy's end costs nothing but its renewals."""
+    """The second proxy needs only the handle, so the end of the first one stops nothing but its renewals."""
     for number in range(4):
         await caller.send(message_id=f"ID{number}")
     found = (await caller.receive(broker="broker-a", batch_size=1))[1][0]

@@ -141,7 +141,7 @@ async def test_messages_go_to_all_brokers_and_come_back(tmp_path):
 
 
 async def test_members_at_the_proxy_and_at_the_broker_share_queues(tmp_path):
-    """Brokers know who consumes through it, so queues have one owner."""
+    """Brokers know the consumers behind the proxy, so each queue has one owner."""
     async with proxied(tmp_path) as (proxy, brokers):
         direct = brokers[0].context.settings.namesrv_addr
         seen = defaultdict(list)
@@ -297,13 +297,13 @@ async def test_a_request_that_names_no_broker_is_refused_where_there_are_several
 
 
 async def test_a_request_that_names_no_broker_goes_to_the_only_one():
-    """As from clients of 4.x, which know no such field."""
+    """Clients of 4.x do not send the field."""
     async with Cluster() as cluster, before(cluster) as ask:
         assert (await ask(RequestCode.SEND_MESSAGE_V2, b="T", e="0")).code == OK
 
 
 async def test_what_no_client_asks_is_not_passed_on():
-    """Brokers would take it for a request of their own machine, where it comes from."""
+    """Brokers would accept such a request, because it comes from their own machine."""
     async with Cluster() as cluster, before(cluster) as ask:
         for code in (
             RequestCode.UPDATE_AND_CREATE_TOPIC,
@@ -363,7 +363,7 @@ async def test_one_client_may_have_so_many_requests_under_way():
 async def test_a_heartbeat_goes_to_the_brokers_of_what_is_consumed_and_first_over_a_new_connection():
     async with Cluster(brokers=2) as cluster, before(cluster) as ask:
         assert (await ask(RequestCode.HEART_BEAT, heartbeat())).code == OK
-        assert not cluster.heartbeats, "a producer that has no route is known to nobody"
+        assert not cluster.heartbeats, "no broker knows a producer without a route"
         assert (await ask(RequestCode.HEART_BEAT, heartbeat("T"))).code == OK
         assert len(cluster.heartbeats) == 2
         for broker in cluster.brokers:
@@ -506,7 +506,7 @@ async def test_what_a_broker_refuses_is_told_in_its_words():
 @pytest.mark.real_time
 @pytest.mark.skipif(OPENSSL is None, reason=REASON)
 async def test_clients_may_encrypt_and_speak_grpc_at_the_same_port():
-    """As at the other port. HTTP/2 begins with the server's settings."""
+    """The remoting port accepts TLS and gRPC too. HTTP/2 begins with the server's settings."""
     async with Cluster() as cluster:
         cluster.topic("T")
         async with Proxy(settings(cluster.namesrv), tls=ServerTls(ServerTlsSettings())) as proxy:

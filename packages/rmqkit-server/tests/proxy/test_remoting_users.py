@@ -1,4 +1,4 @@
-"""Users at the proxy's remoting port: the proxy judges requests as at its gRPC port, and brokers what they get of it.
+"""Users at the proxy's remoting port: the proxy authorizes requests as at its gRPC port, and the brokers do so again.
 
 Source: grpc.md §2.3, §11; behaviour.md §9.8.
 """
@@ -33,7 +33,7 @@ class Asking:
         self.address = address
 
     async def __call__(self, user, code, body=b"", **fields):
-        """The code and remark that a user is answered; None signs nothing."""
+        """Return the code and remark of the answer to a user. None sends an unsigned request."""
         credentials = Credentials(access_key=user, secret_key=f"{user}secret") if user else None
         remoting = RemotingClient(clock=SYSTEM_CLOCK, credentials=credentials)
         try:
@@ -100,7 +100,7 @@ async def test_a_user_may_what_policies_say(ask):
 
 
 async def test_half_messages_of_others_stay_undecided(ask):
-    """What lies at a place decides, not what the request says."""
+    """The topic of the stored half message decides, not the topic in the request."""
     half = {**SENT, "i": "TRAN_MSG\x01true\x02PGROUP\x01P\x02UNIQ_KEY\x01K\x02", "f": "4"}
     assert (await ask("inner", SEND, b"body", b="U", **half))[0] == OK
     end = {"producerGroup": "P", "commitOrRollback": "8", "commitLogOffset": "0", "tranStateTableOffset": "0"}

@@ -1,4 +1,4 @@
-"""What is renewed while clients acknowledge and leave. Source: grpc.md §8.2."""
+"""Renewals while clients acknowledge messages and leave. Source: grpc.md §8.2."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.waiting import until
 
 
 class Slow:
-    """Changes that are held until `go_on` is set; ``changed``: offset and invisible time of each, in order."""
+    """Invisible time changes, held until `go_on` is set. ``changed``: offset and invisible time of each, in order."""
 
     def __init__(self):
         self.changed = []
@@ -68,7 +68,7 @@ async def test_what_was_acknowledged_while_others_were_renewed_is_not(slow):
     await renewals.take("c1", "G", "M64", handle_of(64))
     slow.go_on.set()
     await round_
-    assert 64 not in {offset for offset, *_ in slow.changed}, "it would come again although it was acknowledged"
+    assert 64 not in {offset for offset, *_ in slow.changed}, "an acknowledged message is not redelivered"
     assert len(renewals) == 64
 
 

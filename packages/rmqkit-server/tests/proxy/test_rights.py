@@ -1,4 +1,4 @@
-"""Who signed a call of gRPC, and what they may do, in a broker and in front of it. Source: grpc.md §2.2, §2.3, §17."""
+"""Signatures of gRPC calls and permissions of users, in a broker and in a proxy. Source: grpc.md §2.2, §2.3, §17."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def caller(tmp_path, request):
 
 
 async def noticed(caller):
-    """Wait until a change of users or policies holds: at once in the broker."""
+    """Wait until a change of users or policies takes effect: at once in the broker."""
     if caller.is_proxy:
         await asyncio.sleep(KEPT_SECONDS)
 
@@ -126,7 +126,7 @@ async def test_a_call_without_a_signature_or_a_date_and_one_of_a_disabled_user(c
 
 
 async def calls(anna):
-    """The code of each call that needs a right, by its name."""
+    """Return the code of each call that needs a permission, by its name."""
     names = {"group": {"name": "G"}, "topic": {"name": "T"}}
     handle = "0 1 2 3 0 b 2 5 6"
     told = {
@@ -234,7 +234,7 @@ async def two(caller):
 
 
 def every_call(who, *, group, topic, handle="0 1 2 3 0 broker-a 0 0 0", transaction="x"):
-    """Each call that names a group, a topic, a handle or a transaction, by its name: how it is made."""
+    """Return a function for each call that names a group, a topic, a handle or a transaction, by the call's name."""
     names = {"group": {"name": group}, "topic": {"name": topic}}
 
     async def settings(**fields):
@@ -339,7 +339,7 @@ async def test_a_handle_of_another_user_changes_nothing(two, name):
     popped = await bob.one(topic="B", group="Gbob", seconds=30, invisible_duration={"seconds": 60})
     handle = popped.system_properties.receipt_handle
     await every_call(mallory, group="Gmallory", topic="M", handle=handle)[name]()
-    # A second try to read it, in the two places where a forged handle could have brought it.
+    # Try to read the message again in the two places to which a forged handle could have moved it.
     for topic in ("M", "%RETRY%Gmallory_M", "%RETRY%Gmallory_B"):
         items = await mallory.items(topic=topic, group="Gmallory", seconds=5)
         assert not any(item.HasField("message") for item in items)

@@ -199,7 +199,7 @@ async def test_a_stream_on_which_nothing_comes_is_ended_and_one_with_settings_is
     assert caller.endpoint.clients.find("silent") is None, "nothing was registered"
     await asyncio.sleep(130)
     assert not busy.ended.done()
-    # A laptop that slept: it says nothing of its stream, which is open.
+    # A laptop after its sleep: it sends nothing on its stream, which is still open.
     assert said(await caller.ask("Heartbeat", group={"name": "G"}, client_type=SIMPLE)) == (OK, "OK")
     caller.endpoint.clients.find("c1").stream.send(message_class("TelemetryCommand")())
     await busy.received.get()
@@ -243,7 +243,7 @@ async def test_a_client_without_a_stream_stays_until_it_is_silent(inside):
 
 
 async def test_what_is_forgotten_is_freed_at_once(inside):
-    """Servers let reference cycles lie for long: thousands of clients that came and went would stay in memory."""
+    """Servers rarely collect reference cycles: thousands of former clients would stay in memory."""
     stream, _ = await inside.consumer()
     await until(lambda: members(inside), "the consumer in the table")
     client = inside.endpoint.clients.find("c1")
@@ -347,7 +347,7 @@ async def test_transactions_that_were_ended_are_forgotten(caller):
 
 
 async def test_transactions_that_nobody_ended_are_forgotten_much_later(inside, monkeypatch):
-    assert sending._OPEN_MS_MAX > 2 * 3_600_000 - 1, "a producer may have them asked about after an hour"
+    assert sending._OPEN_MS_MAX > 2 * 3_600_000 - 1, "a producer may request the check after an hour"
     monkeypatch.setattr(sending, "_OPEN_MS_MAX", 100_000.0)
     await half(inside)
     await asyncio.sleep(90)
@@ -489,7 +489,7 @@ async def test_a_message_that_a_handler_failed_on_is_not_renewed(inside):
     await stream.end()
 
 
-# ---- what tools ask
+# ---- requests of tools
 
 
 async def asked_by_a_tool(caller, code, header, body=b""):

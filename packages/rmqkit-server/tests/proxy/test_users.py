@@ -1,4 +1,4 @@
-"""What a proxy knows of users, and from whom. Source: grpc.md §2.3, §11."""
+"""Users in a proxy: cached data, and the brokers that provide it. Source: grpc.md §2.3, §11."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def metadata(user="anna", secret="annassecret"):
 
 
 class Told:
-    """A broker that tells of users; ``asked``: the codes of what it was asked."""
+    """A broker that knows a user. ``asked``: the codes of the requests."""
 
     def __init__(self):
         self.asked = []
@@ -197,7 +197,7 @@ async def test_the_next_master_is_asked_when_one_is_gone(tmp_path):
 
 
 async def route_code(caller):
-    """What a call is answered with that its user may make: there is no such topic."""
+    """Return the answer code of a call that the user may make. The topic does not exist."""
     return (await caller.ask("QueryRoute", topic={"name": "X"}, endpoints=ADDRESSES)).status.code
 
 

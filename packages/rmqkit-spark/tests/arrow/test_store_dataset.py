@@ -1,4 +1,4 @@
-"""Stores as Arrow tables: the rows of a plain decoder and of Spark's source, and no more read than is asked for."""
+"""Stores as Arrow tables: the rows of a plain decoder and of Spark's source, without reading more than requested."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def test_any_filter_gives_the_rows_that_it_gives_of_the_whole(store, wanted, col
 
 @pytest.fixture
 def decoded(monkeypatch):
-    """How many records were decoded."""
+    """Return the list of the numbers of records decoded at once."""
     counts = []
     real = kernels.message_batches
 

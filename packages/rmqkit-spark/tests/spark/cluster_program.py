@@ -1,8 +1,8 @@
-"""A program on a cluster of two executor JVMs; ``test_local_cluster.py`` starts it and judges what it prints.
+"""A program on a cluster of two executor JVMs. ``test_local_cluster.py`` starts it and checks its output.
 
-``python cluster_program.py SETUP``: ``SETUP`` is the JSON of a `Setup`. Every function in `CASES` is a case: it gets
-the session and the setup, and what it returns is printed as a line of JSON, ``[name, value]``. A new case needs no
-more than a function here and a test there.
+``python cluster_program.py SETUP``: ``SETUP`` is the JSON of a `Setup`. Every function in `CASES` is a case. It gets
+the session and the setup, and its result is printed as a line of JSON, ``[name, value]``. A new case needs a function
+here and a test in ``test_local_cluster.py``.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ ENTITIES = (Entity.CONSUME_QUEUE, Entity.INDEX, Entity.DELAY, Entity.TOPICS)
 
 
 class Setup(msgspec.Struct):
-    """What the cases work on.
+    """The input of the cases.
 
     Attributes:
-        store: the directory of a golden store, and ``slots`` of its index files.
-        name_server: of a running broker, and ``topic`` of messages whose bodies are numbers.
+        store: the directory of a golden store. ``slots``: the slot number of its index files.
+        name_server: the name server of a running broker. ``topic``: a topic with numbers as bodies.
         work_dir: an empty directory.
-        without_package: a directory which, put on PYTHONPATH, hides the package.
+        without_package: a directory that hides the package if it is on PYTHONPATH.
         conf: settings of the session.
     """
 
@@ -78,7 +78,7 @@ def store_messages(spark: SparkSession, setup: Setup) -> Any:
 
 
 def store_entities(spark: SparkSession, setup: Setup) -> Any:
-    """How many rows some entities have: of queue files, index files, the log and a table of the configuration."""
+    """Return the row counts of some entities: of queue files, index files, the log and a configuration table."""
     counts = (
         _store(spark, setup, entity=one.value, maxHashSlotNum=setup.slots).selectExpr(f"'{one.value}'", "count(1)")
         for one in ENTITIES
@@ -87,7 +87,7 @@ def store_entities(spark: SparkSession, setup: Setup) -> Any:
 
 
 def job_summary(spark: SparkSession, setup: Setup) -> Any:
-    """What the summary counts."""
+    """Return the number of messages in the summary."""
     return summary(spark, setup.store).selectExpr("sum(messages)").collect()[0][0]
 
 
@@ -112,7 +112,7 @@ def live_stream(spark: SparkSession, setup: Setup) -> Any:
 
 
 def failing_task(spark: SparkSession, setup: Setup) -> Any:
-    """What the driver hears of a damaged file that an executor reads."""
+    """Return the driver's error for a damaged file that an executor reads."""
     log = Path(setup.work_dir, "damaged", "commitlog")
     log.mkdir(parents=True)
     segment = bytearray(Path(setup.store, "commitlog", f"{0:020}").read_bytes())
@@ -122,7 +122,7 @@ def failing_task(spark: SparkSession, setup: Setup) -> Any:
 
 
 def executors_without_package(spark: SparkSession, setup: Setup) -> Any:
-    """What the driver hears when the package is not where the executors run: new Python workers do not see it."""
+    """Return the driver's error if the executors lack the package: new Python workers cannot import it."""
     environment = spark.sparkContext.environment
     environment["PYTHONPATH"] = setup.without_package
     try:
@@ -152,7 +152,7 @@ def _numbers(frame: DataFrame) -> list[int]:
 
 
 def _outcome(case: Case, spark: SparkSession, setup: Setup) -> Any:
-    """What a case returns, or what it ended with: the others shall run all the same."""
+    """Return the result of a case or its traceback. A failed case does not stop the other cases."""
     try:
         return case(spark, setup)
     except Exception:  # noqa: BLE001 - the test shows it

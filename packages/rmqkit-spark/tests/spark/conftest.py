@@ -1,4 +1,4 @@
-"""What tests here have in common besides the session (`session`): enough time, and no clients left."""
+"""Timeouts of the Spark tests, and the closing of their clients. The Spark session is in `session`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def no_clients_left() -> Iterator[None]:
-    """What sources and sinks connected in this process is closed with the servers of a module."""
+    """Close the clients of sources and sinks in this process together with the servers of a module."""
     yield
     from rmqkit.client.runtime.process import portal
     from rmqkit.spark import broker_pool

@@ -1,8 +1,8 @@
-"""A program whose Spark is elsewhere: every job, source and sink over Spark Connect. `test_connect` starts it.
+"""A program with a remote Spark: every job, source and sink over Spark Connect. `test_connect` starts it.
 
-``python connect_program.py SETUP``: ``SETUP`` is the JSON of a `Setup`. Every function in `CASES` is a case, which gets
-the session and the setup; what it returns is printed as a line of JSON, ``[name, value]``. Functions of PySpark make
-things of Connect in the whole process once one session is of Connect, hence a process of its own.
+``python connect_program.py SETUP``: ``SETUP`` is the JSON of a `Setup`. Every function in `CASES` is a case. It gets
+the session and the setup, and its result is printed as a line of JSON, ``[name, value]``. After one Connect session,
+PySpark's functions return Connect objects in the whole process. The program is therefore a process of its own.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from rmqkit.store.settings import StoreSettings
 
 
 class Setup(msgspec.Struct):
-    """What the cases work on.
+    """The input of the cases.
 
     Attributes:
         remote: the address of the server.
-        store: the directory of a store without a broker, ``copy`` of a copy of which one body is another.
-        topic: of the store, with its index's ``settings``.
-        name_server: of a running broker.
+        store: the directory of a store without a broker. ``copy``: that of a copy with one changed body.
+        topic: a topic of the store. ``settings``: the settings of the store's index.
+        name_server: the name server of a running broker.
         work_dir: an empty directory.
     """
 
@@ -70,7 +70,7 @@ def job_audit(spark: SparkSession, setup: Setup) -> Any:
 
 
 def job_verify(spark: SparkSession, setup: Setup) -> Any:
-    """What was checked, and what is wrong."""
+    """Return the result of a check and the number of checked records."""
     found = verify(spark, setup.store, setup.settings)
     return {"is_sound": found.is_sound, "records": found.checked["records"]}
 
@@ -87,7 +87,7 @@ def job_diff(spark: SparkSession, setup: Setup) -> Any:
 
 
 def job_rebuild(spark: SparkSession, setup: Setup) -> Any:
-    """Whether the files are those that ``rmq store rebuild`` makes."""
+    """Return the number of rebuilt files, and how many of them equal those of ``rmq store rebuild``."""
     root, other = Path(setup.work_dir, "rebuilt"), Path(setup.work_dir, "alone")
     for copy in (root, other):
         shutil.copytree(setup.store, copy)
@@ -142,7 +142,7 @@ def job_replay_and_a_stream(spark: SparkSession, setup: Setup) -> Any:
 
 
 def errors(spark: SparkSession, setup: Setup) -> Any:
-    """What mistakes are told with."""
+    """Return the error messages for some mistakes."""
     damaged = Path(setup.work_dir, "damaged")
     shutil.copytree(setup.store, damaged)
     with (damaged / "commitlog" / f"{0:020}").open("r+b") as file:
@@ -161,7 +161,7 @@ def errors(spark: SparkSession, setup: Setup) -> Any:
 
 
 def command_line(spark: SparkSession, setup: Setup) -> Any:
-    """What a command prints."""
+    """Return the JSON that a command prints."""
     told = io.StringIO()
     words = ["pipeline", "sql", setup.store, "select count(*) n from messages", "--remote", setup.remote, "--json"]
     with contextlib.redirect_stdout(told):
@@ -195,7 +195,7 @@ def _error(work: Callable[[], Any]) -> list[str]:
 
 
 def _outcome(case: Case, spark: SparkSession, setup: Setup) -> Any:
-    """What a case returns, or what it ended with: the others shall run all the same."""
+    """Return the result of a case or its traceback. A failed case does not stop the other cases."""
     try:
         return case(spark, setup)
     except Exception:  # noqa: BLE001 - the test shows it

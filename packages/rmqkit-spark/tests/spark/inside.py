@@ -1,4 +1,4 @@
-"""What tests look at inside a session of Spark: PySpark has no public names for its virtual machine."""
+"""Access to the JVM of a Spark session: PySpark has no public names for it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A stand-in for the part of a Spark context that jobs use, which runs every task here: what goes to a task and what
-comes back is pickled, nothing else is like Spark. For tests of what tasks do, in milliseconds instead of seconds."""
+"""A stand-in for the part of a Spark context that jobs use. It runs every task in this process and pickles the
+input and the result, as Spark does. Tests of tasks take milliseconds with it instead of seconds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["LOCAL"]
 
 
 def sent(value: Any) -> Any:
-    """What arrives at the other side."""
+    """Return the value as it arrives after pickling."""
     return pickle.loads(pickle.dumps(value))
 
 

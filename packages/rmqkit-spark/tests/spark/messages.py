@@ -1,4 +1,4 @@
-"""What Spark rows must look like, worked out by the plain decoder, and commit log files made for tests."""
+"""Expected Spark rows, computed by the plain decoder, and commit log files made for tests."""
 
 from __future__ import annotations
 

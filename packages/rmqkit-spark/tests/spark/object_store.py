@@ -1,8 +1,8 @@
-"""An object store on loopback: as much of S3's HTTP as listing, reading and writing take, over a directory.
+"""An object store on loopback over a directory: the part of S3's HTTP that listing, reading and writing need.
 
 ``GET /bucket?list-type=2&prefix=..&delimiter=..``, ``GET`` with ``Range`` and ``HEAD`` of an object, ``PUT`` of an
-object, whole or in parts. Reading is only for requests that are signed with the one access key it knows. A listing has
-few keys to a page. What was read is counted.
+object, whole or in parts. Only requests signed with the store's one access key may read. A page of a listing has few
+keys. The store counts the bytes read.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ObjectStore(ThreadingHTTPServer):
         return f"s3://{user}data/{below}?endpoint_override=127.0.0.1:{self.server_port}&scheme=http"
 
     def read_bytes(self, name: str) -> int:
-        """How much was read of the objects whose key ends with a name."""
+        """Return the number of bytes read of the objects whose key ends with a name."""
         return sum(size for key, size in self.reads if key.endswith(name))
 
 

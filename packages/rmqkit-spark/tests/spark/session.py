@@ -1,10 +1,9 @@
-"""The Spark session that all tests of a process share: it costs more to start than most tests take.
+"""The Spark session that all tests of a process share: its start takes longer than most tests.
 
-What such a session computes is small and runs once, so what pays off in hours is off: the second compiler of Java,
-code that Spark generates for each query, plans that follow what was measured. Spark's own Python sources come as a
-zip file which each kind of Python worker would compile anew; without it workers import the installed, compiled ones.
-Half of what a Java machine costs is the loading of Spark's classes; ``python -m tests.spark.classes`` keeps them
-loaded in a file.
+The session's queries are small and run once, so options that pay off only after hours are off: Java's second compiler,
+generated code for each query, and adaptive plans. Spark's own Python sources come as a zip file, which each kind of
+Python worker would compile again. Without the zip file workers import the installed, compiled modules. The loading of
+Spark's classes is half of the start of a JVM; ``python -m tests.spark.classes`` stores the loaded classes in a file.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a person is told when something is wrong: one line on the driver that names the file or queue, and a remedy.
+"""Errors for bad input: one line on the driver that names the file or queue and the remedy.
 
-Shown elsewhere: damage, CRCs and options of a split in `test_reader`; files that are missing in the middle in
+Tested elsewhere: damage, CRCs and options of a split in `test_reader`; files that are missing in the middle in
 `test_splits`; addresses in `test_fs`; executors without the package in `test_local_cluster`; lost messages of live
 queues in `test_broker_source`.
 """
@@ -109,7 +109,7 @@ def test_a_torn_record_before_the_newest_file_is_damage(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("field_at", range(0, 88, 4))
 def test_any_flipped_bit_of_a_head_is_damage_or_only_its_field(field_at: int, tmp_path: Path) -> None:
-    """Of what a record says of itself only body and place can be checked; no bit makes a reader fail otherwise."""
+    """Only the body and the place of a record can be checked. No flipped bit makes a reader fail in another way."""
     segment = segment_of([record_at] * 3)
     at = plain_records(segment)[1].physical_offset + field_at
     log(tmp_path, segment[:at] + bytes([segment[at] ^ 0x40]) + segment[at + 1 :])

@@ -39,7 +39,7 @@ def live(broker: Standalone) -> BrokerPool:
 
 
 def seen(live: BrokerPool, topic: str) -> list[ReceivedMessage]:
-    """What consumers see of a topic, queue by queue."""
+    """Return the messages of a topic that consumers see, queue by queue."""
     try:
         queues = live.queues([topic])
     except NoRoute:
@@ -155,7 +155,7 @@ def run_to_end(query: Any) -> None:
 
 
 def forget_last_commit(checkpoint: Path) -> None:
-    """What a driver leaves that is killed before it notes the end of a batch."""
+    """Make a checkpoint look as if the driver was killed before it committed the last batch."""
     last = max(int(file.name) for file in (checkpoint / "commits").iterdir() if file.name.isdecimal())
     (checkpoint / "commits" / str(last)).unlink()
     (checkpoint / "commits" / f".{last}.crc").unlink(missing_ok=True)

@@ -78,7 +78,7 @@ def options(broker: Standalone, **given: str) -> dict[str, str]:
 
 
 def batch(broker: Standalone, columns: str = "body", **given: str) -> pa.Table:
-    """What a batch reads, without Spark."""
+    """Return the table that a batch reads, without Spark."""
     reader = BrokerReader(live_options(options(broker, **given)), columns.split(","))
     parts = [part for partition in reader.partitions() for part in reader.read(partition)]
     return pa.Table.from_batches(parts)
@@ -299,7 +299,7 @@ def offsets(*ends: int) -> dict[str, Any]:
 
 
 def ends_of(reader: BrokerStreamReader, start: dict[str, Any], *highs: int) -> dict[str, Any]:
-    """Where the next batch ends while the queues reach so far."""
+    """Return the end offsets of the next batch if the queues have these end offsets."""
     with reaching(*highs):
         return reader.latestOffset(start, reader.getDefaultReadLimit())
 

@@ -1,5 +1,5 @@
-"""Everything once more over Spark Connect: the program is `tests.spark.connect_program`, its server runs in the Java
-machine of the tests' session, as the plugin of Spark would start it."""
+"""All jobs, sources and sinks over Spark Connect. The program is `tests.spark.connect_program`. Its server runs in the
+JVM of the tests' session, started as Spark's plugin starts it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def golden(tmp_path_factory: pytest.TempPathFactory) -> GoldenStore:
 
 @pytest.fixture(scope="module")
 def topic(golden: GoldenStore) -> str:
-    """Of the application's topics the one with most messages."""
+    """Return the application topic with the most messages."""
     topics = Counter(one["topic"] for one in golden.manifest["messages"] if one["topic"].startswith("Gold"))
     return topics.most_common(1)[0][0]
 
@@ -56,7 +56,7 @@ def server(spark: SparkSession) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def found(golden: GoldenStore, topic: str, server: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the program found, by case."""
+    """Return the program's results by case."""
     work_dir = tmp_path_factory.mktemp("connect")
     shutil.copytree(golden.root, work_dir / "copy")
     changed = changed_at(golden)

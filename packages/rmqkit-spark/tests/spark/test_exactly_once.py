@@ -1,7 +1,7 @@
 """The transactional sink's parts, called as Spark calls them, and killed between any two of their requests.
 
-A *process* here is an `ExactlyOnce`: its own connections, claimant and ledger. One that is killed does nothing further;
-what Spark does then is done by the next: the tasks of the batch run again, and commit is called again.
+A *process* here is an `ExactlyOnce`: its own connections, claimant and ledger. A killed process does nothing further.
+The next process then does the work of Spark: it runs the tasks of the batch again and calls commit again.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Sink:
         return staged
 
     def run(self, batch_id: int, **more: list[Any]) -> list[Staged]:
-        """What Spark does with a batch."""
+        """Write and commit a batch as Spark does."""
         staged = self.write(batch_id, **more)
         self.writer.commit(list(staged), batch_id)
         return staged
@@ -109,7 +109,7 @@ class Sink:
         return self.processes[-1].producer.pool
 
     def seen(self) -> list[bytes]:
-        """What consumers see."""
+        """Return the bodies that consumers see."""
         queues = self.live.queues([self.topic])
         self.live.wait_dispatched(queues)
         parts = [Range(queue, bound.low, bound.high) for queue, bound in sorted(self.live.bounds(queues).items())]
@@ -232,9 +232,9 @@ def test_a_ledger_that_is_gone_or_ahead_is_an_error(broker: Standalone, sinks: C
 
 
 def dying(process: ExactlyOnce, steps: int) -> list[str]:
-    """Have a process end itself after so many steps: before or after it sent something, or with half of it sent.
-    What it did is noted. What it sends again, as to a broker that was too busy to answer, is no further step, nor is
-    the claim of who decided: it claims the batch anew where a busy machine took longer than the lease."""
+    """Make a process kill itself after a number of steps: before, after or in the middle of a send. Return the list
+    of its steps. A retried send is no further step, for example after a busy broker did not answer. A claim after the
+    decision is no step either: the process claims the batch again if a slow machine exceeded the lease."""
     producer = process.producer
     done: list[str] = []
     send_one, end = producer.send_one, producer.end
@@ -334,7 +334,7 @@ def test_one_that_was_taken_for_dead_commits_nothing_more(broker: Standalone, si
     def committing() -> None:
         try:
             old.commit(Q0, [piece for one in staged for piece in one.halves])
-        except Exception as error:  # noqa: BLE001 - told to the test below
+        except Exception as error:  # noqa: BLE001 - the test below checks it
             errors.append(error)
 
     old.producer.end = ending  # type: ignore[method-assign]
@@ -446,7 +446,7 @@ def test_rows_whose_half_messages_are_gone_are_staged_again(broker: Standalone, 
 
 
 def is_settled(sink: Sink) -> bool:
-    """Whether the check-back has gone past every half message."""
+    """Return True if the check-back has passed every half message."""
     live = sink.live
 
     async def progress(queue: MessageQueue) -> int | None:

@@ -1,4 +1,4 @@
-"""Our errors come back from Spark's processes as they were raised."""
+"""Our errors are raised again unchanged after they passed through Spark's processes."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ TIMED_OUT = RequestTimedOut("127.0.0.1:1", 11, 5)
 
 
 def told(raising: Callable[[], object]) -> PythonException:
-    """What Spark tells of a Python process in which something raises."""
+    """Return Spark's exception for a Python worker in which ``raising`` raises an error."""
     stack = io.StringIO()
     try:
         raising()
-    except Exception:  # noqa: BLE001 - any error is told of
+    except Exception:  # noqa: BLE001 - Spark reports any error
         traceback.print_exc(file=stack)
     return PythonException(f"An exception was thrown from the Python worker:\n{stack.getvalue()} SQLSTATE: 38000\n")
 

@@ -1,4 +1,4 @@
-"""Columns made of bodies by Spark's own functions, and how far a stream is behind, from what Spark tells of it."""
+"""Columns decoded from bodies by Spark's own functions, and the lag of a stream, from Spark's progress reports."""
 
 from __future__ import annotations
 

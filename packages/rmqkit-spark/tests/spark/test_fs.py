@@ -1,4 +1,4 @@
-"""A store in an object store: the same rows as from a disk, for as few bytes as it takes, and no secret told."""
+"""A store in an object store: the same rows as from a disk, with few bytes read, and no secret in any text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a ledger's entries say, and how half messages are packed. No broker."""
+"""Entries of a ledger, and the packing of half messages. No broker."""
 
 from __future__ import annotations
 

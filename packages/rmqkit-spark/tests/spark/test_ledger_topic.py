@@ -1,4 +1,4 @@
-"""How a ledger is found, read on, read back and forgotten, over a topic in memory."""
+"""Find, follow, read back and forget the entries of a ledger, over a topic in memory."""
 
 from __future__ import annotations
 

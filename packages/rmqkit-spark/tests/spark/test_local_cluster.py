@@ -1,8 +1,8 @@
-"""Everything once more where executors are other processes than the driver: ``local-cluster[2,1,1024]``.
+"""Sources and jobs with executors in processes other than the driver's: ``local-cluster[2,1,1024]``.
 
-In ``local[2]`` tasks run in the driver's JVM, so what is not sent to them is there all the same. The program is
-`tests.spark.cluster_program`; it has a JVM of its own, since a process can have one Spark context. That one is of a
-machine without Java: what runs it came with pip.
+In ``local[2]`` tasks run in the driver's JVM, so they also see objects that were not sent to them. The program is
+`tests.spark.cluster_program`. It has a JVM of its own, because a process can have only one Spark context. The program
+finds no Java on its path: it runs on the Java that pip installed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def golden(tmp_path_factory: pytest.TempPathFactory) -> GoldenStore:
 
 @pytest.fixture(scope="module")
 def found(golden: GoldenStore, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the program found, by case."""
+    """Return the program's results by case."""
     work_dir = tmp_path_factory.mktemp("cluster")
     no_java = work_dir / "bin"
     no_java.mkdir()

@@ -1,4 +1,4 @@
-"""How much of which queue a batch reads."""
+"""The offsets of each queue that a batch reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the sink's producer may do at once, and what it tries again. Its work at brokers: `test_exactly_once`."""
+"""Concurrent requests and retries of the sink's producer. `test_exactly_once` tests its work with brokers."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ TYPES: dict[str, DataType] = {
 
 
 def schema(ddl: str) -> StructType:
-    """Of columns like ``body binary, tags string``, without a session."""
+    """Return the schema of columns like ``body binary, tags string``, without a session."""
     pairs = [column.split() for column in ddl.split(", ")]
     return StructType([StructField(name, TYPES[type_name]) for name, type_name in pairs])
 
@@ -80,7 +80,7 @@ def test_every_column_becomes_its_part_of_the_message() -> None:
 
 
 def test_the_option_wins_over_the_topic_of_a_row() -> None:
-    """As in Spark's Kafka sink: a stream that mirrors a topic to another carries the first one's name in its rows."""
+    """Spark's Kafka sink does the same: the rows of a stream that mirrors a topic have the name of the first topic."""
     found = rows(body=[b"1", b"2"], topic=["Source", None], topic_option="Mirror")
     assert [row.topic for row in found] == ["Mirror", "Mirror"]
 

@@ -1,4 +1,4 @@
-"""Every entity of ``rocketmq-store``, and the ways to read only some messages, against golden stores; without Spark."""
+"""Every entity of ``rocketmq-store``, and the options to read only some messages, on golden stores; without Spark."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def place(row: Row) -> tuple[str, int, int]:
 
 
 def is_listed(topic: str) -> bool:
-    """Whether a manifest lists a topic's messages: see golden/README.md."""
+    """Return True if a manifest lists a topic's messages (see golden/README.md)."""
     return topic not in (OFFSET_MOVED_EVENT, OP_HALF_TOPIC) and not topic.startswith("%LMQ%")
 
 
@@ -275,7 +275,7 @@ def test_files_outside_of_the_wanted_times_are_not_read(store):
 
 
 def as_listed(row: Row) -> Row:
-    """What a manifest says of a message."""
+    """Return the manifest's fields of a message."""
     return {
         "physicalOffset": row["commitLogOffset"],
         "size": row["storeSize"],

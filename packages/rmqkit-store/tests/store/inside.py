@@ -1,4 +1,4 @@
-"""What tests look at inside a store: the one place that knows these private names."""
+"""Access of tests to private names of a store. No other test file uses these names."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Any
 
 
 def appender_of(store: Any) -> Any:
-    """The part of a store that appends to its log."""
+    """Return the part of a store that appends to its log."""
     return store._appender
 
 
 def next_file_of(log: Any) -> Any:
-    """The log file that is made before it is needed."""
+    """Return the log file that is created before it is needed."""
     return log._next

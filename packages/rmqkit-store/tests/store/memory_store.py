@@ -1,9 +1,9 @@
-"""A store in memory, with the answers of `MessageStore`: the model its tests hold it against.
+"""A store in memory with the answers of `MessageStore`: the model in the tests of the file store.
 
-It keeps one list of records per queue and does everything the slow and obvious way; numbers, offsets, record bytes,
-statuses and limits are those of a file store with the same settings and clock, as far as memory has them: a disk
-neither fills up nor fails, everything is durable at once and counts as being in memory. `truncate` does what a power
-cut does to a log, `drop_before` what retention does to it. Topics with batch queues are for file stores alone.
+It stores one list of records per queue and does all work in the slow and obvious way. Numbers, offsets, record bytes,
+statuses and limits are those of a file store with the same settings and clock. There is no disk that could fill up or
+fail: every record is durable at once and counts as in memory. `truncate` has the effect of a power cut on a log, and
+`drop_before` that of retention. Batch queues are not supported.
 Owner thread only. Source: store.md §3.6, §3.7, §16.
 """
 
@@ -44,10 +44,10 @@ _ENTRY_BYTES = 20
 
 
 class MemoryStore:
-    """A store that forgets everything with the process; takes what `MessageStore` takes.
+    """A store without files, with the arguments of `MessageStore`.
 
     Attributes:
-        min_physical_offset, max_physical_offset: where the log begins and ends, -1 and 0 without any record.
+        min_physical_offset, max_physical_offset: start and end of the log; -1 and 0 without a record.
     """
 
     def __init__(
@@ -70,24 +70,24 @@ class MemoryStore:
 
     @property
     def durable_offset(self) -> int:
-        """Memory has nothing more durable than itself."""
+        """The end of the log: records in memory count as durable."""
         return self.max_physical_offset
 
     @property
     def dispatched_offset(self) -> int:
-        """Whatever was put is readable."""
+        """The end of the log: every stored record is readable."""
         return self.max_physical_offset
 
     def open(self) -> None:
-        """Take messages."""
+        """Accept messages."""
         self.is_writable = True
 
     def close(self) -> None:
-        """Take no more messages; what there is stays readable."""
+        """Accept no more messages. The stored messages stay readable."""
         self.is_writable = False
 
     def batch(self) -> AbstractContextManager[None]:
-        """What is put inside is readable at once, as always."""
+        """Return a context without effect: records are readable at once anyway."""
         return nullcontext()
 
     def request_flush(self) -> None:
@@ -103,7 +103,7 @@ class MemoryStore:
         return self._put(message, [BatchEntry(message.body, message.properties, message.flag)])
 
     def put_run(self, messages: list[InnerMessage]) -> None:
-        """Lists gain nothing from it: messages are put one by one."""
+        """Append messages one by one: lists gain nothing from a run."""
 
     def put_batch(self, message: InnerMessage) -> PutResult:
         """Append the members of a wire batch body, all or nothing."""
@@ -145,7 +145,7 @@ class MemoryStore:
         return arrival
 
     def _place(self, size: int) -> int:
-        """Begin a new file where the last one has no room. Source: store.md §3.6."""
+        """Begin a new file if the last one has no room. Source: store.md §3.6."""
         file_bytes = self._settings.commit_log_file_bytes
         if size + BLANK_BYTES > -self.max_physical_offset % file_bytes and self.max_physical_offset % file_bytes:
             self.max_physical_offset += -self.max_physical_offset % file_bytes
@@ -212,7 +212,7 @@ class MemoryStore:
         return result
 
     def _scan_end(self, queue_offset: int, count_max: int) -> int:
-        """Offset before which a read ends that begins at one: so many entries are scanned, in one queue file."""
+        """Return the end offset of a read: it scans a bounded number of entries, in one queue file."""
         per_file = -(-self._settings.consume_queue_file_bytes // _ENTRY_BYTES)
         scanned = max(-(-self._settings.filter_bytes_max // _ENTRY_BYTES), count_max)
         return min(queue_offset + scanned, (queue_offset // per_file + 1) * per_file)
@@ -220,7 +220,7 @@ class MemoryStore:
     def entries(
         self, topic: str, queue_id: int, queue_offset: int, *, count_max: int
     ) -> list[tuple[int, int, int, int | None]]:
-        """Offset after it, physicalOffset, size and tag code of messages from one on."""
+        """Yield next offset, physicalOffset, size and tag code of the messages from an offset on."""
         if queue_offset < self.min_offset(topic, queue_id):
             return []
         end = min(queue_offset + count_max, self._scan_end(queue_offset, count_max))
@@ -228,25 +228,25 @@ class MemoryStore:
         return [(one.queue_offset + 1, one.physical_offset, one.size, one.tags_code) for one in found]
 
     def max_offset(self, topic: str, queue_id: int) -> int:
-        """One past the last message."""
+        """Return the offset after the last message."""
         return len(self._queues.get((topic, queue_id), []))
 
     def min_offset(self, topic: str, queue_id: int) -> int:
-        """The first readable message."""
+        """Return the offset of the first readable message."""
         return self._min_offsets.get((topic, queue_id), 0)
 
     def earliest_store_time(self, topic: str, queue_id: int) -> int:
-        """storeTimestamp of the first readable message, -1 when there is none."""
+        """Return the storeTimestamp of the first readable message, or -1 without messages."""
         return self.store_time_at(topic, queue_id, self.min_offset(topic, queue_id))
 
     def store_time_at(self, topic: str, queue_id: int, queue_offset: int) -> int:
-        """storeTimestamp of a message, -1 when there is none."""
+        """Return the storeTimestamp of a message, or -1 if the message does not exist."""
         if not self.min_offset(topic, queue_id) <= queue_offset < self.max_offset(topic, queue_id):
             return -1
         return self._queues[topic, queue_id][queue_offset].store_timestamp
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int, *, upper: bool = False) -> int:
-        """The first message at or after a time; with ``upper`` the last at or before it. Source: store.md §16.2."""
+        """Return the first offset at or after a time; ``upper``: the last at or before it. Source: store.md §16.2."""
         low, high = self.min_offset(topic, queue_id), self.max_offset(topic, queue_id)
         times = [self.store_time_at(topic, queue_id, number) for number in range(low, high)]
         if upper:
@@ -254,11 +254,11 @@ class MemoryStore:
         return low + bisect_left(times, timestamp_ms)
 
     def is_in_memory(self, topic: str, queue_id: int, queue_offset: int) -> bool:
-        """Whether a message exists."""
+        """Return True if the message exists."""
         return 0 <= queue_offset < self.max_offset(topic, queue_id)
 
     def record_at(self, physical_offset: int) -> memoryview | None:
-        """The record that begins at a physical offset, or None."""
+        """Return the record that begins at a physical offset, or None."""
         stored = self._log.get(physical_offset)
         return None if stored is None or physical_offset < self.min_physical_offset else memoryview(stored[1])
 
@@ -267,12 +267,12 @@ class MemoryStore:
         return self
 
     def copy(self, physical_offset: int, size: int) -> bytes | None:
-        """A copy of a record, or None."""
+        """Return a copy of a record, or None."""
         record = self.record_at(physical_offset)
         return None if record is None or len(record) != size else bytes(record)
 
     def query(self, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int) -> KeyQuery:
-        """Records that have a key: ``UNIQ_KEY``, a word of ``KEYS``, ``T#`` + tags. Source: store.md §7.5."""
+        """Return the records with a key: ``UNIQ_KEY``, a word of ``KEYS``, ``T#`` + tags. Source: store.md §7.5."""
         found = [one for one, _ in self._log.values() if one.topic == topic and key in _keys(one)]
         wanted = [one.physical_offset for one in found if begin_ms <= one.store_timestamp <= end_ms]
         return KeyQuery(wanted[-min(count_max, self._settings.query_count_max) :])
@@ -286,7 +286,7 @@ class MemoryStore:
             self._min_offsets.pop(place, None)
 
     def truncate(self, physical_offset: int) -> None:
-        """Forget every record that ends behind a physical offset, and end the log there."""
+        """Remove every record that ends after a physical offset, and end the log there."""
         self.max_physical_offset = physical_offset
         self._log = {at: one for at, one in self._log.items() if at + len(one[1]) <= physical_offset}
         for place, queue in self._queues.items():
@@ -300,7 +300,7 @@ class MemoryStore:
 
 
 def _record(message: InnerMessage, entry: BatchEntry, queue_offset: int, physical_offset: int, now_ms: int) -> bytes:
-    """The bytes of one message of a put."""
+    """Return the bytes of one message of a put."""
     others = ("topic", "body", "string", "flag", "keys", "values", "was_accepted")
     same = {name: value for name, value in asdict(message).items() if name not in others}
     return encode_record(
@@ -316,7 +316,7 @@ def _record(message: InnerMessage, entry: BatchEntry, queue_offset: int, physica
 
 
 def _keys(arrival: DispatchRequest) -> set[str]:
-    """What a record is indexed under; nothing for a message that was rolled back. Source: store.md §7.2."""
+    """Return the index keys of a record; a rolled-back message has none. Source: store.md §7.2."""
     if arrival.sys_flag & TRANSACTION_MASK == TRANSACTION_ROLLBACK:
         return set()
     unique, keys, tags = (find_property(arrival.properties, name) or b"" for name in (b"UNIQ_KEY", b"KEYS", b"TAGS"))

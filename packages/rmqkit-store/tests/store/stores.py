@@ -1,4 +1,4 @@
-"""What the store's tests share: small messages, small files, stores that are closed in the end."""
+"""Helpers of the store's tests: small messages, small files, stores that are closed at the end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BORN_MS = 1_700_000_000_000
 def message(
     topic: str = "TopicTest", queue_id: int = 0, body: bytes = b"hello", **properties: str | int | bytes
 ) -> InnerMessage:
-    """A message; keyword arguments that are fields of `InnerMessage` set those, the others are properties."""
+    """Return a message. Keyword arguments are fields of `InnerMessage` or otherwise properties."""
     assert "properties" not in properties, "the property string is the argument `string`"
     fields: dict[str, Any] = {
         name: properties.pop(name) for name in InnerMessage.__struct_fields__ if name in properties
@@ -42,7 +42,7 @@ def message(
 
 
 def small_settings(**changes: Any) -> StoreSettings:
-    """Files of a few records, so that rolling happens soon."""
+    """Return settings with files of a few records, so that files roll soon."""
     sizes: dict[str, Any] = {
         "commit_log_file_bytes": 4096,
         "consume_queue_file_bytes": 200,
@@ -54,7 +54,7 @@ def small_settings(**changes: Any) -> StoreSettings:
 
 
 def golden_settings(golden: GoldenStore, **changes: str) -> StoreSettings:
-    """The settings a golden store was written with."""
+    """Return the settings with which a golden store was written."""
     given = golden.manifest["brokerConf"] | changes
     # Keys of the broker are no settings of a store: looking for names like them takes 40 ms.
     settings: StoreSettings = load([StoreSettings], given, source="golden", without_effect=given).values[0]
@@ -63,7 +63,7 @@ def golden_settings(golden: GoldenStore, **changes: str) -> StoreSettings:
 
 @contextmanager
 def opened(root: Path, settings: StoreSettings | None = None, **options: Any) -> Iterator[MessageStore]:
-    """An open store, closed in the end."""
+    """Yield an open store, and close it at the end."""
     store = MessageStore(root, settings or small_settings(), **options)
     store.open()
     try:
@@ -73,14 +73,14 @@ def opened(root: Path, settings: StoreSettings | None = None, **options: Any) ->
 
 
 def put_all(store: MessageStore, *messages: InnerMessage) -> list[PutResult]:
-    """Put messages that have to be taken."""
+    """Put messages that the store has to accept."""
     results = [store.put(one) for one in messages]
     assert [one.status for one in results] == [PutStatus.OK] * len(messages), results
     return results
 
 
 def read_all(store: MessageStore, topic: str, queue_id: int = 0) -> list[Record]:
-    """Every readable message of a queue, as a consumer that follows ``next_begin_offset`` gets them."""
+    """Return every readable message of a queue, as a consumer that follows ``next_begin_offset`` gets them."""
     records: list[Record] = []
     offset = store.min_offset(topic, queue_id)
     while offset < store.max_offset(topic, queue_id):
@@ -92,7 +92,7 @@ def read_all(store: MessageStore, topic: str, queue_id: int = 0) -> list[Record]
 
 
 def copy_store(root: Path, to: Path) -> Path:
-    """What a crash leaves: the directory as it is now, also of a store that puts new files in place of old ones."""
+    """Copy the directory as a crash would leave it, also while the store replaces files by new ones."""
     shutil.copytree(root, to, copy_function=_copy_what_is_there)
     return to
 
@@ -103,7 +103,7 @@ def _copy_what_is_there(file: str, to: str) -> None:
 
 
 def tree(root: Path) -> dict[str, str]:
-    """Every file and directory under a directory, with a digest of its content."""
+    """Return every file and directory under a directory with a digest of its content."""
     return {
         str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "directory"
         for path in sorted(root.rglob("*"))
@@ -111,7 +111,7 @@ def tree(root: Path) -> dict[str, str]:
 
 
 def change_body(root: Path, body: bytes) -> int:
-    """Flip one bit of the newest stored body that is this one, also under an open store; its physical offset."""
+    """Flip one bit of the newest record with this body, also under an open store. Return its physical offset."""
     for path in sorted((root / "commitlog").iterdir(), reverse=True):
         at = path.read_bytes().rfind(len(body).to_bytes(4) + body)
         if at >= 0:

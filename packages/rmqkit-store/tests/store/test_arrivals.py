@@ -1,4 +1,4 @@
-"""The facts of a run of records are those of every record, whatever its properties hold."""
+"""The facts of a run of records equal those of the single records, for all properties."""
 
 from __future__ import annotations
 

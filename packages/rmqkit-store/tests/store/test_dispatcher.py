@@ -134,7 +134,7 @@ def test_waiting_records_come_to_the_queues_as_single_ones_do(
             numbers[topic] += sys_flag not in (0x4, 0xC)
             one = DispatchRequest(topic, 0, max(0, numbers[topic] - 1), i, 1000 + i, i * 100, 100, sys_flag, b"")
             if limit == 0 and i < repeated:
-                dispatcher.apply(one)  # as an earlier try did that was cut short
+                dispatcher.apply(one)  # as an interrupted earlier try did
             dispatcher.submit([one], i * 100 + 100, limit)
         dispatcher.run(1 << 30)
         queues.close()
@@ -178,7 +178,7 @@ def test_refusing_disk_stops_the_dispatcher_until_it_takes_more(
 def test_unexpected_error_of_a_queue_refuses_puts_and_no_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It came out of every later put, pull and retention round, for what they found to dispatch."""
+    """Before, every later put, pull and retention cycle raised it when it dispatched the record."""
 
     def fail(*arguments: object) -> None:
         raise AssertionError("entry i lies at i * 20")
@@ -203,7 +203,7 @@ def test_unexpected_error_of_a_queue_refuses_puts_and_no_reads(
 
 
 def dispatched_again(golden: GoldenStore, settings: StoreSettings, to: Path) -> Path:
-    """A store made of the golden log alone."""
+    """Return a store built from the golden log alone."""
     (to / "commitlog").parent.mkdir(parents=True)
     shutil.copytree(golden.root / "commitlog", to / "commitlog")
     (to / "abort").touch()
@@ -238,7 +238,7 @@ def test_queues_with_extension_say_the_same(tmp_path: Path, name: str) -> None:
 
 
 def said_by_queues(root: Path, settings: StoreSettings) -> dict[tuple[str, int], tuple[int, int, int, int]]:
-    """File and position → offset, size, and the tag code and store time behind the address."""
+    """Return file and position → offset, size, and the tag code and store time of the addressed unit."""
     said: dict[tuple[str, int], tuple[int, int, int, int]] = {}
     for name, content in queue_files(root).items():
         ext = QueueExt(

@@ -133,7 +133,7 @@ def test_a_backup_that_is_taken_for_a_missing_file_is_told(file: JsonFile, caplo
 
 
 def test_the_content_of_another_file_is_none(file: JsonFile) -> None:
-    """An empty table would be taken for what there is."""
+    """Otherwise an empty table would replace the real one."""
     file.save({"dataVersion": {"counter": 1}, "topicConfigTable": {"T": {"topicName": "T"}}})
     with pytest.raises(StoreMismatch, match="it holds topicConfigTable and nothing of a Offsets"):
         file.load(Offsets)

@@ -1,4 +1,4 @@
-"""When a message is on the disk, and what happens when the disk refuses: store.md §13."""
+"""Flushes: the time at which a message is durable, and errors of the disk. Source: store.md §13."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def sync_settings(**changes: Any) -> Any:
 
 
 class Rounds:
-    """Collects what ``on_durable`` was told."""
+    """An ``on_durable`` callback that collects its calls."""
 
     def __init__(self) -> None:
         self.told: list[tuple[int, OSError | None]] = []
@@ -44,7 +44,7 @@ class Rounds:
 
 
 class Gate:
-    """Stands for fdatasync of log files: counts, and waits or fails when told."""
+    """A stand-in for fdatasync of log files. It counts calls, blocks until ``open`` is set, and raises ``error``."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
@@ -99,7 +99,7 @@ def test_one_round_serves_everybody_who_waits(tmp_path: Path, gate: Gate) -> Non
         store.request_flush()
         assert gate.entered.wait(SECONDS)
         gate.count = 0
-        for _ in range(5):  # they all come while the first round is at the disk
+        for _ in range(5):  # all puts happen during the first flush
             last = put_all(store, message())[0]
             store.request_flush()
         gate.open.set()
@@ -173,7 +173,7 @@ def test_queues_and_checkpoint_are_flushed_by_themselves(tmp_path: Path) -> None
 
 @pytest.fixture
 def broken(tmp_path: Path, gate: Gate) -> Iterator[tuple[MessageStore, Rounds, int]]:
-    """A store whose second flush was refused, and the end of what is certainly durable."""
+    """Yield a store whose second flush was refused, and the end of its durable bytes."""
     rounds = Rounds()
     with opened(tmp_path / "s", sync_settings(), on_durable=rounds) as store:
         durable = put_all(store, message(body=b"durable"))[0].end_offset
@@ -251,7 +251,7 @@ def test_refused_flush_counts_only_after_its_bytes_were_written_again(
     gate.error = None
     store.request_flush()
     rounds.wait(lambda told: told == (end, None))
-    assert written == [(durable, end - durable)] * 3, "the kernel may have taken the pages for clean"
+    assert written == [(durable, end - durable)] * 3, "the kernel may have marked the pages as clean"
     assert store.failure is None and store.put(message(body=b"after")).status is PutStatus.OK
 
 
@@ -259,7 +259,7 @@ def test_refused_flush_counts_only_after_its_bytes_were_written_again(
 def test_bytes_that_the_page_cache_dropped_are_not_taken_for_flushed(
     broken: tuple[MessageStore, Rounds, int], gate: Gate, caplog: pytest.LogCaptureFixture, is_replica_like: bool
 ) -> None:
-    """XFS and btrfs give back what the disk had before."""
+    """XFS and btrfs return the former bytes of the disk."""
     store, rounds, durable = broken
     if is_replica_like:
         store.flusher.durable_offset -= 20
@@ -296,7 +296,7 @@ def test_next_start_recovers_after_a_refused_flush(
 
 
 def queues_only(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """Refuse fdatasync of queue files alone; returns what is written to them."""
+    """Refuse fdatasync of queue files alone. Return the bytes written to them."""
     gated, real, written = os.fdatasync, os.pwrite, list[tuple[str, int]]()
 
     def fdatasync(descriptor: int) -> None:
@@ -336,7 +336,7 @@ def test_refused_queue_flush_holds_back_the_checkpoint_and_nothing_else(
         written.clear()
         flusher.flush_queues()
         assert flusher.behind is None and checkpoint.read_bytes()[8:16] > before
-        assert [size for _, size in written] == [4 * 20], "all that was not on the disk"
+        assert [size for _, size in written] == [4 * 20], "all bytes that were not on the disk"
         assert len(read_all(store, "TopicTest")) == 5
     told = [record.getMessage() for record in caplog.records if "could not be brought to the disk" in record.message]
     assert len(told) == 1
@@ -368,7 +368,7 @@ def test_queue_entries_that_the_page_cache_dropped_stop_the_store(
 def test_a_thread_that_fails_in_any_way_ends_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, is_pooled: bool
 ) -> None:
-    """Nobody would flush what is acknowledged."""
+    """Without the thread acknowledged messages would never be flushed."""
     rounds, threads, real = Rounds(), ("store-flush", "store-queues", "store-commit"), getattr(os, function)
 
     def fail(*arguments: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A flush round of queues and index by itself: what the checkpoint may claim, and when. Source: store.md §8.1, §13."""
+"""A flush cycle of queues and index: the times that the checkpoint may have. Source: store.md §8.1, §13."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REFUSED = OSError(errno.EIO, "refused", "consumequeue/T/0")
 
 
 class Parts:
-    """Stands for the log, the queues, the index and the checkpoint, and notes in which order they are used."""
+    """A stand-in for the log, the queues, the index and the checkpoint. It records the order of their use."""
 
     def __init__(self, folder: Path) -> None:
         self.steps: list[Any] = []
@@ -80,7 +80,9 @@ INDEX = {"index": ("full", DURABLE)}
 def test_a_thorough_round_notes_the_queues_before_the_checkpoint_has_their_time(parts: Parts) -> None:
     parts.flusher.flush_queues()
     assert parts.steps == [("sync", 0), INDEX, "note", {"logics": DISPATCHED_MS}, "save"]
-    assert parts.checkpoint.logics_physical_offset == DURABLE, "of messages that the log may lose nothing is claimed"
+    assert parts.checkpoint.logics_physical_offset == DURABLE, (
+        "the checkpoint does not cover messages that the log may lose"
+    )
 
 
 def test_the_checkpoint_claims_no_more_than_is_dispatched(parts: Parts) -> None:

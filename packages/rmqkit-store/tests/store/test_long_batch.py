@@ -1,4 +1,4 @@
-"""A batch of many messages put in steps is what `put_batch` makes of it: store.md §3.6, §3.7."""
+"""A batch of many messages put in steps: the result equals that of `put_batch`. Source: store.md §3.6, §3.7."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SEALED = StoreSettings(
 
 
 def put_in_steps(store: MessageStore, one: InnerMessage, *between: InnerMessage) -> tuple[PutResult, LongBatch]:
-    """Put a long batch; other messages are put between its steps."""
+    """Put a long batch, with other messages between its steps."""
     batch, others = LongBatch(one), iter(between)
     for _ in store.prepare(batch):
         put_all(store, *itertools.islice(others, 1))
@@ -127,7 +127,7 @@ def test_under_sync_flush_it_is_readable_when_it_is_on_the_disk(tmp_path: Path) 
         if store.durable_offset < result.end_offset:
             assert not store.dispatch()
     with opened(tmp_path / "s", settings) as store:
-        assert len(read_all(store, "TopicTest")) == 1500, "closing dispatched the rest"
+        assert len(read_all(store, "TopicTest")) == 1500, "the close dispatches the rest"
 
 
 def test_a_store_that_was_closed_meanwhile_takes_none_of_it(tmp_path: Path) -> None:

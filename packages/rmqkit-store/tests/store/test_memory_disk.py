@@ -1,4 +1,4 @@
-"""A store on a tmpfs that is full: a start says so and lives."""
+"""A store on a full tmpfs: a start logs it and continues."""
 
 from __future__ import annotations
 

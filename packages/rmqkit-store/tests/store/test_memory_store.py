@@ -1,4 +1,4 @@
-"""The store in memory: what its use as a model does not show. Source: store.md §3.6, §16.1."""
+"""The store in memory: tests beyond its use as a model. Source: store.md §3.6, §16.1."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def store(clock: StandingClock) -> MemoryStore:
 
 @pytest.fixture(params=["files", "memory"])
 def either(request: pytest.FixtureRequest, tmp_path: Path, clock: StandingClock) -> Iterator[Store]:
-    """Whoever is given a store cannot tell which."""
+    """Yield a file store or a store in memory."""
     with ExitStack() as stack:
         if request.param == "files":
             yield stack.enter_context(opened(tmp_path, clock=clock))

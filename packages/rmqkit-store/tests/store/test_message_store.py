@@ -74,7 +74,7 @@ def test_messages_and_numbers_survive_a_restart(tmp_path: Path) -> None:
 def test_open_store_is_locked(tmp_path: Path) -> None:
     with opened(tmp_path / "s") as store:
         assert next_file_of(store.log)._made is not None
-        next_file_of(store.log)._made.result(SECONDS)  # the first file, which another thread makes
+        next_file_of(store.log)._made.result(SECONDS)  # the first file, which another thread creates
         before = tree(store.root)
         with pytest.raises(StoreLocked):
             MessageStore(store.root, small_settings()).open()
@@ -368,7 +368,7 @@ def test_members_become_records_of_their_own(tmp_path: Path) -> None:
         }
         ends = [record.physical_offset + record.size for record in records]
         assert (result.physical_offset, result.end_offset) == (records[0].physical_offset, ends[-1])
-        assert [record.physical_offset for record in records[1:]] == ends[:-1], "one behind the other"
+        assert [record.physical_offset for record in records[1:]] == ends[:-1], "one after the other"
         found = store.get("TopicTest", 0, 1, count_max=9, codes=frozenset([2598919]))
         assert len(found.records) == 1
 
@@ -506,13 +506,15 @@ def test_golden_store_goes_on_with_new_messages(tmp_path: Path) -> None:
 
 
 def test_a_store_that_was_killed_is_recovered_where_abort_is_missing(tmp_path: Path) -> None:
-    """What its queues held in memory is only in the log: without the recovery it would be lost in silence."""
+    """Entries that the queues held in memory are only in the log. Without the recovery they would be lost unnoticed."""
     store = MessageStore(tmp_path / "s", small_settings(queue_flush_interval_ms=3_600_000))
     store.open()
     try:
         put_all(store, *(message(body=b"%d" % i) for i in range(10)), message(queue_id=1))
         store.flusher.flush_log()
-        store.queues.table["TopicTest", 1].write_held()  # a start that believes in a stop reads behind this alone
+        store.queues.table[
+            "TopicTest", 1
+        ].write_held()  # a start that assumes a stop in order reads only after this place
         copy_store(tmp_path / "s", tmp_path / "killed")
     finally:
         store.close()

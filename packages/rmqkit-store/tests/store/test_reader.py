@@ -1,4 +1,4 @@
-"""What a read returns, row by row: store.md §16, §17.1."""
+"""Results of reads, row by row: store.md §16, §17.1."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RECORD_BYTES = 200
 
 
 def sized(store: MessageStore, count: int, *, size: int = RECORD_BYTES, tags: str = "TagA", queue_id: int = 0) -> None:
-    """Put messages whose records have a size."""
+    """Put messages whose records have this size."""
     empty = len(store.log.record_at(put_all(store, message("Probe", body=b"", TAGS=tags))[0].physical_offset) or b"")
     body = bytes(size - empty - len("TopicTest") + len("Probe"))
     put_all(store, *(message(queue_id=queue_id, body=body, TAGS=tags) for _ in range(count)))
@@ -212,7 +212,7 @@ def test_fast_way_equals_the_general_one(
 def assert_joined_alike(
     store: MessageStore, pieces: GetResult, start: int, count_max: int, codes: frozenset[int] | None
 ) -> None:
-    """Records that come joined, by the core and by its twin, are those that come one by one."""
+    """Check that joined records, of the core and of its twin, equal the single records."""
     core = store.reader._select
     for select in {core, None}:
         store.reader._select = select
@@ -236,7 +236,7 @@ def test_records_of_batches_are_one_slice_of_the_log(tmp_path: Path) -> None:
         assert (found.count, len(found.records), isinstance(found.records[0].obj, bytes)) == (6, 1, True)
 
 
-# ---- what is gone
+# ---- deleted records
 
 
 def test_records_of_deleted_files_are_skipped(tmp_path: Path) -> None:
@@ -342,13 +342,13 @@ def test_golden_time_queries(tmp_path: Path, name: str) -> None:
 
 
 def entry_of(root: Path, queue_id: int, number: int) -> tuple[Path, int]:
-    """File and position of a queue entry, with ten entries a file."""
+    """Return the file and the position of a queue entry, with ten entries per file."""
     folder = root / "consumequeue" / "TopicTest" / str(queue_id)
     return folder / f"{number // 10 * 200:020d}", number % 10 * ENTRY_BYTES
 
 
 def damaged(root: Path, name: str) -> None:
-    """Damage that a start does not look at: in the middle of an older queue file, or of the log."""
+    """Damage the middle of an older queue file or of the log, which a start does not check."""
     path, position = entry_of(root, 0, 5)
     content = path.read_bytes()
     physical_offset, size, code = ENTRY.unpack_from(content, position)
@@ -380,7 +380,7 @@ def damaged(root: Path, name: str) -> None:
 
 
 def everything(store: MessageStore, count_max: int, **options: Any) -> list[int]:
-    """What a consumer gets that follows ``next_begin_offset``."""
+    """Return the offsets that a consumer reads if it follows ``next_begin_offset``."""
     got: list[int] = []
     offset = 0
     while offset < store.max_offset("TopicTest", 0):
@@ -414,7 +414,7 @@ def test_an_entry_that_points_nowhere_is_passed_over(
             assert everything(store, count_max, accept=lambda record: True) == left
         assert everything(store, 32, codes=frozenset({TAG_A})) == left
     said = [one.getMessage() for one in caplog.records]
-    assert len(said) == 1, "said once for a queue"
+    assert len(said) == 1, "one log line for a queue"
     assert "TopicTest-0: skipping message 5" in said[0] and f"run: rmq store verify {tmp_path / 's'}" in said[0]
 
 
@@ -434,11 +434,11 @@ def test_what_this_process_wrote_is_not_looked_at(tmp_path: Path, monkeypatch: p
         assert offsets(store.get("TopicTest", 0, 0, count_max=32)) == [0, 1, 2, 3, 4, 5] and looked_at == [30] * 5
         looked_at.clear()
         store.get("TopicTest", 0, 0, count_max=32, codes=frozenset({TAG_B}))
-        assert not looked_at, "bodies that nobody wants are not read"
+        assert not looked_at, "unwanted bodies are not read"
 
 
 def test_records_that_all_lie_at_too_low_a_place_are_served(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """As a broker enters them whose log skips numbers."""
+    """A broker whose log skips numbers writes such entries."""
     with opened(tmp_path / "s", roomy()) as store:
         places = [one.physical_offset for one in put_all(store, *(message(body=bytes(60)) for _ in range(9)))]
     log = tmp_path / "s" / "commitlog" / f"{0:020d}"

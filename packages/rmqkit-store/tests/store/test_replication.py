@@ -1,6 +1,6 @@
-"""A slave's log: bytes of a master in parts of any size, and what is dispatched of them. store.md §3.6, §11, §21.
+"""A slave's log: a master's bytes in parts of any size, and the dispatch of their records. store.md §3.6, §11, §21.
 
-Literals are Apache's: what its 5.4.0 master sent, and the logs of the golden stores with the queues it made of them.
+Literals are Apache's: bytes that its 5.4.0 master sent, and the logs and queues of the golden stores.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ slower = settings(slow, max_examples=6)
 
 @pytest.fixture(autouse=True)
 def path_of_dispatch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which way records are dispatched, whatever waits."""
+    """Choose the bulk or the single dispatch of records for any number of waiting bytes."""
     is_bulk = request.node.callspec.params.get("is_bulk", False) if hasattr(request.node, "callspec") else False
     monkeypatch.setattr(replication, "_BULK_FROM_BYTES", 1 if is_bulk else 1 << 40)
 
 
 def quiet(**changes: Any) -> StoreSettings:
-    """Small files, and no flush round that nobody asked for."""
+    """Return settings with small files and without periodic flushes."""
     return small_settings(**(QUIET | changes))
 
 
 def parts_of(master: MessageStore, part_bytes: int = 1 << 20, start: int | None = None) -> list[Part]:
-    """What a master sends a slave, as its own log's parts."""
+    """Return the parts of a master's log as the master sends them to a slave."""
     at = max(0, master.min_physical_offset) if start is None else start
     parts: list[Part] = []
     while part := master.log_part(at, part_bytes):
@@ -72,7 +72,7 @@ def parts_of(master: MessageStore, part_bytes: int = 1 << 20, start: int | None 
 
 
 def split(parts: Iterable[Part], sizes: Iterator[int]) -> Iterator[Part]:
-    """Parts cut into smaller ones."""
+    """Return the parts cut into smaller ones."""
     for at, data in parts:
         done = 0
         while done < len(data):
@@ -98,7 +98,7 @@ def everything(store: MessageStore) -> dict[tuple[str, int], list[Any]]:
 
 
 def fill(store: MessageStore, count: int = 40) -> None:
-    """Messages of all lengths, over several files; some with an IPv6 host, some in batches."""
+    """Put messages of all lengths into several files, some with an IPv6 host, some in batches."""
     for i in range(count):
         host: dict[str, Any] = {"born_host": HOST_V6} if i % 5 == 0 else {}
         put_all(
@@ -108,7 +108,7 @@ def fill(store: MessageStore, count: int = 40) -> None:
     assert store.put_batch(message(body=encode_batch(members))).status is PutStatus.OK
 
 
-# ---- what Apache's master sent
+# ---- bytes of Apache's master
 
 
 def golden_frames(name: str) -> list[Part]:
@@ -181,7 +181,7 @@ def test_logs_of_apaches_masters_make_their_queues(name: str, is_bulk: bool, tmp
 
 
 def compare(golden: Path, slave: Path, *, with_index: bool = True) -> None:
-    """Everything that a log determines, byte for byte."""
+    """Compare all files that a log determines, byte for byte."""
     filtered = queues_with_bitmaps(golden)
     for folder in ("consumequeue", "consumequeue_ext", "batchconsumequeue"):
         theirs = {path: raw for path, raw in contents(golden, folder).items() if not is_of(path, filtered)}
@@ -326,7 +326,7 @@ def test_part_stays_valid_when_its_file_goes(tmp_path: Path) -> None:
 
 
 def records_of(parts: list[Part]) -> list[tuple[int, int]]:
-    """Physical offset and size of every record, and of every blank."""
+    """Return physical offset and size of every record and of every blank."""
     found: list[tuple[int, int]] = []
     for start, data in parts:
         at = 0
@@ -338,7 +338,7 @@ def records_of(parts: list[Part]) -> list[tuple[int, int]]:
 
 
 def poke(parts: list[Part], offset: int, data: bytes) -> list[Part]:
-    """Parts with other bytes somewhere."""
+    """Return the parts with changed bytes at a place."""
     changed = []
     for at, raw in parts:
         if at <= offset < at + len(raw):
@@ -361,7 +361,7 @@ FOREIGN = {
 
 @pytest.fixture(scope="module")
 def origin(tmp_path_factory: pytest.TempPathFactory) -> list[Part]:
-    """The log of a master."""
+    """Return the log of a master."""
     with opened(tmp_path_factory.mktemp("origin")) as master:
         fill(master, 12)
         return parts_of(master)
@@ -425,7 +425,7 @@ def test_record_whose_parts_do_not_add_up_ends_the_log(
 
 
 def is_head_kept(log: bytes, changed: bytes, at: int) -> bool:
-    """Whether size, magic and physical offset of a record are what they were; of a blank its eight bytes."""
+    """Return True if size, magic and physical offset of a record are unchanged, or the eight bytes of a blank."""
     is_blank = struct.unpack_from(">i", log, at + 4)[0] == BLANK_MAGIC
     ranges = [(at, at + 8)] if is_blank else [(at, at + 8), (at + 28, at + 36)]
     return all(log[low:high] == changed[low:high] for low, high in ranges)
@@ -530,7 +530,7 @@ def test_killed_slave_goes_on(
     with opened(tmp_path / "copy", quiet(), is_replica=True) as slave:
         ends = [0, *(at + size for at, size in records_of(origin))]
         found = slave.max_physical_offset
-        # Of a blank its first eight bytes are enough: what follows in the file is undefined.
+        # Of a blank only the first eight bytes count: the rest of the file is undefined.
         blanks = [(at, at + size) for at, size in records_of(origin) if (at + size) % FILE_BYTES == 0]
         assert found == max(one for one in ends if one <= end) or any(found in blank for blank in blanks)
         assert everything(slave) == served
@@ -586,7 +586,7 @@ def test_failed_flush_makes_nothing_durable_or_readable(
 def test_a_slave_goes_on_after_a_refused_flush(
     is_bulk: bool, origin: list[Part], disk: RefusingDisk, tmp_path: Path
 ) -> None:
-    """Also where the part that is not on the disk begins and ends inside of records."""
+    """The part that is not on the disk may begin and end inside of records."""
     rounds, log = Rounds(), origin[0][1]
     with opened(tmp_path, quiet(flush_disk_type=FlushDiskType.SYNC_FLUSH), is_replica=True, on_durable=rounds) as slave:
         slave.replica.append(0, log[:1010])
@@ -674,7 +674,7 @@ def test_refused_queue_entry_blocks_until_it_is_taken(
 def test_far_behind_the_page_cache_drops_what_is_durable_and_dispatched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only whole steps, only so far behind what is dispatched, and none twice."""
+    """The kernel drops only whole steps, only far before the dispatched offset, and none twice."""
     step, kept = mmap.PAGESIZE, 4 * mmap.PAGESIZE
     for name, value in {"RELEASED": step, "CACHED": kept, "FAR_BEHIND": 5000, "BULK_FROM": 1}.items():
         monkeypatch.setattr(replication, f"_{name}_BYTES", value)
@@ -717,7 +717,7 @@ def test_far_behind_the_page_cache_drops_what_is_durable_and_dispatched(
     assert all(before[1] <= after[0] for before, after in itertools.pairwise(dropped))
 
 
-# ---- what others are told
+# ---- callbacks
 
 
 @both_paths

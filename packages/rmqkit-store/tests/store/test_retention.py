@@ -1,4 +1,4 @@
-"""Retention: when files go, which ones, what follows, and what a full disk does. store.md §4.4, §4.5, §7.4, §15."""
+"""Retention: time, choice and effects of deletions, and full disks. store.md §4.4, §4.5, §7.4, §15."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ TOPIC = "TopicTest"
 
 
 class Disk:
-    """How full the disks are said to be."""
+    """The usage of the disks in percent, by directory name."""
 
     def __init__(self, percent: int = IDLE, **by_name: int) -> None:
         self.percent = percent
@@ -54,7 +54,7 @@ class Disk:
 
 
 def filled(root: Path, clock: StandingClock, disk: Disk, **changes: Any) -> AbstractContextManager[MessageStore]:
-    """A store for 4 messages per log file, 10 per queue file and 8 per index file."""
+    """Open a store with 4 messages per log file, 10 per queue file and 8 per index file."""
     settings = small_settings(index_entry_count=9, **changes)
     return opened(root, settings, clock=clock, disk_used_percent=disk)
 
@@ -66,7 +66,7 @@ def fill(store: MessageStore, count: int = 40) -> None:
 
 
 def age(store: MessageStore, clock: StandingClock, expired: int) -> None:
-    """Make the first log files 73 hours old, the others one hour; the one that is made ahead is there."""
+    """Make the first log files 73 hours old and the others one hour. The file created ahead exists."""
     if next_file_of(store.log)._made is not None:
         next_file_of(store.log)._made.result(SECONDS)
     for i, path in enumerate(sorted((store.root / "commitlog").iterdir())):
@@ -369,7 +369,7 @@ def test_full_disk_refuses_puts_until_a_round_finds_room(tmp_path: Path, full: s
 
 
 def log_of_files(root: Path, settings: StoreSettings, count: int) -> CommitLog:
-    """A log of so many full files and one record more."""
+    """Return a log of this number of full files and one further record."""
     log = CommitLog(root, settings)
     log.resume()
     for _ in range(count * 4 + 1):
@@ -468,11 +468,11 @@ def bounds(store: MessageStore, topic: str, queue_id: int) -> tuple[int, int, in
     )
 
 
-# ---- files that are deleted
+# ---- deleted files
 
 
 def test_bytes_of_deleted_files_are_given_back_by_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The owner's own close must not be the last one: freeing 1 GiB takes the kernel long."""
+    """The owner's own close must not be the last one, because the kernel takes long to free 1 GiB."""
     closed: set[str] = set()
     close, clock = os.close, StandingClock(FOUR)
 

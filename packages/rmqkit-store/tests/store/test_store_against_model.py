@@ -1,8 +1,8 @@
 """The file store against the memory store, under random work, clean and unclean restarts, power cuts and deletions.
 
-Both do the same; after every step each queue has to read the same from both, byte for byte. A kill leaves the files as
-they are (the page cache survives the process); a power cut also takes away bytes behind the durable offset, of the log
-only, and only what was not durable may be lost by it.
+Both stores run the same steps. After every step each queue has to have the same bytes in both. A kill leaves the files
+unchanged (the page cache survives the process). A power cut also removes bytes after the durable offset, from the log
+only, and may lose only messages that were not durable.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def all_entries(store: Store, place: tuple[str, int]) -> list[tuple[int, int, in
 
 @pytest.fixture(autouse=True)
 def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is durable is a number here (``durable_offset``): nothing has to reach a disk."""
+    """Replace the flushes: in these tests only the number ``durable_offset`` says which bytes are durable."""
     monkeypatch.setattr("os.fdatasync", lambda fd: None)
     monkeypatch.setattr("os.fsync", lambda fd: None)
 

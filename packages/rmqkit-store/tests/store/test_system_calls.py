@@ -18,7 +18,7 @@ BLOCK = 4096
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """What is asked of a system without those calls, and with F_FULLFSYNC."""
+    """Return the list of calls on a system without these three calls and with F_FULLFSYNC."""
     made: list[tuple[str, int]] = []
     for name in ("fdatasync", "posix_fallocate", "posix_fadvise"):
         monkeypatch.delattr(os, name)

@@ -1,4 +1,4 @@
-"""What is said of connected clients, and the verdict on a group."""
+"""Information about connected clients, and the verdict on a group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What leaves a connection that may only read: each request passes the guard, and `READING` has no admin's handler."""
+"""A read-only connection: each request passes the guard, and `READING` has no code of an administrator's handler."""
 
 from __future__ import annotations
 

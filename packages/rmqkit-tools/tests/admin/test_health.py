@@ -1,4 +1,4 @@
-"""Findings over literal snapshots: what is wrong is told, the worst first, and unknown is never zero."""
+"""Findings of literal snapshots: the worst comes first, and an unknown figure is never zero."""
 
 from __future__ import annotations
 
@@ -80,9 +80,9 @@ def test_a_master_that_takes_nothing() -> None:
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        # Whatever the first look saw is consumed: the group keeps up.
+        # All messages of the first look are consumed: the group keeps up.
         ({"lag": 120_000, "late": 0, "trend": 50.0, "behind_since_ms": NOW - 720_000}, []),
-        # There was one look only.
+        # There was only one look.
         ({"lag": 120_000, "late": None, "behind_since_ms": NOW - 720_000}, []),
         ({"lag": 12_000, "late": 9}, [("warning", "group billing is 12,000 messages behind")]),
         ({"lag": 9_999, "late": 9}, []),

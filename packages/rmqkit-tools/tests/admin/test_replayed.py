@@ -1,4 +1,4 @@
-"""Dead letters go only to the group they belong to, and each of them once."""
+"""Dead letters are replayed only to their own group, and each of them once."""
 
 from __future__ import annotations
 
@@ -95,8 +95,8 @@ async def test_a_replay_reaches_only_the_group_of_the_dead_letters(tmp_path: Pat
             await until(lambda: Counter(map(len, fails.seen.values())) == {2: 3}, "billing handles each again")
             again = await replay(namesrv, "billing", memory)
             assert (again.state.sent, again.remembered) == (0, 3)
-            await asyncio.sleep(60)  # virtual: time for whatever may still come
-            assert set(map(len, works.seen.values())) == {1}, "stock had each of them once"
+            await asyncio.sleep(60)  # virtual: time for late deliveries
+            assert set(map(len, works.seen.values())) == {1}, "stock handles each message once"
             assert {one for seen in fails.seen.values() for one in seen} == {("Orders", 0)}
 
 

@@ -1,4 +1,4 @@
-"""Settings that a server tells, joined with what our tables say of them."""
+"""A server's settings, joined with their entries in our tables."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def test_what_a_broker_does_not_tell_is_unknown(figures: dict[str, str]) -> None
 
 @given(st.floats(0.05, 0.6), st.floats(0.04, 0.25), st.integers(24, 1_500), st.integers(0, 1 << 32), st.booleans())
 def test_a_forecast_is_right_within_a_tenth(start: float, grown: float, count: int, seed: int, rounded: bool) -> None:
-    """A disk that is filled at a known rate for a day, told in whole percent as brokers do, or with noise."""
+    """A disk fills at a known rate for a day. Its figures are whole percents, as brokers report them, or have noise."""
     rng, step_ms = random.Random(seed), 24 * HOUR_MS // count
     points: list[tuple[int, float | None]] = []
     for number in range(count):

@@ -1,4 +1,4 @@
-"""How busy a cluster is: reports out of literal snapshots, and looks at two brokers."""
+"""The load of a cluster: reports of literal snapshots, and snapshots of two brokers."""
 
 from __future__ import annotations
 

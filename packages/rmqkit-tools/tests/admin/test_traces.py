@@ -1,4 +1,4 @@
-"""What clients told of a message, from the bodies of trace messages."""
+"""Clients' reports about a message, from the bodies of trace messages."""
 
 from __future__ import annotations
 

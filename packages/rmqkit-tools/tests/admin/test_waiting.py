@@ -1,4 +1,4 @@
-"""What waits inside a broker: delays, transactions and pops, counted as the broker's metrics count them."""
+"""Messages that wait inside a broker: delays, transactions and pops, counted as in the broker's metrics."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def cluster(root: Path, **settings: object) -> AsyncIterator[tuple[Standal
 
 
 def printed(view: View, capsys: pytest.CaptureFixture[str]) -> tuple[str, object]:
-    """What a command prints, and as JSON."""
+    """Return the output of a command as text and as JSON."""
     show(view, as_json=False)
     text = capsys.readouterr().out
     show(view, as_json=True)

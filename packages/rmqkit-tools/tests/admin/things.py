@@ -1,4 +1,4 @@
-"""What the tests of administration look at: topics with messages, groups with offsets."""
+"""Objects for the tests of administration: topics with messages, groups with offsets."""
 
 from __future__ import annotations
 

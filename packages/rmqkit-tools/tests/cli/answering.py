@@ -1,4 +1,4 @@
-"""Servers in a thread for tests of the command line: some answer what they are told to, some talk nonsense."""
+"""Servers in a thread for tests of the command line: some send given answers, some send nonsense."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nouns and verbs: how verbs are found, what they are given, and how their results are shown."""
+"""Nouns and verbs: the search for verbs, their arguments, and the display of their results."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ def test_send_has_the_limit_of_producers():
 
 
 def test_a_list_of_topics_needs_nothing_heavy():
-    """What is imported is most of the time that a command takes."""
+    """Imports take most of the time of a command."""
     program = (
         "import sys; from rmqkit.cli import app; app(sys.argv[1:], standalone_mode=False); "
         "print(*sorted(name for name in sys.modules if name.count('.') < 2))"

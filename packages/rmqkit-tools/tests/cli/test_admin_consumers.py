@@ -1,4 +1,4 @@
-"""Commands about groups, offsets, consumers, producers and messages: what people and programs see."""
+"""Commands about groups, offsets, consumers, producers and messages: their output for people and programs."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def rmq(world, *arguments):
 
 
 def shown(world, *arguments):
-    """What a person sees of a command that has to succeed."""
+    """Run a command that has to succeed, and return its output for a person."""
     done = rmq(world, *arguments)
     assert done.exit_code == 0, f"{done.output}{done.exception!r}"
     return done.stdout

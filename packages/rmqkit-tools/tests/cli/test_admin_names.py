@@ -1,4 +1,4 @@
-"""What lists leave out, what commands ask before it deletes, and does for scripts that use mqadmin's names."""
+"""Names that lists leave out, questions before a deletion, the format of tables, and mqadmin's names for scripts."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def terminal(monkeypatch):
-    """Answer questions on a terminal; returns what was asked."""
+    """Return a function that puts a text on a terminal as the answer, and returns the stream of the questions."""
 
     def answering(text):
         asked = Terminal()
@@ -131,7 +131,7 @@ def test_topics_and_groups_are_kept_unless_the_answer_is_yes(namesrv, terminal, 
     assert rmq(noun, "create", name, "-b", "broker-a", "-n", namesrv).returncode == 0
 
     def delete(*words, answer):
-        """As in a terminal: what this process reads and writes is one."""
+        """Run a delete command in this process with terminals as its streams, and return its question."""
         asked = terminal(answer)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sys, "stdout", io.StringIO())

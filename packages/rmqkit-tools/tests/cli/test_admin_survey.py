@@ -1,4 +1,4 @@
-"""What the web console shows, on the command line: findings, lags, clients, messages, timelines, settings."""
+"""The web console's data on the command line: findings, lags, clients, messages, timelines, settings."""
 
 from __future__ import annotations
 

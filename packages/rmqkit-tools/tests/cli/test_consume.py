@@ -1,4 +1,4 @@
-"""`rmq consume`: a member of a group that commits what it has printed, and nothing else."""
+"""`rmq consume`: a member of a group that commits only the messages that it has printed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def rmq(namesrv, monkeypatch):
 
 
 def committed(namesrv, group):
-    """How many messages a group has consumed, and how many it has not."""
+    """Return the numbers of messages that a group has consumed and has not consumed yet."""
 
     async def ask():
         async with Admin(namesrv) as admin:

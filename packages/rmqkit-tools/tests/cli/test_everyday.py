@@ -1,4 +1,4 @@
-"""`rmq send`, `rmq tail` and `rmq replay` against our servers: what they do, print and end with."""
+"""`rmq send`, `rmq tail` and `rmq replay` against our servers: their effects, output and exit codes."""
 
 from __future__ import annotations
 
@@ -277,7 +277,7 @@ def test_tail_prints_a_line_for_each_message_whatever_is_in_it(rmq):
 
 
 def on_terminal(columns, *arguments):
-    """What a command prints on a terminal of so many columns."""
+    """Return the output of a command on a terminal with this number of columns."""
     ours, terminal = os.openpty()
     termios.tcsetwinsize(terminal, (24, columns))
     environment = {name: text for name, text in os.environ.items() if name not in ("COLUMNS", "LINES")}

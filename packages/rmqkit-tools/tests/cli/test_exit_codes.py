@@ -1,4 +1,4 @@
-"""What goes wrong is one line that says what to do, and an exit code for its kind; `--debug` shows where it was."""
+"""An error is one line with the remedy, and an exit code for its kind. `--debug` shows the traceback."""
 
 from __future__ import annotations
 

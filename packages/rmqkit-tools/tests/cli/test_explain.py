@@ -1,4 +1,4 @@
-"""What `rmq explain` prints and refuses."""
+"""Output and errors of `rmq explain`."""
 
 from __future__ import annotations
 

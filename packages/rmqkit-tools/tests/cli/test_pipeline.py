@@ -1,4 +1,4 @@
-"""`rmq pipeline`: what a person and a program get, exit codes, one-line errors, the bar while stages run."""
+"""`rmq pipeline`: output for people and programs, exit codes, one-line errors, the bar while stages run."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_a_table_that_was_cut_says_so(capsys):
 
 
 class _Tracker:
-    """Stages as Spark's status tracker tells them, one state per look; then `done` is set."""
+    """Spark's status tracker, with given states of the stages, one per call. After the last state `done` is set."""
 
     def __init__(self, states: list[dict[int, tuple[int, int]]], done: threading.Event) -> None:
         self._states: Iterator[dict[int, tuple[int, int]]] = iter(states)

@@ -1,4 +1,4 @@
-"""``rmq broker --shards N``: what sets shards apart, where they are refused, and how they live, die and end."""
+"""``rmq broker --shards N``: the settings of each shard, refused uses, and the start, crash and stop of shards."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def stores_are_closed(tmp_path: Path) -> bool:
 
 
 def has_ended(pid: int) -> bool:
-    """Whether it runs no more; whoever adopted it may not have looked yet."""
+    """Return True if the process has ended. It may still be a zombie that its new parent has not waited for."""
     try:
         return "State:\tZ" in Path(f"/proc/{pid}/status").read_text()
     except OSError:

@@ -1,4 +1,4 @@
-"""`rmq top`: the screen as text, the same as JSON, and keys on a terminal."""
+"""`rmq top`: the screen as text and as JSON, and keys on a terminal."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_on_a_terminal_keys_sort_and_q_quits(namesrv):
 
 
 def read_until(terminal, wanted):
-    """What a terminal shows up to some text, or to its end."""
+    """Return the output of a terminal up to a text, or all of it."""
     shown = b""
     while wanted is None or wanted not in shown:
         try:

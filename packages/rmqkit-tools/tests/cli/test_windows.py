@@ -1,4 +1,4 @@
-"""What works on Windows, in an interpreter from which the names were taken that Windows does not have."""
+"""Features that work on Windows, tested in an interpreter without the names that Windows lacks."""
 
 from __future__ import annotations
 

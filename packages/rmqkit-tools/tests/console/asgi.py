@@ -1,4 +1,4 @@
-"""A browser for tests: calls the console as an ASGI server would, on the loop of the test."""
+"""A browser for tests: it calls the console like an ASGI server, on the loop of the test."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HOST = "127.0.0.1:9875"
 
 
 class Answer(Struct):
-    """What came back."""
+    """The console's answer."""
 
     status: int
     headers: dict[str, str]

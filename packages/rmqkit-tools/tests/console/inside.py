@@ -1,4 +1,4 @@
-"""What tests look at inside the console: the one place that knows these private names."""
+"""Access of tests to private names of the console. No other test file uses these names."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """A replay of dead letters whose console is killed: ``python -m tests.console.killed [COUNT] [RATE] [KILLS]``.
 
-A broker has dead letters of three kinds. A console, a process of its own, groups them, counts in a dry run and begins a
-replay; ``kill -9`` ends it several times, and the next one goes on. At the end each message is in its target once, and
-has one line in the audit of the job. Prints figures as JSON; the exit code is 1 if a message is lost or there twice.
+A broker has dead letters of three kinds. A console in a process of its own groups them, counts them in a dry run and
+begins a replay. ``kill -9`` ends the console several times, and the next console continues. At the end each message is
+in its target once and has one line in the audit of the job. The program prints its figures as JSON. The exit code is 1
+if a message is lost or duplicated.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Process:
 
 
 async def copies(name_servers: str, *topics: str) -> Counter[str]:
-    """How often each message is in some topics, by its key."""
+    """Return the number of copies of each message in some topics, by key."""
     found: Counter[str] = Counter()
     async with PullConsumer(TOOLS_GROUP, name_servers) as consumer:
         for topic in topics:

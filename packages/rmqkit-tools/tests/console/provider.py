@@ -1,5 +1,5 @@
-"""A small provider of OpenID Connect on loopback: discovery, tokens, keys. Its login page lets everybody in; tests
-without a browser call `Provider.log_in` in its place."""
+"""A small provider of OpenID Connect on loopback: discovery, tokens, keys. Its login page accepts every user; tests
+without a browser call `Provider.log_in` instead."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ KEY, OTHER_KEY = (RSAKey.generate_key(2048, {"kid": name}) for name in ("one", "
 
 
 class Provider(Struct):
-    """What it answers; a test changes ``claims``, ``document`` and ``sign`` to cheat.
+    """The provider. A test changes ``claims``, ``document`` and ``sign`` to forge answers.
 
     Attributes:
-        claims: added to the ID token, or in place of its claims; None leaves a claim out.
-        document: added to the discovery document.
+        claims: claims that are added to the ID token or replace its claims. None removes a claim.
+        document: members that are added to the discovery document.
         sign: ``key``, ``other key``, ``none`` or ``secret``.
-        asked: paths of the requests that came.
+        asked: paths of the received requests.
     """
 
     port: int = 0
@@ -51,7 +51,7 @@ class Provider(Struct):
         return {"issuer": self.issuer, "clientId": CLIENT, "clientSecret": SECRET, "roles": roles, "label": "Acme"}
 
     def log_in(self, address: str) -> dict[str, str]:
-        """What the login page does when a person has logged in: return what the browser brings back."""
+        """Log in like a person on the login page, and return the parameters of the browser's redirect."""
         asked = dict(parse_qsl(urlsplit(address).query))
         assert (asked["response_type"], asked["client_id"], asked["code_challenge_method"]) == ("code", CLIENT, "S256")
         assert "openid" in asked["scope"].split()

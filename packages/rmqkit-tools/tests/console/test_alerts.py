@@ -1,4 +1,4 @@
-"""Alerts: when rules fire and resolve, what receivers get, receivers that are down or hostile; pages, files."""
+"""Alerts: rules that fire and resolve, notifications, receivers that are down or hostile; pages, files."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ async def test_a_receiver_that_is_down_for_five_minutes_gets_it_after(tmp_path: 
         await receiver.close()
         await looks(found, *[{"lag": 500}] * 3)
         await asyncio.sleep(150)
-        await looks(found, *[{}] * 3)  # it resolves while nobody can be told
+        await looks(found, *[{}] * 3)  # the alert resolves while the receiver is down
         await asyncio.sleep(300 - 210)
         assert len(found.waiting) == 2
         assert found.waiting[0].trouble.startswith("cannot be reached")

@@ -1,4 +1,4 @@
-"""Commands that pages show: a person can paste them, whatever the names in them are."""
+"""Commands on pages: they are quoted, so that a person can paste them with any names in them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dead letters by kind, a dry run, and a replay that goes on after its console was killed: none lost, none twice."""
+"""Dead letters by kind, a dry run, and a replay that continues after a kill of its console: none lost, none twice."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def prepare(admin: Admin, count: int = COUNT) -> None:
 
 
 async def keys_in(admin: Admin, *topics: str) -> Counter[str]:
-    """How often each message is in some topics, by its key."""
+    """Return the number of copies of each message in some topics, by key."""
     found: Counter[str] = Counter()
     for topic in topics:
         found.update(one.keys[0] for one in (await page(admin.calls, topic, Span(), count=20_000)).messages)

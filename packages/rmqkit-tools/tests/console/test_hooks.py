@@ -1,4 +1,4 @@
-"""What other packages add to the console: decoders of bodies and pages, given to it or found by entry points."""
+"""Hooks of other packages: decoders of bodies and pages, passed to the console or found by entry points."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who logs in: users of a file, users of the cluster, sessions, tries. Source: remoting.md §9."""
+"""Logins: users of a file, users of the cluster, sessions, failed tries. Source: remoting.md §9."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ async def test_anna_sees_and_does_what_her_policies_say(tmp_path: Path) -> None:
         refused = await browser.get("/local/topics/Payments/messages")
         assert "User:anna has no permission to access Topic:Payments" in refused.text
         assert "two" not in refused.text
-        # She may change Orders, and not Payments; of both she is told in the broker's words.
+        # She may change Orders but not Payments. The page shows the broker's refusal.
         fields = {one["name"]: one["value"] for one in (await browser.json("/local/topics/Orders/edit"))["fields"]}
         review = await browser.post("/local/topics/Orders/edit", fields | {"perm": "4"})
         done = await browser.post("/local/topics/Orders/edit", {"review": token_of(review)})

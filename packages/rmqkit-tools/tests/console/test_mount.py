@@ -1,4 +1,4 @@
-"""The console inside a FastAPI program: the how-to guide's example, below a path, behind the program's login."""
+"""The console in a FastAPI program: the how-to guide's example, mounted below a path, behind the program's login."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAGES = ("", "topics", "groups", "brokers", "ha", "clients", "name-servers")
 
 
 def example(name_servers: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What the module ``service.py`` of the guide defines."""
+    """Return the names that the guide's module ``service.py`` defines."""
     text = re.search(r'```python title="service.py"\n(.*?)```', GUIDE.read_text(encoding="utf-8"), re.DOTALL)
     assert text is not None
     monkeypatch.setenv("NAMESRV_ADDR", name_servers)

@@ -1,4 +1,4 @@
-"""What pages show over a real broker on virtual time: each as HTML and as JSON, empty and full, hostile content."""
+"""Pages over a real broker on virtual time: each as HTML and as JSON, empty and full, with hostile content."""
 
 from __future__ import annotations
 

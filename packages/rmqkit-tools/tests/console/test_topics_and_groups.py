@@ -1,4 +1,4 @@
-"""Topics, groups, offsets, settings: form, review, confirmation; done once, refused when changed meanwhile."""
+"""Topics, groups, offsets, settings: form, review, confirmation. A change is made once. An outdated one is refused."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ async def test_settings_are_changed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("role", [Role.VIEWER, Role.OPERATOR])
 async def test_only_admins_get_a_review(tmp_path: Path, role: Role) -> None:
-    """Of users that are not the cluster's; replays are sends, which operators may."""
+    """The users here are not the cluster's. Replays are sends, which operators may do."""
     user = User("vera", role)
     async with (
         served(tmp_path, authorize=lambda _: user) as (both, console, browser),

@@ -1,4 +1,4 @@
-"""The asserts of a cluster: what holds, and what a failure tells."""
+"""The asserts of a cluster: their conditions, and their messages on failure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SOON = 0.05
 
 
 def fault(check, *args, **options):
-    """What an assert says that fails, without the ids of messages."""
+    """Return the lines of a failing assert's message, without the ids of messages."""
     with pytest.raises(AssertionError) as raised:
         check(*args, timeout=SOON, **options)
     return re.sub("id [0-9A-F]{32}", "id X", str(raised.value)).splitlines()
@@ -28,14 +28,14 @@ def send(producer, topic, *keys, **fields):
 
 
 def seconds_in(pattern, line):
-    """How long something told of has still to wait: time passes between tests' looks."""
+    """Return the remaining wait in a line of the message. It varies, because time passes between the checks."""
     found = re.match(f".*?{pattern}", line)
     assert found, line
     return int(found[1])
 
 
 def waiting(cluster):
-    """How many delayed messages have yet to come."""
+    """Return the number of delayed messages that are not delivered yet."""
     (parts,) = cluster.masters()
     offsets = parts.schedule.offsets().offset_table
     return sum(parts.store.max_offset(SCHEDULE_TOPIC, level - 1) - offsets.get(level, 0) for level in range(1, 19))
@@ -46,7 +46,7 @@ def producers(cluster, group):
 
 
 def questions(cluster):
-    """How often producers were asked about the only half message: it is put again each time."""
+    """Return the number of check-backs of the only half message: each one puts the half message again."""
     return cluster.masters()[0].store.max_offset(HALF_TOPIC, 0) - 1
 
 

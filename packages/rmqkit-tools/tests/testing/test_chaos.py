@@ -1,4 +1,4 @@
-"""What each dial does to clients, and that it can be counted and repeated."""
+"""Effects of each dial on clients, their counts and their repetition by seed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def send_all(cluster, topic, count=COUNT, **settings):
 
 
 def consumed(cluster, topic, group):
-    """How often each body was consumed, when everything was and something twice."""
+    """Wait until all messages are consumed, and one of them twice. Return the consumptions by body."""
     bodies = Counter()
     settings = PushConsumerSettings(
         start_from=StartFrom.FIRST_OFFSET, persist_interval_ms=50, take_over_pause_ms=0, pull=Pulling(error_pause_ms=20)

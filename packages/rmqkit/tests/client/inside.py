@@ -1,4 +1,4 @@
-"""What tests look at inside a client: the one place that knows these private names."""
+"""Access of tests to private names of a client. No other test file uses these names."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ from typing import Any
 
 
 def coordinator_of(consumer: Any) -> Any:
-    """The part of a consumer that shares out queues."""
+    """Return the part of a consumer that allocates queues."""
     return consumer._coordinator
 
 
 def offsets_of(consumer: Any) -> Any:
-    """Where a consumer keeps what it has consumed."""
+    """Return the object in which a consumer stores its consumed offsets."""
     return consumer._offsets
 
 
 def poll_buffer_of(consumer: Any) -> Any:
-    """What was pulled and not polled yet."""
+    """Return the buffer of messages that were pulled and not polled yet."""
     return consumer._poll_buffer
 
 
 def runtime_of(client: Any) -> Any:
-    """The connections and routes of a producer or consumer."""
+    """Return the connections and routes of a producer or consumer."""
     return client._runtime
 
 
 def sender_of(producer: Any) -> Any:
-    """The part of a producer that tries and tries again."""
+    """Return the part of a producer that sends and retries."""
     return producer._sender
 
 
 def service_of(consumer: Any) -> Any:
-    """The part of a consumer that calls the handler."""
+    """Return the part of a consumer that calls the handler."""
     return consumer._service

@@ -1,4 +1,4 @@
-"""Name servers and brokers that answer as a test says and remember what they were asked.
+"""Name servers and brokers with answers set by the test. They record their requests.
 
 They are built on the project's own listening side, so everything a client does crosses a real loopback socket.
 """
@@ -67,11 +67,11 @@ class Peer:
         self.address = ""
 
     def answer(self, code: int, answer: Answer) -> None:
-        """Have requests of a code answered by a function; None is no answer."""
+        """Let a function answer the requests of a code. None means no answer."""
         self._answers[code] = answer
 
     def asked(self, code: int) -> list[dict[str, str]]:
-        """The fields of all requests of a code."""
+        """Return the fields of all requests of a code."""
         return [decode_fields(command) for command in self.requests if command.code == code]
 
     async def start(self, port: int = 0) -> None:
@@ -117,7 +117,7 @@ class Cluster:
         return self.name_server.address
 
     def topic(self, topic: str, queues: int = 4, perm: int = 6, **extra: Any) -> None:
-        """Give a topic queues on every broker."""
+        """Create queues of a topic on every broker."""
         self.routes[topic] = TopicRoute(
             queue_datas=[QueueData(f"broker-{i}", queues, queues, perm) for i in range(len(self.brokers))],
             broker_datas=[

@@ -1,4 +1,4 @@
-"""A scripted broker that gives messages out and remembers what became of them."""
+"""A scripted broker that answers pops and records acks and changes."""
 
 from __future__ import annotations
 

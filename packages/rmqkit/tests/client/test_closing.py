@@ -1,4 +1,4 @@
-"""What is under way when a client is closed. Source: behaviour.md §7.12, §8.12."""
+"""Work in flight when a client is closed. Source: behaviour.md §7.12, §8.12."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SINGLE, BATCH, ROUTE = (
 
 
 class Held:
-    """A broker that answers requests of some codes when it is told to."""
+    """A broker that holds its answers to requests of some codes until the test releases them."""
 
     def __init__(self, peer, *codes):
         self.peer, self.commands = peer, []

@@ -1,4 +1,4 @@
-"""What ``rmqkit`` itself offers."""
+"""The public names of ``rmqkit``."""
 
 from __future__ import annotations
 

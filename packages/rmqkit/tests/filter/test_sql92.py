@@ -18,7 +18,7 @@ ERROR, REJECTED = "error", "rejected"
 
 
 def outcome(text, **properties):
-    """What an expression says to a message: True, False, None, or one of the two words."""
+    """Return the verdict of an expression on a message: True, False, None, REJECTED or ERROR."""
     encoded = encode_properties(properties)
     try:
         expression = compile_expression(text)

@@ -1,4 +1,4 @@
-"""What a configuration file may say about metrics."""
+"""Settings of metrics in a configuration file."""
 
 from __future__ import annotations
 

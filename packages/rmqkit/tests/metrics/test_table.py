@@ -1,4 +1,4 @@
-"""The table of metrics holds together, and is what the code tells and the reference page shows."""
+"""The table of metrics: it is consistent, and equals the metrics of the code and of the reference page."""
 
 from __future__ import annotations
 

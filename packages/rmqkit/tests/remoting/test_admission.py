@@ -1,4 +1,4 @@
-"""Who may change a server: the setting's text and what it lets in."""
+"""The setting of the addresses that may change a server: its text, and the addresses that it allows."""
 
 from __future__ import annotations
 

@@ -202,7 +202,7 @@ async def test_nobody_listening_is_told_with_the_address(peers):
 
 
 class AcceptedTransport(asyncio.Transport):
-    """What the loop hands over for a connection that it accepted."""
+    """The transport that the loop passes for an accepted connection."""
 
     is_aborted = False
 

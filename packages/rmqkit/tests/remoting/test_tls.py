@@ -1,4 +1,4 @@
-"""TLS on the port that also speaks plain (remoting.md §2.1)."""
+"""TLS on the port that also accepts plain connections (remoting.md §2.1)."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def server_tls(certificate: Certificate, mode=TlsMode.PERMISSIVE, **more) -> Ser
 
 
 def talk(tls: ServerTls | None, *clients: ClientTls | None, body: bytes = b"hello", between=None) -> list[object]:
-    """What each client hears from an echo server, or the error it got."""
+    """Return each client's answer from an echo server, or its error."""
 
     async def main() -> list[object]:
         dispatch = Router()

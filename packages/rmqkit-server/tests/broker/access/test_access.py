@@ -1,4 +1,4 @@
-"""Users and policies: 3001 to 3010 (remoting.md §4.4.1). What is refused, and how, is compared with Apache's broker in
+"""Users and policies: 3001 to 3010 (remoting.md §4.4.1). Refusals are compared with Apache's broker in
 ``tests/interop/test_admin_codes.py``."""
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""What users may do by their policies (behaviour.md §9.8). All requests, with Apache's broker beside ours, are in
-``tests/interop/test_authorization.py``."""
+"""Policies: the actions that they allow users (behaviour.md §9.8).
+
+``tests/interop/test_authorization.py`` compares every request with Apache's broker."""
 
 from __future__ import annotations
 
@@ -135,7 +136,7 @@ def test_what_requests_need(code, fields, body, expected):
 
 
 def test_every_request_is_decided_upon():
-    """A request that the broker learns to answer is either in the table or one of these."""
+    """Every request that the broker answers needs a permission or is in this list."""
     free = {
         *(18, 21, 25, 26, 28, 43, 45, 46, 60, 61, 200, 201, 225, 305, 306, 316, 329),
         *(400, 401, 402, 513, 907, 1007, 5001),
@@ -186,7 +187,7 @@ ENTRIES = st.lists(
 
 
 def most_special(entries, resource, actions, ip):
-    """As the reference does it: look at every entry."""
+    """Return the most special entry, found as in the reference: by a look at every entry."""
     found = [
         one
         for one in entries
@@ -243,7 +244,7 @@ def test_policies_that_would_hold_the_loop_are_refused(tmp_path, monkeypatch):
 
     assert refusal("abcd") == (1, "4 entries in one request: at most 3 are kept")
     assert refusal("abc", ["::1", "::2"]) == (1, "6 source ips in one request: at most 4 are kept")
-    assert [refusal("abc"), refusal("cde"), refusal("abc")] == [None] * 3, "the same ones once more are no more"
+    assert [refusal("abc"), refusal("cde"), refusal("abc")] == [None] * 3, "repeated addresses take no more room"
     assert refusal("fg") == (1, "7 entries of User:anna: at most 5 are kept")
     assert len(access.acls["User:anna"].policies[0].entries) == 5
 

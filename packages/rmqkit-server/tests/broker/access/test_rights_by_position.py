@@ -1,4 +1,4 @@
-"""Requests that name a message by its place in the log need rights on the topic that it is for (behaviour.md §9.8)."""
+"""Requests that name a message by its log offset need rights on the topic of the message (behaviour.md §9.8)."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def ask(address, user, code, body=b"", **fields):
 
 
 async def sent(address, properties=""):
-    """Where in the log a message for Orders lies, sent by one who may everything."""
+    """Send a message to Orders as a user with all permissions, and return its log offset."""
     values = ("p", "Orders", "TBW102", "4", "0", "0", "1700000000000", "0", properties, "0", "false")
     answer = await ask(address, ROOT, Code.SEND_MESSAGE_V2, b"x", **dict(zip("abcdefghijkl", values, strict=False)))
     assert answer.code == ResponseCode.SUCCESS, answer.remark
@@ -89,7 +89,7 @@ async def sent(address, properties=""):
 
 
 async def test_who_has_no_right_on_a_topic_cannot_reach_its_messages_by_their_place(tmp_path):
-    """Anna reads Orders with her group and sends to it; Eve, who has a group and a topic of her own, guesses places."""
+    """Anna reads Orders with her group and sends to it. Eve has her own group and topic, and guesses log offsets."""
 
     async with Standalone(tmp_path, authentication=USERS) as servers:
         address = servers.broker_address
@@ -118,7 +118,7 @@ async def test_who_has_no_right_on_a_topic_cannot_reach_its_messages_by_their_pl
 
 
 def test_a_body_that_looks_like_a_record_is_no_message_and_any_other_is(tmp_path):
-    """What Eve writes into a body could begin a record that goes on into the messages of others."""
+    """A body of Eve's could contain the beginning of a record that extends into the messages of others."""
     options = {"is_batch_topic": lambda topic: topic == "Batches"}
     with opened(tmp_path, small_settings(commit_log_file_bytes=1 << 20), **options) as store:
         first = store.put(message(topic="Own", body=b"1"))

@@ -40,8 +40,7 @@ mappedFileSizeTimerLog=5300
 
 
 class Traffic:
-    """What was acknowledged: numbers that were sent, and numbers that were given back. ``delay``: of a number, the
-    property that has it come later."""
+    """Numbers that were acknowledged: sent ones and returned ones. ``delay(number)``: the property that delays it."""
 
     def __init__(self, delay):
         self.delay = delay

@@ -220,7 +220,7 @@ async def test_a_marker_keeps_the_one_message_of_its_key_from_being_delivered(tm
 
 @pytest.mark.parametrize("key", ["U2", "T+U2"])
 async def test_a_marker_of_one_topic_recalls_no_message_of_another(tmp_path, key):
-    """Who sends it may have no right on that topic."""
+    """The sender of the marker may have no permission on the other topic."""
     async with timed(tmp_path) as one:
         one.at(50, b"2", UNIQ_KEY="U2")
         one.put(b"0", topic="Own", TIMER_DELIVER_MS=one.clock.ms + 50, UNIQ_KEY="U2", TIMER_DEL_UNIQKEY=key)
@@ -363,7 +363,7 @@ async def test_what_was_recalled_is_not_delivered_without_a_checkpoint(tmp_path)
 
 
 async def test_without_its_files_the_timer_reads_its_topic_again(tmp_path, caplog):
-    """What is left of a slave that becomes master: the checkpoint of its master."""
+    """A slave that becomes master has only the checkpoint of its master."""
     clock = StandingClock(NOW_MS)
     async with timed(tmp_path, clock=clock) as one:
         for ahead_ms, body in [(20, b"delivered"), (900, b"waiting")]:
@@ -489,7 +489,7 @@ async def test_a_store_of_the_reference_goes_on(tmp_path, caplog):
 
 
 def told(one, read_ms, queue_offset, counter=1):
-    """What a master says."""
+    """Return the timer checkpoint that a master sends."""
     return TimerCheckpoint(
         last_read_time_ms=now_of(one) + read_ms,
         master_timer_queue_offset=queue_offset,

@@ -1,13 +1,14 @@
 """The timer against a model of dictionaries, under random times, recalls, clocks that are set, kills and restarts.
 
-The model knows when each message is due and whether it came. A message comes once, not before its time, and in the
-order of times; a recalled one does not come. A clock that is set back lets what waits wait longer and repeats nothing;
-by less than five seconds it changes nothing, and what is put for a time that was reached comes at once.
-A kill leaves the files as they are (the page cache survives the process): what was delivered since the state was
-written last may come again, and nothing is lost.
+The model knows when each message is due and whether it was delivered. A message is delivered once, not before its time,
+and in the order of times. A recalled message is not delivered. If the clock is set back, waiting messages wait longer
+and no message is repeated. A step back of less than five seconds changes nothing, and a message for a time that was
+reached already is delivered at once. A kill leaves the files unchanged (the page cache survives the process). Messages
+delivered since the state was last written may be repeated, and no message is lost.
 
-Only waits within the roll window are recalled here. A longer one is put into the timer topic once more on its way, and
-so is its marker: when the clock jumps over that and over the time itself, the message comes at once, as at Apache's.
+The tests recall only messages that are due within the roll window. A message with a longer delay is put into the timer
+topic again after each window, and so is its marker. If the clock jumps past that point and past the delivery time, the
+message is delivered at once, as by Apache's broker.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class TimerMachine(RuleBasedStateMachine):
         return timer.read_behind_ms == 0 and timer.offset_behind == 0 and not timer.state.needs_survey
 
     def due(self, at_ms: float) -> int:
-        """When a message for a time comes: at the end of its slot."""
+        """Return the time at which a message for ``at_ms`` is delivered: the end of its slot."""
         return -int(-at_ms // STEP_MS) * STEP_MS
 
     # ---- rules

@@ -1,4 +1,4 @@
-"""Damaged timer files: what waits is delivered, what was delivered does not come again, and the log says so."""
+"""Damaged timer files: waiting messages are delivered, delivered ones are not repeated, and the damage is logged."""
 
 from __future__ import annotations
 
@@ -183,7 +183,9 @@ async def test_a_chain_that_ends_while_the_broker_runs_is_made_good(tmp_path, ca
             one.at(AHEAD_MS + number % 2 * STEP_MS, b"%d" % number, UNIQ_KEY=f"U{number}")
         await one.on_wheel(400)
         write_at(first_log(tmp_path), 301 * UNIT_BYTES, bytes(UNIT_BYTES))  # of the later second
-        write_at(first_log(tmp_path), 300 * UNIT_BYTES + 30, b"\x01")  # what only its record tells, of the first
+        write_at(
+            first_log(tmp_path), 300 * UNIT_BYTES + 30, b"\x01"
+        )  # of the first second, in a field that only the record can disprove
         await one.pass_ms(AHEAD_MS + 2 * STEP_MS)
         await one.until(lambda: len(one.bodies()) >= 400 and one.timer.pending == 0)
         assert one.bodies() == bodies_of([*range(0, 400, 2), *range(1, 400, 2)])

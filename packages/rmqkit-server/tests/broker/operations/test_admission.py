@@ -1,4 +1,4 @@
-"""What a broker answers only to those who may change it (``adminAllowedAddresses``)."""
+"""Requests that a broker accepts only from ``adminAllowedAddresses``."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def test_a_number_out_of_its_range(value):
 
 
 async def test_two_lists_that_change_other_attributes_of_a_topic_both_count(cluster, monkeypatch):
-    monkeypatch.setattr(tasks, "SLICE_SECONDS", -1)  # the loop turns before each topic
+    monkeypatch.setattr(tasks, "SLICE_SECONDS", -1)  # the loop runs one iteration before each topic
 
     async def change(**attributes):
         others = [{"topicName": f"Other{number}"} for number in range(3)]

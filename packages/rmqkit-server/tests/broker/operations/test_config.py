@@ -157,7 +157,7 @@ async def test_what_has_no_effect_is_shown_kept_and_told_once(tmp_path, caplog):
     ]
 
 
-# -- what a change does, at once
+# -- immediate effects of changes
 
 
 async def sent(cluster, **fields):
@@ -198,7 +198,7 @@ async def lite_pull(cluster):
 
 
 async def perm_told(cluster):
-    """The permission of a topic as the name server tells it."""
+    """Return the permission of the topic in the name server's route."""
     question = request(RequestCode.GET_ROUTEINFO_BY_TOPIC, RouteRequest("T", accept_standard_json_only=True))
     answer = await cluster.client.call(cluster.standalone.namesrv_address, question, 60_000)
     return decode_as(answer.body, TopicRoute).queue_datas[0].perm

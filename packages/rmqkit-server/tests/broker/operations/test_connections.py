@@ -1,4 +1,4 @@
-"""Who is connected, and what they are asked through the broker (remoting.md §4.4, §4.5)."""
+"""Connected clients, and requests that the broker forwards to them (remoting.md §4.4, §4.5)."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def test_the_members_of_producer_groups(cluster):
 
 
 def consumer(cluster, **answers):
-    """A client that answers with ready texts and keeps what it was asked."""
+    """A client that sends prepared answers and records the requests."""
     asked = []
 
     def answer(connection, command):

@@ -1,4 +1,4 @@
-"""How far groups are, and counters: 208, 303, 308, 315, 317 (remoting.md §4.4, §6.4.9, §6.4.13, §6.7)."""
+"""The progress of groups, and counters: 208, 303, 308, 315, 317 (remoting.md §4.4, §6.4.9, §6.4.13, §6.7)."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ async def test_the_offset_of_the_group_that_is_furthest_behind(fields, offsets, 
     assert answer.code == 0
     assert decode_as(answer.body, CorrectionOffsets).correction_offsets == offsets
     assert (await cluster.ask(CORRECTION, compareGroup="g")).code == 1
-    assert (await progress(cluster, consumerGroup="behind"))["T", 0][1] == 1  # nobody is forgotten
+    assert (await progress(cluster, consumerGroup="behind"))["T", 0][1] == 1  # no group is missing
 
 
 # ---- counters
@@ -192,7 +192,7 @@ async def test_what_comes_and_goes_is_counted(cluster):
     await cluster.ask(RequestCode.CONSUMER_SEND_MSG_BACK, offset=message_offset, group="g", delayLevel=18)
     assert await counted(cluster, "TOPIC_PUT_NUMS", "T") == 3
     assert await counted(cluster, "TOPIC_PUT_NUMS", "SCHEDULE_TOPIC_XXXX") == 1
-    assert await counted(cluster, "BROKER_PUT_NUMS", "DefaultCluster") == 3  # without what was given back
+    assert await counted(cluster, "BROKER_PUT_NUMS", "DefaultCluster") == 3  # without messages sent back
     assert await counted(cluster, "GROUP_GET_NUMS", "T@g") == 3
     assert await counted(cluster, "BROKER_GET_NUMS", "DefaultCluster") == 3
     assert await counted(cluster, "SNDBCK_PUT_NUMS", "T@g") == 1

@@ -1,4 +1,4 @@
-"""What a slave answers to messages (behaviour.md §2.4, §10.2, §10.5; store.md §21.5)."""
+"""A slave's answers to messages (behaviour.md §2.4, §10.2, §10.5; store.md §21.5)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups that an operator moves (behaviour.md §5.2, §5.3, §5.4; remoting.md §10.6)."""
+"""Offsets of groups that an operator resets (behaviour.md §5.2, §5.3, §5.4; remoting.md §10.6)."""
 
 from __future__ import annotations
 
@@ -130,12 +130,12 @@ async def test_a_held_pull_learns_of_a_reset_at_once(cluster):
 
 
 def place(answer):
-    """Code and next offset of the answer to a pull."""
+    """Return the code and the next offset of the answer to a pull."""
     return answer.code, decode_header(answer, PullMessageResponse).next_begin_offset
 
 
 async def hold(cluster, client, offset, count):
-    """Let a client's pull wait at the broker; ``count``: how many wait then."""
+    """Let a client's pull wait at the broker. ``count``: the number of pulls that wait then."""
     held = asyncio.ensure_future(cluster.pull(offset=offset, flags=4 | 2, suspend_ms=60_000, client=client))
     while len(cluster.standalone.broker.context.long_polling) < count:
         await asyncio.sleep(0)
@@ -211,7 +211,7 @@ async def test_a_second_reset_sends_everybody_again(cluster):
 
 
 def listener(cluster):
-    """A client that keeps what it is told; its notices have topic, group, timestamp, force and the table."""
+    """Return a client and the list of its notices: topic, group, timestamp, force and the table of each."""
     told = []
 
     def reset(connection, command: Command):
@@ -244,7 +244,7 @@ async def test_clients_are_told_to_move(fields, moved, tmp_path):
         await cluster.heartbeat("c1", ("T", "*"), client=client)
         answer = await cluster.ask(RESET, **(BY_TIME | fields))
         assert targets(answer) == {0: moved, 1: 0, 2: 0, 3: 0}
-        assert await committed(cluster) == 3  # it is the clients that move
+        assert await committed(cluster) == 3  # the clients move the offsets
         while not told:
             await asyncio.sleep(0)
         topic, group, timestamp, _, table = told[0]
@@ -299,7 +299,7 @@ async def test_what_clients_cannot_be_told(tmp_path):
         (None, {"topic": "none"}, None),
         (None, {"srcGroup": "none"}, None),
         (("T",), {"topic": "T"}, 3),
-        (("U",), {"topic": "T"}, None),  # online without this topic: what is stored is of no use
+        (("U",), {"topic": "T"}, None),  # online without this topic: its stored offset has no use
         (("U",), {"topic": "T", "offline": "true"}, 3),
     ],
 )

@@ -1,4 +1,4 @@
-"""What a broker tells about itself (remoting.md §6.6)."""
+"""The broker's runtime info (remoting.md §6.6)."""
 
 from __future__ import annotations
 

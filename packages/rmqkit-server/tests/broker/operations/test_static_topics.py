@@ -1,4 +1,4 @@
-"""Static topics at one broker: remoting.md §4.6.2. What Apache's answers is in `tests/interop/suite`."""
+"""Static topics at one broker: remoting.md §4.6.2. `tests/interop/suite` compares the answers with Apache's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests of parts that are not there: refused with the reason."""
+"""Requests of features that rmqkit lacks: they are refused with the reason."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def run(tmp_path, scenario, clock=None):
 
 
 async def seconds_until_popped(cluster, clock, **fields):
-    """Pop each 0.2 s until there is a message; the seconds, and the answer."""
+    """Pop every 0.2 s until there is a message. Return the seconds and the answer."""
     since = asyncio.get_running_loop().time()
     while True:
         popped = await pop(cluster, born_time=clock.now_ms(), **fields)

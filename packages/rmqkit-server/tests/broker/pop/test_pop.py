@@ -1,4 +1,4 @@
-"""POP at the broker: what is given away, hidden, acknowledged, and comes again (behaviour.md §4.7 to §4.14)."""
+"""POP at the broker: messages are popped, hidden, acknowledged and redelivered (behaviour.md §4.7 to §4.14)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.waiting import SECONDS
 
 
 async def settled(cluster, count=0):
-    """Until so many check points are pending."""
+    """Wait until this number of check points is pending."""
     async with asyncio.timeout(SECONDS):
         while len(context_of(cluster).pop.check_points) != count:
             await asyncio.sleep(0.01)
@@ -48,7 +48,7 @@ async def test_what_was_popped_is_hidden_until_it_comes_again_counted_once_more(
         assert (await pop(cluster)).code == ResponseCode.POLLING_TIMEOUT
         assert (await ack(cluster, first.handles["b"])).code == 0
         messages, handles = {}, {}
-        while len(messages) < 2:  # they come in one answer unless the waiting pop is told of the first alone
+        while len(messages) < 2:  # one answer has both, unless the first message alone wakes the waiting pop
             again = await pop(cluster, poll_time=8000, max_msg_nums=2)
             messages |= again.messages
             handles |= again.handles
@@ -161,7 +161,7 @@ async def test_who_waits_is_forgotten_with_its_connection_and_answered_when_the_
 
 @pytest.mark.parametrize("merges", [False, True])
 async def test_acks_of_many_and_what_a_restart_knows(tmp_path, merges):
-    """The second broker reads what is pending out of the revive topic."""
+    """The second broker reads the pending messages from the revive topic."""
     settings = {"broker": {"pop_buffer_merge": merges}}
 
     async def before(cluster):
@@ -227,7 +227,7 @@ async def test_handles_may_name_the_record_s_place_in_the_log(cluster):
     assert (await change(cluster, f"{third} 246", 1000))[0] == 0
     assert (await ack(cluster, fourth, extra_info="1 2 3")).code == ResponseCode.SYSTEM_ERROR
     assert (await ack(cluster, f"{fourth} 369")).code == 0
-    await settled(cluster, 1)  # the third, until its time is over
+    await settled(cluster, 1)  # the third message, until its invisible time expires
 
 
 async def test_refusals(cluster):
@@ -345,7 +345,7 @@ async def test_a_new_group_may_begin_at_the_end_and_a_reset_moves_it(cluster):
 
 
 async def assigned(cluster, client_id, group="g", strategy="AVG", topic="T"):
-    """Mode and queue id of what a client is to take."""
+    """Return the mode and the queue id of the queues that a client is to use."""
     body = QueryAssignmentBody(topic=topic, consumer_group=group, client_id=client_id, strategy_name=strategy)
     answer = await cluster.ask(RequestCode.QUERY_ASSIGNMENT, body)
     assert answer.code == 0
@@ -379,7 +379,7 @@ async def test_the_broker_shares_out_queues_and_says_how_to_take_them(tmp_path):
             await client.close()
     async with Cluster(tmp_path / "store") as cluster:
         clients = await members(cluster)
-        assert await assigned(cluster, "c1") == [("POP", -1)], "the mode is on the disk"
+        assert await assigned(cluster, "c1") == [("POP", -1)], "the mode survives a restart"
         assert (await set_mode(cluster, share=1)).code == 0
         assert await assigned(cluster, "c1") == [("POP", 2), ("POP", 3)]
         assert await assigned(cluster, "c2") == [("POP", 0), ("POP", 1), ("POP", 3)]

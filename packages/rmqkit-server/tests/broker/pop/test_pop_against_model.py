@@ -1,10 +1,10 @@
 """The POP service against a model of dictionaries, under random pops, acks, changes, refusals, kills and restarts.
 
-The model knows for each message of each queue whether it is ready, in flight until a time, or done with. Every answer
-of the handlers has to be what the model expects: which messages, in which order, how many are left, how often each was
-delivered. A kill leaves the files as they are (the page cache survives the process), with offsets and groups as they
-were written last: no message may be lost by it, and only acks that were put off (``enablePopBufferMerge``) or messages
-that came again without a record of it (the store refused it) may be repeated.
+The model knows for each message of each queue whether it is ready, in flight until a time, or finished. Every answer of
+the handlers has to have the messages, the order, the number of messages left and the delivery counts that the model
+expects. A kill leaves the files unchanged (the page cache survives the process), with offsets and groups as they were
+last written. No message may be lost by a kill. Only acks that were not yet stored (``enablePopBufferMerge``) and
+redeliveries that the store refused to record may be repeated.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ Place = tuple[str, int, int]
 
 @dataclass
 class InFlight:
-    """What the model knows of a message that was popped: which it is, and when it comes again."""
+    """A popped message in the model: its place, and the time of its redelivery."""
 
     place: Place
     due_ms: int
@@ -71,12 +71,12 @@ class InFlight:
 
 @dataclass
 class Model:
-    """Messages by queue, the next one of each queue to pop, and what is in flight.
+    """Messages by queue, the next message to pop of each queue, and the messages in flight.
 
     Attributes:
-        messages: body and how often it came before, by queue, in the order of their offsets.
-        in_flight: by handle; a message is there twice when a kill took away that its time was changed.
-        unwritten: acknowledged, or come again, without a record of it: a kill repeats them.
+        messages: body and number of earlier deliveries, by queue, in the order of their offsets.
+        in_flight: by handle. A message has two entries when a kill lost the change of its invisible time.
+        unwritten: acknowledged or redelivered without a record in the store. A kill repeats these messages.
     """
 
     messages: dict[Queue, list[tuple[str, int]]] = field(default_factory=dict)
@@ -92,7 +92,7 @@ class Model:
 
 
 class Peer:
-    """A connection that keeps what is sent."""
+    """A connection that records the sent commands."""
 
     peer = "127.0.0.1:1"
 
@@ -115,7 +115,7 @@ class Peer:
 
 
 def decoded(command: Command) -> Command:
-    """A command as the other side reads it."""
+    """Return a command as the other side decodes it."""
     return from_wire(b"".join(encode_command(command)))
 
 
@@ -140,7 +140,7 @@ class PopMachine(RuleBasedStateMachine):
             broker_name=BROKER, revive_queue_count=2, pop_buffer_merge=merge, retry_topic_v2=v2, pop_retry_percent=50
         )
         self.store_settings = small_settings(
-            consume_queue_file_bytes=20_000,  # a read ends with its file: the model knows of no files
+            consume_queue_file_bytes=20_000,  # a read ends at the end of its file, and the model has no files
             flush_interval_ms=3_600_000,
             queue_flush_interval_ms=3_600_000,
         )
@@ -190,7 +190,7 @@ class PopMachine(RuleBasedStateMachine):
         shutil.rmtree(self.folder)
 
     def ask(self, *asked: tuple[Callable[..., Any], RequestCode, Any]) -> list[Command]:
-        """Requests of one tick of the loop, and the answers to them."""
+        """Send requests in one loop tick and return their answers."""
         peers = [Peer() for _ in asked]
         for peer, (handler, code, header) in zip(peers, asked, strict=True):
             if (answer := handler(peer, decoded(request(code, header)))) is not None:
@@ -216,7 +216,7 @@ class PopMachine(RuleBasedStateMachine):
         refused=st.sampled_from([False] * 5 + [True]),
     )
     def pop(self, queue_id: int, counts: list[int], invisible_ms: int, refused: bool) -> None:
-        """Some pops of one tick."""
+        """Pop several times in one loop tick."""
         headers = [
             PopMessageRequest(
                 consumer_group=GROUP,
@@ -259,7 +259,7 @@ class PopMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.in_flight)
     @rule(data=st.data(), refused=st.sampled_from([False] * 5 + [True]))
     def ack(self, data: st.DataObject, refused: bool) -> None:
-        """Some acks of one tick, also of messages that came again already: these change nothing."""
+        """Acknowledge messages in one loop tick, also redelivered ones, for which an ack changes nothing."""
         handles = data.draw(st.lists(st.sampled_from(sorted(self.model.in_flight)), max_size=4, unique=True))
         asked = [(self.acks.ack, RequestCode.ACK_MESSAGE, AckMessageRequest(**named(handle))) for handle in handles]
         with self.refusing(refused):
@@ -293,7 +293,7 @@ class PopMachine(RuleBasedStateMachine):
 
     @rule(ms=st.sampled_from([1, 60, 1100, 70_000]), refused=st.sampled_from([False] * 5 + [True]))
     def revive(self, ms: int, refused: bool) -> None:
-        """Time passes; what is due comes again."""
+        """Let time pass, and check that the due messages are redelivered."""
         self.clock.ms += ms
         model, now_ms = self.model, self.clock.now_ms()
         due = model.due(now_ms)
@@ -314,7 +314,7 @@ class PopMachine(RuleBasedStateMachine):
 
     @rule(groups=st.booleans())
     def write_tables(self, groups: bool) -> None:
-        """As a broker does every few seconds, each table by itself."""
+        """Write one of the tables. A broker writes each table every few seconds."""
         if groups:
             self.loop.run_until_complete(self.groups.write_new())
             self.date("subscriptionGroup.json")
@@ -323,7 +323,7 @@ class PopMachine(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        """The broker stops in order: nothing is repeated."""
+        """Stop the broker in order and start it again: no message is repeated."""
         self.loop.run_until_complete(self.service.close())
         self.service.persist()
         self.model.unwritten.clear()
@@ -344,7 +344,7 @@ class PopMachine(RuleBasedStateMachine):
         self.model.unwritten.clear()
         self.start()
 
-    # ---- what holds after each
+    # ---- invariants after each rule
 
     @invariant()
     def in_flight_is_what_the_model_says(self) -> None:
@@ -373,14 +373,14 @@ class PopMachine(RuleBasedStateMachine):
         self.date("consumerOffset.json")
 
     def date(self, name: str) -> None:
-        """Have a table's file written by the clock of the machine."""
+        """Give a table's file the time of the model's clock."""
         path = self.folder / str(self.generation) / "config" / name
         if path.exists():
             os.utime(path, ns=(int(self.clock.ms * 1_000_000),) * 2)
 
     @contextmanager
     def refusing(self, is_refusing: bool) -> Iterator[None]:
-        """Have the store refuse check points and acks for a while."""
+        """Let the store refuse check points and acks inside the context."""
         put = self.store.put
 
         def refuse(one: InnerMessage) -> PutResult:

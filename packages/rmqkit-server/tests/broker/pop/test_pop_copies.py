@@ -1,7 +1,7 @@
-"""POP under SYNC_MASTER: check points and acks are writes like any other, and a slave's copy goes on with them.
+"""POP under SYNC_MASTER: check points and acks are replicated like other writes, and a slave continues from its copy.
 
-In real time: a start compares times of pops with that of the file of offsets. Source: behaviour.md §4.7, §10.3;
-store.md §14.
+The tests use real time, because a start compares the times of pops with the time of the offset file.
+Source: behaviour.md §4.7, §10.3; store.md §14.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def quick(monkeypatch):
 
 
 async def filled(brokers, *bodies):
-    """A master with a slave and messages that both have, and a client of the master."""
+    """Yield a master and its slave, both with the same messages, and a client of the master."""
     for name in ("a-0", "a-1"):
         await brokers.start(name)
     own = brokers.context("a-0")
@@ -56,7 +56,7 @@ async def test_what_a_slave_has_not_got_is_not_acknowledged_and_its_copy_goes_on
         assert (first.code, list(first)) == (0, ["0", "4"])
         assert (await ack(client, first.handles["0"])).code == 0
         copy, own = brokers.context("a-1").store, brokers.context("a-0").store
-        assert copy.max_physical_offset == own.max_physical_offset, "both records were waited for"
+        assert copy.max_physical_offset == own.max_physical_offset, "the answer waits for both records"
 
         await without_slave(brokers)
         brokers.context("a-0").settings.slave_timeout_ms = 50
@@ -65,7 +65,7 @@ async def test_what_a_slave_has_not_got_is_not_acknowledged_and_its_copy_goes_on
         second = await pop(client, "a", max_msg_nums=1)
         assert (second.code, list(second)) == (ResponseCode.FLUSH_SLAVE_TIMEOUT, [])
         ordered = await pop(client, "a", order=True, queue_id=0, attempt_id="1")
-        assert (ordered.code, list(ordered)) == (0, ["12"]), "nothing is put that would have to get there"
+        assert (ordered.code, list(ordered)) == (0, ["12"]), "no record is stored that the slave would have to copy"
         await client.client.close()
         await brokers.stop("a-0")
 
@@ -79,8 +79,8 @@ async def test_what_a_slave_has_not_got_is_not_acknowledged_and_its_copy_goes_on
             popped += [(body, one.reconsume_times) for body, one in found.messages.items()]
             for handle in found.handles.values():
                 assert (await ack(client, handle)).code == 0
-        assert sorted(popped) == [("12", 0), ("4", 1), ("8", 0)], "the ack that the slave had is known"
-        # What memory is done with counts once more for a moment when the log is followed between check point and ack.
+        assert sorted(popped) == [("12", 0), ("4", 1), ("8", 0)], "the ack that the slave had copied is not lost"
+        # A finished pop is pending for a moment while the replay of the log is between its check point and its ack.
         await until(lambda: not pending(brokers, "a-0"), "acks of all messages", 30)
         await client.client.close()
 

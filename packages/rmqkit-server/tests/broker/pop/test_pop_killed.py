@@ -1,4 +1,4 @@
-"""SIGKILL in the middle of pops and acks: nothing is lost, and what is not acknowledged comes when its time is over."""
+"""SIGKILL during pops and acks: no message is lost, and an unacknowledged one is redelivered when its time expires."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ INVISIBLE_MS = 500
 
 
 class Ledger:
-    """What was popped last and when, what was acknowledged, and what of that in time."""
+    """The last pop time of each message, the acknowledged messages, and those acknowledged in time."""
 
     def __init__(self):
         self.popped = {}
@@ -22,7 +22,7 @@ class Ledger:
         self.settled = set()
 
     async def work(self, client, choices, steps):
-        """Pop, and acknowledge some; until everything is, or for some steps."""
+        """Pop and acknowledge some messages, until all are acknowledged or the steps are used up."""
         while len(self.acked) < SENT and steps:
             steps -= 1
             found = await pop(client, max_msg_nums=8, invisible_time=INVISIBLE_MS, poll_time=2000)

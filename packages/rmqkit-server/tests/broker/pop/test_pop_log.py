@@ -79,7 +79,7 @@ async def test_acks_that_are_put_off_are_stored_together(tmp_path):
 
 
 async def test_what_others_put_into_the_revive_topic_is_taken_in(cluster):
-    """As when a timer delivers the check points and acks of an Apache broker whose store this was."""
+    """A timer can deliver the check points and acks of an Apache broker that used the store before."""
 
     await sent(cluster, *"ab")
     pop_time = now_ms() - 10_000

@@ -1,4 +1,4 @@
-"""Pops and pulls of messages that the log has deleted: what happens while they are fetched, and when they cannot be."""
+"""Pops and pulls of messages that the log has deleted: changes during the fetch, and fetches that fail."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ BUSY = PeerRefused(ResponseCode.SYSTEM_BUSY, "ask again", "place")
 
 
 class Place:
-    """A place with the messages of queues, as the archive is one; fetches wait and fail as a test says.
+    """A source of older messages, as the archive is. A test controls which fetches wait and fail.
 
     Attributes:
         fetches: topic, queue id and offset of each fetch.
         gate: fetches wait for it.
         failures: fetches raise these, the first one first; None lets a fetch succeed.
-        step: a fetch looks at so many messages.
-        is_generous: whether fetches return more messages than were asked for.
+        step: the number of messages that a fetch reads.
+        is_generous: True if fetches return more messages than requested.
     """
 
     def __init__(self, store):
@@ -89,7 +89,7 @@ class Place:
 
 
 class Deleted(Cluster):
-    """A broker whose log has deleted the first messages of queue 0, and a place that has them."""
+    """A broker whose log has deleted the first messages of queue 0, and a source that has them."""
 
     def __init__(self, root: Path, **settings):
         super().__init__(root, store={"commit_log_file_bytes": FILE_BYTES}, **settings)
@@ -178,7 +178,7 @@ async def test_of_several_queues_the_one_with_deleted_messages_is_popped_alone_a
     for queue_id in (1, 2, 3):
         await broker.send(body=b"%d " % (100 * queue_id), queue_id=queue_id)
     first = await broker.asking(queue_id=-1, max_msg_nums=32)
-    assert numbers(first) == list(range(32)), "messages of other queues would leave fetched ones over"
+    assert numbers(first) == list(range(32)), "no fetched message is left over because of messages of other queues"
     await broker.reset(broker.low)
     then = await broker.asking(queue_id=-1, max_msg_nums=32)
     assert {100, 200, 300} < set(numbers(then)) and len(broker.place.fetches) == 1
@@ -204,7 +204,7 @@ async def test_a_second_fetch_that_fails_is_an_answer_and_hides_nothing(broker, 
     expected = ResponseCode.SYSTEM_BUSY if failure is BUSY else ResponseCode.SYSTEM_ERROR
     assert popped.code == expected and str(failure.remark if failure is BUSY else failure) in popped.remark
     assert broker.offset == 2 and broker.context.pop.check_points.pending == {}
-    assert numbers(await broker.asking()) == [2, 3], "the place is asked again"
+    assert numbers(await broker.asking()) == [2, 3], "the source is called again"
     caplog.clear()
 
 
@@ -242,14 +242,14 @@ async def test_of_two_pops_that_fetch_the_same_messages_one_gets_them(broker):
     broker.place.gate.set()
     first, second = await asyncio.gather(*popping)
     assert sorted(numbers(first) + numbers(second)) == list(range(8))
-    assert broker.place.fetches[2:] == [("T", 0, 4)], "the slower one fetches what follows"
+    assert broker.place.fetches[2:] == [("T", 0, 4)], "the slower one fetches the next messages"
 
 
 async def test_a_group_that_is_moved_meanwhile_gets_messages_from_there(broker):
     broker.place.gate.clear()
     popping = broker.asking()
     await broker.fetching()
-    await broker.reset(2)  # into the middle of what is fetched
+    await broker.reset(2)  # into the middle of the fetched messages
     broker.place.gate.set()
     assert numbers(await popping) == [2, 3, 4, 5]
     assert broker.place.fetches == [("T", 0, 0), ("T", 0, 2)]

@@ -1,4 +1,4 @@
-"""What comes again, where something else goes wrong meanwhile (behaviour.md §4.12)."""
+"""Redelivery of popped messages while something else fails (behaviour.md §4.12)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REVIVE_TOPIC = "rmq_sys_REVIVE_LOG_DefaultCluster"
 
 
 async def test_a_check_point_whose_message_cannot_be_read_holds_up_no_other(monkeypatch, cluster):
-    """Both are due in the same moment, the faulty one first."""
+    """Both check points are due at the same moment, the faulty one first."""
 
     await sent(cluster, *"ab")
     service, pop_time = context_of(cluster).pop, now_ms() - 5000
@@ -55,7 +55,7 @@ async def test_acks_that_are_put_off_are_not_forgotten_when_others_write_into_th
 
 
 def put_popped(service, store, count):
-    """Pop messages of T in one check point that is over."""
+    """Pop messages of T in one check point that has expired."""
     service.check_points.add("T", "g", 0, list(range(count)), pop_time=now_ms() - 5000, invisible_ms=1000, queue=3)
 
 
@@ -70,7 +70,7 @@ async def revived(cluster, count):
 
 @pytest.mark.parametrize("room", [0, 1, 40, 80])
 async def test_a_message_at_the_limit_of_properties_comes_again_with_the_others_of_its_pop(room, cluster):
-    """ORIGIN_GROUP and 1ST_POP_TIME did not fit, and the whole pop was put off, again and again."""
+    """ORIGIN_GROUP and 1ST_POP_TIME did not fit, and the redelivery of the whole pop was postponed forever."""
     context = context_of(cluster)
     value = "x" * (PROPERTIES_BYTES_MAX - room - len(encode_properties({"a": "x"})) + 1)
     await sent(cluster, "first")
@@ -120,7 +120,7 @@ async def test_a_message_that_is_refused_for_good_goes_to_the_dead_letters_of_th
 
 @pytest.mark.parametrize("status", [PutStatus.SERVICE_NOT_AVAILABLE, PutStatus.OS_PAGE_CACHE_BUSY])
 async def test_a_store_that_refuses_for_now_is_asked_again(monkeypatch, cluster, caplog, status):
-    """Nothing is given up for that, and it is logged once."""
+    """No message is lost because of the refusals, and they are logged once."""
     await sent(cluster, *"abc")
     context = context_of(cluster)
     assert context.groups.get("g")

@@ -1,4 +1,4 @@
-"""Check points and acks of one turn of the loop: one write, and offsets that move behind it (behaviour.md §4.8)."""
+"""Check points and acks of one loop tick: they share one write, and offsets move after it (behaviour.md §4.8)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.broker.pops import ack, context_of, now_ms, pop, sent
 
 
 async def warm(cluster):
-    """Every queue of the revive topic has something, so that it takes part in shared writes."""
+    """Put a message into every queue of the revive topic, so that all queues take part in shared writes."""
     log = context_of(cluster).pop.check_points
     for queue in range(8):
         log.add("T", "warm", 0, [queue], pop_time=queue, invisible_ms=1 << 50, queue=queue)
@@ -93,7 +93,7 @@ async def test_pops_of_one_turn_share_a_queue_out(cluster):
 
 
 class Peer:
-    """A connection that writes what it gathered, or cannot."""
+    """A connection that writes its gathered data, or cannot write."""
 
     def __init__(self, fault=None):
         self.peer, self.fault = "peer", fault
@@ -121,7 +121,7 @@ async def test_a_turn_writes_its_answers_whichever_connection_fails(cluster):
 
 
 async def test_messages_of_one_answer_have_one_pop_time(monkeypatch, cluster):
-    """One queue of two has a pop of this millisecond already, as after a reset."""
+    """One of the two queues has a pop of this millisecond already, as after a reset."""
 
     own, time = context_of(cluster), now_ms()
     own.settings.higher_queues_first = False

@@ -155,7 +155,7 @@ def context_of(cluster):
 
 
 async def hold(cluster, offset, **pull):
-    """A pull that waits."""
+    """Send a pull that waits."""
     held = context_of(cluster).long_polling
     before = len(held)
     flags = pull.pop("flags", PullFlag.SUBSCRIPTION) | PullFlag.SUSPEND

@@ -1,4 +1,4 @@
-"""What tests look at inside the parts of replication: the one place that knows these private names."""
+"""Access of tests to private names of the replication modules. No other test file uses these names."""
 
 from __future__ import annotations
 

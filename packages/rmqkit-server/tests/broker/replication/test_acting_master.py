@@ -1,4 +1,4 @@
-"""Who acts for a master that is gone, when it stops, and what a broker that comes back takes over.
+"""The acting master: its election, its end, and the state that a returning broker takes over.
 
 Source: behaviour.md §1.8, §10.5; remoting.md §4.4 (905, 906).
 """
@@ -46,7 +46,7 @@ def quick(monkeypatch):
 
 
 class Group(HalfMessages):
-    """A slave, the members of its group as a test says, and a master that says where its log is."""
+    """A slave, the members of its group as the test sets them, and a master that reports its log's position."""
 
     def __init__(self, root, *, broker_id=1, role=BrokerRole.SLAVE, **settings):
         super().__init__(root, broker_id=broker_id, broker_role=role, acts_as_master=True, **settings)
@@ -312,7 +312,7 @@ def test_a_notice_makes_it_look(tmp_path, monkeypatch):
 
 
 class BrokerContext(SimpleNamespace):
-    """A broker's parts, as far as a group has them."""
+    """The parts of a broker that a group has."""
 
     def __getattr__(self, name):
         return None
@@ -333,7 +333,7 @@ def handlers_of(group, acting):
 
 
 def over(*hops):
-    """A connection that comes from an address, over balancers."""
+    """Return a connection from an address through balancers."""
     addresses = tuple(reversed(hops))
     return SimpleNamespace(hops=[ip_address(hop) for hop in hops], addresses=addresses, peer=f"{addresses[0]}:5")
 
@@ -358,7 +358,7 @@ def test_a_master_says_where_its_log_is_and_takes_no_advice(tmp_path):
     ("hop", "told", "is_believed"),
     [
         ("10.0.0.1", HaInfo("10.0.0.1:10912", 7, "10.0.0.1:10911"), True),
-        ("10.0.1.1", HaInfo("10.0.1.1:10912", 7, "10.0.0.1:10911"), True),  # its brokerIP2, as it was known
+        ("10.0.1.1", HaInfo("10.0.1.1:10912", 7, "10.0.0.1:10911"), True),  # its last known brokerIP2
         ("10.0.0.9", HaInfo("10.0.0.9:10912", 7, "10.0.0.9:10911"), False),  # a stranger names itself
         ("10.0.0.9", HaInfo("10.0.0.1:10912", 7, "10.0.0.1:10911"), False),  # or the master
         (
@@ -378,7 +378,7 @@ def test_only_the_master_that_was_known_is_followed_when_it_announces_itself(tmp
         assert await exchanged(group, acting, told, over(hop)) == {}
         followed = [(told.master_address, told.master_ha_address)] if is_believed else []
         assert (acting.is_acting, group.masters) == (not is_believed, followed)
-        assert wake_of(acting).is_set() is not is_believed, "it looks whether name servers know a master"
+        assert wake_of(acting).is_set() is not is_believed, "the slave asks the name servers for a master"
         await acting.close()
 
     on_group(scenario, tmp_path)
@@ -409,7 +409,7 @@ def test_a_slave_that_never_acts_follows_nobody_who_asks_for_it(tmp_path):
 
 
 def tables(group, *, at_ms, delays, offsets):
-    """Have the other member answer with these tables."""
+    """Let the other member answer with these tables."""
     version = DataVersion(1, 0, at_ms)
     bodies = {
         RequestCode.GET_ALL_DELAY_OFFSET: DelayOffsets(version, delays),
@@ -466,7 +466,9 @@ def test_a_member_that_does_not_answer_is_asked_again_and_left_after_a_while(tmp
     monkeypatch.setattr("rmqkit.broker.replication.acting_master._TRIES", 3)
 
     async def scenario(group):
-        group.members_known = {1: group.master.address}  # it refuses whatever it has no answer for
+        group.members_known = {
+            1: group.master.address
+        }  # this member refuses the exchange: it has no answer for the request
         await group.pre_online().run()
         assert len(group.master.asked(EXCHANGE)) == 3
         assert f"registering without the progress of the others: {group.master.address}" in caplog.text

@@ -1,4 +1,4 @@
-"""What an acting master puts at other brokers: messages as they are sent, and delivery and check-back that send them.
+"""Messages that an acting master stores at other brokers: the sends, and the delivery and check-back that send them.
 
 Source: behaviour.md §9.1 (7), §10.5.
 """
@@ -29,7 +29,7 @@ STAMPS = {"CLUSTER": "DefaultCluster", "MSG_REGION": "DefaultRegion", "TRACE_ON"
 
 
 class Other(Cluster):
-    """A name server and another broker than the one whose messages are put there."""
+    """A name server and a second broker, at which the first broker stores messages."""
 
     def __init__(self, root, *, own_name="broker-0", **settings):
         super().__init__(root, **settings)
@@ -43,7 +43,7 @@ class Other(Cluster):
         return self
 
     async def stored(self, topic="T", queue_id=0):
-        """What lies in a queue, with named properties."""
+        """Return the records of a queue, each with its decoded properties."""
         records = read_all(self.standalone.broker.context.store, topic, queue_id)
         return [(record, decode_properties(record.properties)) for record in records]
 
@@ -64,7 +64,7 @@ def other(tmp_path):
 
 
 def delivered(body=b"hello", topic="T", **fields):
-    """A delayed message that is due, as delivery puts it."""
+    """Return a due delayed message as the delivery puts it."""
     kept = {"DELAY": "3", "REAL_TOPIC": topic, "REAL_QID": "1", "UNIQ_KEY": "K", "KEYS": "k", "TAGS": "a", **STAMPS}
     return message(topic, 1, body, **(kept | fields))
 
@@ -158,7 +158,7 @@ def test_an_answer_other_than_success_does_not_count(other):
 
 
 class Elsewhere:
-    """Other brokers that take what they are told to take."""
+    """Other brokers that store every message except the bodies in ``refuses``."""
 
     def __init__(self):
         self.refuses = set()

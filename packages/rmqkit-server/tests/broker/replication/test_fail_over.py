@@ -1,4 +1,4 @@
-"""A group whose master goes and comes back: who is shown, what goes on meanwhile, what consumers see of it.
+"""A group whose master stops and restarts: its route, its work without the master, and the view of consumers.
 
 Source: behaviour.md §10.2, §10.4, §10.5; remoting.md §10.2.
 """
@@ -60,7 +60,7 @@ def quick(monkeypatch):
 
 
 class Seen:
-    """A handler that counts what it gets; it fails at the first sight of bodies that begin with ``retry``."""
+    """A handler that counts bodies. It fails at the first delivery of bodies that begin with ``retry``."""
 
     def __init__(self):
         self.times = Counter()
@@ -88,14 +88,14 @@ async def create(brokers, *names):
 
 
 async def gone(brokers, topic="T", name="a"):
-    """Wait until clients are told that the slave stands for the master."""
+    """Wait until the route names the slave in place of the master."""
     slave = brokers.running[f"{name}-1"].address
     while await brokers.addresses(topic, name) != {0: slave}:
         await asyncio.sleep(0.01)
 
 
 async def back(brokers, name="a"):
-    """Wait until the master is shown again, and the slave has seen it and follows."""
+    """Wait until the route has the master again, and the slave has found it and follows."""
     while (await brokers.addresses("T", name)).get(0) != brokers.running[f"{name}-0"].address:
         await asyncio.sleep(0.01)
     await brokers.until_copied(f"{name}-0", f"{name}-1")
@@ -153,7 +153,7 @@ async def test_what_is_due_goes_to_another_master_and_nothing_comes_twice_when_t
 
 
 async def codes(brokers, name):
-    """What a slave answers to those who take it for the master."""
+    """Return a slave's answers to clients that use it as the master."""
     send = {"a": "P", "b": "T", "c": "TBW102", "d": 4, "e": 0, "f": 0, "g": 0, "h": 0}
     half = {"i": "TRAN_MSG\x01true\x02PGROUP\x01P\x02", **send}
     back = {"offset": 0, "group": "G", "delayLevel": 0, "originMsgId": "", "originTopic": "T", "unitMode": "false"}
@@ -214,7 +214,7 @@ def committed(brokers, name):
 
 @on_brokers
 async def test_a_consumer_goes_on_at_a_classic_slave_and_goes_back(tmp_path):
-    """No acting master: the slave is shown under its own id, and what it is told of offsets is its own."""
+    """Without an acting master, the route has the slave under its own id, and offsets committed there stay there."""
     async with Brokers(tmp_path) as brokers:
         for name in ("a-0", "a-1"):
             await brokers.start(name)
@@ -294,13 +294,13 @@ async def test_ordered_consumers_have_their_locks_at_the_acting_master_and_at_th
                 await until(lambda: {48, 49} <= {numbers[-1] for numbers in handled.values()}, f"the rest: {handled}")
         for queue_id, numbers in handled.items():
             first_seen = list(dict.fromkeys(numbers))
-            # What a member had in hand when the master went may come once more among later ones.
-            assert first_seen == list(range(queue_id, 50, 2)), "each in its order, none left out"
+            # Messages that a member was handling when the master stopped may be repeated among later messages.
+            assert first_seen == list(range(queue_id, 50, 2)), "each queue is consumed in order, without gaps"
 
 
 @on_brokers
 async def test_whoever_comes_back_takes_over_what_was_acknowledged_meanwhile(tmp_path):
-    """The master goes, then the first slave; they come back one after the other, each with tables of its own."""
+    """The master stops, then the first slave. They restart one after the other, each with its own tables."""
     async with Brokers(tmp_path, **ACTING) as brokers:
         for name in ("a-0", "a-1", "a-2"):
             await brokers.start(name)
@@ -321,7 +321,7 @@ async def test_whoever_comes_back_takes_over_what_was_acknowledged_meanwhile(tmp
         brokers.context("a-1").offsets.commit("G", "T", 0, 9)
         await brokers.start("a-0")
         assert brokers.context("a-0").offsets.get("G", "T", 0) == 9
-        # It was started while its master was away, so it asks the name servers whether this one is its master.
+        # The slave started while its master was away, so it asks the name servers whether this broker is its master.
         await until(lambda: not brokers.running["a-1"].parts.slave.acting.is_acting, "the first slave's end")
         await until(lambda: brokers.context("a-2").offsets.get("G", "T", 0) == 9, "the master's table at the slave")
 

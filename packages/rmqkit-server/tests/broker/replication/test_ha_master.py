@@ -1,4 +1,4 @@
-"""The master's side of replication (store.md §21.3): who is sent what, and when."""
+"""The master's side of replication (store.md §21.3): the frames to each slave, and their times."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SILENT_MS = 20_000
 
 @pytest.fixture(params=[uvloop.new_event_loop, asyncio.new_event_loop], ids=["uvloop", "asyncio"])
 def on_loop(request):
-    """Run a scenario on the loop that brokers have, and on the one that they fall back to."""
+    """Run a scenario on the loop that brokers use and on their fallback loop."""
 
     def run(scenario):
         with asyncio.Runner(loop_factory=request.param) as runner:
@@ -160,7 +160,7 @@ def test_a_slave_never_gets_what_is_not_durable_under_sync_flush(tmp_path, monke
 
 
 class CountingClock(StandingClock):
-    """Knows how often it was asked."""
+    """A clock that counts its calls."""
 
     looks = 0
 
@@ -289,7 +289,7 @@ def test_a_slave_that_takes_nothing_costs_little_memory_and_goes_on_later(tmp_pa
             assert transport_of(it.ha.links[0]).get_write_buffer_size() <= 6 << 20
             assert it.links[0].transfer_from_where < end
             other = await it.slave(100)
-            assert await other.has(end - 100) == it.log(100)  # who is slow slows nobody down
+            assert await other.has(end - 100) == it.log(100)  # a slow slave slows no other slave down
             slow.transport.resume_reading()
             assert await slow.has(end) == it.log()
 
@@ -315,7 +315,7 @@ async def test_an_old_link_of_a_slave_that_came_back_is_no_second_copy(tmp_path)
         new = await it.slave(end)
         assert it.ha.copies.replicated_offset(2) == end
         assert it.ha.copies.replicated_offset(3) == -1
-        await until(lambda: old.heartbeats == [end])  # asked at once whether it lives
+        await until(lambda: old.heartbeats == [end])  # the master checks at once whether the slave lives
         assert new.heartbeats == []
         old.report(end)  # it was another slave on the same machine
         await until(lambda: it.ha.copies.replicated_offset(3) == end)

@@ -1,4 +1,4 @@
-"""Who may follow a master's log and whose copies count; TLS on the HA port."""
+"""Members: brokers that may replicate a master's log, and whose copies confirm a message. Also TLS on the HA port."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def listed(text, everything):
 
 
 class NameServers:
-    """Tell of members what the test wants; ``gate`` holds answers back."""
+    """Name servers that return the members set by the test. ``gate`` holds answers back."""
 
     def __init__(self, *members):
         self.members = set(members)
@@ -112,7 +112,7 @@ async def test_members_are_who_the_name_servers_tell_of_and_are_remembered():
     members.look_soon()
     await until(lambda: members.count_at(address("10.0.0.2")))
     assert members.count_at(address("10.0.0.1")) == 1  # it is remembered
-    told.members = None  # nobody answers: that is no news
+    told.members = None  # no name server answers: the members stay
     clock.ms += 1_200_000
     await look()
     assert members.count_at(address("10.0.0.2")) == 1
@@ -161,7 +161,7 @@ def test_where_users_are_in_force_a_member_is_who_signs_too():
         await until(lambda: looks)
         assert members.count_at(address("10.0.0.1")) == 0
         members.signed(address("10.0.0.1"))
-        await until(lambda: len(looks) == 2)  # who waits is looked at
+        await until(lambda: len(looks) == 2)  # waiting links are checked
         assert (members.count_at(address("10.0.0.1")), members.count_at(address("127.0.0.1"))) == (1, 0)
         members.signed(address("10.0.0.7"))
         assert members.count_at(address("127.0.0.1")) == 1  # one machine
@@ -325,7 +325,7 @@ def test_only_this_machine_can_connect_until_a_member_is_known(tmp_path, runner)
         ({"ha_addresses": HaAddresses("loopback;10.0.0.0/8")}, False, True),
         ({"ha_addresses": HaAddresses("any")}, False, True),
         ({}, True, False),
-        ({"broker_role": BrokerRole.SYNC_MASTER}, False, False),  # nobody could tell of members
+        ({"broker_role": BrokerRole.SYNC_MASTER}, False, False),  # no name server could report members
         ({"broker_role": BrokerRole.SYNC_MASTER, "ha_addresses": ONE}, True, False),
     ],
 )

@@ -1,4 +1,4 @@
-"""A slave's side of replication, against a master that does what it is told (store.md §21.2, §21.4)."""
+"""A slave's side of replication, against a master that the test controls (store.md §21.2, §21.4)."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def frame(offset, data=b""):
 
 
 def log_of(store):
-    """The bytes of a log, by the files' rules, from its first file on."""
+    """Return the bytes of a log from its first file on, by the rules of its files."""
     parts, offset = [], max(0, store.min_physical_offset)
     while part := store.log_part(offset, 1 << 20):
         parts.append(bytes(part))
@@ -66,7 +66,7 @@ def log_of(store):
 
 
 def frames_of(store, offset=0, size_max=300):
-    """What a master sends that has a store, from an offset on."""
+    """Return the frames with a store's log from an offset on, as a master sends them."""
     frames = []
     while part := store.log_part(offset, size_max):
         frames.append(frame(offset, part))
@@ -85,7 +85,7 @@ def fill(store, count, start=0, **fields):
 
 
 class Link:
-    """One connection a slave made, as its master has it."""
+    """One connection of a slave, on the master's side."""
 
     def __init__(self, reader, writer):
         self.reader = reader
@@ -113,7 +113,7 @@ class Link:
 
 
 class Master:
-    """An HA port that says what it is told to, and a main port that answers for a store."""
+    """An HA port that the test controls, and a main port that answers from a store."""
 
     def __init__(self, store=None):
         self.store = store
@@ -160,7 +160,7 @@ class Master:
         return reply(command, body=body)
 
     async def link(self, number=1):
-        """The link of that number, after its first report."""
+        """Return the link with this number after its first report."""
         await until(lambda: len(self.links) >= number and self.links[number - 1].reports)
         return self.links[number - 1]
 
@@ -173,7 +173,7 @@ class Master:
 
 @asynccontextmanager
 async def slave_at(root, *, flush=FlushDiskType.ASYNC_FLUSH, broker=None, prepare=None, **store_settings):
-    """A slave with its open store; it follows when it is told to."""
+    """Yield a slave with its open store. The test starts the replication."""
     store_settings = small_settings(flush_disk_type=flush, **store_settings)
     store = MessageStore(
         root,
@@ -199,7 +199,7 @@ async def slave_at(root, *, flush=FlushDiskType.ASYNC_FLUSH, broker=None, prepar
 
 @asynccontextmanager
 async def pair(root, **options):
-    """A master with a store of messages, and a slave that follows it."""
+    """Yield a master with a store of messages, and a slave that follows it."""
     count = options.pop("count", 40)
     with opened(root / "master") as store:
         fill(store, count)
@@ -251,7 +251,7 @@ async def test_the_stream_of_a_real_master_becomes_its_log(tmp_path):
 
 
 async def test_a_slave_goes_on_where_it_was_cut(tmp_path):
-    """Cut in the middle of a record: the torn tail goes, the next link begins with the last whole record's end."""
+    """After a cut in a record the torn tail is dropped. The next link begins at the end of the last whole record."""
 
     async with pair(tmp_path) as (master, slave):
         frames = frames_of(master.store)
@@ -352,7 +352,7 @@ async def test_a_master_that_speaks_first_is_not_listened_to(tmp_path, caplog):
 
     async with pair(tmp_path, prepare=held.wait) as (master, slave):
         await until(lambda: master.links)
-        assert not slave.may_serve  # nobody knows yet whose history this is
+        assert not slave.may_serve  # the history of this log is not known yet
         await master.links[0].send(frames_of(master.store)[0])
         await until(lambda: master.links[0].is_closed)
         held.set()
@@ -483,7 +483,7 @@ async def test_any_cut_of_the_stream_gives_the_same_log(tmp_path_factory, cuts):
             edges = sorted({0, len(stream), *(cut for cut in cuts if cut < len(stream))})
             pieces = [stream[a:b] for a, b in pairwise(edges)]
             for piece in pieces:
-                for at in range(0, len(piece), 2000):  # a read brings no more than there is room for
+                for at in range(0, len(piece), 2000):  # a read returns no more bytes than there is room for
                     feed(link, piece[at : at + 2000])
             assert not sink.is_aborted
             assert sink.written[-1] == store.max_physical_offset
@@ -591,7 +591,7 @@ async def test_what_cannot_be_flushed_is_never_reported(tmp_path, monkeypatch, c
         assert link.reports == [0]
         before = len(master.links)
         for _ in range(3):
-            await one_round(slave)  # nobody is connected to any more
+            await one_round(slave)  # the slave makes no more connections
         assert len(master.links) == before
         assert slave.status().max_offset == slave.store.max_physical_offset
         monkeypatch.undo()
@@ -624,7 +624,7 @@ async def test_a_full_disk_is_tried_again(tmp_path, monkeypatch, caplog):
 
 @asynccontextmanager
 async def parted(root, *, common, own, theirs, **options):
-    """A master and a slave whose logs are equal for some messages and then go on differently."""
+    """A master and a slave whose logs are equal for some messages and differ afterwards."""
     with filling(root / "slave-made") as made, filling(root / "master") as store:
         for target, more, name in ((made, own, "s"), (store, theirs, "m")):
             fill(target, common, born_timestamp=5)
@@ -736,7 +736,7 @@ async def test_histories_are_compared_from_where_the_masters_log_begins(tmp_path
 
 
 class Trimmed:
-    """A store whose first files are gone."""
+    """A store without its first files."""
 
     def __init__(self, store, low):
         self.store = store
@@ -766,7 +766,7 @@ async def test_a_master_that_cannot_be_asked_is_not_followed_yet(tmp_path, caplo
 
 
 def test_a_stream_that_is_no_continuation_stops_the_slave(tmp_path, caplog):
-    """What an Apache master sends to a slave that was ahead of it: bytes from the middle of a record."""
+    """An Apache master sends bytes from the middle of a record to a slave that was ahead of it."""
 
     async def scenario():
         async with pair(tmp_path) as (master, slave):
@@ -791,7 +791,7 @@ def test_a_stream_that_is_no_continuation_stops_the_slave(tmp_path, caplog):
 
 
 async def test_a_log_that_is_found_to_have_parted_before_a_link_is_not_continued(tmp_path, monkeypatch):
-    """Its queues could not be written at first; the mark stays, although what is left of the log is the master's."""
+    """Its queues could not be written at first. The mark stays, although the rest of the log equals the master's."""
 
     async def prepare():
         raise AssertionError("it connects")

@@ -1,4 +1,4 @@
-"""What a stranger can do at the HA port: raw sockets that know nothing of rmqkit's protocol code."""
+"""Unauthenticated clients at the HA port: raw sockets without rmqkit's protocol code."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Raw:
 
 
 async def raw_send(port, body):
-    """Send a message to queue 0 of a new topic; the code of the answer."""
+    """Send a message to queue 0 of a new topic, and return the code of the answer."""
     reader, writer = await asyncio.open_connection(HERE, port)
     fields = {"producerGroup": "g", "topic": "Orders", "defaultTopic": "TBW102", "defaultTopicQueueNums": "1"}
     fields |= {"queueId": "0", "sysFlag": "0", "bornTimestamp": "1", "flag": "0", "properties": "", "batch": "false"}
@@ -171,7 +171,7 @@ async def test_a_report_from_a_slaves_address_does_not_stop_the_slave_from_count
             await each.close()
 
 
-# ---- who registers as a further slave, and where users are in force
+# ---- registrations as a further slave, and brokers with users
 
 REGISTER, ALL_TOPICS = 103, 21
 MEMBERS_ONLY = HaAddresses("members")
@@ -204,8 +204,8 @@ async def registered(namesrv, address, *, source=None, comes_from=None):
 @pytest.mark.parametrize(
     ("comes_from", "is_member"),
     [
-        (None, True),  # from where it says it is
-        ("10.9.9.9", False),  # somebody registers somebody else
+        (None, True),  # from the address that it registers
+        ("10.9.9.9", False),  # a client registers another address
     ],
 )
 async def test_a_slave_that_somebody_elsewhere_registered_is_no_member(tmp_path, comes_from, is_member, caplog):

@@ -1,4 +1,4 @@
-"""What SYNC_MASTER makes of answers, and GET_BROKER_HA_STATUS, over the wire (store.md §21.5, behaviour.md §10.3)."""
+"""Answers under SYNC_MASTER, and GET_BROKER_HA_STATUS, over the wire (store.md §21.5, behaviour.md §10.3)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ HALF = "TRAN_MSG\x01true\x02PGROUP\x01p\x02UNIQ_KEY\x01K\x02WAIT\x01true\x02"
 
 
 class Follower(Slave):
-    """A slave that reports what it got, unless it is ``frozen``."""
+    """A slave that reports the received offset unless it is ``frozen``."""
 
     frozen = False
 
@@ -48,7 +48,7 @@ class Follower(Slave):
 
 
 async def ha_address(cluster):
-    """Where slaves connect, as a slave is told that registers."""
+    """Return the HA address that a slave gets when it registers."""
     header = register_header(broker_name="broker-a", broker_id=1, broker_addr="127.0.0.1:1")
     command = request(RequestCode.REGISTER_BROKER, header, registration_body())
     answer = await cluster.client.call(cluster.standalone.namesrv_address, command, 60_000)
@@ -68,7 +68,7 @@ async def follower(cluster):
 
 
 def freeze(cluster, slave):
-    """Let a slave report nothing more, and the broker wait for it but shortly."""
+    """Stop the slave's reports, and shorten the broker's wait for it."""
     slave.frozen = True
     cluster.standalone.broker.context.settings.slave_timeout_ms = SLAVE_TIMEOUT_MS
 

@@ -1,4 +1,4 @@
-"""What a slave copies from its master's tables (store.md §21.6, behaviour.md §10.1)."""
+"""The tables that a slave copies from its master (store.md §21.6, behaviour.md §10.1)."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ TIMED = [61, 60]
 
 
 class Master:
-    """A master that answers what it is told to, on a main and on a fast port."""
+    """A master with answers set by the test, on a main and on a fast port."""
 
     def __init__(self):
         self.asked: list[tuple[str, int, dict[str, str]]] = []
@@ -120,7 +120,7 @@ class Slave:
         return loads((self.root / "config" / name).read_bytes())
 
     async def settled(self, master, rounds=1):
-        """Wait until that many rounds were done: each ends with the request modes."""
+        """Wait until this number of rounds is done. Each round ends with the request modes."""
         await master.asked_for(len(ROUND) * rounds)
         async with asyncio.timeout(SECONDS):
             while not self.is_idle:
@@ -174,7 +174,7 @@ def test_a_round_asks_and_takes_over_what_a_real_slave_does(tmp_path):
     assert slave.stored("delayOffset.json") == loads(GOLDEN[45].answer)
     assert slave.schedule.offsets() == decode_as(GOLDEN[45].answer, DelayOffsets)
     assert slave.stored("messageRequestMode.json") == json.loads(GOLDEN[402].answer)
-    assert slave.told == []  # the name servers hear of it with the next registration
+    assert slave.told == []  # the next registration reports it to the name servers
 
 
 @pytest.mark.parametrize("is_follower", [True, False])
@@ -327,7 +327,7 @@ STRANGERS = {
 
 @asynccontextmanager
 async def stranger(master, serve):
-    """A program of somebody else that listens where the master's fast port would be."""
+    """A foreign program that listens on the master's fast port."""
     host, port = fast_address(master).split(":")
     server = await asyncio.start_server(serve, host, int(port))
     async with server:
@@ -343,7 +343,7 @@ def test_a_stranger_at_the_fast_port_does_not_keep_the_topics_from_a_slave(tmp_p
             await slave.settled(master)
             for _ in range(5):
                 await slave.sync.copy_topics()
-            assert SYSTEM_CLOCK.monotonic_ms() - began_ms < 15_000  # one time limit of a call, and not one of each
+            assert SYSTEM_CLOCK.monotonic_ms() - began_ms < 15_000  # the time limit of one call, not one limit per call
             assert master.codes == ROUND + [21] * 5
             assert slave.topics.get("TopicA") is not None
 
@@ -590,7 +590,7 @@ def test_the_fast_port_is_two_below():
 
 @pytest.fixture
 def golden_root(tmp_path):
-    """A store whose tables are those of the golden master."""
+    """Return the root of a store with the golden master's tables."""
     folder = tmp_path / "master" / "config"
     folder.mkdir(parents=True)
     for code, name in (

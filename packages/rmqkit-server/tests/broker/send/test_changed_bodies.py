@@ -1,4 +1,4 @@
-"""What a broker stores once more is what was sent: a body that changed on the disk gets no new CRC, and is told."""
+"""A body that changed on the disk gets no new CRC when the broker stores the message again. The change is logged."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NOT_STORED = "is not stored again: its body does not match its CRC"
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """The wall clock is looked at more often than once in a second."""
+    """Read the wall clock more often than once a second."""
     monkeypatch.setattr("rmqkit.broker.delay.levels._LOOK_MS_MAX", 5)
     monkeypatch.setattr("rmqkit.broker.delay.levels._PAUSE_MS_MIN", 0)
 
@@ -126,7 +126,7 @@ def test_a_half_message_with_another_body_is_neither_put_again_nor_asked_about(t
 
 
 async def test_a_message_sent_back_with_another_body_is_left_to_its_consumer(caplog, tmp_path, cluster):
-    """Which stores the body it was handed itself when it is refused."""
+    """The consumer stores the body that it got itself when the broker refuses the message."""
 
     offset, _ = await sent_offset(cluster, body=b"changed")
     change_body(tmp_path / "store", b"changed")
@@ -160,7 +160,7 @@ def test_a_replay_of_a_store_leaves_out_messages_with_another_body(tmp_path: Pat
 
 
 async def test_a_timed_message_whose_topic_changed_is_delivered_and_told(tmp_path, caplog):
-    """Nobody can say whether the record or its unit in the timer log is the damaged one."""
+    """The damage can be in the record or in its unit in the timer log."""
     async with timed(tmp_path) as one:
         one.at(20 * STEP_MS, b"timed")
         await one.on_wheel(1)
@@ -184,7 +184,7 @@ async def test_a_timed_message_whose_topic_changed_is_delivered_and_told(tmp_pat
     ],
 )
 async def test_a_unit_of_the_timer_log_that_is_not_as_its_record_makes_it_is_found(tmp_path, at, octet, said):
-    """The start tells of it when the message is due."""
+    """After the repair, a restarted broker delivers both messages."""
     async with timed(tmp_path) as one:
         one.at(20 * STEP_MS, b"first")
         one.at(20 * STEP_MS, b"second")

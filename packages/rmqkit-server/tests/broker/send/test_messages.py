@@ -1,4 +1,4 @@
-"""What a message becomes before it is put: what stays and what changes (store.md §18.1, §19.2, §19.3, §20)."""
+"""Changes of a message before it is put, and its unchanged parts (store.md §18.1, §19.2, §19.3, §20)."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ async def test_which_fields_of_a_header_may_be_missing_or_unreadable(cluster):
     short = dict(zip("abcdefghjk", long.values(), strict=True))
 
     async def codes(cluster, code, fields, wrong):
-        """The codes of sends with one field left out, wrong, or out of bounds."""
+        """Return the codes of sends with one field that is missing, wrong, or out of bounds."""
         changed = [{k: v for k, v in fields.items() if k != name} for name in fields]
         changed += [fields | {name: value} for name in wrong for value in ("x", "", "9" * 20)]
         return [
@@ -235,7 +235,7 @@ async def test_a_read_only_broker_refuses_sends_to_ordered_topics_only(tmp_path)
 
 async def test_a_compacted_topic_needs_keys(cluster):
     topic = TopicConfig(topic_name="C", attributes={"cleanup.policy": "COMPACTION"})
-    cluster.standalone.broker.context.topics.put(topic)  # as of a store of Apache's: no request makes one
+    cluster.standalone.broker.context.topics.put(topic)  # as in a store of Apache's: no request creates such a topic
     for properties in ("", "KEYS\x01  \x02"):
         answer = await cluster.send("C", properties=properties)
         assert (answer.code, answer.remark) == (13, "Required message key is missing")

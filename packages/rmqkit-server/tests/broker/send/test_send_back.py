@@ -24,7 +24,7 @@ def context_of(cluster):
 
 
 async def sent_offset(cluster, **fields):
-    """Send a message; where it lies in the log."""
+    """Send a message and return its log offset."""
     answer = decode_header(
         await cluster.send(properties="UNIQ_KEY\x01K\x02KEYS\x01k\x02", **fields), SendMessageResponse
     )
@@ -39,14 +39,14 @@ async def send_back(cluster, offset, level=0, group="g", version=None, **fields)
 
 
 def newest(cluster, topic, queue_id):
-    """The newest record of a queue."""
+    """Return the newest record of a queue."""
     store = context_of(cluster).store
     found = store.get(topic, queue_id, store.max_offset(topic, queue_id) - 1, count_max=1)
     return decode_record(found.records[0])
 
 
 async def retried(cluster, offset, group="g"):
-    """The next message of a group's retry topic, as a waiting consumer gets it."""
+    """Return the next message of a group's retry topic, as a waiting consumer gets it."""
     topic = f"%RETRY%{group}"
     pulled = await cluster.pull(offset, topic=topic, group=group, flags=PullFlag.SUBSCRIPTION | PullFlag.SUSPEND)
     (message,) = read_messages(pulled.body)

@@ -94,7 +94,7 @@ async def warm(cluster):
 
 @pytest.fixture
 def runs(monkeypatch):
-    """How many messages each put of a run had, refused ones negative."""
+    """Return the list of message counts of the runs that were put. A refused run has a negative count."""
     seen = []
 
     def noted(real):
@@ -273,7 +273,7 @@ def test_batches_are_answered_stored_and_counted_as_one_by_one(tmp_path, runs, o
 
 
 def found(store, answers):
-    """What the ids of answers lead to, and some keys."""
+    """Yield the records that the message ids of the answers name, and the number of messages of some keys."""
     for _, answer in sorted(answers.items()):
         for one in decode_fields(answer).get("msgId", "").split(","):
             at = decode_offset_id(one)[-1] if one else -1
@@ -284,7 +284,7 @@ def found(store, answers):
 
 
 def counted(context):
-    """What metrics and statistics say."""
+    """Yield the values of metrics and statistics."""
     counts, statistics = context.counts, context.statistics
     counts.fold()
     yield {key: (one.messages, one.bytes, one.sizes.counts) for key, one in counts.came.items()}

@@ -32,7 +32,7 @@ def consumer(group="g", topics=("T",), **fields):
 
 
 async def beat(cluster, *consumers, client_id="c1", fingerprint=0, without=False, client=None):
-    """The answer's IS_SUB_CHANGE."""
+    """Send a heartbeat and return IS_SUB_CHANGE of the answer."""
     data = {"clientID": client_id, "consumerDataSet": [*consumers]}
     data |= {"heartbeatFingerprint": fingerprint, "withoutSub": without}
     fields = decode_fields(await cluster.ask(BEAT, data, client))
@@ -210,7 +210,7 @@ async def test_good_byes_of_strangers_and_members_of_nothing(cluster):
     await cluster.heartbeat("c1", ("T", "*"))
     for fields in ({}, {"clientID": "zz", "consumerGroup": "none", "producerGroup": "none"}, {"clientID": ""}):
         assert (await cluster.ask(RequestCode.UNREGISTER_CLIENT, **fields)).code == 0
-    # Somebody else's connection is not in the group.
+    # The connection of another client is not in the group.
     other = cluster.new_client()
     await cluster.ask(RequestCode.UNREGISTER_CLIENT, client=other, clientID="c1", consumerGroup="g")
     await other.close()
@@ -251,7 +251,7 @@ async def test_a_consumer_that_dies_holding_a_lock_keeps_it_until_it_expires(clu
 
 
 class Namesake:
-    """Another broker of the same name, to the name server and to those that ask it for locks."""
+    """A second broker with the same name, for the name server and for lock requests."""
 
     def __init__(self, refused=()):
         self.refused = refused

@@ -1,4 +1,4 @@
-"""The table of consumer offsets by itself: whom a reset moves, what a copy may change, and whose entries go.
+"""The table of consumer offsets: resets, copies from a master, and deletions of entries.
 
 Source: behaviour.md §5, §10.1, §10.5; store.md §9.3.
 """
@@ -21,7 +21,7 @@ TARGET = 40
 
 
 class Client:
-    """A connection, as far as the table looks at it."""
+    """The part of a connection that the table uses."""
 
     def __init__(self) -> None:
         self.is_open = True

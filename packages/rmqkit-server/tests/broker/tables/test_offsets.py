@@ -161,7 +161,7 @@ async def test_bounds_and_times_of_a_queue(cluster):
     assert none == -1
 
 
-# ---- how far queues are filled (remoting.md §4.4, §6.4.9)
+# ---- bounds of queues (remoting.md §4.4, §6.4.9)
 
 
 BOUNDS = RequestCode.GET_TOPIC_STATS_INFO

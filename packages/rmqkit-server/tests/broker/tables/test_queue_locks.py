@@ -1,4 +1,4 @@
-"""Locks of ordered consumption: who holds a queue, and for how long (behaviour.md §2.7)."""
+"""Locks of ordered consumption: their holders and their expiry (behaviour.md §2.7)."""
 
 from __future__ import annotations
 

@@ -156,19 +156,19 @@ def test_what_appears_by_itself_is_written_with_the_others_of_its_second(tmp_pat
 
 
 def appears(table, name):
-    """What a client's first heartbeat makes."""
+    """Create a row as a client's first heartbeat does."""
     made = table.get(name) if isinstance(table, GroupTable) else table.ensure(name, 1, soon=True)
     assert made is not None
 
 
 def made_of(table, name, count=8):
-    """A row to be put, told apart by a number."""
+    """Return a row to put. ``count`` distinguishes it from other rows."""
     is_group = isinstance(table, GroupTable)
     return SubscriptionGroupConfig(group_name=name, retry_queue_nums=count) if is_group else TopicConfig(name, count, 8)
 
 
 def count_of(table, name):
-    """The number of a row that is there."""
+    """Return the number of an existing row."""
     if isinstance(table, GroupTable):
         row = table.stored.subscription_group_table.get(name)
         return row and row.retry_queue_nums
@@ -177,7 +177,7 @@ def count_of(table, name):
 
 
 def read_again(table):
-    """The table that its file holds."""
+    """Return the table read from its file."""
     folder = table.file.path.parent
     is_group = isinstance(table, GroupTable)
     fresh = (
@@ -203,7 +203,7 @@ def test_a_refused_write_of_what_appeared_is_tried_again(table, monkeypatch):
 
 
 class SlowDisk:
-    """The first write of a table takes until it may end, and fails if it is told to."""
+    """A disk on which the first write of a table blocks until ``may_end`` is set, and fails if ``fails`` is set."""
 
     def __init__(self, table, monkeypatch, *, fails=False):
         self.begun, self.may_end = threading.Event(), threading.Event()
@@ -224,7 +224,7 @@ class SlowDisk:
 
 
 def test_the_loop_goes_on_while_what_appeared_is_written_and_a_later_table_stays(table, monkeypatch):
-    """A disk that takes seconds for it would hold up every message else."""
+    """Otherwise a slow disk would delay every message for seconds."""
 
     async def scenario():
         disk = SlowDisk(table, monkeypatch)
@@ -325,7 +325,7 @@ def test_only_known_topics_are_marked_as_ordered(topics):
 def test_what_clients_commit_for_a_queue_that_they_found_nothing_in_is_no_offset(offsets):
     offsets.commit("go", "T", 1, -1)
     assert offsets.get("go", "T", 1) is None
-    assert offsets.contents.offset_table["T@go"] == {1: -1}  # told on and written as it came, as Apache's brokers do
+    assert offsets.contents.offset_table["T@go"] == {1: -1}  # returned and written unchanged, as Apache's brokers do
 
 
 def test_offsets_by_topic_and_by_group(offsets):

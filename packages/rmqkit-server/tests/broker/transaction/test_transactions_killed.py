@@ -112,7 +112,7 @@ class TransactionProducer:
             offset = decode_header(answer, PullMessageResponse).next_begin_offset
 
     async def is_settled(self):
-        """Whether the rounds have passed every half message: the end second, as a round may put one back in between."""
+        """Return True if the checks have passed every half message. The end is read last: a check may put one back."""
         position = await self.call(
             RequestCode.QUERY_CONSUMER_OFFSET, QueryConsumerOffsetRequest("CID_RMQ_SYS_TRANS", HALF_TOPIC, 0)
         )

@@ -1,4 +1,4 @@
-"""The little of Spark that jobs over splits use, in this process: tests of what a job does need no JVM for it."""
+"""The few parts of Spark that jobs over splits use, in this process: tests of jobs need no JVM."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["in_process"]
 
 
 def in_process(conf: Mapping[str, str] | None = None) -> SparkSession:
-    """What a job takes for a session. Functions, items and results are pickled, as on their way to a worker."""
+    """Return a session for a job. Functions, items and results are pickled, as for a worker."""
     return cast("SparkSession", _Session(conf or {}))
 
 

@@ -1,6 +1,6 @@
-"""Archives: equal to the store in every format, whole or not there whatever kills a run, and the end of log files.
+"""Archives: equal to the store in every format, complete or absent after a kill, and the deletion of log files.
 
-Most of it runs without a JVM (`in_process`); that Spark does the same with the same code is shown by the last tests."""
+Most tests run without a JVM (`in_process`). The last tests run the same code on Spark."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ Rows = list[dict[str, Any]]
 
 
 class Killed(BaseException):
-    """What stops a run without any clearing up, as a kill would."""
+    """The exception that stops a run without any cleanup, like a kill."""
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def _sorted(rows: Rows) -> Rows:
 
 
 def _of_store(root: Path, before: int | None = None) -> Rows:
-    """What rocketmq-store gives, up to a physical offset."""
+    """Return the rows of rocketmq-store, up to a physical offset."""
     plan = ReadPlan(columns=MESSAGE_COLUMNS)
     rows = rows_of(
         [batch for split in store_splits(store_options({"path": str(root)})) for batch in read_split(split, plan)]

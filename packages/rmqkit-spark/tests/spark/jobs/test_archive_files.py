@@ -79,14 +79,14 @@ def test_the_rows_of_any_records_are_in_the_files(
 
 
 def plain_rows_of(makers: Sequence[MakeRecord]) -> list[dict[str, Any]]:
-    """What the plain decoder makes of the records it can read."""
+    """Return the plain decoder's rows of the records that it can read."""
     rows: list[dict[str, Any]] = []
     at = _BASE
     for make in makers:
         record = make(at)
         try:
             rows += plain_rows(record)
-        except Exception as error:  # noqa: BLE001 - whatever it cannot unpack is left out here, too
+        except Exception as error:  # noqa: BLE001 - bodies that cannot be unpacked are left out here, too
             assert type(error).__name__ == "BodyError", error
         at += len(record)
     return rows

@@ -1,4 +1,4 @@
-"""An audit counts what manifests list and what was made; its report is one safe page."""
+"""An audit: its counts equal those of manifests and of generated messages; its report is one safe page."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ assert NOON_MS % HOUR_MS == 0
 
 
 def _audited(root: Path, *, period_seconds: int = 3600, hot_keys: int = 20, split_bytes: str = "20k") -> Audit:
-    """What the tasks and the driver make of a log, without Spark."""
+    """Return the audit of a log from the code of the tasks and the driver, without Spark."""
     options = store_options({"path": str(root), "splitBytes": split_bytes, "corruptRecordMode": "skip"})
     plan = read_plan(options, READ)
     parts = [reduce_split(split, plan, period_seconds) for split in store_splits(options)]

@@ -1,4 +1,4 @@
-"""Reads that are cut to what a query uses have the rows of reads of everything, whatever the query and the session."""
+"""Pruned reads: in every query and session they have the same rows as reads of all columns."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def work(chosen: random.Random) -> Work:
 
 
 def outcome(frame: DataFrame) -> list[str]:
-    """The rows, sorted, or the error: with ANSI a cast may fail, and then it does so whatever is read."""
+    """Return the sorted rows or the error. With ANSI a cast may fail, both with and without pruning."""
     try:
         return sorted(str(row) for row in frame.collect())
     except PySparkException as error:

@@ -1,4 +1,4 @@
-"""Queues and index files made anew by tasks are those of real brokers, and those that the plain rebuild makes."""
+"""Queue and index files that tasks rebuild equal those of real brokers and those of the plain rebuild."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def lose(root: Path) -> None:
 
 
 def derived(root: Path) -> dict[str, str]:
-    """Everything that can be made anew, with the names of index files, too."""
-    # Not `indexfiles`, which begins alike: a broker writes that list when it starts.
+    """Return the digests of all files that can be rebuilt, with the names of index files, too."""
+    # Leave out `indexfiles`, whose name has the same beginning: a broker writes that list when it starts.
     return {path: digest for path, digest in tree(root).items() if path.partition("/")[0] in LOST}
 
 

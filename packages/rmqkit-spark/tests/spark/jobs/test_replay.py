@@ -1,4 +1,4 @@
-"""Stored messages sent again: each once, whatever is filtered, grows or is killed. Against our own broker."""
+"""Replays to our own broker: each message is sent once, also with filters, a growing store or a kill."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def fill(root: Path, first: int, count: int) -> None:
 
 
 def seen(live: BrokerPool, topic: str) -> list[ReceivedMessage]:
-    """What consumers see of a topic, queue by queue."""
+    """Return the messages of a topic that consumers see, queue by queue."""
     try:
         queues = live.queues([topic])
     except NoRoute:

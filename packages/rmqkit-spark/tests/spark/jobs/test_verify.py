@@ -1,4 +1,4 @@
-"""Tasks find what `rmqkit.store.offline.check` finds, whatever is damaged and however the log is split."""
+"""Tasks have the findings of `rmqkit.store.offline.check`, for every damage and every split of the log."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def by_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def as_report(verified: Verified) -> Report:
-    """What the plain check gives out."""
+    """Return the report that the plain check returns."""
     return Report(**{name: getattr(verified, name) for name in Report.__struct_fields__})
 
 

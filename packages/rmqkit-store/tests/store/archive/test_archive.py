@@ -1,4 +1,4 @@
-"""Sealed segments: what is in them, reading them, and places that refuse or change them."""
+"""Sealed segments: their contents, reads of them, and object stores that refuse or change them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def log_files(root: Path) -> list[Path]:
 
 
 def sealed(root: Path, place: Folder) -> Archive:
-    """The archive of all files of a store's log."""
+    """Return the archive of all files of a store's log."""
     for path in log_files(root):
         seal(Work(str(path), int(path.name), "", "", with_tags=False), place)
     archive = Archive(place)
@@ -49,7 +49,7 @@ def golden(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def records_of(root: Path) -> dict[int, bytes]:
-    """All records of the log, by their offset, followed by their sizes alone."""
+    """Return all records of the log by offset, found by their sizes alone."""
     found = {}
     for path in log_files(root):
         log, position = path.read_bytes(), 0
@@ -140,7 +140,7 @@ def test_bytes_that_are_no_record_are_kept(tmp_path):
     path = log_files(root)[0]
     log = bytearray(path.read_bytes())
     size = int.from_bytes(log[:4], "big")
-    log[size + 4] ^= 0xFF  # the second record is none any more
+    log[size + 4] ^= 0xFF  # the second record is no longer valid
     path.write_bytes(log)
     place = Folder(tmp_path / "archive")
     assert seal(Work(str(path), 0, "", "", with_tags=False), place).other_bytes == int.from_bytes(
@@ -173,7 +173,7 @@ def test_a_changed_byte_is_passed_over_with_an_error_and_nothing_wrong_is_read(t
         again, damaged = Archive(archive.place), 0
         if again.refresh() == 0:
             assert segment_name(0) in caplog.text
-            return  # its directory is not what was written: it counts as not there
+            return  # its directory was changed: the segment counts as missing
         for (topic, queue_id), records in before.items():
             caplog.clear()
             found = self_read(again, topic, queue_id)
@@ -183,7 +183,7 @@ def test_a_changed_byte_is_passed_over_with_an_error_and_nothing_wrong_is_read(t
                 said = f"messages {lost[0]} to {lost[-1]} of queue {queue_id} of topic {topic} are passed over"
                 assert said in caplog.text and segment_name(0) in caplog.text
                 damaged += 1
-        assert damaged or share == 0.9  # a part of the tables that are not read here
+        assert damaged or share == 0.9  # a part of the tables that this read does not use
 
 
 def self_read(archive: Archive, topic: str, queue_id: int) -> list[bytes]:
@@ -280,7 +280,7 @@ def test_an_empty_file_makes_an_empty_segment(tmp_path):
 
 
 def written(folder: Path, count: int, *, queues: int = 1, body: bytes = b"", file_bytes: int = 1 << 20) -> Archive:
-    """The archive of a log of new messages, in turn of some queues; the last file is not in it."""
+    """Return the archive of a log of new messages in several queues in turn, without the last file."""
     with opened(folder / "store", StoreSettings(commit_log_file_bytes=file_bytes)) as store:
         for number in range(count):
             store.put(message(topic="T", queue_id=number % queues, body=body, KEYS="same"))
@@ -294,7 +294,7 @@ def written(folder: Path, count: int, *, queues: int = 1, body: bytes = b"", fil
 
 
 def held_bytes(work: Callable[[], object]) -> tuple[int, int]:
-    """What Python's memory grows by while something works: in the end, and at most."""
+    """Return the growth of Python's memory during ``work``: at the end, and the maximum."""
     gc.collect()
     tracemalloc.start()
     try:
@@ -309,7 +309,7 @@ def held_bytes(work: Callable[[], object]) -> tuple[int, int]:
 
 def test_what_compresses_well_is_fetched_by_what_it_holds(tmp_path):
     archive = written(tmp_path, 340, body=bytes(100_000), file_bytes=32 << 20)
-    assert max(archive.place.names().values()) < FETCH_BYTES // 4, "one request would bring everything"
+    assert max(archive.place.names().values()) < FETCH_BYTES // 4, "each object is smaller than one request"
     _, most = held_bytes(lambda: archive.get("T", 0, 0, count_max=2, bytes_max=1 << 20))
     assert CONTENT_BYTES // 2 < archive._content_bytes <= CONTENT_BYTES
     assert most < CONTENT_BYTES + (2 << 20)
@@ -329,7 +329,7 @@ def test_a_result_holds_its_records_and_no_block(tmp_path, monkeypatch):
         return found
 
     kept, _ = held_bytes(read_all)
-    assert kept < 1 << 20, "each block has a record that was asked for, and all of them are some MiB"
+    assert kept < 1 << 20, "each block has a requested record, and all blocks together are some MiB"
 
 
 def test_the_cache_counts_the_numbers_of_small_records(tmp_path, monkeypatch):
@@ -373,7 +373,7 @@ def test_what_a_query_answers_has_a_bound_in_bytes(tmp_path):
     found = archive.query("T", "same", 32, 0, 1 << 60, bytes_max=350_000)
     assert len(found) == 3
     (only,) = archive.query("T", "same", 32, 0, 1 << 60, bytes_max=10)
-    assert len(only) > 100_000, "who asks for one long message gets it"
+    assert len(only) > 100_000, "a request for one long message returns it"
 
 
 def test_a_read_ends_with_its_segment(tmp_path):

@@ -1,4 +1,4 @@
-"""What a segment is made of: read in runs it is the same as read one record after the other."""
+"""The contents of a segment: reads in runs have the same result as reads of single records."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.spark.messages import MakeRecord, record_at, record_makers, segment_o
 
 
 def shown(found: Contents) -> dict[str, object]:
-    """All that was found, in plain types."""
+    """Return all findings in plain types."""
     columns = {name: list(map(int, getattr(found, name))) for name in ("positions", "sizes", "numbers", "times")}
     groups = [(one.queue, one.first, one.end, list(map(int, one.parts))) for one in found.groups]
     facts = found.identity, found.records_end, found.other_bytes, found.record_count, found.first_time, found.last_time
@@ -30,7 +30,7 @@ def assert_same(log: bytes, start: int, *, with_tags: bool) -> Contents:
 
 
 def in_order(queues: list[int], topics: tuple[str, ...] = ("orders",)) -> list[MakeRecord]:
-    """Records whose numbers follow each other in each of their queues."""
+    """Return records with consecutive queue offsets in each queue."""
     made: list[MakeRecord] = []
     for index, queue_id in enumerate(queues):
         number = queues[:index].count(queue_id)

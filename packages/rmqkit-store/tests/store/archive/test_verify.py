@@ -1,4 +1,4 @@
-"""Checking an archive, and writing damaged segments again; which segments a store accepts as those of its log."""
+"""Checks of an archive, repairs of damaged segments, and the segments that a store accepts as those of its log."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OWN, OTHER = "11" * 16, "22" * 16
 
 
 def logged(root: Path, count: int = 60, body: bytes = b"own") -> list[Path]:
-    """A store with some log files; its full ones."""
+    """Create a store with some log files and return the full ones."""
     with opened(root, StoreSettings(commit_log_file_bytes=FILE_BYTES)) as store:
         for number in range(count):
             store.put(message(topic="T", queue_id=number % 2, body=body + bytes(1000), KEYS=f"k{number}"))

@@ -1,4 +1,4 @@
-"""Keys on disk, in as many files as it takes: store.md §7."""
+"""Keys on disk, in one or several index files: store.md §7."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def test_rows_of_the_core_that_a_full_disk_refused_are_entered_later(
 def test_refused_runs_leave_the_file_of_runs_that_were_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tries: int
 ) -> None:
-    """A second try counted the slots of the first one, too, and began at the wrong time."""
+    """Before, a second try also counted the slots of the first one, and began at the wrong time."""
     index = MessageIndex(tmp_path / "index", 64, 400)
     count = 10
     offsets, times = np.arange(count, dtype="i8") * 100 + 700, np.arange(count, dtype="i8") * 2000 + NOW
@@ -207,7 +207,7 @@ def test_refused_runs_leave_the_file_of_runs_that_were_taken(
 def test_unexpected_error_of_the_index_does_not_stop_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, function: str
 ) -> None:
-    """The index leaves the file that it does not understand, and takes the keys from the log."""
+    """The index leaves the unreadable file unchanged, and reads the keys from the log."""
 
     def fail(*arguments: object) -> None:
         raise AssertionError("numbers begin at 1")
@@ -287,7 +287,7 @@ def test_disk_without_room_for_the_slots(index: MessageIndex, monkeypatch: pytes
 def test_a_next_file_that_cannot_begin_is_not_left_behind(
     index: MessageIndex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is tried again and again while the disk is full: a descriptor each time, and a file that ends queries."""
+    """The index retries while the disk is full. Each try could leave a descriptor, and a file that ends queries."""
     put(index, "a b c d", 100)
     real, before = os.pwrite, names(index)
 
@@ -479,7 +479,7 @@ def test_the_newest_file_is_missed_after_a_clean_stop_alone(tmp_path: Path) -> N
     files[-1].unlink()
     assert not verify(root, KEYED).is_sound
     (root / "abort").touch()
-    assert verify(root, KEYED).is_sound, "a start after a kill makes it anew from the log, or has deleted it"
+    assert verify(root, KEYED).is_sound, "a start after a kill rebuilds the file from the log or deletes it"
 
 
 def test_an_expired_file_is_not_missed(index: MessageIndex, tmp_path: Path) -> None:
@@ -582,7 +582,7 @@ def test_golden_key_queries(tmp_path: Path, name: str) -> None:
             found = store.query(asked["topic"], asked["key"], 64, *ALL_TIME)
             kept = [offset for offset in found.physical_offsets if _has_key(store, offset, asked)]
             if asked.get("unique"):
-                # a unique key brings the newest copy; inner batches are not told apart by their members' keys
+                # A unique key finds the newest copy. Members' keys do not distinguish inner batches.
                 assert set(asked["physicalOffsets"]) <= set(kept), asked
             elif "error" not in asked:
                 assert kept == asked["physicalOffsets"], asked
@@ -605,7 +605,7 @@ def _has_key(store: MessageStore, offset: int, asked: dict[str, str]) -> bool:
     again=st.integers(0, 4),
 )
 def test_runs_leave_the_files_that_single_puts_leave(tmp_path_factory, records, cuts, again):
-    """Runs and single puts in any mixture; some records come twice."""
+    """The test mixes runs and single puts, and repeats some records."""
     folder = tmp_path_factory.mktemp("runs")
     one_by_one, mixed = (MessageIndex(folder / name, 3, 8) for name in ("single", "mixed"))
     offsets = np.cumsum([100] * len(records)).astype("i8")
@@ -646,14 +646,14 @@ def test_runs_leave_the_files_that_single_puts_leave(tmp_path_factory, records, 
 
 
 def hashed(topic, physical_offset, store_timestamp, properties):
-    """What the dispatcher passes on of a record that the core read."""
+    """Return the dispatch request of a record that the core read."""
     hashes = key_hashes(topic, find_keys(properties), with_tags=True)
     packed = struct.pack(f"={len(hashes)}i", *hashes)
     return DispatchRequest(topic, 0, 0, 0, store_timestamp, physical_offset, 99, 0, properties, 1, None, packed)
 
 
 def key_rows(records):
-    """What the core passes on of several that were stored together."""
+    """Return the core's key rows of several records that were stored together."""
     counts, first, last = [len(one.hashes) // 4 for one in records], records[0], records[-1]
     places = [(one.physical_offset, one.store_timestamp, count) for one, count in zip(records, counts, strict=True)]
     rows = b"".join([struct.pack("=qqI", *place) + one.hashes for one, place in zip(records, places, strict=True)])
@@ -670,7 +670,7 @@ _PROPERTIES = st.dictionaries(st.sampled_from(["KEYS", "UNIQ_KEY", "TAGS", "othe
     room=st.integers(0, 3),
 )
 def test_numpy_and_the_core_leave_the_files_that_the_plain_code_leaves(tmp_path_factory, messages, room):
-    """Also when the disk refuses a new file now and then and the index tries again."""
+    """This includes new files that the disk refuses and the index retries."""
     folder = tmp_path_factory.mktemp("columns")
     names = ["plain", "columns", *([] if CORE.fault else ["core", "rows"])]
     with pytest.MonkeyPatch.context() as patch:
@@ -685,7 +685,7 @@ def test_numpy_and_the_core_leave_the_files_that_the_plain_code_leaves(tmp_path_
                 encoded = encode_properties(properties)
                 with contextlib.suppress(OSError):
                     if name == "rows":
-                        # Those of a time were stored together. A refusal is no reason to leave this one out.
+                        # Records with the same time were stored together. A refusal is no reason to leave this one out.
                         several, together = together, [*together, hashed(topic, row * 100, now, encoded)]
                         if several and several[0].store_timestamp != now:
                             together = together[-1:]
@@ -705,7 +705,7 @@ def test_numpy_and_the_core_leave_the_files_that_the_plain_code_leaves(tmp_path_
 
 
 def _refusing(create, room):
-    """Lets so many files be made, refuses one, and so on."""
+    """Let the index create this number of files, refuse the next one, and repeat."""
     calls = itertools.count(1)
 
     def refuse(now_ms):

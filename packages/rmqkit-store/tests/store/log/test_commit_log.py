@@ -94,7 +94,7 @@ def test_blank_fills_exactly_the_last_eight_bytes(log: CommitLog) -> None:
 
 def test_next_file_is_there_before_it_is_needed(log: CommitLog) -> None:
     append(log, 500)
-    next_file_of(log).close()  # waits for the thread that makes it
+    next_file_of(log).close()  # waits for the thread that creates the file
     assert not log.queue.path_of(FILE_BYTES).exists(), "an unused file goes when the log is closed"
     assert log.queue.path_of(0).exists()
 
@@ -209,7 +209,7 @@ def test_several_directories_share_the_files(tmp_path: Path) -> None:
 
 
 def threads_that(monkeypatch: pytest.MonkeyPatch, name: str) -> list[str]:
-    """The threads in which a method of `MappedFile` is called from now on."""
+    """Return the list of threads that call a method of `MappedFile` from now on."""
     seen: list[str] = []
     real = getattr(MappedFile, name)
 

@@ -1,4 +1,4 @@
-"""A log that lacks its first files is told of, unless our retention deleted them."""
+"""A log without its first files: the start logs a warning, unless our retention deleted the files."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_files_that_our_retention_deleted_are_not_told(
 def test_the_start_is_noted_before_files_are_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A kill in between leaves files before the noted start, which nobody tells of."""
+    """A kill in between leaves files before the noted start. This is no reason for a log line."""
     root = tmp_path / "store"
     with opened(root, clock=StandingClock(0), disk_used_percent=lambda path: FULL) as store:
         fill(store)
@@ -180,6 +180,6 @@ def test_a_slave_notes_where_its_masters_log_made_it_begin(tmp_path: Path, caplo
     assert len(told(caplog)) == 1
     for path in (killed / "commitlog").iterdir():
         path.unlink()
-    with opened(killed, is_replica=True):  # to be filled anew from where its master begins then
+    with opened(killed, is_replica=True):  # to be filled again from the start of its master's log
         assert commit_log.noted_start(killed) is None
     assert len(told(caplog)) == 1

@@ -109,7 +109,7 @@ def test_sync_of_a_deleted_file_is_done(file: MappedFile) -> None:
     file.delete()
     file.sync()
     assert not file.path.exists()
-    again = MappedFile.create(file.path, 0, file.size)  # its topic was made again meanwhile
+    again = MappedFile.create(file.path, 0, file.size)  # its topic was created again meanwhile
     file.sync()
     assert open_files(file.path.parent) == [file.path]
     again.close()

@@ -1,4 +1,4 @@
-"""Recovery: store.md §12, and what the real broker made of damaged copies of one store."""
+"""Recovery: store.md §12, compared with the real broker's recovery of damaged copies of one store."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def write_at(root: Path, physical_offset: int, data: bytes) -> None:
 
 
 def damage(variant: str, root: Path, last: dict[str, int]) -> None:
-    """The damage that was done to the copy the real broker opened."""
+    """Damage a store in the same way as the copy that the real broker opened."""
     offset, size = last["physicalOffset"], last["size"]
     log = (root / "commitlog" / f"{offset - offset % 131072:020d}").read_bytes()
     if variant in ("torn-zero", "clean-flag-torn"):
@@ -99,7 +99,7 @@ def test_damaged_copy_recovers_as_the_real_broker_did(variant: str, expected: di
         for queue in after["queues"]:
             topic, queue_id = queue["topic"], queue["queueId"]
             bounds = (store.min_offset(topic, queue_id), store.max_offset(topic, queue_id))
-            first = 0 if variant == "no-cq" else queue["minOffset"]  # Java's loses what lies before the walk
+            first = 0 if variant == "no-cq" else queue["minOffset"]  # Java's recovery loses the entries before the scan
             assert bounds == (first, queue["maxOffset"]), queue
             records = read_all(store, topic, queue_id)
             assert len(records) == queue["messages"] + queue["minOffset"] - first
@@ -116,7 +116,7 @@ def test_damaged_copy_recovers_as_the_real_broker_did(variant: str, expected: di
 
 
 def crashed(tmp_path: Path, count: int, settings: StoreSettings | None = None) -> Path:
-    """What is on the disk while a store with some messages is open."""
+    """Return a copy of the files of an open store with some messages."""
     with opened(tmp_path / "live", settings) as store:
         put_all(store, *(message(queue_id=i % 2, body=bytes([i]) * 300) for i in range(count)))
         return copy_store(store.root, tmp_path / "crashed")
@@ -154,7 +154,7 @@ def test_log_cut_at_any_byte_of_the_last_record(tmp_path: Path, is_clean: bool) 
     raw = last_file(origin).read_bytes()
     records = list(iter_records(raw))
     start, size = records[-1].physical_offset, records[-1].size
-    for kept in range(0, size - len("..TopicTest.."), 9):  # what follows the body has no checksum
+    for kept in range(0, size - len("..TopicTest.."), 9):  # the bytes after the body have no checksum
         root = copy_store(origin, tmp_path / f"cut-{kept}")
         if is_clean:
             (root / "abort").unlink()
@@ -274,7 +274,9 @@ def test_clean_start_reads_one_record_however_long_the_log(tmp_path: Path, monke
     monkeypatch.setattr("rmqkit.store.log.recovery.decode_record", counting)
     with opened(tmp_path / "s") as store:
         assert store.max_physical_offset == end
-        assert len(decoded) <= 3  # the newest record, again as the first of the walk, and what is no record behind it
+        assert (
+            len(decoded) <= 3
+        )  # the newest record again as the first one of the scan, and bytes after it that are no record
 
 
 def test_clean_start_finds_what_no_queue_knows_yet(tmp_path: Path) -> None:
@@ -298,7 +300,7 @@ def test_walk_starts_where_the_checkpoint_allows(tmp_path: Path, caplog: pytest.
     found = re.search(
         r"TopicTest-0: messages of the log were not in it: (\d+) messages entered from the log", caplog.text
     )
-    assert found is not None, "the walk began behind the first file"
+    assert found is not None, "the scan began after the first file"
     assert 0 < int(found[1]) < 60
 
 
@@ -336,7 +338,7 @@ def test_recovering_twice_is_recovering_once(tmp_path: Path) -> None:
 
 
 def damaged(origin: Path, to: Path, flips: list[tuple[float, int]]) -> Path:
-    """A copy of a crashed store with some bits of its log flipped, at places given as shares of the log."""
+    """Return a copy of a crashed store with flipped bits in its log. The places are fractions of the log."""
     root = copy_store(origin, to)
     files = sorted((root / "commitlog").iterdir())
     for share, bit in flips:
@@ -351,7 +353,7 @@ def flip(content: bytearray, at: int, bit: int) -> None:
 
 @pytest.fixture(scope="module")
 def many_kinds(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A crashed store with queues of several topics, gaps in their numbers, tags, keys and two index files."""
+    """Return a crashed store with queues of several topics, gaps in queue offsets, tags, keys and two index files."""
     root = tmp_path_factory.mktemp("kinds") / "live"
     with opened(root) as store:
         for i in range(70):

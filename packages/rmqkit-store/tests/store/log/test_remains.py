@@ -1,4 +1,4 @@
-"""What lies behind the end of a log at a start: sound records are refused or set aside, never gone in silence."""
+"""Data after the end of a log at a start: sound records are refused or set aside, never dropped without a log line."""
 
 from __future__ import annotations
 
@@ -24,16 +24,18 @@ SIZES = small_settings()
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store of five log files whose broker was killed; its checkpoint says nothing was flushed."""
+    """Return a store with five log files after a kill. In its checkpoint nothing was flushed."""
     root = tmp_path_factory.mktemp("killed") / "live"
     with opened(root) as store:
         put_all(store, *(message(queue_id=i % 2, body=b"%03d" % i * 90, KEYS=f"k{i}") for i in range(40)))
-        assert store.queues.write_held()  # some tests take the copy for a store that was closed in order
+        assert store.queues.write_held()  # some tests use the copy as a store that was closed in order
         copy_store(root, root.with_name("store"))
     copied = root.with_name("store")
     (copied / "checkpoint").unlink(missing_ok=True)
     for path in (copied / "commitlog").iterdir():
-        if not path.stat().st_size:  # made ahead at that very moment; a start removes it, and looks changed
+        if (
+            not path.stat().st_size
+        ):  # a file being created ahead: a start would remove it, which would look like a change
             path.unlink()
     return copied
 
@@ -62,7 +64,7 @@ def flip(path: Path, position: int) -> None:
 
 
 def say_flushed(root: Path) -> None:
-    """Have the log flushed and the queues not, so that recovery walks over all of it."""
+    """Mark the log as flushed and the queues as not flushed, so that recovery scans the whole log."""
     later = records_of(files_of(root)[-1])[-1].store_timestamp + 1
     (root / "checkpoint").write_bytes(struct.pack(">5q", later, 0, 0, 0, 0) + bytes(4056))
 
@@ -227,7 +229,7 @@ def test_a_slave_sets_aside_what_its_master_sends_again(store_root: Path, caplog
 def test_stale_records_that_an_apache_broker_left_are_set_aside_with_a_warning(
     store_root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its recovery does not clear what it cuts: a newer record is followed by the rest of an old one, and others."""
+    """Its recovery does not clear the bytes that it cuts off: parts of old records follow a newer one."""
     say_flushed(store_root)
     path = files_of(store_root)[-1]
     records = records_of(path)

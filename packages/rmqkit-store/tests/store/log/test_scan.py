@@ -1,4 +1,4 @@
-"""The bulk walk agrees with the plain decoder, and loses nothing but what is damaged."""
+"""The bulk scan: it agrees with the plain decoder, and loses only damaged records."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _damages(parts: list[Records | Damage]) -> list[Damage]:
 
 
 def _fives(base_offset: int = 0) -> bytes:
-    """Five records, each stored a second after the one before."""
+    """Return five records, each stored a second after the previous one."""
     return segment_of(
         [
             lambda at, n=n: record_at(at, body=b"body %d" % n, store_timestamp=1_700_000_000_000 + 1000 * n)

@@ -1,4 +1,4 @@
-"""Appended bytes wait in memory, are committed, and only then exist: store.md §13.5."""
+"""The transient pool: appended bytes are in memory, and readable only after their commit. Source: store.md §13.5."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NEVER_MS = 3_600_000
 
 
 def pool_settings(**changes: Any) -> StoreSettings:
-    """A pool whose thread commits nothing by itself: the tests do."""
+    """Return the settings of a pool whose thread commits nothing by itself: the tests commit."""
     waits = {"commit_interval_ms": NEVER_MS, "flush_interval_ms": NEVER_MS}
     return small_settings(**({"transient_store_pool": True} | waits | changes))
 
@@ -53,7 +53,7 @@ def test_message_is_readable_when_it_is_committed(tmp_path: Path) -> None:
         assert [arrival.queue_offset for arrival in seen] == [0]
         assert bodies(s) == [b"hello"] and s.log.record_at(0) is not None
         s.flusher.commit()
-        assert told == [True], "nothing came since"
+        assert told == [True], "no bytes were appended since"
 
 
 def test_commits_and_flushes_come_by_themselves_from_two_threads(tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ def new_file(folder: Path, start: int = 0) -> MappedFile:
 def test_buffers_are_locked_in_memory(tmp_path: Path) -> None:
     pool, file, before = TransientPool(2, 8192), new_file(tmp_path), locked_bytes()
     pool.lock_buffers()
-    assert locked_bytes() == before, "memory is taken when it is needed"
+    assert locked_bytes() == before, "memory is allocated when it is needed"
     pool.lend(file)
     pool.lock_buffers()
     assert locked_bytes() == before + 8192
@@ -283,7 +283,7 @@ run_child(Path(sys.argv[1]), int(sys.argv[2]))
 
 
 def run_child(root: Path, first: int) -> None:
-    """Put numbered messages until somebody kills us; print after each how many can be read."""
+    """Put numbered messages until the process is killed. Print the number of readable messages after each put."""
     store = MessageStore(root, pool_settings(commit_interval_ms=1, commit_thorough_interval_ms=1))
     store.open()
     number = first

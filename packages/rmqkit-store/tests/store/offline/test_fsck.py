@@ -1,4 +1,4 @@
-"""The offline look at a store: golden stores are sound, every kind of damage is named with its file and place."""
+"""The offline check of a store: golden stores are sound, every kind of damage is named with its file and place."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def looked_at(golden: GoldenStore) -> Report:
 
 
 def the_finding(golden: GoldenStore, kind: Kind) -> Finding:
-    """The only finding of a kind."""
+    """Return the only finding of a kind."""
     (finding,) = [one for one in looked_at(golden).findings if one.kind is kind]
     return finding
 
@@ -74,7 +74,7 @@ def at(finding: Finding) -> tuple[str, int]:
 
 
 def place_of(golden: GoldenStore, physical_offset: int) -> tuple[Path, int]:
-    """File and position of a record."""
+    """Return the file and the position of a record."""
     start = physical_offset - physical_offset % SEGMENT_BYTES
     return golden.root / f"commitlog/{start:020d}", physical_offset - start
 
@@ -363,7 +363,7 @@ def test_the_messages_of_a_deleted_topic_are_no_damage_and_a_new_one_of_its_name
         store.delete_topic("Gone")
     topics.write_text('{"topicConfigTable": {"Gone": {}, "Kept": {}}}')
     assert verify(tmp_path, read).findings == []
-    (tmp_path / "config" / "deletedTopics.json").unlink()  # a broker that does not note them
+    (tmp_path / "config" / "deletedTopics.json").unlink()  # a broker that does not write the note
     topics.write_text('{"topicConfigTable": {"Kept": {}}}')
     assert verify(tmp_path, read).findings == []
     topics.write_text('{"topicConfigTable": {"Gone": {}, "Kept": {}}}')
@@ -373,7 +373,7 @@ def test_the_messages_of_a_deleted_topic_are_no_damage_and_a_new_one_of_its_name
         store.delete_topic("Gone")
         put_all(store, *[message("Gone")] * 2)
         store.dispatch()
-    (finding,) = verify(tmp_path, read).findings  # without a note nobody knows: the queue may have been lost
+    (finding,) = verify(tmp_path, read).findings  # without a note the queue may have been lost
     assert (finding.kind, finding.found) == (
         Kind.QUEUE_END,
         f"number 0 again at {finding.found.split()[-4]} of the log",
@@ -394,7 +394,9 @@ def test_blanks_fill_the_start_of_a_queue_and_nothing_else(golden):
     path = first_file(golden, "consumequeue", "GoldPlain")
     overwrite(path, 0, BLANK_ENTRY * 2)
     (finding,) = looked_at(golden).findings
-    assert (finding.kind, at(finding)) == (Kind.QUEUE_END, (str(path), 0)), "the log has what the blanks stand for"
+    assert (finding.kind, at(finding)) == (Kind.QUEUE_END, (str(path), 0)), (
+        "the log has the records of the blank entries"
+    )
     assert (finding.expected, finding.found) == ("entries from 0 on", "2 first")
     overwrite(path, 60, BLANK_ENTRY)
     assert at(the_finding(golden, Kind.QUEUE_ENTRY)) == (str(path), 60)
@@ -521,7 +523,7 @@ _damage = {
 
 
 def damaged(folder: Path, file: float, place: float, noise: bytes) -> tuple[Path, bytes]:
-    """Damage one file below a directory; returns it and what it held."""
+    """Damage one file below a directory. Return the file and its former content."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     path = paths[int(file * len(paths))]
     before = path.read_bytes()
@@ -650,7 +652,7 @@ def test_an_empty_store_is_sound(tmp_path):
 
 
 def test_many_index_files_cost_what_one_does(tmp_path, monkeypatch):
-    """A run of records is held against the files that have entries of it, and no other."""
+    """A run of records is compared only with the files that have entries of it."""
     work: Counter[str] = Counter()
     compare, opening = IndexComparison.compare, DerivedFiles._comparison
 
@@ -676,7 +678,7 @@ def test_many_index_files_cost_what_one_does(tmp_path, monkeypatch):
         found[len(list((root / "index").iterdir()))] = dict(work)
     (one, first), (many, later) = sorted(found.items())
     assert (one, many) == (1, 40)
-    assert first["opened"] == 2, "to compare the entries, and to follow the chains"
+    assert first["opened"] == 2, "one read to compare the entries, one to follow the chains"
     assert later["opened"] == 2 * many
     assert later["compared"] <= first["compared"] + many
 
@@ -684,7 +686,7 @@ def test_many_index_files_cost_what_one_does(tmp_path, monkeypatch):
 @pytest.mark.parametrize("topic", [SCHEDULE_TOPIC, TIMER_TOPIC])
 @pytest.mark.parametrize("name", ["REAL_TOPIC", "REAL_QID", "TIMER_OUT_MS"])
 def test_messages_that_cannot_be_delivered_when_they_are_due_are_found(tmp_path, topic, name):
-    """A broker drops them, and no CRC covers their properties."""
+    """A broker drops such messages, and no CRC covers their properties."""
     needed = {"REAL_TOPIC": "T", "REAL_QID": "0", "TIMER_OUT_MS": "1800000000000"}
     with opened(tmp_path, small_settings()) as store:
         put_all(store, message(topic, **needed))

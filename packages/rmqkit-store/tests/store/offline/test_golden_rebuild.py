@@ -1,12 +1,12 @@
-"""Every golden store, its queues and index made again from its log alone, byte for byte (store.md §11).
+"""The queues and the index of every golden store, rebuilt from its log alone, byte for byte (store.md §11).
 
 | Part | Compared |
 |---|---|
 | index, batch consume queues | every file whole (index files by their order: names are times of creation) |
 | consume queues and their extension | every file whole, where no unit of the queue holds a filter bitmap |
-| where one does | offset, size, and the unit's tags code and store time; bitmaps depend on live filters |
+| where a unit holds a bitmap | offset, size, and the unit's tags code and store time; bitmaps depend on live filters |
 
-Queues of light topics (`%LMQ%`) are among them: the brokers had `enableLmq` and `enableMultiDispatch`.
+Queues of light topics (`%LMQ%`) are included: the brokers had `enableLmq` and `enableMultiDispatch`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Rebuilt = tuple[Path, Path, StoreSettings]
 
 
 def unpacked(name: str, into: Path) -> tuple[Path, StoreSettings]:
-    """A copy of a golden store, and the settings it was written with."""
+    """Return a copy of a golden store and the settings with which it was written."""
     with tarfile.open(GOLDEN / f"store-{name}.tar.gz") as archive:
         archive.extractall(into, filter="data")
     conf = golden_manifest(name.removesuffix("-unclean"))["brokerConf"]
@@ -43,7 +43,7 @@ def unpacked(name: str, into: Path) -> tuple[Path, StoreSettings]:
 
 @pytest.fixture(scope="module", params=NAMES)
 def rebuilt(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Rebuilt:
-    """A golden store, and one that our store made of its log."""
+    """Return a golden store, and the store that our code rebuilt from its log."""
     tmp_path = tmp_path_factory.mktemp("golden")
     golden, settings = unpacked(request.param, tmp_path / "golden")
     again = tmp_path / "again"
@@ -61,7 +61,7 @@ def contents(root: Path, folder: str) -> dict[str, bytes]:
 
 
 def queues_with_bitmaps(root: Path) -> set[str]:
-    """`topic/queue` of the extensions that hold a bitmap."""
+    """Return `topic/queue` of the extensions that hold a bitmap."""
     return {
         "/".join(Path(path).parts[1:3])
         for path, content in contents(root, "consumequeue_ext").items()
@@ -70,7 +70,7 @@ def queues_with_bitmaps(root: Path) -> set[str]:
 
 
 def bitmaps(content: bytes) -> int:
-    """How many units of an extension file hold a bitmap."""
+    """Return the number of units of an extension file that hold a bitmap."""
     at = count = 0
     while at + UNIT.size <= len(content) and (unit := UNIT.unpack_from(content, at))[0] > 0:
         count += unit[3] > 0
@@ -104,7 +104,7 @@ def test_queues_with_bitmaps_say_the_same(rebuilt: Rebuilt) -> None:
 
 
 def said_by(root: Path, queue: str, settings: StoreSettings) -> list[tuple[int, int, int, int]]:
-    """Offset, size, and the tags code and store time behind the address, of every entry."""
+    """Return offset, size, and the tags code and store time of the addressed unit, of every entry."""
     ext = QueueExt(root / "consumequeue_ext" / queue, settings.consume_queue_ext_file_bytes)
     ext.queue.load()
     said: list[tuple[int, int, int, int]] = []

@@ -1,4 +1,4 @@
-"""Queues and index files made anew from the log: those of real brokers come out byte for byte."""
+"""Queue and index files rebuilt from the log: they equal those of real brokers byte for byte."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WITH_BITMAPS = "GoldSql"
 
 
 def contents(folder: Path) -> list[str]:
-    """The files of a directory in the order of their names, without these."""
+    """Return the contents of a directory's files in the order of their names, without the named files."""
     return [digest for digest in tree(folder).values() if digest != "directory"]
 
 
@@ -78,7 +78,7 @@ def test_a_log_that_lost_its_first_files(tmp_path):
     with opened(tmp_path / "s") as store:
         assert (store.min_offset("TopicTest", 0), store.max_offset("TopicTest", 0)) == (first.queue_offset, 40)
         assert len(read_all(store, "TopicTest")) == 40 - first.queue_offset
-    assert verify(tmp_path / "s", small_settings()).is_sound, "the start has told of the file"
+    assert verify(tmp_path / "s", small_settings()).is_sound, "the start logs the file"
 
 
 def test_what_follows_a_lost_record_keeps_its_number(tmp_path):

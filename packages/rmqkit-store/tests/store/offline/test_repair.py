@@ -1,4 +1,4 @@
-"""Damage at rest, of every kind of file: it is named with its place, what the log determines comes back."""
+"""Damage in every kind of file: it is named with its place, and files that the log determines are rebuilt."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def first_file(folder: Path) -> Path:
 
 
 def damage(path: Path, how: str, at: int | None = None) -> int:
-    """Damage a file; returns where it begins."""
+    """Damage a file and return the place of the damage."""
     content = bytearray(path.read_bytes())
     used = len(content.rstrip(b"\0"))
     at = used // 2 if at is None else at
@@ -75,7 +75,7 @@ def bodies(root: Path) -> list[bytes]:
     return [one.body for one in dump(root)]
 
 
-# ---------------------------------------------------------------- what the log determines
+# ---------------------------------------------------------------- files that the log determines
 
 
 @pytest.mark.parametrize("shift", range(len(DAMAGE)))
@@ -107,7 +107,7 @@ def test_a_checkpoint_is_removed(small, how):
     at = damage(path, how, 40 if how == "truncated" else 0)
     sizes = SIZES
     report = verify(small, sizes)
-    if how == "zero-filled":  # nothing was flushed yet, says such a file: that is safe and no damage
+    if how == "zero-filled":  # such a file means that nothing was flushed yet: that is safe and no damage
         assert report.is_sound
         return
     expected = Kind.FILE_SIZE if how == "truncated" else Kind.CHECKPOINT
@@ -181,7 +181,7 @@ def test_a_torn_tail_is_cleared_and_nothing_else(origin, tmp_path, how):
 
 
 def test_stale_bytes_behind_the_end_of_the_log_are_no_damage(origin, tmp_path):
-    """An Apache broker that recovered leaves what it cut; the next record covers a part of it."""
+    """An Apache broker leaves the bytes that its recovery cut off. The next record covers a part of them."""
     root = copy_store(origin, tmp_path / "s")
     path, last = records_of(root)[-1]
     end = last.physical_offset % 4096 + last.size
@@ -211,7 +211,7 @@ def test_an_older_segment_cut_short_is_closed(origin, tmp_path):
     assert bodies(root) == expected
     (root / "abort").touch()
     (root / "checkpoint").unlink(missing_ok=True)
-    with opened(root):  # a recovery walks over the place
+    with opened(root):  # a recovery scans the place
         pass
     assert bodies(root) == expected
 

@@ -22,7 +22,7 @@ SETTINGS = small_settings(timer_log_file_bytes=12 * UNIT_BYTES)
 
 
 def made(root):
-    """A store, with 25 timed messages in three log files."""
+    """Return a store with 25 timed messages in three log files."""
     timed = {"REAL_TOPIC": "TopicTest", "REAL_QID": 0, "TIMER_OUT_MS": NOW_MS}
     with opened(root) as store:
         records = put_all(store, *[message(TIMER_TOPIC, **timed)] * 25)

@@ -25,7 +25,7 @@ def new_queue(root: Path) -> BatchQueue:
 
 
 def fill(queue: BatchQueue, count: int, first: int = 0) -> BatchQueue:
-    """Entries of 3 messages and 100 bytes."""
+    """Put entries of 3 messages and 100 bytes."""
     for i in range(first, first + count):
         queue.append_batch(i * 3, 3, i * 100, 100, -1, 5000 + i)
     return queue

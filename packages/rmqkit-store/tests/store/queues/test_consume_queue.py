@@ -188,7 +188,7 @@ def test_physical_cut_drops_entries_at_or_behind_it(queue: ConsumeQueue, end: in
 def test_min_offset_follows_the_log(queue: ConsumeQueue, min_physical_offset: int, min_offset: int) -> None:
     fill(queue, 25)
     queue.correct_min_offset(min_physical_offset)
-    assert queue.min_offset == min_offset, "a crash may leave files that the log is past"
+    assert queue.min_offset == min_offset, "a crash may leave files before the start of the log"
 
 
 def test_expired_files_are_deleted_but_never_the_last(queue: ConsumeQueue) -> None:

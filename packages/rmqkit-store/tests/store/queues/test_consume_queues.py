@@ -1,4 +1,4 @@
-"""The table of queues: which of them have files open, and what a start looks at. Source: store.md §4, §12.2."""
+"""The table of queues: the queues with open files, and the reads at a start. Source: store.md §4, §12.2."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ QUEUES = 100
 
 @pytest.fixture(autouse=True)
 def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that keeps everything at once: what counts here is which files are open."""
+    """Replace the flushes: these tests check only which files are open."""
     monkeypatch.setattr("os.fdatasync", lambda fd: None)
     monkeypatch.setattr("os.fsync", lambda fd: None)
 
@@ -81,15 +81,15 @@ def test_round_flushes_every_queue_when_too_many_are_open(queues: ConsumeQueues)
 
 
 def test_owner_waits_for_the_disk_when_there_are_twice_too_many(queues: ConsumeQueues, tmp_path: Path) -> None:
-    for queue_id in range(QUEUES):  # and no flush round comes
+    for queue_id in range(QUEUES):  # and no flush cycle runs
         index(queues, queue_id)
         assert len(open_files(tmp_path)) <= 2 * OPEN_MAX
     assert len(queues.dirty) == 2 * OPEN_MAX
-    assert 0 not in {queue.queue_id for queue in queues.dirty}, "the one opened first went first"
+    assert 0 not in {queue.queue_id for queue in queues.dirty}, "the file opened first is closed first"
 
 
 def test_files_that_wait_for_the_disk_stay_open(queues: ConsumeQueues, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else nobody might be told that they could not be written back."""
+    """If a file was closed before the flush, an error of its write-back could be lost."""
     for queue_id in range(OPEN_MAX):
         index(queues, queue_id)
     files = [queue.queue.files[0] for queue in queues]
@@ -171,7 +171,7 @@ def test_extension_files_are_given_back_too(tmp_path: Path) -> None:
 
 
 def test_store_with_more_queues_than_files_may_be_open(tmp_path: Path) -> None:
-    """Puts, flushes, reads, a crash and a stop, all with few descriptors."""
+    """The test puts, flushes, reads, crashes and stops with few descriptors."""
     settings = small_settings(
         queue_flush_interval_ms=20, enable_consume_queue_ext=True, consume_queue_ext_file_bytes=4096
     )

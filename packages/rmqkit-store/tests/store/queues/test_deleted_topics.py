@@ -1,4 +1,4 @@
-"""Deleted topics: what the log holds of them does not come back with a restart (store.md §4.5, §12)."""
+"""Deleted topics: their records in the log do not reappear after a restart (store.md §4.5, §12)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def put_some(store: MessageStore, text: bytes, *, topic: str = GONE, queue_id: i
 
 
 def restarted(root: Path, to: Path, *, is_clean: bool) -> Path:
-    """A copy of a store that is open, or was closed, as a kill or a stop leaves it."""
+    """Return a copy of an open or closed store, as a kill or a stop leaves it."""
     copy_store(root, to)
     if not is_clean:
         (to / "abort").touch()
@@ -44,7 +44,7 @@ def restarted(root: Path, to: Path, *, is_clean: bool) -> Path:
 def test_a_topic_made_again_begins_empty_after_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_clean: bool, has_ext: bool, bulk_from: int
 ) -> None:
-    """Queue 0 has new messages, queue 1 has none, and another topic's message lies between the old ones."""
+    """Queue 0 has new messages, queue 1 has none, and another topic's message is between the old ones."""
     monkeypatch.setattr("rmqkit.store.log.recovery.BULK_FROM_BYTES", bulk_from)
     settings = quiet(enable_consume_queue_ext=has_ext, consume_queue_ext_file_bytes=256)
     with opened(tmp_path / "s", settings) as store:
@@ -54,7 +54,7 @@ def test_a_topic_made_again_begins_empty_after_a_restart(
         put_some(store, b"old")
         store.delete_topic(GONE)
         put_all(store, message(GONE, 0, b"new"), message("Kept"))
-        store.delete_topic("Kept")  # whose record is the last one: a stop in order looks no further than to `new`
+        store.delete_topic("Kept")  # its record is the last one: a start after a stop in order reads only to `new`
     for turn in range(2):
         root = restarted(tmp_path / ("s" if not turn else "0"), tmp_path / str(turn), is_clean=is_clean)
         with opened(root, settings) as store:
@@ -89,7 +89,7 @@ def test_a_light_queue_is_deleted_without_its_messages_topics(tmp_path: Path) ->
 
 
 def test_queue_files_that_a_stop_in_the_middle_left_go(tmp_path: Path) -> None:
-    """The entries are on the disk, as the deletion had only been noted."""
+    """The entries are on the disk, because only the note of the deletion was written."""
     with opened(tmp_path / "s", quiet()) as store:
         put_some(store, b"old")
         put_some(store, b"old", queue_id=1)
@@ -121,7 +121,7 @@ def test_messages_that_wait_for_the_disk_are_deleted_with_their_topic(
 
 
 def test_new_messages_in_the_place_of_those_of_a_deleted_topic_are_kept(tmp_path: Path) -> None:
-    """A power cut took what was deleted, and a broker that does not know the notes wrote other messages there."""
+    """A power cut removed the deleted records, and a broker without the notes stored other messages there."""
     with opened(tmp_path / "s", quiet()) as store:
         put_some(store, b"old")
         store.delete_topic(GONE)
@@ -137,7 +137,7 @@ def test_new_messages_in_the_place_of_those_of_a_deleted_topic_are_kept(tmp_path
 
 
 def test_what_a_power_cut_took_may_be_put_again(tmp_path: Path) -> None:
-    """The log ends before the record that is noted, which is there itself."""
+    """The log ends before the noted record, which is still in the file."""
     with opened(tmp_path / "s", quiet()) as store:
         put_some(store, b"old")
         store.delete_topic(GONE)
@@ -177,7 +177,7 @@ def test_a_topic_stays_when_its_deletion_cannot_be_noted(tmp_path: Path) -> None
 
 
 def test_entries_of_a_topic_made_again_are_written_at_once(tmp_path: Path) -> None:
-    """After a kill Apache's broker, which knows of no deleted topics, goes by what the queue's files have."""
+    """After a kill Apache's broker, which has no notes of deleted topics, uses the contents of the queue's files."""
     with opened(tmp_path / "s", quiet()) as store:
         put_some(store, b"old")
         store.delete_topic(GONE)

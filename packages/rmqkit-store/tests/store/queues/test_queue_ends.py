@@ -1,4 +1,4 @@
-"""Queues that are not as the last stop left them: nothing is lost in silence, no number is given twice."""
+"""Queues that changed since the last stop: no entry is lost without a log line, and no queue offset is used twice."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TOPIC = "Orders"
 
 
 def written(root: Path, settings=SETTINGS, **options) -> Path:
-    """A store with messages in two queues of a topic, and one of another, stopped in order."""
+    """Return a store that was stopped in order, with messages in two queues of a topic and in one of another topic."""
     with opened(root, settings, **options) as store:
         for i in range(COUNT):
             put_all(store, message(TOPIC, 0, b"%d" % i, TAGS=f"tag{i % 3}"), message(TOPIC, 1, b"%d" % i))
@@ -89,7 +89,9 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("name", DAMAGE)
 def test_a_damaged_queue_is_made_anew_and_said_so(name, tmp_path, caplog, monkeypatch):
     if name.startswith("the topic"):
-        monkeypatch.setattr(queue_recovery, "has_numpy", lambda: False)  # record by record comes out the same
+        monkeypatch.setattr(
+            queue_recovery, "has_numpy", lambda: False
+        )  # the scan of single records has the same result
     root = written(tmp_path / "store")
     DAMAGE[name](root)
     assert not verify(root, SETTINGS).is_sound
@@ -128,7 +130,7 @@ def test_a_sound_store_is_opened_without_a_word_and_stays_as_it_is(tmp_path, cap
 
 
 def test_a_message_of_an_older_broker_makes_the_note_stale(tmp_path, caplog):
-    """Numbers that Apache's broker gave after the note are not taken for lost ones."""
+    """Queue offsets that Apache's broker used after the note do not count as lost."""
     root = written(tmp_path / "store")
     note = (root / "queueends").read_bytes()
     with opened(root, SETTINGS) as store:
@@ -159,7 +161,7 @@ def test_files_that_expired_under_another_broker_are_not_missed(tmp_path, caplog
     for start in starts[:1]:
         (root / "commitlog" / f"{start:020d}").unlink()
     entries = [ENTRY.unpack_from(file(root, 0).read_bytes(), at) for at in range(0, 200, ENTRY_BYTES)]
-    assert entries[-1][0] < starts[1], "the first queue file points at what is gone"
+    assert entries[-1][0] < starts[1], "the first queue file points at deleted records"
     file(root, 0).unlink()
     with caplog.at_level(logging.WARNING), opened(root, settings) as store:
         assert store.max_offset(TOPIC, 0) == COUNT
@@ -214,7 +216,7 @@ def test_messages_that_the_log_lost_with_their_queue_cost_no_number(tmp_path, ca
 
 
 def test_verify_tells_numbers_that_were_given_again(tmp_path):
-    """What a broker that does not know the note makes of a missing queue."""
+    """A broker that does not know the note begins a missing queue at 0."""
     root = written(tmp_path / "store")
     (root / "queueends").unlink()
     shutil.rmtree(root / "consumequeue" / TOPIC)
@@ -233,8 +235,8 @@ def test_a_topic_deleted_in_order_is_no_finding_when_it_is_made_again(tmp_path):
 
 
 def killed(root: Path, to: Path) -> Path:
-    """What a kill leaves of a store that was stopped once, where recovery walks over the last log file alone.
-    Three messages came to a new queue 2 since, then `MORE` to queue 1, and none to queue 0."""
+    """Return the files after a kill of a store that was stopped once; recovery reads only the last log file.
+    After the stop three messages were stored in a new queue 2, then `MORE` in queue 1, and none in queue 0."""
     written(root, SMALL)
     with opened(root, SMALL) as store:
         put_all(store, *(message(TOPIC, 2, b"%d" % i) for i in range(3)))
@@ -263,11 +265,11 @@ LOST_AFTER_A_KILL: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("has_note", [True, False])
 def test_after_a_kill_a_lost_queue_is_made_anew_and_said_so(name, has_note, tmp_path, caplog):
     root = killed(tmp_path / "store", tmp_path / "killed")
-    if not has_note:  # the records that recovery walks over tell it, where there are some
+    if not has_note:  # the records that recovery scans show it, if there are any
         (root / "queueends").unlink()
     LOST_AFTER_A_KILL[name](root)
     found = [one for one in verify(root, SMALL).findings if one.kind is Kind.QUEUE_END]
-    assert found, "verify says it before the start"
+    assert found, "verify finds it before the start"
     with caplog.at_level(logging.WARNING), opened(root, SMALL) as store:
         if not has_note and name != "the other queue":
             assert bodies(store, queue_id=1) == [b"%d" % i for i in range(COUNT + MORE)]
@@ -373,7 +375,7 @@ def test_after_a_kill_a_sound_store_is_opened_without_such_a_word(tmp_path, capl
 def test_after_a_kill_a_lost_queue_goes_on_behind_what_the_log_does_not_have(tmp_path, caplog):
     root = killed(tmp_path / "store", tmp_path / "killed")
     written = [path for path in sorted((root / "commitlog").iterdir()) if any(path.read_bytes())]
-    for path in written[:-1]:  # behind the last of them there may be a file that was made ahead, or not yet
+    for path in written[:-1]:  # after the last one there may be a file that was created ahead
         path.unlink()
     (root / "logstart").unlink()
     shutil.rmtree(folder(root))

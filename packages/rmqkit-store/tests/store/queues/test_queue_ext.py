@@ -103,7 +103,7 @@ def test_units_behind_the_last_address_of_the_queue_go(ext: QueueExt) -> None:
     again = reloaded(ext)
     again.truncate_behind(addresses[2])
     assert again.append(99, 99) == addresses[3]
-    assert content(again, 0)[80:] == bytes(20), "the mark of the full file went too"
+    assert content(again, 0)[80:] == bytes(20), "the mark of the full file is gone too"
 
 
 def test_without_any_address_everything_goes(ext: QueueExt) -> None:
@@ -154,7 +154,7 @@ def test_recovered_queue_cuts_its_extension(ext: QueueExt, tmp_path: Path) -> No
 
 
 class Recorder(Generic[Answer]):
-    """Gives one answer and keeps what it was asked."""
+    """A filter that gives one answer and records its calls."""
 
     def __init__(self, answer: Answer) -> None:
         self.asked: list[Any] = []
@@ -166,7 +166,7 @@ class Recorder(Generic[Answer]):
 
 
 def by_body(arrival: DispatchRequest) -> bytes:
-    """The bitmap a message asks for, so that a test can say what is stored."""
+    """Return the bitmap in a message's property, so that a test can choose the stored bitmap."""
     return find_property(arrival.properties, b"bits") or b""
 
 
@@ -221,13 +221,13 @@ def test_bitmaps_are_made_again_when_the_queues_are(tmp_path: Path) -> None:
         crashed = copy_store(tmp_path / "store", tmp_path / "crashed")
     for name in ("consumequeue", "consumequeue_ext"):
         shutil.rmtree(crashed / name)
-    assert not (crashed / "checkpoint").exists(), "recovery walks the whole log"
+    assert not (crashed / "checkpoint").exists(), "recovery scans the whole log"
     with opened(crashed, settings, bitmap_of=lambda arrival: b"again") as store:
         assert bitmaps(store) == [b"again"] * 3
 
 
 def bitmaps(store: MessageStore) -> list[bytes | None]:
-    """The bitmap of every entry of the first queue, as a reader's test sees it; None without a unit."""
+    """Return the bitmap of every entry of the first queue, as a reader's filter gets it. None: no unit."""
     entries = Recorder(answer=False)
     store.get("TopicTest", 0, 0, count_max=32, accept_entry=entries)
     return [None if unit is None else unit.bitmap for _, unit in entries.asked]
@@ -275,7 +275,7 @@ def test_entry_test_sees_code_and_unit_after_the_tag_test(tmp_path: Path) -> Non
 
 
 def test_entry_without_unit_is_shown_as_such(tmp_path: Path) -> None:
-    """A store that had extensions once, and one that never had: unknown code, and plain code."""
+    """A store that once had extensions has an unknown code. A store that never had them has a plain code."""
     with opened(tmp_path / "with", small_settings(enable_consume_queue_ext=True)) as store:
         put_all(store, message(TAGS="TagA"))
     entries = Recorder(answer=True)

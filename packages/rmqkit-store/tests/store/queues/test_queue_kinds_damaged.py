@@ -1,4 +1,4 @@
-"""Damaged batch queues and extensions of queues: made anew from the log and said so, after a stop and after a kill."""
+"""Damaged batch queues and queue extensions: rebuilt from the log with a log line, after a stop and after a kill."""
 
 from __future__ import annotations
 

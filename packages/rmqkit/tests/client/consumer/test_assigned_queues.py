@@ -1,4 +1,4 @@
-"""Pausing, and what closing does with handlers at work. Source: behaviour.md §8.10, §8.12."""
+"""Pauses, and the effect of a close on running handlers. Source: behaviour.md §8.10, §8.12."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ async def test_one_queue_goes_on_while_all_others_are_paused(tmp_path):
 
 
 def pulls(queue):
-    """The pull loops of a queue that run."""
+    """Return the running pull loops of a queue."""
     return [one for one in asyncio.all_tasks() if one.get_name() == f"pull {queue} for group CG"]
 
 

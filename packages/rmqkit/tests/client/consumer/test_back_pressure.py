@@ -1,4 +1,4 @@
-"""How many bytes of messages may be under way. Source: behaviour.md §7.6."""
+"""The bound of the bytes of messages in flight. Source: behaviour.md §7.6."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def message(body_bytes: int) -> Message:
 
 
 class Holding:
-    """A producer with room for 1 MiB, at a broker that answers no send before it is told to."""
+    """A producer with room for 1 MiB, and a broker that holds its answers to sends until the test releases them."""
 
     def __init__(self, **settings) -> None:
         self.settings = ProducerSettings(

@@ -1,4 +1,4 @@
-"""Where a consumer begins is known when its start returns: what a program sends after that is not passed over."""
+"""A consumer knows its start offsets when its start returns: messages sent after that are not skipped."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BROADCASTING = MessageModel.BROADCASTING
 
 @dataclass
 class Started:
-    """What a consumer got, and what it knew of its queues when its start returned."""
+    """The bodies that a consumer got, and the number of queues without an offset when its start returned."""
 
     bodies: list[bytes] = field(default_factory=list)
     unknown: int = 0

@@ -1,4 +1,4 @@
-"""Broadcasting: every member gets everything, nothing comes again. Source: behaviour.md §5.6, §8.8, §8.9."""
+"""Broadcasting: every member gets every message, without redelivery. Source: behaviour.md §5.6, §8.8, §8.9."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Handlers, and what becomes of messages after. Source: behaviour.md §8.8; remoting.md §4.3.5, §9.5."""
+"""Handlers, and the fate of messages afterwards. Source: behaviour.md §8.8; remoting.md §4.3.5, §9.5."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ QUEUE = MessageQueue("T", "broker-0", 0)
 
 
 class Clock:
-    """A wall clock that stands where a test puts it."""
+    """A wall clock that the test sets."""
 
     def __init__(self) -> None:
         self.at_ms = 1_700_000_000_000
@@ -168,7 +168,7 @@ async def test_the_offset_waits_for_the_slowest_handler():
 
 
 def ours(caplog):
-    """What consuming logged; not what clients of other tests have to say about their servers."""
+    """Return the log entries of the consume module, without those of clients of other tests."""
     return [entry for entry in caplog.records if entry.name == "rmqkit.client.consumer.consume"]
 
 

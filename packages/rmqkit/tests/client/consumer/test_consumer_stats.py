@@ -1,4 +1,4 @@
-"""How fast a topic is pulled and consumed. Source: behaviour.md §8.15."""
+"""The rates at which a topic is pulled and consumed. Source: behaviour.md §8.15."""
 
 from __future__ import annotations
 

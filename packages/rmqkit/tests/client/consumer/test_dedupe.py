@@ -1,4 +1,4 @@
-"""What has been handled is not handled again."""
+"""Deduplication: a handled message is not handled again."""
 
 from __future__ import annotations
 
@@ -215,8 +215,7 @@ ONE_BY_ONE = PushConsumerSettings(take_over_pause_ms=0, start_from=StartFrom.FIR
 
 @contextlib.asynccontextmanager
 async def three_orders(tmp_path):
-    """Orders 1, 1 and 2 in one queue: a producer that did not get its answer sent the first once more, under the same
-    unique key."""
+    """Store orders 1, 1 and 2 in one queue. The copy has the same unique key, as from a producer that retried."""
     async with Standalone(tmp_path / "store") as cluster, Producer("PG", cluster.namesrv_address) as producer:
         (queue, *_) = await producer.queues("Orders")
         sent = await producer.send(Message(topic="Orders", body=Order(1)), queue=queue)
@@ -339,7 +338,7 @@ def test_a_killed_consumer_leaves_the_effect_once(place, tmp_path, database):
 
 
 class Cut(fakeredis.FakeRedis):
-    """Redis that goes away after some calls."""
+    """A Redis whose connection breaks after some calls."""
 
     calls_left = 1
 

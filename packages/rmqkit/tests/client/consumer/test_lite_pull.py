@@ -65,7 +65,7 @@ class Topic:
 
 
 async def numbers(consumer, count):
-    """What is polled, at least so many."""
+    """Poll at least ``count`` messages and return their numbers."""
     seen = []
     while len(seen) < count:
         seen += [int(message.body) for message in await consumer.poll(10)]

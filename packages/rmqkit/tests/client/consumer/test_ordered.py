@@ -351,7 +351,7 @@ async def test_a_queue_is_kept_until_its_handler_has_ended():
             await until(lambda: running == [0], "the first handler")
             queue = MessageQueue("T", "broker-0", 0)
             await coordinator_of(consumer).change_queues([], [queue], is_shared=True)
-            assert consumer.held_queues() == {queue}, "somebody else would overtake the handler"
+            assert consumer.held_queues() == {queue}, "no other member may overtake the handler"
             assert UNLOCK not in it.codes()
             gate.set()
             coordinator_of(consumer).rebalance_soon()

@@ -1,4 +1,4 @@
-"""The process queue: what is held, what the offset is. Source: behaviour.md §8.6, §8.7."""
+"""The process queue: its messages and its offset. Source: behaviour.md §8.6, §8.7."""
 
 from __future__ import annotations
 

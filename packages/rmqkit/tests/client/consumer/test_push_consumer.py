@@ -33,7 +33,7 @@ QUICK = PushConsumerSettings(take_over_pause_ms=400, start_from=StartFrom.FIRST_
 
 
 class Received:
-    """A handler that writes down what it gets."""
+    """A handler that records its messages."""
 
     def __init__(self) -> None:
         self.messages = []
@@ -83,7 +83,7 @@ def _is_done(consumer, topic):
 
 
 async def test_what_is_sent_to_the_retry_topic_itself_goes_to_the_only_handler(tmp_path):
-    """It lacks RETRY_TOPIC: nobody took it, and it held the offset of the retry topic for ever."""
+    """It lacks RETRY_TOPIC. Before, no handler consumed it, and it blocked the offset of the retry topic forever."""
     assert await sent_to_the_retry_topic(tmp_path, "CG", "T") == ([bodies(1, 2)], 0)
 
 

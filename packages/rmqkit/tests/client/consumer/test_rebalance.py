@@ -1,4 +1,4 @@
-"""Who gets which queue. Source: behaviour.md §8.4."""
+"""The allocation of queues to clients. Source: behaviour.md §8.4."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a consumer reads of which topic. Source: behaviour.md §8.3."""
+"""The subscriptions of a consumer to topics. Source: behaviour.md §8.3."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The watchdog: which queues stand still, since when, and why. Source: behaviour.md §8.6, §8.10, §8.12."""
+"""The watchdog: stalled queues, with the start and the reason of the stall. Source: behaviour.md §8.6, §8.10, §8.12."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ def states(consumer):
 
 
 async def stalled_at_last(consumer, is_wanted=lambda one: True):
-    """The status of a queue that stands still: what it is told for may be another thing at first."""
+    """Wait for the status of a stalled queue that ``is_wanted`` accepts. The first report may have another reason."""
     found = []
     await until(lambda: found.extend(filter(is_wanted, consumer.status().stalled)) or found, "the report")
     return found[0]

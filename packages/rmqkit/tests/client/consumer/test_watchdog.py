@@ -1,4 +1,4 @@
-"""A handler that blocks the loop is named with its place, by the real thread that watches the loop."""
+"""The real watchdog thread names a handler that blocks the loop, with its place in the code."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def told(caplog):
 
 
 def told_of_handler(caplog):
-    """What was told of the handler: a slow machine may be told of while it starts, too."""
+    """Return the log lines about the handler. On a slow machine there can also be lines about the start."""
     return [text for text in told(caplog) if "handle), now " in text]
 
 

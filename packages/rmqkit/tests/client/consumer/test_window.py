@@ -1,4 +1,4 @@
-"""How many messages are held ready for handlers: few for slow ones, many for fast ones."""
+"""The number of messages held ready for handlers: few for slow handlers, many for fast ones."""
 
 from __future__ import annotations
 

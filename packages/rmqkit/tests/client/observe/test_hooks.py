@@ -1,4 +1,4 @@
-"""Hooks: what programs are told of sends and handlers. Source: behaviour.md §7.6."""
+"""Hooks: notifications of programs about sends and handlers. Source: behaviour.md §7.6."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FIRST = StartFrom.FIRST_OFFSET
 
 
 class Notes(Hook):
-    """Everything that is told, and properties for what is sent."""
+    """A hook that records all notifications and adds properties to sends."""
 
     def __init__(self, **properties: str) -> None:
         self.properties = properties

@@ -1,4 +1,4 @@
-"""What consumers and producers tell about themselves, as text. Source: behaviour.md §7.5."""
+"""The status of consumers and producers as text. Source: behaviour.md §7.5."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is held of popped messages, and how long. Source: behaviour.md §4.11, §8.13."""
+"""Popped messages in a client, and the time until they lapse. Source: behaviour.md §4.11, §8.13."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def message(offset: int, **fields):
 
 
 class PoppedQueue:
-    """What a group holds, with the workers that handle it, against a scripted broker."""
+    """The popped messages of a group, with the workers that handle them, against a scripted broker."""
 
     def __init__(self, handler=None, *, clock=None, is_ordered: bool = False, **settings) -> None:
         self.cluster = PopCluster()

@@ -1,4 +1,4 @@
-"""Which brokers are avoided and for how long. Source: behaviour.md §7.5."""
+"""Avoided brokers, and the duration of the avoidance. Source: behaviour.md §7.5."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""How long and how often a send is tried: pauses, the budget, time in line, one queue after the other.
+"""The tries of a send: their number and duration, pauses, the budget, time in line, order of queues.
 
-Here the pauses of a sender move its clock, so that a restart of ten seconds takes none.
+In these tests the pauses of a sender only move its clock, so that a restart of ten seconds takes no real time.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ async def running_trace(tracing=DEFAULT):
 
 
 def sent(trace, body=b"1", **outcome):
-    """One send is told."""
+    """Trace one send."""
     message = Message(topic="T", body=body, keys=["k"])
     result = SendResult(SendStatus.SEND_OK, ID, "offset-id", MessageQueue("T", "broker-0", 0), 0)
     values = {"result": result, "address": "127.0.0.1:1", "tried_ms": SYSTEM_CLOCK.now_ms(), "body_bytes": 1, **outcome}

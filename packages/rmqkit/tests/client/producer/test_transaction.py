@@ -46,7 +46,7 @@ def standalone(root):
 
 
 async def visible(namesrv, topic="T"):
-    """The bodies consumers see."""
+    """Return the bodies that consumers see."""
     async with PullConsumer("CG", namesrv) as consumer:
         found = [(await consumer.pull(queue, 0)).messages for queue in await consumer.queues(topic)]
     return sorted(message.body for messages in found for message in messages)

@@ -1,4 +1,4 @@
-"""What cannot be meant is refused where it is given, and what nobody reads or answers is told once."""
+"""Invalid values are refused at the call that passes them. Unread messages and missing answers are logged once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where name servers are, and which of them is asked. Source: behaviour.md §7.1; remoting.md §9.2."""
+"""The discovery of name servers, and the choice among them. Source: behaviour.md §7.1; remoting.md §9.2."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Clients and ``fork``: what was started belongs to the parent, the child starts anew or is told to.
+"""Clients and ``fork``: started clients belong to the parent. In the child they start again, or an error asks for it.
 
-Each program runs as its own process, so that forking does not touch the tests' threads.
+Each program runs in its own process, so that the fork does not affect the tests' threads.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ if __name__ == "__main__":
 
 
 def run(tmp_path: Path, program: str, loop: str, *, messages: int | None = None) -> str:
-    """What a program prints that is given a name server; afterwards topic T has so many messages."""
+    """Return the output of a program that gets a name server. Check the number of messages in topic T afterwards."""
     path = tmp_path / "program.py"
     path.write_text(PATIENT + program)
     with standalone(tmp_path) as namesrv:

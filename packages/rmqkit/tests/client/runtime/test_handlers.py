@@ -1,4 +1,4 @@
-"""What brokers ask of consumers, through our own broker and in their words.
+"""Brokers' requests to consumers, sent through our own broker or as scripted commands.
 
 Source: behaviour.md §5.3, §8.15; remoting.md §4.5, §6.4.11, §6.4.12.
 """
