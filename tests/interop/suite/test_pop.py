@@ -1,4 +1,4 @@
-"""POP consumers: brokers keep who has which message. Source: behaviour.md §4.7–§4.11, §8.13."""
+"""POP consumers: the broker stores which consumer holds which message. Source: behaviour.md §4.7–§4.11, §8.13."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def started(scene: Scene) -> PopConsumer:
 
 
 async def popped(consumer: PopConsumer, scene: Scene, count: int, **options: object) -> list[ReceivedMessage]:
-    """What is popped until there are so many."""
+    """Return popped messages as soon as there are ``count``."""
     found: list[ReceivedMessage] = []
     while len(found) < count:
         found += await consumer.pop(scene.topic, wait=5, **options)  # type: ignore[arg-type]
