@@ -18,7 +18,7 @@ def test_every_load_is_measured_at_both_brokers(monkeypatch):
         )
     assert len(told) == 5
     loads = [
-        row for row in rows if row["load"] != "wheel anew"
+        row for row in rows if row["load"] != "wheel again"
     ]  # this few messages are delivered before the first measurement
     assert [(row["load"], row["broker"], row["messages"]) for row in loads] == [
         ("sends for later", "ours", 1000),

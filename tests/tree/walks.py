@@ -6,7 +6,7 @@ is a plain socket. Objects that the first requests create, such as the queues of
 is traced without Spark.
 
 The program prints two counts: of all files, and of the files in `broker/`. Only code that handles the request itself is
-counted. Code that is only notified (`TOLD`) is not: the statistics, listeners of the dispatcher (waiting pulls and
+counted. Code that is only notified is not: the statistics, listeners of the dispatcher (waiting pulls and
 pops, slaves), the clock, and periodic work.
 """
 

@@ -357,7 +357,7 @@ def again(_: str) -> Facts:
 def scenario(name: str) -> Any:
     try:
         return globals()[name](f"{PREFIX}-{name}")
-    except Exception as error:  # noqa: BLE001 - told, beside what the others found
+    except Exception as error:  # noqa: BLE001 - reported next to the other results
         return {"error": f"{type(error).__name__}: {error}"}
 
 
