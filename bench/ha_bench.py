@@ -7,11 +7,11 @@
 =====================  ===============================================================================================
 figure                 how it is taken
 =====================  ===============================================================================================
-rate with a slave      ASYNC_MASTER, 256 sends under way on 8 connections, with one slave and without, by turns
+rate with a slave      ASYNC_MASTER, 256 sends in flight on 8 connections, with one slave and without, in turn
 lag                    at half that rate, every 2 ms: the master is asked for its log's end and the slave's acknowledged
                        end (GET_BROKER_HA_STATUS). The slave is behind by the time since the master was last asked and
                        its end was not beyond what the slave has now: at least the true lag, by up to one sample
-synchronous rate       SYNC_MASTER, inSyncReplicas 2, 64 connections with one send under way each, beside ASYNC_MASTER;
+synchronous rate       SYNC_MASTER, inSyncReplicas 2, 64 connections with one send in flight each, and ASYNC_MASTER;
                        messages per CPU second of master and slave together, beside Apache's
 catch-up               a slave is killed, its master takes so much more, the slave comes back: bytes acknowledged by
                        the seconds from its connection on, asked every 10 ms; and until its queues are as its master's

@@ -3,21 +3,21 @@
     python bench/metrics_bench.py [--rounds 60] [--messages 5000] [--body-bytes 1024]
     python bench/metrics_bench.py --instructions [--repetitions 2] [--messages 2048] [--body-bytes 1024]
 
-| Figure | What it is |
+| Figure | Meaning |
 |---|---|
 | ``cpu_us`` | user + system time of the process per message, the median of all rounds, without and with metrics |
 | ``per_second`` | messages per second, the same way; requests are ready bytes, so that the broker sets the pace |
-| ``cost_percent`` | how much more CPU time with metrics: the median of the rounds' ratios, and their quartiles |
+| ``cost_percent`` | the increase in CPU time with metrics: the median of the rounds' ratios, and their quartiles |
 | ``scrape`` | milliseconds of CPU time and bytes of one read of ``/metrics``, which the loads do not include |
 
 There are many short rounds and the sides take turns, so that other work on the machine affects both. Still the rounds
 vary by far more than the cost. ``--instructions`` counts the executed instructions with valgrind's callgrind, which no
 other process changes:
 
-| Figure | What it is |
+| Figure | Meaning |
 |---|---|
 | ``instructions`` | per message, from the read of a socket to the write of the answer, of each repetition |
-| ``cost_percent`` | how much more with metrics; each repetition has processes of its own |
+| ``cost_percent`` | the increase with metrics; each repetition has new processes |
 
 That is 98 % of a message's cost. The rest is uvloop's waiting, periodic work, which does not depend on the load, and
 one callback for each read with requests other than plain sends, which is too little to measure. Under callgrind a

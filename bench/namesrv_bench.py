@@ -1,4 +1,4 @@
-"""Route look-ups at our name server and at Apache's, side by side: answers per CPU second. Prints JSON.
+"""Route look-ups in our name server and in Apache's in one run: answers per CPU second. Prints JSON.
 
     python bench/namesrv_bench.py            needs Java 17 and Maven, for the other side
 

@@ -1,13 +1,13 @@
 """The cost of a pull in the broker, and of waiting pulls for a send: one JSON object (no sockets, one process, CPU
 time).
 
-| Figure | What is measured |
+| Figure | Measured work |
 |---|---|
 | ``pull_32_us`` | checks, read and answer of a pull of 32 messages of 1 KiB, inline subscription |
 | ``pull_32_registered_us`` | the same with the subscription of a heartbeat |
 | ``pull_sql_us`` | the same with an SQL92 expression that matches every message |
 | ``sql_verdict_us`` | one message through ``a > 5 AND region = 'hangzhou'`` |
-| ``send_us`` | a send, checks and answer included, that ends a pull held on its queue; alone and in a crowd by turns |
+| ``send_us`` | a send, with checks and answer, that ends a pull waiting on its queue; alone and in a crowd, in turn |
 
 The crowd is 10,000 pulls waiting on other queues, 1,000 consumer groups on the topic of the sends, or both.
 

@@ -3,7 +3,7 @@
     python bench/recovery_bench.py [--cases queues,log,no-checkpoint] [--queues 16000] [--mebibytes 2048]
 
 ==============  ======================================================================================================
-case            what is recovered
+case            recovered data
 ==============  ======================================================================================================
 queues          one message in each of many queues, none of them flushed
 log             a log of 1 KiB records with two keys each in 8 queues, killed under load

@@ -1,6 +1,6 @@
 """Measures the gain of `rmq broker --shards N` on the cores of this machine. Prints JSON.
 
-    python bench/shards_bench.py                     one shard beside two, by turns
+    python bench/shards_bench.py                     one shard and two, in turn
     python bench/shards_bench.py --shards 4 --clients 4
 
 One shard and N shards run all the time, each under its own parent. One of the two is loaded at a time, by the same

@@ -4,8 +4,8 @@
 
 Every figure is the median of some rounds, in which the ways take turns. *Hot* pages are in the page cache, *cold* ones
 were dropped from it before (``POSIX_FADV_DONTNEED``). A pull is 32 records of 1 KiB, adjacent or with records of other
-queues in between. Another process receives the data over loopback TCP. No figure has a limit: they are for people who
-choose defaults.
+queues in between. Another process receives the data over loopback TCP. The figures have no limits: they help to choose
+defaults.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class GoldenStore:
 
     Attributes:
         root: the store directory (``storePathRootDir``).
-        manifest: what the Java client saw; ``manifest["brokerConf"]`` has the file sizes.
+        manifest: the messages that the Java client read; ``manifest["brokerConf"]`` has the file sizes.
     """
 
     root: Path
@@ -33,9 +33,7 @@ class GoldenStore:
 
     @property
     def conf(self) -> str:
-        """Return the lines of the ``broker.conf`` that wrote the store, without ports: other tests may listen on
-        them.
-        """
+        """Return the lines of the store's ``broker.conf`` without ports, which other tests may use."""
         lines = self.manifest["brokerConf"].items()
         return "".join(f"{key}={value}\n" for key, value in lines if not key.endswith("Port"))
 

@@ -2,7 +2,7 @@
 message, and the time until it works again is measured.
 
 ======================  =============================================================================================
-clients                 what they do, over ten connections
+clients                 actions, over ten connections
 ======================  =============================================================================================
 40 producers            send numbered messages, and repeat sends that were not answered
 30 simple consumers     of one group: receive and acknowledge

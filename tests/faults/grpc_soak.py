@@ -4,7 +4,7 @@ forget the clients.
 Twenty visits run at once, each with a new client id, every fourth over a new connection:
 
 ==================  =================================================================================================
-visitor             what it does
+visitor             actions
 ==================  =================================================================================================
 producer            sends plain, ordered and delayed messages; recalls some of the delayed ones
 transaction         half messages: commits, rolls back, or leaves; another producer commits when asked

@@ -3,7 +3,7 @@
 One broker process; in this process, over 30 minutes (``--seconds``):
 
 =======================  ===========================================================================================
-client                   what it does
+client                   actions
 =======================  ===========================================================================================
 producer                 8 of 10 messages to `PLAIN`, 1 of 10 to `ORDERED` by sharding key
 transaction producer     1 of 10 to `DECIDED`: committed, rolled back, or decided when the broker asks

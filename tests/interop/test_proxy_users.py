@@ -1,5 +1,6 @@
 """Users at a proxy in front of a broker that requires signatures and has policies: Apache's proxy and `rmq proxy`
-answer the same calls of the same users alike, at Apache's broker and at ours. Source: grpc.md §2.2, §2.3, §11."""
+answer the same calls of the same users alike, in front of Apache's broker and of ours. Source: grpc.md §2.2, §2.3,
+§11."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""The trace topic and namespaces against a real Apache broker, beside Java clients that do the same.
+"""The trace topic and namespaces with a real Apache broker, compared with Java clients that do the same.
 
 Source: behaviour.md §7.11, §9.7; remoting.md §3.2, §7.7.
 """

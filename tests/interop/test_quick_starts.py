@@ -1,4 +1,4 @@
-"""The quick-starts of FastStream, Celery, kombu and OpenTelemetry, at our broker and at Apache's.
+"""The quick-starts of FastStream, Celery, kombu and OpenTelemetry, with our broker and with Apache's.
 
 Each program is the framework's own: from the README of its installed release, or from the page named with it. It runs
 unchanged in separate processes, except for the class or the URL of the broker.

@@ -1,4 +1,4 @@
-"""Each wheel alone in an empty environment, with nothing but what it depends on: every module of it can be imported.
+"""Each wheel alone in an empty environment, with only its dependencies: every module of it can be imported.
 
 A module may need a library that only an extra installs: its import then fails with the name of that library. In the
 client's environment mypy and pyright also check a program of ten lines.

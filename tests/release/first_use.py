@@ -4,7 +4,7 @@
 venv and pip, as a user does. The wheels of the other packages are in the same folder (``--find-links``):
 
 1. ``pip install 'WHEEL[server]'``, ``rmq standalone``, and README's client in a second process: the first message.
-2. ``pip install WHEEL``, with nothing but what a client needs: its size, and README's two clients against the same
+2. ``pip install WHEEL``, with only the dependencies of a client: its size, and README's two clients against the same
    broker. Then ``pip install 'WHEEL[testing]'`` and the tutorial's first test.
 
 Time is measured from the creation of each environment. Packages come from the index that this machine's pip uses.

@@ -5,7 +5,7 @@ rows and writes them to a topic with ``deliveryGuarantee=transactional``. At mom
 is killed (SIGKILL):
 
 =========  ===========================================================================================================
-who        what happens
+process    effect
 =========  ===========================================================================================================
 driver     all processes of the query, or only the driver's own, so that executors outlive it for a moment; a new one
            starts from the checkpoint

@@ -4,7 +4,7 @@ A producer sends numbered messages in batches while a query in a separate proces
 checkpoint. At times that the seed determines, a fault happens:
 
 =============  =======================================================================================================
-fault          what happens
+fault          effect
 =============  =======================================================================================================
 driver         SIGKILL for all processes of the query: while it starts, in a batch, or between two; then it is restarted
                from its checkpoint

@@ -1,4 +1,4 @@
-"""The same raw calls at Apache's proxy 5.4.0 and at our endpoint: field by field. Source: grpc.md §2–§9."""
+"""The same raw calls to Apache's proxy 5.4.0 and to our endpoint: field by field. Source: grpc.md §2–§9."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Apache's SDKs for gRPC at our endpoints and at Apache's proxy 5.4.0: their output must be the same everywhere.
+"""Apache's SDKs for gRPC with our endpoints and with Apache's proxy 5.4.0: their output must be the same everywhere.
 
-| Place | What answers |
+| Place | Server |
 |---|---|
 | ``broker`` | the endpoint inside our broker; at the end it is stopped and started again under load |
 | ``apache`` | Apache's proxy in local mode, a broker in its own process |

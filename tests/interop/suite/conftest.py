@@ -1,4 +1,4 @@
-"""The client suite: behaviours of our client, each at our broker and, unchanged, at Apache's.
+"""The client suite: behaviours of our client, each with our broker and, unchanged, with Apache's.
 
 A behaviour is a coroutine function that takes a `scene` (`scene.Scene`); those of a peer run together (`runner`).
 """
@@ -80,7 +80,7 @@ def with_runner(request: pytest.FixtureRequest, peer: Peer) -> Iterator[Peer]:
 
 @pytest.fixture
 def scene(peer: Peer) -> None:
-    """Stand for the scene that the runner creates on its loop."""
+    """Request the scene, which the runner creates on its loop."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before the plug-in that runs each coroutine on a loop of its own

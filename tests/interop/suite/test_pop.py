@@ -131,7 +131,7 @@ async def test_one_queue_is_popped(scene: Scene) -> None:
 
 
 async def test_every_member_pops_from_every_queue(scene: Scene) -> None:
-    """behaviour.md §8.13, §4.15: nobody owns a queue."""
+    """behaviour.md §8.13, §4.15: no member owns a queue."""
     await scene.create_topic(queues=1)
     handlers, release = [Received(), Received()], asyncio.Event()
 

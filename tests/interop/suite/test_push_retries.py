@@ -174,7 +174,7 @@ async def test_the_dead_letters_can_be_consumed_like_any_topic(scene: Scene) -> 
 
 
 async def test_a_failure_does_not_hold_up_what_follows(scene: Scene) -> None:
-    """behaviour.md §8.8: the offset passes what was sent back."""
+    """behaviour.md §8.8: the offset passes a message that was sent back."""
     await scene.create_topic()
     handler = Failing(ValueError("no stock"))
     consumer = scene.push_consumer()
