@@ -1,4 +1,4 @@
-"""An archive beside the log it was made of: the same messages read from both, in one run. Prints JSON.
+"""An archive compared with its log: the same messages read from both, in one run. Prints JSON.
 
     python bench/archive_bench.py --mib 512 --queues 16
 
@@ -6,7 +6,7 @@
 seal        CPU seconds and bytes of a segment for each GiB of log
 read        MiB a second, and CPU µs a message, of a consumer that reads all queues in turns of 32 messages: from the
             log through `MessageStore.get`, and from a folder through `Archive.get`
-cold seek   ms until the first 32 messages of a random place are there, with nothing of the segment in memory
+cold seek   ms until the first 32 messages from a random offset are read, with nothing of the segment in memory
 ==========  ==========================================================================================================
 """
 
@@ -34,7 +34,7 @@ FILE_BYTES = 128 << 20
 
 
 def fill(store: MessageStore, mib: int, queues: int) -> int:
-    """Messages of 1 KiB of text that compresses as JSON does; how many."""
+    """Store messages of 1 KiB of text that compresses as JSON does. Return their number."""
     choose, count = random.Random(1), mib * 1024 * 1024 // 1200
     words = [b'"%s":%d' % (bytes(choose.choices(b"abcdefghij", k=6)), choose.randrange(10**6)) for _ in range(4000)]
     for number in range(count):
@@ -44,7 +44,7 @@ def fill(store: MessageStore, mib: int, queues: int) -> int:
 
 
 def read(get: Callable[[int, int], GetResult], queues: int, ends: list[int]) -> dict[str, float]:
-    """Read everything, 32 messages of a queue and then of the next."""
+    """Read everything, 32 messages of a queue and then 32 of the next."""
     offsets, count, size = [0] * queues, 0, 0
     cpu, began = time.process_time(), time.perf_counter()
     while any(offset < end for offset, end in zip(offsets, ends, strict=True)):

@@ -1,8 +1,8 @@
-"""``python bench/arrow_bench.py``: reading a store as tables, beside decoding record by record; prints JSON.
+"""``python bench/arrow_bench.py``: reading a store as tables, compared with decoding record by record; prints JSON.
 
 A store of a million messages with bodies of 100 bytes (`bench.commands.sample_store`) is read in five ways, each a few
 times in turn; the figures are the best CPU seconds and wall seconds of this process. The other way is the plain decoder
-in a loop: what a program does that reads the files itself. Both find the same rows, or the program fails.
+in a loop, as in a program that reads the files itself. Both must find the same rows, or the program fails.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, this folder alone is on the path
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for a script, only its own folder is on the path
 import pyarrow.compute as pc
 
 from bench.commands.sample_store import write_log
@@ -31,7 +31,7 @@ Work = Callable[[], int]
 
 
 def naive(root: Path) -> Iterator[ReceivedMessage]:
-    """The messages of a store, one by one."""
+    """Yield the messages of a store."""
     for path in sorted((root / "commitlog").iterdir()):
         data, position = path.read_bytes(), 0
         while position < len(data) and not is_blank(data, position) and any(data[position : position + 8]):
@@ -41,7 +41,7 @@ def naive(root: Path) -> Iterator[ReceivedMessage]:
 
 
 def works(root: Path) -> dict[str, tuple[Work, Work]]:
-    """What is measured → ours, the other; each returns a number that both must have."""
+    """Return measured work → our way, the other way. Both must return the same number."""
     messages = dataset(root)
     wanted = (pc.field("topic") == _TOPIC) & (pc.field("queueId") == _QUEUE)
 
@@ -75,7 +75,7 @@ def works(root: Path) -> dict[str, tuple[Work, Work]]:
 
 
 def timed(work: Work) -> tuple[int, float, float]:
-    """What it returned, CPU seconds of this process, wall seconds."""
+    """Return the result of the work, its CPU seconds in this process, and its wall seconds."""
     began, cpu = time.perf_counter(), time.process_time()
     found = work()
     return found, time.process_time() - cpu, time.perf_counter() - began
@@ -95,7 +95,7 @@ def main() -> None:
             for number in range(given.rounds):
                 found, cpu_s, wall_s = timed(ours)
                 best["cpu_s"], best["wall_s"] = min(best["cpu_s"], cpu_s), min(best["wall_s"], wall_s)
-                if number == 0:  # the other way takes long enough for one round to be true
+                if number == 0:  # the other way takes so long that one round is exact enough
                     same, best["naive_cpu_s"], best["naive_wall_s"] = timed(other)
                     assert same == found, f"{name}: {found} rows, and {same} by the plain decoder"
             best["rows"] = found

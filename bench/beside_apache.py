@@ -1,8 +1,8 @@
-"""Runs a bench of ours with a real Apache broker beside it: what `rmq bench` measures of both in one run.
+"""Runs one of our benches with a real Apache broker too: `rmq bench` measures both in one run.
 
     python bench/beside_apache.py pop --json         the same as rmq bench pop --json --namesrv … --pid …
 
-Needs Java 17 and Maven, as `tests/interop` does. The broker has Apache's defaults where those of the tests are small.
+Needs Java 17 and Maven, as `tests/interop` does. The broker has Apache's defaults instead of the tests' small values.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Measures the broker beside Apache's, under the same Java load in one run. Prints JSON.
+"""Measures our broker and Apache's under the same Java load in one run. Prints JSON.
 
     python bench/broker_bench.py                     both brokers, interleaved, every load; ours with the compiled core
                                                      and, as "plain", without
@@ -8,7 +8,8 @@
     python bench/broker_bench.py --only ours --before ../old   ours of this checkout and of another one, interleaved
 
 Needs Java 17 and Maven, as `tests/interop` does. Both brokers run all the time, one is loaded at a time; CPU times are
-user + system of the broker's process per message. A round goes over all loads and both brokers; the median counts.
+user + system of the broker's process per message. A round runs all loads with both brokers; the figures are medians of
+the rounds.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ LOADS = {
     "256 in flight": ("inflight 256", 1.0),
     "batches of 32": ("batch 32", 2.0),
 }
-"""Load → its job and the share of the messages that it sends."""
+"""Load → its job, and the share of the messages that it sends."""
 
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 APACHE_CONF = {
@@ -53,7 +54,7 @@ APACHE_CONF = {
     "maxIndexNum": 20_000_000,
     "brokerFastFailureEnable": "false",
 }
-"""What the tests' small broker must have as Apache ships it."""
+"""Apache's defaults, instead of the values of the tests' small broker."""
 
 
 def main() -> None:
@@ -91,14 +92,14 @@ def main() -> None:
 
 @dataclass(slots=True)
 class Peer:
-    """A broker and the Java program that loads it."""
+    """A broker, and the Java program that loads it."""
 
     name: str
     pid: int
     load: subprocess.Popen[str]
 
     def run(self, job: str) -> dict[str, float]:
-        """One job: messages, seconds, and microseconds of the broker's CPU per message."""
+        """Run one job. Return messages, seconds, and microseconds of the broker's CPU per message."""
         user_before, before = cpu_seconds(self.pid)
         answer = self.ask(job).split()
         assert answer[0] == "done", f"{self.name}, {job}: {answer}"
@@ -123,13 +124,15 @@ class Peer:
 
 
 def sources(tree: Path) -> str:
-    """Return the folders of a checkout that Python imports rmqkit from, also of one from before there were packages."""
+    """Return the folders of a checkout from which Python imports rmqkit, also for a checkout older than the
+    packages.
+    """
     return os.pathsep.join(map(str, [*sorted(tree.resolve().glob("packages/*/src")), tree.resolve() / "src"]))
 
 
 @contextlib.contextmanager
 def peer(kit: ApacheKit, name: str, folder: Path, arguments: argparse.Namespace) -> Iterator[Peer]:
-    """A broker with nothing in its store, and its load."""
+    """Run a broker with an empty store, and its load."""
     work_dir = folder / name
     work_dir.mkdir()
     with contextlib.ExitStack() as stack:
@@ -154,7 +157,7 @@ def peer(kit: ApacheKit, name: str, folder: Path, arguments: argparse.Namespace)
 
 @contextlib.contextmanager
 def load_of(kit: ApacheKit, namesrv_addr: str, body_bytes: int, work_dir: Path) -> Iterator[subprocess.Popen[str]]:
-    """The Java program that does jobs against the broker behind a name server."""
+    """Run the Java program that sends jobs to the broker of a name server."""
     command = kit.jvm("interop.BrokerLoad", [namesrv_addr, body_bytes], heap_mb=400, work_dir=work_dir)
     load = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
@@ -164,13 +167,13 @@ def load_of(kit: ApacheKit, namesrv_addr: str, body_bytes: int, work_dir: Path) 
 
 
 def measure(peers: list[Peer], arguments: argparse.Namespace) -> dict[str, Any]:
-    """Median figures by load and broker, and ours against Apache's."""
+    """Return median figures by load and broker, and the ratios of ours to Apache's."""
     figures: dict[str, dict[str, list[dict[str, float]]]] = defaultdict(lambda: defaultdict(list))
     for each in peers:
-        each.run(f"inflight 256 {arguments.messages}")  # warms up both virtual machines
+        each.run(f"inflight 256 {arguments.messages}")  # warm up both JVMs
     for turn in range(arguments.rounds):
         sent = 0
-        peers.reverse()  # who comes first has the same chance to meet what else the machine does
+        peers.reverse()  # so that other work on the machine disturbs both alike
         for load, (job, share) in LOADS.items():
             count = int(arguments.messages * share)
             sent += count
@@ -200,8 +203,8 @@ def measure(peers: list[Peer], arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def table(figures: dict[str, Any], memory: dict[str, float]) -> Iterator[str]:
-    """A row for each load: the CPU of each broker for a message and the kernel's part of it, the ratios of messages for
-    a second of it and of rates, and what latency was measured."""
+    """Yield a row for each load: the CPU of each broker per message with the kernel's part, the ratios of messages per
+    CPU second and of rates, and the latency."""
     names = list(memory)
     ours = [name for name in ("ours", "plain") if {name, "apache"} <= memory.keys()]
     ratios = [f"{name} to Apache: CPU; rate" for name in ours]
@@ -227,13 +230,13 @@ def median_of(runs: list[dict[str, float]]) -> dict[str, float]:
 
 
 def anonymous_mb(pid: int) -> float:
-    """The memory of a process that is no file's."""
+    """Return the anonymous memory of a process in MB."""
     status = Path(f"/proc/{pid}/status").read_text()
     return round(int(status.partition("RssAnon:")[2].split()[0]) / 1024, 1)
 
 
 def cpu_seconds(pid: int) -> tuple[float, float]:
-    """What a process has used: in user mode, and in all."""
+    """Return the CPU seconds of a process: in user mode, and in all."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return int(fields[11]) / TICKS_PER_SECOND, (int(fields[11]) + int(fields[12])) / TICKS_PER_SECOND
 

@@ -1,11 +1,10 @@
-"""What verify, rebuild and recovery of a large store cost; prints JSON.
+"""The costs of verify, rebuild and recovery of a large store; prints JSON.
 
     python bench/check_bench.py [--gib 2] [--body-bytes 1024] [--directory /var/tmp] [--index]
 
-A store is filled by another process that ends without closing it, as after kill -9. Each case runs in a process of its
-own; seconds are of CPU and of the clock, ``gb_s`` and ``records_s`` are per second of CPU, ``for_10_gib_s`` is what
-10 GiB would take at that rate. The bytes are in the page cache unless the machine has less memory. Needs 1.2 times the
-space.
+Another process fills a store and exits without closing it, as after kill -9. Each case runs in a separate process.
+Seconds are CPU and wall seconds, ``gb_s`` and ``records_s`` are per CPU second, ``for_10_gib_s`` is the time of 10 GiB
+at that rate. The bytes are in the page cache unless the machine has less memory. Needs 1.2 times the space.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ def fill(root: Path, is_indexed: bool, store_bytes: int, body_bytes: int) -> Non
 def recover(root: Path, is_indexed: bool) -> None:
     store = MessageStore(root, settings(is_indexed))
     store.open()
-    os._exit(0)  # the abort file stays
+    os._exit(0)  # the abort file remains
 
 
 def rebuild_all(root: Path, is_indexed: bool) -> None:

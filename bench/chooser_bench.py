@@ -1,12 +1,12 @@
-"""Measures what somebody compares who chooses: rmqkit, Apache RocketMQ, Kafka and NATS JetStream, each with its usual
-asyncio client, one after the other in one run. Prints JSON; `--table` prints rows for
-a page on standard error, too.
+"""Compares messaging systems for a choice between them: rmqkit, Apache RocketMQ, Kafka and NATS JetStream, each with
+its usual asyncio client, one after the other in one run. Prints JSON; `--table` also prints rows for a page on standard
+error.
 
     python bench/chooser_bench.py --rounds 3
 
-Kafka (KRaft, one process) comes from Maven, NATS from Go modules, aiokafka and nats-py from
-`requirements/choosers.txt` into an environment of their own. What cannot be had is told with its reason. Every server
-runs with the settings it ships with: it acknowledges what the system has taken, and flushes to the disk a little later.
+Kafka (KRaft, one process) comes from Maven, NATS from Go modules, aiokafka and nats-py from `requirements/choosers.txt`
+into a separate environment. A system that cannot be installed is reported with the reason. Every server runs with its
+default settings: it acknowledges messages in the page cache, and flushes them to the disk a little later.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def main() -> None:
 
 
 def run_of(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """The figures of one system, on a store with nothing in it."""
+    """Return the figures of one system on an empty store."""
     kind = SYSTEMS[name]
     python = Path(sys.executable) if kind.startswith("rmqkit") else environment()
     with tempfile.TemporaryDirectory(prefix="rmq-bench-") as folder, contextlib.ExitStack() as stack:
@@ -119,7 +119,7 @@ def ours(folder: Path) -> Iterator[tuple[str, list[int]]]:
 
 @contextlib.contextmanager
 def apache(folder: Path) -> Iterator[tuple[str, list[int]]]:
-    kit = replace(prepare(default_version()), is_short_lived=False)  # with both compilers, as it ships
+    kit = replace(prepare(default_version()), is_short_lived=False)  # with both compilers, as by default
     with open_store_with_apache(kit, folder / "store", folder, APACHE_CONF) as pair:
         yield pair.namesrv_addr, [pair.broker.pid, pair.name_server.pid]
 
@@ -164,7 +164,7 @@ SERVERS = dict(zip(SYSTEMS, (ours, ours, apache, kafka, nats), strict=True))
 
 
 def nats_server() -> Path:
-    """The server in the version of `peers/nats/go.mod`. Raises Unavailable."""
+    """Return the server in the version of `peers/nats/go.mod`. Raises Unavailable."""
     folder = PEERS / "nats"
     program = cached("nats-server", sorted(folder.glob("*")))
     if not program.exists():
@@ -180,7 +180,7 @@ def nats_server() -> Path:
 
 
 def environment() -> Path:
-    """The interpreter that has the other clients. Raises Unavailable."""
+    """Return the interpreter that has the other clients. Raises Unavailable."""
     venv = ROOT / ".cache" / "bench-choosers"
     python = venv / "bin" / "python"
     if not python.exists():
@@ -194,13 +194,13 @@ def environment() -> Path:
 
 
 def anonymous_mb(pid: int) -> float:
-    """The memory of a process that is no file's."""
+    """Return the anonymous memory of a process in MB."""
     status = Path(f"/proc/{pid}/status").read_text()
     return int(status.partition("RssAnon:")[2].split()[0]) / 1024
 
 
 def middle(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """The median of every figure."""
+    """Return the median of every figure."""
     return {
         load: {name: statistics.median(run[load][name] for run in runs) for name in figures}
         for load, figures in runs[0].items()
@@ -221,7 +221,7 @@ ROWS = (
 
 
 def table(told: dict[str, dict[str, Any]]) -> str:
-    """Rows for a page: one for each kind of figures, a column for each system."""
+    """Return rows for a page: one for each kind of figures, with a column for each system."""
     lines = ["| | " + " | ".join(told) + " |", "|---|" + "---|" * len(told)]
     for label, load, names in ROWS:
         cells = [", ".join(f"{found[load][name]:,}" for name in names) for found in told.values()]

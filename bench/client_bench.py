@@ -1,12 +1,13 @@
-"""Measures our client beside other Python clients, against one real Apache broker in one run. Prints JSON.
+"""Measures our client and other Python clients with one real Apache broker in one run. Prints JSON.
 
     python bench/client_bench.py                     every client
     python bench/client_bench.py --messages 10000
 
-Needs Java 17 and Maven, as `tests/interop` does. The others are `rocketmq` (upon the C++ client) and `pyrocketmq` (upon
-the Java client), installed from `requirements/peers.txt` into an environment of their own; one that does not install
-or run is told with the reason. CPU is that of the client's process, user + system, per message: the least of three
-rounds. The last figures are the Java client's: from before the send to the handler at 500 messages a second.
+Needs Java 17 and Maven, as `tests/interop` does. The other clients are `rocketmq` (uses the C++ client) and
+`pyrocketmq` (uses the Java client), installed from `requirements/peers.txt` into a separate environment. A client that
+does not install or run is reported with the reason. CPU is that of the client's process, user + system, per message:
+the smallest of three rounds. The last figures are the Java client's: the time from before the send to the handler at
+500 messages a second.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from tests.interop.kit import default_version, prepare
 ROOT = Path(__file__).parents[1]
 PEERS = {"rocketmq (C++)": "cpp_client.py", "pyrocketmq (Java)": "jpype_client.py"}
 JPYPE_JARS = "4.9.4"
-"""The last line of versions in which the classes are where pyrocketmq looks for them."""
+"""The last versions in which the classes are where pyrocketmq expects them."""
 RUN_SECONDS_MAX = 400.0
 LATENCY = "latency 500 5"
 
@@ -97,7 +98,7 @@ def by_name(output: str) -> dict[str, Any]:
 
 
 def environment() -> Path | None:
-    """The interpreter that has the other clients, or None."""
+    """Return the interpreter that has the other clients, or None."""
     venv = ROOT / ".cache" / "bench-peers"
     python = venv / "bin" / "python"
     if not python.exists():

@@ -1,6 +1,6 @@
-"""Measures what a broker does with sends between the socket's bytes and its answer, with the compiled core and without,
-in one run. Prints JSON: the CPU microseconds for a message of 1 KiB, the best of the rounds. No socket, no kernel but
-the writes of the log and the queues.
+"""Measures a broker's handling of sends from the socket's bytes to its answer, with the compiled core and without, in
+one run. Prints JSON: the CPU microseconds for a message of 1 KiB, the best of the rounds. There are no sockets, and no
+system calls except the writes of the log and the queues.
 
     python bench/core_bench.py --rounds 5
 """
@@ -37,7 +37,7 @@ MESSAGES = 4_000
 
 
 class Peer:
-    """A connection that takes answers, and forgets them."""
+    """A connection that drops answers."""
 
     peer, peer_host, hops = "10.0.0.1:5", bytes.fromhex("0a000001 00000005"), ()
 
@@ -45,18 +45,18 @@ class Peer:
         self.active_ms = 0.0
 
     def send(self, answer: object) -> None:
-        """Forget it."""
+        """Drop the answer."""
 
     send_frame = send
 
     def hold(self) -> None:
-        """Long batches stop the reading."""
+        """Do nothing: long batches pause reading."""
 
     go_on = hold
 
 
 def frame(number: int, body: bytes, properties: str = "", code: int = RequestCode.SEND_MESSAGE_V2) -> bytes:
-    """One request as it comes."""
+    """Return one request as encoded bytes."""
     text = PROPERTIES.format(number) + properties
     header = SendMessageV2Request("p", "T", "TBW102", 4, number % 4, 0, 1_700_000_000_000 + number, 0, text, 0, False)
     header.batch = code == RequestCode.SEND_BATCH_MESSAGE
@@ -66,7 +66,7 @@ def frame(number: int, body: bytes, properties: str = "", code: int = RequestCod
 
 
 def reads() -> Iterator[tuple[str, list[bytes], int]]:
-    """Name, what each read brings, and how many messages that is."""
+    """Yield name, data of each read, and number of messages."""
     body = bytes(range(256)) * 4
     for name, count in LOADS.items():
         starts = range(0, MESSAGES, count)
@@ -78,7 +78,7 @@ def reads() -> Iterator[tuple[str, list[bytes], int]]:
 
 
 async def measure(folder: Path, rounds: int) -> dict[str, float]:
-    """Load → microseconds of CPU for a message."""
+    """Return load → microseconds of CPU per message."""
     best: dict[str, float] = {}
     store = StoreSettings(commit_log_file_bytes=256 << 20, flush_interval_ms=60_000)
     settings = BrokerSettings(listen_port=0, bind_address="127.0.0.1")

@@ -3,10 +3,10 @@
     python bench/delay_bench.py                                  against an `rmq standalone` started here
     python bench/delay_bench.py --pending 100000 --seconds 10    smaller and shorter
 
-The pending messages lie over nine levels of an hour and more; the stream that becomes due meanwhile comes over nine
-levels of 2 to 10 s. The error of a delivery is the store time of the delivered copy minus the time the message was sent
-and its delay (so it counts the send, too); a consumer that waits with long polling sees it arrive a little later. What
-is measured, and for messages that wait for a second: `bench.commands.timer`, `rmq bench timer`.
+The pending messages are on nine levels of an hour and more. The stream that becomes due meanwhile is on nine levels of
+2 to 10 s. The error of a delivery is the store time of the delivered copy minus the time of the send and its delay, so
+it includes the send. A consumer with long polling gets the message a little later. The figures are those of
+`bench.commands.timer` (`rmq bench timer`), which measures timed messages.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def main() -> None:
 
 @contextlib.contextmanager
 def server() -> Iterator[tuple[str, int]]:
-    """A standalone; its name server's address and its process."""
+    """Run a standalone. Yield its name server's address and its process id."""
     with tempfile.TemporaryDirectory(prefix="rmq-bench-") as folder:
         config = Path(folder) / "broker.conf"
         config.write_text(f"messageDelayLevel={LEVELS}\n")

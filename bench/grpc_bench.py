@@ -1,4 +1,4 @@
-"""The gRPC endpoint beside Apache's proxy 5.4.0 in local mode: the same client load at both in one run. Prints JSON.
+"""Our gRPC endpoint and Apache's proxy 5.4.0 in local mode under the same client load in one run. Prints JSON.
 
     python bench/grpc_bench.py                             our broker's endpoint, `rmq proxy`, and Apache's; minutes
     python bench/grpc_bench.py --out bench/figures/grpc.json
@@ -9,14 +9,14 @@ send                       1 KiB, 32 in flight
 receive and ack            receives of 32, and an ack for each message
 one message                p50 from the send, and from when it was stored (whole ms), until a held receive of a push
                            consumer has it
-held receives              memory they add, CPU while they wait, of one core
+held receives              their memory, and CPU while they wait, of one core
 ready                      ms from the start of `rmq standalone` with the port for gRPC, and without it and its extra
 =========================  ============================================================================================
 
-All servers run all the time, and one is loaded at a time: a round goes over all loads and servers, and the median
-counts. CPU is user + system of all processes of a server that a message goes through: of `rmq proxy` and of the broker
-behind it. Rounds before those that count warm up a virtual machine. The load is grpc's own client in this process,
-which costs as much as a server. Needs Java 17 and Maven, as `tests/interop` does.
+All servers run all the time, and one is loaded at a time. A round runs all loads with all servers; the figures are
+medians of the rounds. CPU is user + system of all processes that handle a message: for `rmq proxy` this includes the
+broker behind it. The first rounds only warm up a JVM. The load is grpc's own client in this process, which costs as
+much as a server. Needs Java 17 and Maven, as `tests/interop` does.
 """
 
 from __future__ import annotations
@@ -52,20 +52,20 @@ TOPIC, QUIET_TOPIC, GROUP = "bench-grpc", "bench-grpc-quiet", "bench-grpc-group"
 BODY_BYTES = 1024
 IN_FLIGHT = 32
 PAUSE_SECONDS = 0.02
-"""Between two messages whose way is timed."""
+"""Pause between two messages whose latency is measured."""
 HELD_OF_ONE_CLIENT = 100
 METHODS = {method.name: method for method in methods()}
 TICKS = os.sysconf("SC_CLK_TCK")
 
 OK, NOT_FOUND = 20000, 40401
-"""What a receive is answered: with messages, or that none came."""
+"""Codes of a receive's answer: with messages, or without."""
 
 Figures = dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """One that answers gRPC; ``pids``: all processes that a message goes through."""
+    """A gRPC server. ``pids``: all processes that handle a message."""
 
     name: str
     grpc_addr: str
@@ -74,7 +74,7 @@ class Server:
     pids: tuple[int, ...]
 
     def cpu_seconds(self) -> float:
-        """CPU time of its processes until now."""
+        """Return the CPU time of its processes so far."""
         found = 0
         for pid in self.pids:
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -82,7 +82,7 @@ class Server:
         return found / TICKS
 
     def memory_mb(self) -> float:
-        """Anonymous memory of its processes."""
+        """Return the anonymous memory of its processes."""
         found = 0
         for pid in self.pids:
             lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
@@ -107,12 +107,12 @@ class Load:
         return make(method.path, method.request.SerializeToString, method.response.FromString)
 
     async def join(self, client: str = "bench", topic: str = TOPIC) -> None:
-        """Open a stream with a push consumer's settings, as receives need it at Apache's."""
+        """Open a stream with a push consumer's settings, which Apache's proxy needs for receives."""
         stream = self._stub("Telemetry")(metadata=of_client(client))
         subscription = {"group": {"name": GROUP}, "subscriptions": [{"topic": {"name": topic}}]}
         await stream.write(METHODS["Telemetry"].request(settings={"client_type": 2, "subscription": subscription}))
         await stream.read()
-        self._stream = stream  # kept: it is open for as long as somebody holds it
+        self._stream = stream  # keep it: a stream is open only while it is referenced
 
     async def close(self) -> None:
         """Close the connection, and all calls with it."""
@@ -135,7 +135,7 @@ class Load:
         await asyncio.gather(*(keep_sending() for _ in range(IN_FLIGHT)))
 
     async def receive_one(self, client: str = "bench", topic: str = TOPIC) -> list[Any]:
-        """The messages of one receive of a push consumer."""
+        """Return the messages of one receive of a push consumer."""
         queue = {"topic": {"name": topic}, "broker": {"name": "broker-a"}}
         request = METHODS["ReceiveMessage"].request(
             group={"name": GROUP}, message_queue=queue, batch_size=32, auto_renew=True
@@ -164,14 +164,14 @@ class Load:
             await asyncio.gather(*map(self.ack, messages))
 
     async def cost(self, work: Any, count: int) -> Figures:
-        """CPU of a message, and how many went through in a second."""
+        """Return the CPU time per message, and the messages per second."""
         cpu, began = self.server.cpu_seconds(), time.perf_counter()
         await work(count)
         seconds, cpu_seconds = time.perf_counter() - began, self.server.cpu_seconds() - cpu
         return {"cpu_us": cpu_seconds / count * 1e6, "messages_per_second": count / seconds}
 
     async def latency(self, count: int) -> Figures:
-        """ms until a held receive has what is sent, one message at a time."""
+        """Return the ms until a waiting receive gets the sent message, one message at a time."""
         after_send, after_store = [], []
         for _ in range(count):
             held = asyncio.ensure_future(self.receive_one())
@@ -186,7 +186,7 @@ class Load:
         return {"p50_ms": statistics.median(after_send), "p50_ms_after_stored": statistics.median(after_store)}
 
     async def held(self, count: int, seconds: float) -> Figures:
-        """What receives cost that wait for a message which does not come."""
+        """Return the cost of receives that wait for a message which does not arrive."""
         memory = self.server.memory_mb()
         clients = [Load(self.server) for _ in range(-(-count // HELD_OF_ONE_CLIENT))]
         for number, client in enumerate(clients):
@@ -195,14 +195,14 @@ class Load:
             asyncio.ensure_future(client.receive_one(f"bench-{number}", QUIET_TOPIC))
             for _, (number, client) in zip(range(count), itertools.cycle(enumerate(clients)), strict=False)
         ]
-        # A turn of the server behind all of them, and what it does with them then.
+        # One send, so that the server has handled all of them, and its first work for them.
         await self.send_one()
         await asyncio.sleep(seconds / 5)
         cpu, began = self.server.cpu_seconds(), time.perf_counter()
         await asyncio.sleep(seconds)
         at_rest = (self.server.cpu_seconds() - cpu) / (time.perf_counter() - began) * 100
         more = self.server.memory_mb() - memory
-        assert not any(receive.done() for receive in waiting), "a receive was not held"
+        assert not any(receive.done() for receive in waiting), "every receive waits"
         for client in clients:
             await client.close()
         await asyncio.gather(*waiting, return_exceptions=True)
@@ -215,7 +215,7 @@ def of_client(client: str = "bench") -> tuple[tuple[str, str], ...]:
 
 
 async def measure(servers: list[Server], options: argparse.Namespace) -> dict[str, dict[str, Figures]]:
-    """Medians by load and server."""
+    """Return medians by load and server."""
     taken: dict[str, dict[str, list[Figures]]] = {}
     async with AsyncExitStack() as stack:
         loads = []
@@ -229,7 +229,7 @@ async def measure(servers: list[Server], options: argparse.Namespace) -> dict[st
         for turn in range(-options.warm_ups, options.rounds):
             for what in ("send", "receive and ack", "one message", "held receives"):
                 for load in loads:
-                    await load.join()  # Apache's proxy forgets a client that it does not hear of for two minutes
+                    await load.join()  # Apache's proxy forgets a client that is silent for two minutes
                     match what:
                         case "send":
                             figures = await load.cost(load.send, options.messages)
@@ -250,7 +250,7 @@ def medians(rounds: list[Figures]) -> Figures:
 
 
 def ratios(figures: dict[str, dict[str, Figures]]) -> dict[str, dict[str, float]]:
-    """Of ours by Apache's: messages per CPU second, and the time of one message."""
+    """Return ratios of ours to Apache's: messages per CPU second, and the time of one message."""
     found: dict[str, dict[str, float]] = {}
     for what, key in (("send", "cpu_us"), ("receive and ack", "cpu_us"), ("one message", "p50_ms")):
         by_name = dict(figures[what])
@@ -264,7 +264,7 @@ def ratios(figures: dict[str, dict[str, Figures]]) -> dict[str, dict[str, float]
 
 @contextmanager
 def standalone(folder: Path, grpc_port: int) -> Iterator[tuple[ServerProcess, dict[str, str]]]:
-    """A name server and a broker of ours, and the addresses in their ready line."""
+    """Run a name server and a broker of ours. Yield the process and the addresses of its ready line."""
     folder.mkdir()
     command = [RMQ, "standalone", "--namesrv-port", "0", "--port", "0", "--store", folder / "store"]
     command += ["--set", f"grpcServerPort={grpc_port}", "--set", "brokerName=broker-a"]
@@ -275,7 +275,7 @@ def standalone(folder: Path, grpc_port: int) -> Iterator[tuple[ServerProcess, di
 
 @contextmanager
 def running(folder: Path, *, with_apache: bool) -> Iterator[list[Server]]:
-    """All servers: a broker's own endpoint, `rmq proxy` before another broker, and Apache's proxy."""
+    """Run all servers: a broker with its endpoint, `rmq proxy` in front of another broker, and Apache's proxy."""
     with ExitStack() as stack:
         process, told = stack.enter_context(standalone(folder / "ours", 0))
         found = [Server("ours", told["grpc"], told["namesrv"], told["broker"], (process.pid,))]
@@ -291,7 +291,7 @@ def running(folder: Path, *, with_apache: bool) -> Iterator[list[Server]]:
 
 
 def ready_ms(folder: Path, starts: int) -> dict[str, float]:
-    """ms until `rmq standalone` is ready, with the port for SDKs of 5.x and without, started in turn."""
+    """Return the ms until `rmq standalone` is ready, with the gRPC port and without it, started in turn."""
     taken: dict[str, list[float]] = {"with gRPC": [], "without": []}
     for number in range(starts):
         for name, port in (("with gRPC", 0), ("without", -1)):
@@ -317,7 +317,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    """All figures."""
+    """Return all figures."""
     with tempfile.TemporaryDirectory(prefix="rmq-bench-") as name:
         folder = Path(name)
         ready = ready_ms(folder, options.starts)

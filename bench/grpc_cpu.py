@@ -1,12 +1,13 @@
-"""What the gRPC endpoint costs between the socket's bytes and its answers, in a broker of this process. Prints JSON:
-the CPU microseconds of a call, or of a received message, the best of the rounds. No socket; the store writes its log.
+"""The cost of the gRPC endpoint from the socket's bytes to its answers, in a broker of this process. Prints JSON: the
+CPU microseconds of a call, or of a received message, the best of the rounds. There are no sockets; the store writes its
+log.
 
     python bench/grpc_cpu.py
     python bench/grpc_cpu.py --beside ../other          also for another checkout, in the same run
     python bench/grpc_cpu.py --profile send             where the time goes
 
-The calls are made as SDKs make them: 1 KiB bodies, the usual headers, those that change with each call as literals.
-What making the calls and reading the answers costs is not counted.
+The calls are like those of SDKs: 1 KiB bodies, the usual headers, and headers that change with each call as literals.
+The cost of making the calls and reading the answers is not included.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ DATA, HEADERS = 0, 1
 
 
 class Transport(asyncio.Transport):
-    """Takes what is written."""
+    """A transport that stores the written bytes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,7 +81,7 @@ def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
 
 
 class Client:
-    """Calls over one connection that has no socket."""
+    """A client with one connection that has no socket."""
 
     def __init__(self, service: GrpcService, *, is_huffman: bool) -> None:
         self._transport = Transport()
@@ -95,7 +96,7 @@ class Client:
         self._profile: cProfile.Profile | None = None
 
     def call(self, name: str, request: Any) -> bytes:
-        """A call's frames."""
+        """Return the frames of a call."""
         method, number = METHODS[name], self._next_id
         self._next_id += 2
         headers: list[Any] = [
@@ -113,7 +114,9 @@ class Client:
         return frame(HEADERS, 4, number, block) + frame(DATA, 1, number, body)
 
     async def answers(self, data: bytes, count: int) -> tuple[float, bytes]:
-        """Have the endpoint read some bytes; CPU seconds until so many calls are answered, and what was written."""
+        """Let the endpoint read some bytes. Return the CPU seconds until ``count`` calls are answered, and the written
+        bytes.
+        """
         written = self._transport.written
         written.clear()
         began, ended, at = time.process_time(), 0, 0
@@ -134,7 +137,7 @@ class Client:
 
 
 def messages_in(written: bytes) -> Iterator[bytes]:
-    """The messages of gRPC in some frames, each call's behind those of the one before."""
+    """Yield the gRPC messages in some frames, call after call."""
     bodies: dict[int, bytes] = {}
     at = 0
     while at < len(written):
@@ -178,7 +181,7 @@ async def send(client: Client, calls: int, count: int) -> float:
 async def receive(
     client: Client, calls: int, count: int, profiles: dict[str, cProfile.Profile | None]
 ) -> tuple[float, float]:
-    """CPU seconds of a message, for receives of 32 and for its ack."""
+    """Return the CPU seconds per message, for receives of 32 and for the acks."""
     receiving = acking = 0.0
     got = 0
     queue = {"topic": {"name": TOPIC}, "broker": {"name": "broker-a"}}
@@ -200,7 +203,7 @@ async def receive(
                 system = item.message.system_properties
                 entry = {"message_id": system.message_id, "receipt_handle": system.receipt_handle}
                 acks.append(METHODS["AckMessage"].request(entries=[entry], **names))
-        assert acks, "messages were sent"
+        assert acks, "there are messages to acknowledge"
         got += len(acks)
         for first in range(0, len(acks), calls):
             some = acks[first : first + calls]

@@ -1,26 +1,26 @@
-"""Measures replication: what a slave costs its master, how far it is behind, and how fast it catches up.
+"""Measures replication: the cost of a slave for its master, its lag, and its speed of catching up.
 
-    python bench/ha_bench.py                     ours, and beside it two Apache brokers (needs Java 17 and Maven)
+    python bench/ha_bench.py                     ours, and two Apache brokers (needs Java 17 and Maven)
     python bench/ha_bench.py --only ours
     python bench/ha_bench.py --gib 10            a slave that was stopped 10 GiB ago
 
 =====================  ===============================================================================================
 figure                 how it is taken
 =====================  ===============================================================================================
-rate with a slave      ASYNC_MASTER, 256 sends under way on 8 connections, with one slave and without, by turns
+rate with a slave      ASYNC_MASTER, 256 sends in flight on 8 connections, with one slave and without, in turn
 lag                    at half that rate, every 2 ms: the master is asked for its log's end and the slave's acknowledged
                        end (GET_BROKER_HA_STATUS). The slave is behind by the time since the master was last asked and
                        its end was not beyond what the slave has now: at least the true lag, by up to one sample
-synchronous rate       SYNC_MASTER, inSyncReplicas 2, 64 connections with one send under way each, beside ASYNC_MASTER;
+synchronous rate       SYNC_MASTER, inSyncReplicas 2, 64 connections with one send in flight each, and ASYNC_MASTER;
                        messages per CPU second of master and slave together, beside Apache's
 catch-up               a slave is killed, its master takes so much more, the slave comes back: bytes acknowledged by
                        the seconds from its connection on, asked every 10 ms; and until its queues are as its master's
 =====================  ===============================================================================================
 
-First ours run alone: on a small machine idle Java brokers take what a slave needs. Then Apache's start beside them. One
-master is loaded at a time; a round goes over all of them, every second one backwards, the first one warms up and is not
-counted; medians count, of ratios those of each round's. CPU is user + system of the brokers, each of which is one
-process, and of the thread that loads. Prints JSON; progress and tables go to standard error.
+First our brokers run alone: on a small machine idle Java brokers use CPU time that a slave needs. Then Apache's start
+too. One master is loaded at a time. A round runs all of them, every second round backwards; the first round is a
+warm-up and not counted. The figures are medians, and medians of the rounds' ratios. CPU is user + system of the
+brokers, each of which is one process, and of the loading thread. Prints JSON; progress and tables go to standard error.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from tests.ports import free_ports
 IN_SYNC_SECONDS = 120.0
 CATCH_UP_SECONDS = 600.0
 TOP, SENDERS = (8, 32), (64, 1)
-"""Connections, and sends under way on each."""
+"""Number of connections, and of concurrent sends on each."""
 
 CONF: Mapping[str, object] = {"brokerIP1": HOST, "brokerIP2": HOST, "slaveReadEnable": "true"}
 SYNC: Mapping[str, object] = {"brokerRole": "SYNC_MASTER", "inSyncReplicas": 2}
@@ -74,10 +74,10 @@ Running = tuple[ServerProcess, str]
 
 @dataclass
 class Group:
-    """A master, and maybe its slave.
+    """A master, and perhaps its slave.
 
     Attributes:
-        start_slave: starts it over the store it had before.
+        start_slave: starts the slave over its previous store.
     """
 
     name: str
@@ -91,43 +91,43 @@ class Group:
         return self.master[1]
 
     def attach(self) -> str:
-        """Start the slave and wait until it is in sync; returns its address."""
+        """Start the slave and wait until it is in sync. Return its address."""
         address = self.begin_to_attach()
         wait_until(self.is_in_sync, IN_SYNC_SECONDS, f"slave of {self.name} in sync")
         return address
 
     def begin_to_attach(self) -> str:
-        """Start the slave; returns its address."""
+        """Start the slave. Return its address."""
         assert self.start_slave is not None, f"{self.name} has a slave"
         self.slave = self._held.enter_context(self.start_slave())
         return self.slave[1]
 
     def detach(self) -> None:
-        """SIGKILL for the slave."""
+        """Kill the slave (SIGKILL)."""
         self._held.close()
         self.slave = None
 
     def is_in_sync(self) -> bool:
-        """Whether the slave has the whole log."""
+        """Return True if the slave has the whole log."""
         state = self.replication()
         return [one.slave_ack_offset for one in state.ha_connection_info] == [state.master_commit_log_max_offset]
 
     def replication(self) -> HaRuntimeInfo:
-        """What the master knows of itself and its slave."""
+        """Return the master's state of itself and its slave."""
         return decode_as(ask(self.address, Command(RequestCode.GET_BROKER_HA_STATUS)).payload, HaRuntimeInfo)
 
     def cpu_seconds(self) -> tuple[float, float]:
-        """Of master and slave."""
+        """Return the CPU seconds of master and slave."""
         return _cpu_seconds(self.master[0].pid), _cpu_seconds(self.slave[0].pid) if self.slave else 0.0
 
 
 def _cpu_seconds(pid: int) -> float:
-    return time.clock_gettime(~pid << 3 | 2)  # clock_getcpuclockid(3): exact, where /proc counts in 10 ms
+    return time.clock_gettime(~pid << 3 | 2)  # clock_getcpuclockid(3): exact, unlike /proc, which counts in 10 ms
 
 
 @contextlib.contextmanager
 def ours(folder: Path) -> Iterator[list[Group]]:
-    """Without a slave, with one, and synchronous."""
+    """Run our brokers: without a slave, with one, and synchronous."""
     with ExitStack() as stack:
         _, namesrv = stack.enter_context(run_name_server(folder))
         run = partial(run_ours, folder, namesrv)
@@ -137,7 +137,7 @@ def ours(folder: Path) -> Iterator[list[Group]]:
 
 @contextlib.contextmanager
 def apache(folder: Path) -> Iterator[list[Group]]:
-    """With a slave, and synchronous."""
+    """Run Apache's brokers: with a slave, and synchronous."""
     kit = replace(prepare(default_version()), is_short_lived=False)
     home = folder / "apache-namesrv"
     home.mkdir()
@@ -178,7 +178,7 @@ def group(
     *,
     has_slave: bool = True,
 ) -> Iterator[Group]:
-    """Its brokers, with the topic."""
+    """Run the brokers of a group, with the topic."""
     conf = {"brokerName": name.replace(", ", "-").replace(" ", "-"), "brokerClusterName": "Bench"}
     with run({**conf, **role, "brokerId": 0}) as master:
         set_queues(master[1], TOPIC, QUEUES)
@@ -204,7 +204,7 @@ RATIOS = [
     ("256 under way", "ours, sync", "apache, sync", PER_CPU),
     ("256 under way", "ours, async", "apache, async", PER_CPU),
 ]
-"""Load, who and by whom, of what. The first three have goals."""
+"""Load, the two groups of the ratio, and the figure. The first three have goals."""
 
 COLUMNS = {RATE: 21, "master_cpu_us": 15, "slave_cpu_us": 14, "load_cpu_us": 13, PER_CPU: 25}
 RATIO_GOALS = (0.8, 0.5, 1.0)
@@ -214,7 +214,7 @@ LAG_MS_MAX, CATCH_UP_MB_MIN = 50, 300
 def measure(
     load: Load, everybody: list[Group], arguments: argparse.Namespace, newcomers: Sequence[Group] = ()
 ) -> dict[str, Any]:
-    """Rates and ratios of all, lag and catch-up of the newcomers."""
+    """Return rates and ratios of all groups, and lag and catch-up of the newcomers."""
     runs: dict[str, dict[str, list[dict[str, float]]]] = defaultdict(lambda: defaultdict(list))
     for turn in range(arguments.rounds + 1):
         for what, shape, share in (("256 under way", TOP, 1.0), ("64 senders", SENDERS, 0.5)):
@@ -241,13 +241,13 @@ def measure(
 
 
 def rate(load: Load, group: Group, count: int, shape: tuple[int, int]) -> dict[str, float]:
-    """One run: messages per second, and microseconds of CPU per message."""
+    """Run once. Return messages per second, and microseconds of CPU per message."""
     if group.slave:
         wait_until(group.is_in_sync, IN_SYNC_SECONDS, f"slave of {group.name} in sync")
     before, own = group.cpu_seconds(), time.thread_time()
     seconds = load.run(group.address, count, *shape)
     load_us = (time.thread_time() - own) / count * 1e6
-    if group.slave:  # what the slave has still to do belongs to these messages
+    if group.slave:  # the slave's remaining work belongs to these messages
         wait_until(group.is_in_sync, IN_SYNC_SECONDS, f"slave of {group.name} in sync")
     master_us, slave_us = ((after - b) / count * 1e6 for after, b in zip(group.cpu_seconds(), before, strict=True))
     return {
@@ -264,13 +264,13 @@ def medians(runs: list[dict[str, float]]) -> dict[str, float]:
 
 
 def ratio(by_name: Mapping[str, list[dict[str, float]]], one: str, other: str, name: str) -> float:
-    """The median of the rounds' ratios: who is next to each other in time is compared."""
+    """Return the median of the rounds' ratios, each of two groups measured at nearly the same time."""
     pairs = zip(by_name[one], by_name[other], strict=True)
     return round(statistics.median(left[name] / right[name] for left, right in pairs), 2)
 
 
 def catch_up(load: Load, group: Group, size: int) -> dict[str, float]:
-    """Stop the slave, have its master take so many bytes, start it, and look how it comes on."""
+    """Stop the slave, send this number of bytes to its master, start the slave, and measure its progress."""
     wait_until(group.is_in_sync, IN_SYNC_SECONDS, f"slave of {group.name} in sync")
     group.detach()
     goal = group.replication().master_commit_log_max_offset + size
@@ -312,7 +312,7 @@ def _queue_ends(address: str) -> list[int]:
 
 
 def goals(phases: Mapping[str, Any]) -> list[tuple[str, float, str, bool]]:
-    """What has to be reached: its name, the value, the bound, and whether it is."""
+    """Return the goals: name, value, bound, and True if it is reached."""
     found: list[tuple[str, float, str, bool]] = []
     for phase in phases.values():
         known = {name for name, *_ in found}
@@ -329,7 +329,7 @@ def goals(phases: Mapping[str, Any]) -> list[tuple[str, float, str, bool]]:
 
 
 def table(name: str, phase: Mapping[str, Any]) -> str:
-    """One phase, for people."""
+    """Return the table of one phase."""
     lines = [f"== {name}"]
     for what, by_name in phase["rates"].items():
         lines.append(f"{what:24}" + "".join(f"{column:>{width}}" for column, width in COLUMNS.items()))

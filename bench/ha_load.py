@@ -1,5 +1,5 @@
-"""The load on the masters that `ha_bench` measures: one thread that writes frames made before, some microseconds each,
-so that master and slave have the machine.
+"""The load on the masters that `ha_bench` measures: one thread that writes prepared frames, some microseconds each, so
+that master and slave can use the CPU.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ SUCCESS = b'"code":0,'
 
 
 class Load:
-    """Sends from one thread; every answer has to be a success."""
+    """A sender with one thread. Every answer must be a success."""
 
     def __init__(self, body_bytes: int) -> None:
         self._frames = [_send_frame(number, body_bytes) for number in range(FRAMES)]
 
     def run(self, address: str, count: int, connections: int, under_way: int) -> float:
-        """Send so many messages; returns the seconds."""
+        """Send ``count`` messages. Return the seconds."""
         frames = cycle(self._frames)
         with Connections(address, connections) as peers:
             begun, left, answered = time.perf_counter(), count, 0
@@ -56,7 +56,7 @@ class Load:
             return time.perf_counter() - begun
 
     def paced(self, address: str, rate: float, seconds: float) -> dict[str, float]:
-        """Send at a steady rate; returns how far the slave was behind, in ms."""
+        """Send at a steady rate. Return the slave's lag in ms."""
         frames, lag, sent, answered = cycle(self._frames), Lag(), 0, 0
         with Connections(address, PACED_CONNECTIONS) as peers, Connections(address, 1) as asking:
             begun, turns = time.perf_counter(), cycle(peers.all)
@@ -99,20 +99,20 @@ class Connections:
             peer.close()
 
     def answers(self, timeout_seconds: float | None) -> Iterator[tuple[socket.socket, int]]:
-        """Who got answers, and how many, after waiting for the first. Only successes are counted: one that is none is
-        missing in the end."""
+        """Yield the sockets that got answers, with their number, after waiting for the first. Only successes are
+        counted, so a failure shows at the end as a missing answer."""
         ready = self._selector.select(SILENT_SECONDS_MAX if timeout_seconds is None else timeout_seconds)
         assert ready or timeout_seconds is not None, f"no success for {SILENT_SECONDS_MAX:g} s: {self._tails}"
         for key, _ in ready:
             peer: Any = key.fileobj
             chunk = peer.recv(READ_BYTES)
-            assert chunk, "the broker closed the connection"
+            assert chunk, "the connection is open"
             chunk = self._tails[peer] + chunk
             self._tails[peer] = chunk[1 - len(SUCCESS) :]
             yield peer, chunk.count(SUCCESS)
 
     def bodies(self) -> Iterator[bytes]:
-        """What came over the only connection, without waiting."""
+        """Yield the answers received on the only connection, without waiting."""
         for key, _ in self._selector.select(0):
             peer: Any = key.fileobj
             for frame in self._splitter.feed(peer.recv(READ_BYTES)):
@@ -131,7 +131,7 @@ _STATUS_FRAME = b"".join(encode_command(Command(RequestCode.GET_BROKER_HA_STATUS
 
 
 class Lag:
-    """Times by which a slave was behind, of samples of the master's end and the slave's."""
+    """The lag of a slave in ms, from samples of the master's end and the slave's."""
 
     def __init__(self) -> None:
         self._ms: list[float] = []
@@ -139,7 +139,7 @@ class Lag:
         self._ends: deque[tuple[float, int]] = deque()
 
     def note(self, asked_at: float, answered_at: float, state: HaRuntimeInfo) -> None:
-        """The state was taken between these times, in seconds."""
+        """Record a state that was read between these times, in seconds."""
         (slave,) = state.ha_connection_info
         end, copied = state.master_commit_log_max_offset, slave.slave_ack_offset
         self._ends.append((asked_at, end))

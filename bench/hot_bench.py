@@ -1,16 +1,16 @@
-"""Measures what single requests cost the process of a broker, over sockets: CPU microseconds, user and kernel, for a
+"""Measures the cost of single requests in a broker's process, over sockets: CPU microseconds, user and kernel, for a
 message of 1 KiB, the best of the rounds. Prints JSON.
 
 | Load | What goes over the sockets |
 |---|---|
-| one at a time | a send, when the one before is answered |
+| one at a time | a send, after the answer to the previous one |
 | 8 at a time | the same on 8 connections at once |
-| pulls of 32 | from one queue of 4 whose messages lie between those of the others |
-| pulls of 32, batches | from a queue whose messages came in batches, and lie one behind the other |
+| pulls of 32 | from one of 4 queues, whose messages alternate in the log |
+| pulls of 32, batches | from a queue whose messages came in batches, and are adjacent in the log |
 | pops of 1; of 32 | of all queues, with an ack for each message |
 
-Processes that are compared are loaded by turns, as a shared machine is busier now and then: our own with the compiled
-core and on plain Python, and what is given with ``--tree``, folders that have another version of ``rmqkit``.
+The compared processes are loaded in turn, because the load of a shared machine changes: our own with the compiled core
+and with plain Python, and other versions of ``rmqkit`` in the folders of ``--tree``.
 
     python -m bench.hot_bench --rounds 3 --tree /tmp/older
 """
@@ -65,7 +65,7 @@ def _send(number: int, topic: str = "T", *, is_batch: bool = False) -> bytes:
 
 
 class Peer:
-    """A broker's process, and connections to it that do as little as possible themselves."""
+    """A broker's process, and connections to it that use as little CPU as possible."""
 
     def __init__(self, stack: ExitStack, tree: str, core: str) -> None:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="rmq-bench-"))
@@ -99,14 +99,14 @@ class Peer:
         return str(broker.broker_addrs[0])
 
     def read(self, at: int, count: int = 1) -> list[Command]:
-        """So many answers of a connection."""
+        """Return the next ``count`` answers of a connection."""
         splitter, answers = FrameSplitter(), list[Command]()
         while len(answers) < count:
             answers += [decode_command(frame) for frame in splitter.feed(self.sockets[at].recv(1 << 18))]  # type: ignore[arg-type]
         return answers
 
     def skip(self, at: int) -> None:
-        """One answer of a connection, unread."""
+        """Skip one answer of a connection."""
         left = 4 + _LENGTH.unpack(self.sockets[at].recv(4, socket.MSG_WAITALL))[0] - 4
         self.sockets[at].recv(left, socket.MSG_WAITALL)
 
@@ -158,7 +158,7 @@ def _pulls(peer: Peer, topic: str, count: int) -> int:
 
 
 def _pops(peer: Peer, count: int, of: int) -> int:
-    done, count = 0, min(count, 2000)  # so many there are, at least
+    done, count = 0, min(count, 2000)  # at least this number of messages exists
     peer.popped += 1
     group = f"pop-{peer.popped}"
     while done < count:

@@ -1,9 +1,9 @@
-"""What many queues cost: memory of each, open files, and seconds of a start. Prints JSON.
+"""The cost of many queues: memory of each, open files, and seconds of a start. Prints JSON.
 
     python bench/many_queues.py [--queues 50000] [--directory /var/tmp]
 
 Fills a store with one message in each queue, stops it, starts it again in a new process, and there puts into and reads
-from every queue. Memory is the process's own (``RssAnon``), so that mapped pages do not count.
+from every queue. Memory is the process's own (``RssAnon``), without mapped pages.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def place(number: int) -> tuple[str, int]:
 
 
 def put_all(store: MessageStore, queues: range) -> int:
-    """Put one message into each queue; returns the most files open meanwhile."""
+    """Put one message into each queue. Return the highest number of open files."""
     most = 0
     for number in queues:
         message = InnerMessage(*place(number), b"x" * 100, b"TAGS\x01TagA\x02", 0, 0, 1_700_000_000_000, HOST, HOST)

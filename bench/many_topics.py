@@ -1,4 +1,4 @@
-"""What many topics cost to make at one broker, one after the other and several waiting together. Prints JSON.
+"""The cost of creating many topics in one broker, one after the other and several at a time. Prints JSON.
 
 python bench/many_topics.py [--topics 5000] [--in-flight 64]
 """
@@ -27,7 +27,7 @@ TIMEOUT_MS = 60_000
 
 
 async def create(address: str, names: list[str], in_flight: int) -> float:
-    """Seconds until all are made, that many asked for at a time."""
+    """Create topics, ``in_flight`` requests at a time. Return the seconds."""
     client, left = RemotingClient(), iter(names)
 
     async def one_caller() -> None:

@@ -1,28 +1,28 @@
-"""What telling metrics costs a broker: one `rmq standalone` without and one with, loaded by turns. Prints JSON.
+"""The cost of metrics in a broker: one `rmq standalone` without and one with metrics, loaded in turn. Prints JSON.
 
     python bench/metrics_bench.py [--rounds 60] [--messages 5000] [--body-bytes 1024]
     python bench/metrics_bench.py --instructions [--repetitions 2] [--messages 2048] [--body-bytes 1024]
 
-| Figure | What it is |
+| Figure | Meaning |
 |---|---|
 | ``cpu_us`` | user + system time of the process per message, the median of all rounds, without and with metrics |
 | ``per_second`` | messages per second, the same way; requests are ready bytes, so that the broker sets the pace |
-| ``cost_percent`` | how much more CPU time with metrics: the median of the rounds' ratios, and their quartiles |
+| ``cost_percent`` | the increase in CPU time with metrics: the median of the rounds' ratios, and their quartiles |
 | ``scrape`` | milliseconds of CPU time and bytes of one read of ``/metrics``, which the loads do not include |
 
-Rounds are short and many and the sides take turns, so that what else the machine does falls on both. All the same they
-scatter by far more than the cost. ``--instructions`` counts what valgrind's callgrind sees executed, which no other
-process changes:
+There are many short rounds and the sides take turns, so that other work on the machine affects both. Still the rounds
+vary by far more than the cost. ``--instructions`` counts the executed instructions with valgrind's callgrind, which no
+other process changes:
 
-| Figure | What it is |
+| Figure | Meaning |
 |---|---|
-| ``instructions`` | per message, from the read of a socket to the write of what was answered, of each repetition |
-| ``cost_percent`` | how much more with metrics; each repetition has processes of its own |
+| ``instructions`` | per message, from the read of a socket to the write of the answer, of each repetition |
+| ``cost_percent`` | the increase with metrics; each repetition has new processes |
 
-That is 98 % of what a message costs. The rest is uvloop's waiting, what goes by time, which no load changes, and one
-callback for each read with requests that are no plain sends, too little to be told from the rest. Under callgrind a
-broker is some fifty times slower, so time must not decide what is done: its monotonic clock goes on by some µs whenever
-it is asked, and there is no index, whose keys are entered by the second; all the more is the part of metrics.
+That is 98 % of a message's cost. The rest is uvloop's waiting, periodic work, which does not depend on the load, and
+one callback for each read with requests other than plain sends, which is too little to measure. Under callgrind a
+broker is about fifty times slower, so its work must not depend on time: its monotonic clock advances by some µs at each
+call, and there is no index, whose keys are added every second. This makes the share of metrics larger.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from tests.interop.standalone import READY_SECONDS, RMQ
 
 TOPIC, BATCH, PULL, QUEUES = "BenchMetrics", 32, 32, 4
 SENDS = {"sends, 1 in flight": (1, 0.15), "sends, 8 in flight": (8, 0.5), "sends, 256 in flight": (256, 1.0)}
-"""Load → how many at a time, and the part of the messages that are sent so."""
+"""Load → number of concurrent sends, and the share of the messages."""
 CONFS = {"off": "", "on": "metricsExporterType=PROM\nmetricsPromExporterPort=0\n"}
 FIXED = {"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
 EVEN_CLOCK = """
@@ -71,7 +71,7 @@ CALLGRIND = ("valgrind", "--tool=callgrind", "--instr-atstart=no", "--toggle-col
 
 @dataclass
 class Side:
-    """A broker and what it was measured with."""
+    """A broker and its measurements."""
 
     pid: int
     connection: socket.socket
@@ -81,7 +81,7 @@ class Side:
     per_second: dict[str, list[float]] = field(default_factory=dict)
 
     def talk(self, requests: bytes, count: int) -> None:
-        """Send requests and read as many answers. Raises RuntimeError: one is no success."""
+        """Send requests and read as many answers. Raises RuntimeError: an answer is not a success."""
         self.connection.sendall(requests)
         while count:
             for frame in self.splitter.feed(self.connection.recv(1 << 20)):
@@ -105,7 +105,7 @@ def cpu_seconds(pid: int) -> float:
 
 @contextmanager
 def serve(work: Path, conf: str, *under: str | Path) -> Iterator[Side]:
-    """``under``: what stands in for `rmq`."""
+    """Run a server. ``under``: the command that replaces `rmq`."""
     work.mkdir()
     config = work / "broker.conf"
     config.write_text(conf)
@@ -140,7 +140,7 @@ def pull() -> Command:
 
 
 def measure_all(sides: list[Side], rounds: int, messages: int, body: bytes) -> None:
-    """Every load at both sides, whose order changes from round to round."""
+    """Run every load with both sides, whose order changes from round to round."""
     batch = frames([send(0, encode_batch([BatchEntry(body, b"", 0)] * BATCH), is_batch=True)])
     for number in range(rounds + 1):
         for side in sides if number % 2 else reversed(sides):
@@ -185,12 +185,12 @@ def executed(pid: int) -> int:
 
 
 def count(side: Side, messages: int, body: bytes) -> dict[str, float]:
-    """Load → instructions per message."""
+    """Return load → instructions per message."""
     batch = frames([send(0, encode_batch([BatchEntry(body, b"", 0)] * BATCH), is_batch=True)])
     loads = {load: (frames([send(n, body) for n in range(many)]), many, 1) for load, (many, _) in SENDS.items()}
     loads[f"sends in batches of {BATCH}"] = batch, 1, BATCH
     loads[f"pulls of {PULL}"] = frames([pull() for _ in range(8)]), 8, PULL
-    for requests, at_a_time, _ in loads.values():  # topics are made, headers learned, code is specialized
+    for requests, at_a_time, _ in loads.values():  # topics are created, headers cached, code is specialized
         for _ in range(max(4, 256 // at_a_time)):
             side.talk(requests, at_a_time)
     callgrind(side.pid, "-i", "on")
@@ -205,7 +205,7 @@ def count(side: Side, messages: int, body: bytes) -> dict[str, float]:
 
 
 def count_all(folder: Path, repetitions: int, messages: int, body: bytes) -> list[dict[str, object]]:
-    """The figures of each load, of brokers that run under callgrind one after the other."""
+    """Return the figures of each load, of brokers that run under callgrind one after the other."""
     counted: dict[str, list[dict[str, float]]] = {name: [] for name in CONFS}
     for number in range(repetitions):
         for name, conf in CONFS.items():

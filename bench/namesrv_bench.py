@@ -1,10 +1,10 @@
-"""Route look-ups at our name server and at Apache's, side by side: answers per CPU second. Prints JSON.
+"""Route look-ups in our name server and in Apache's in one run: answers per CPU second. Prints JSON.
 
     python bench/namesrv_bench.py            needs Java 17 and Maven, for the other side
 
-Both get the same 100 topics from the same registration; 16 connections ask for them, several requests in flight on
-each. The two take turns, and what counts is CPU time of the whole server process, so that neither a slow client nor a
-busy machine changes the comparison. The first round warms both up and is not counted.
+Both get the same 100 topics from the same registration. 16 connections request them, with several requests in flight on
+each. The servers take turns, and the figure is the CPU time of the whole server process, so that neither a slow client
+nor a busy machine changes the comparison. The first round warms both up and is not counted.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ READY_SECONDS = 60
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of all threads of a process."""
+    """Return user and system time of all threads of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS_PER_SECOND
 
@@ -53,7 +53,7 @@ async def register(client: RemotingClient, address: str, topics: list[str]) -> N
 
 
 async def ask(address: str, topics: list[str], connections: int, requests: int) -> None:
-    """That many look-ups over that many connections."""
+    """Send ``requests`` look-ups over ``connections`` connections."""
     numbers = iter(range(requests))
     clients = [RemotingClient() for _ in range(connections)]
 
@@ -69,7 +69,7 @@ async def ask(address: str, topics: list[str], connections: int, requests: int) 
 
 
 async def measure(servers: dict[str, tuple[str, int]], arguments: argparse.Namespace) -> dict[str, list[float]]:
-    """Answers per CPU second of each server, one value a round."""
+    """Return answers per CPU second of each server, one value a round."""
     topics = [f"Topic-{i}" for i in range(arguments.topics)]
     client = RemotingClient()
     figures: dict[str, list[float]] = {name: [] for name in servers}

@@ -1,14 +1,15 @@
-"""What a pull costs the broker, and what held pulls cost a send: one JSON object (no sockets, one process, CPU time).
+"""The cost of a pull in the broker, and of waiting pulls for a send: one JSON object (no sockets, one process, CPU
+time).
 
-| Figure | What is measured |
+| Figure | Measured work |
 |---|---|
 | ``pull_32_us`` | checks, read and answer of a pull of 32 messages of 1 KiB, inline subscription |
 | ``pull_32_registered_us`` | the same with the subscription of a heartbeat |
-| ``pull_sql_us`` | the same with an SQL92 expression that wants every message |
+| ``pull_sql_us`` | the same with an SQL92 expression that matches every message |
 | ``sql_verdict_us`` | one message through ``a > 5 AND region = 'hangzhou'`` |
-| ``send_us`` | a send, checks and answer included, that ends a pull held on its queue; alone and in a crowd by turns |
+| ``send_us`` | a send, with checks and answer, that ends a pull waiting on its queue; alone and in a crowd, in turn |
 
-The crowd are 10,000 pulls held on other queues, 1,000 consumer groups on the topic of the sends, or both.
+The crowd is 10,000 pulls waiting on other queues, 1,000 consumer groups on the topic of the sends, or both.
 
 Usage: ``python bench/pull_bench.py [--rounds 5]``; every figure is the best round.
 """
@@ -49,7 +50,7 @@ GROUPS = 1_000
 
 
 class _Peer:
-    """Stands for a connection."""
+    """A replacement of a connection."""
 
     peer = "127.0.0.1:1"
     peer_host = bytes(8)
@@ -59,12 +60,12 @@ class _Peer:
         """Drop the answer."""
 
     def send_frame(self, *pieces: bytes) -> None:
-        """Keep an answer that is encoded already."""
+        """Store an encoded answer."""
         self.answer = b"".join(pieces)
 
 
 def _pull(expression: str, *, flags: int, kind: str = "TAG") -> Command:
-    """A pull as it comes from the wire."""
+    """Return a pull as it arrives from the network."""
     header = PullMessageRequest("g", "T", 0, 0, 32, flags, 0, 15_000, 0, expression, kind)
     return _received(request(RequestCode.PULL_MESSAGE, header))
 
@@ -91,7 +92,7 @@ def _message(topic: str, queue_id: int, body: bytes = b"x" * 1024) -> InnerMessa
 
 
 def _send_us(parts: Any, rounds: int) -> dict[str, float]:
-    """A send while nobody else is there, and while many wait on other queues or many groups consume its topic."""
+    """Measure a send without other clients, and while many wait on other queues or many groups consume its topic."""
     send, peer, long_polling = SendHandlers(parts).send_v2, _Peer(), parts.long_polling
     parts.topics.ensure("S", 1)
     header = SendMessageV2Request("p", "S", "TBW102", 4, 0, 0, 0, 0, PROPERTIES.decode())
@@ -133,7 +134,7 @@ def _send_us(parts: Any, rounds: int) -> dict[str, float]:
 
 
 async def measure(root: Path, rounds: int) -> dict[str, Any]:
-    """All figures."""
+    """Return all figures."""
     settings = BrokerSettings(
         listen_port=0, bind_address="127.0.0.1", broker_name="bench", property_filter=True, long_polling=True
     )
@@ -151,7 +152,7 @@ async def measure(root: Path, rounds: int) -> dict[str, Any]:
         registered = _pull("", flags=0)
         sql = _pull(EXPRESSION, flags=PullFlag.SUBSCRIPTION, kind="SQL92")
         for command in (inline, registered, sql):
-            assert pull(peer, command) is None, "it was sent"
+            assert pull(peer, command) is None, "the answer was sent"
             assert peer.answer.count(PROPERTIES) == 32, peer.answer
         expression = compile_expression(EXPRESSION)
         return {

@@ -1,17 +1,17 @@
-"""How long a store is not ready after its process was killed. Prints JSON.
+"""The time until a store is ready after its process was killed. Prints JSON.
 
     python bench/recovery_bench.py [--cases queues,log,no-checkpoint] [--queues 16000] [--mebibytes 2048]
 
 ==============  ======================================================================================================
-case            what is recovered
+case            recovered data
 ==============  ======================================================================================================
 queues          one message in each of many queues, none of them flushed
 log             a log of 1 KiB records with two keys each in 8 queues, killed under load
 no-checkpoint   the same without its checkpoint: everything is dispatched again
 ==============  ======================================================================================================
 
-Each store is written by a process that ends without closing it, and opened by another; `open_seconds` is the time of
-`MessageStore.open`. What was written is in the page cache and partly not on the disk, as after a kill.
+A process writes each store and exits without closing it, and another process opens it; `open_seconds` is the time of
+`MessageStore.open`. The data is in the page cache and partly not on the disk, as after a kill.
 """
 
 from __future__ import annotations

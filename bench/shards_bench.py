@@ -1,23 +1,23 @@
-"""Measures what `rmq broker --shards N` gains on the cores there are. Prints JSON.
+"""Measures the gain of `rmq broker --shards N` on the cores of this machine. Prints JSON.
 
-    python bench/shards_bench.py                     one shard beside two, by turns
+    python bench/shards_bench.py                     one shard and two, in turn
     python bench/shards_bench.py --shards 4 --clients 4
 
-One shard and N shards run all the time, each under a parent of its own; one of the two is loaded at a time, by the same
-number of client processes, each at one shard. A client writes frames that were made before and counts answers, so it
-needs a fraction of what a broker does for a message; but it needs it from the same cores, so both are told:
+One shard and N shards run all the time, each under its own parent. One of the two is loaded at a time, by the same
+number of client processes, each for one shard. A client writes prepared frames and counts answers, so it needs a
+fraction of the broker's CPU time. But both use the same cores, so both are reported:
 
 =====================  ===============================================================================================
 figure                 how it is taken
 =====================  ===============================================================================================
-broker_cpu_us          user + system of all shards per message; what the kernel does for a socket is in it
+broker_cpu_us          user + system of all shards per message, including the kernel's work for sockets
 client_cpu_us          the same of the clients
 broker_cores           CPU seconds of the shards by seconds: 1 is what one shard can use at most
 gain                   messages a second of N shards by those of one, the median of the rounds' ratios
-gain_possible          what the cores give at most: cores / (broker + client CPU of a message) by the rate of one shard
+gain_possible          the limit of the cores: cores / (broker + client CPU of a message) by the rate of one shard
 =====================  ===============================================================================================
 
-The first round warms up and is not counted; medians of the others count. Progress goes to standard error.
+The first round is a warm-up and not counted; the figures are medians of the others. Progress goes to standard error.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ from tests.interop.standalone import RMQ, run_name_server
 
 HOST = "127.0.0.1"
 LOADS = {"pipelined": (4, 32), "64 connections": (64, 1)}
-"""Load → connections of each client, and sends under way on each of them."""
+"""Load → connections of each client, and concurrent sends on each of them."""
 
 READY_SECONDS, STOP_SECONDS = 60, 30
 
 _load: Load
-_barrier: Any  # multiprocessing's, in the process of a client
+_barrier: Any  # a multiprocessing barrier, in the process of a client
 
 
 def main() -> None:
@@ -70,7 +70,7 @@ def main() -> None:
         parser.error(f"--clients {arguments.clients} is no multiple of --shards {arguments.shards}")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rmq-bench-", dir=arguments.directory)))
-        clients = Clients(arguments.clients, arguments.messages, arguments.body_bytes)  # before there are sockets
+        clients = Clients(arguments.clients, arguments.messages, arguments.body_bytes)  # before sockets exist
         stack.enter_context(clients.pool)
         _, name_servers = stack.enter_context(run_name_server(folder))
         layouts = [stack.enter_context(sharded(folder, name_servers, count)) for count in (1, arguments.shards)]
@@ -82,7 +82,7 @@ def main() -> None:
 
 @dataclass
 class Layout:
-    """Some shards that run."""
+    """Some running shards."""
 
     addresses: Sequence[str]
     pids: Sequence[int]
@@ -152,15 +152,15 @@ def _meet(_: int) -> None:
 
 
 def _send(address: str, count: int, connections: int, under_way: int) -> float:
-    """One client's share; returns its CPU seconds."""
-    _barrier.wait()  # none does the work of two
+    """Send one client's share. Return its CPU seconds."""
+    _barrier.wait()  # so that no client does the work of two
     before = time.process_time()
     _load.run(address, count, connections, under_way)
     return time.process_time() - before
 
 
 def measure(layouts: Sequence[Layout], clients: Clients, rounds: int) -> dict[str, Any]:
-    """Median figures by load and number of shards, and what the shards gain."""
+    """Return median figures by load and number of shards, and the gain of the shards."""
     taken: dict[str, list[list[dict[str, float]]]] = defaultdict(list)
     for turn in range(rounds + 1):
         for load, (connections, under_way) in LOADS.items():

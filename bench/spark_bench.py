@@ -1,4 +1,4 @@
-"""``rmq bench spark`` with Apache's ``MessageDecoder`` beside it: fetches the jars, compiles ``peers/DecodeLoad.java``.
+"""``rmq bench spark`` and Apache's ``MessageDecoder``: fetches the jars, compiles ``peers/DecodeLoad.java``.
 
     python bench/spark_bench.py [--quick] [--only 3,4,9] [--json] ...     all options of `rmq bench spark`
 

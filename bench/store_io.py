@@ -1,11 +1,11 @@
-"""Ways to read, write and prepare log files, side by side on one disk; prints JSON, and tables with --markdown.
+"""Ways to read, write and prepare log files, compared on one disk; prints JSON, and tables with --markdown.
 
     python bench/store_io.py [--directory DIR] [--mebibytes 256] [--rounds 3] [--markdown FILE]
 
 Every figure is the median of some rounds, in which the ways take turns. *Hot* pages are in the page cache, *cold* ones
-were dropped from it before (``POSIX_FADV_DONTNEED``). A pull is 32 records of 1 KiB, next to each other or with those
-of other queues between them; another process takes what is sent over loopback TCP. Nothing is compared with a limit:
-the figures are for people who choose defaults.
+were dropped from it before (``POSIX_FADV_DONTNEED``). A pull is 32 records of 1 KiB, adjacent or with records of other
+queues in between. Another process receives the data over loopback TCP. The figures have no limits: they help to choose
+defaults.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ Figures = dict[str, dict[str, float]]
 
 
 def drop(descriptor: int) -> None:
-    """Take a file's pages out of the cache; they must be written back and not be mapped for that."""
+    """Drop a file's pages from the cache. They must be written to the disk and not be mapped."""
     os.fsync(descriptor)
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def cost(work: Callable[[], int]) -> tuple[float, float]:
-    """Wall and CPU microseconds of a unit of work; ``work`` returns how many it did."""
+    """Return wall and CPU microseconds per unit of work. ``work`` returns the number of units."""
     wall, cpu = time.perf_counter(), time.thread_time()
     count = work()
     return (time.perf_counter() - wall) / count * 1e6, (time.thread_time() - cpu) / count * 1e6
 
 
 def medians(rounds: int, ways: dict[str, Callable[[], dict[str, float]]]) -> Figures:
-    """Let the ways take turns; the median of each of their figures."""
+    """Let the ways take turns. Return the median of each figure."""
     taken: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
     for _ in range(rounds):
         for name, way in ways.items():
@@ -64,7 +64,7 @@ def medians(rounds: int, ways: dict[str, Callable[[], dict[str, float]]]) -> Fig
 
 @contextmanager
 def reader() -> Iterator[socket.socket]:
-    """A socket whose other end is read by another process."""
+    """Yield a socket whose other end is read by another process."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         ours = socket.create_connection(server.getsockname())
         theirs = server.accept()[0]
@@ -93,7 +93,7 @@ def send_all(sender: socket.socket, parts: list[memoryview]) -> None:
 
 
 def pulls(path: Path, count: int, rounds: int, *, stride: int) -> Figures:
-    """What a pull costs at random places; its records begin ``stride`` bytes apart."""
+    """Measure pulls at random places. Their records begin ``stride`` bytes apart."""
     size = path.stat().st_size
     chooser = random.Random(SEED)
     run_bytes = PULL_BYTES if stride == RECORD_BYTES else RECORD_BYTES
@@ -142,7 +142,7 @@ def pulls(path: Path, count: int, rounds: int, *, stride: int) -> Figures:
 
 
 def advice(path: Path, count: int, rounds: int) -> Figures:
-    """Cold reads of a mapping: one after the other, and at random places, by what the kernel was told."""
+    """Measure cold reads of a mapping, sequential and at random places, for each kind of advice to the kernel."""
     size = path.stat().st_size
     chooser = random.Random(SEED)
     places = [chooser.randrange(size // PULL_BYTES) * PULL_BYTES for _ in range(count)]
@@ -195,7 +195,7 @@ def warmed(descriptor: int, size: int) -> None:
 
 
 def preparation(folder: Path, mebibytes: int, rounds: int) -> Figures:
-    """Making a log file, then appending 1 KiB at a time with an ``fdatasync`` every 64 KiB."""
+    """Measure the creation of a log file, and appends of 1 KiB with an ``fdatasync`` every 64 KiB."""
 
     def way(prepare: Callable[[int, int], None]) -> dict[str, float]:
         path = folder / "new"
@@ -231,7 +231,9 @@ def preparation(folder: Path, mebibytes: int, rounds: int) -> Figures:
 
 
 def deletion(folder: Path, mebibytes: int, rounds: int) -> Figures:
-    """How long the caller is away that deletes a log file: with its last descriptor, or with one that stays open."""
+    """Measure how long the deletion of a log file blocks the caller: with its last descriptor, or with another one
+    open.
+    """
 
     def way(is_held: bool) -> dict[str, float]:
         path = folder / "old"
@@ -254,7 +256,7 @@ def deletion(folder: Path, mebibytes: int, rounds: int) -> Figures:
 
 
 def pool(folder: Path, count: int, rounds: int) -> Figures:
-    """Puts of 1 KiB under ASYNC_FLUSH, with the transient store pool and without."""
+    """Measure puts of 1 KiB under ASYNC_FLUSH, with the transient store pool and without."""
 
     def way(is_on: bool) -> dict[str, float]:
         root = folder / "store"
@@ -269,7 +271,7 @@ def pool(folder: Path, count: int, rounds: int) -> Figures:
         for number in range(count):
             began = time.perf_counter()
             put = store.put(messages[number % 4])
-            while put.status is PutStatus.OS_PAGE_CACHE_BUSY:  # a buffer or a file is still to come: part of the wait
+            while put.status is PutStatus.OS_PAGE_CACHE_BUSY:  # waiting for a buffer or a file is part of the time
                 put = store.put(messages[number % 4])
             taken.append(time.perf_counter() - began)
             assert put.status is PutStatus.OK, put
@@ -287,15 +289,15 @@ def pool(folder: Path, count: int, rounds: int) -> Figures:
     return medians(rounds, {"pool off": lambda: way(is_on=False), "pool on": lambda: way(is_on=True)})
 
 
-# ---- showing
+# ---- output
 
 
 def disk_of(folder: Path) -> dict[str, str]:
-    """What the kernel says about the disk, where it does."""
+    """Return the kernel's data about the disk, if there is any."""
     device = folder.stat().st_dev
     queue = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/queue")
     if not queue.exists():
-        queue = queue.parent.parent / "queue"  # of the disk, for a partition
+        queue = queue.parent.parent / "queue"  # the queue of the disk, for a partition
     names = {"scheduler": "scheduler", "read-ahead KiB": "read_ahead_kb", "rotational": "rotational"}
     return {name: (queue / file).read_text().strip() for name, file in names.items() if (queue / file).exists()}
 

@@ -18,7 +18,7 @@ class Certificate:
 
 
 def make_certificate(folder: Path, name: str) -> Certificate:
-    """A self-signed certificate; it is also what signs itself for those who trust it."""
+    """Create a self-signed certificate, which is also its own issuer for clients that trust it."""
     certificate, key = folder / f"{name}.crt", folder / f"{name}.key"
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     command += ["-days", "2", "-subj", f"/CN={name}", "-out", str(certificate), "-keyout", str(key)]

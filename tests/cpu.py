@@ -1,8 +1,8 @@
 """CPU time that a test may hold against a limit although other programs share the processor.
 
-Of several measurements the least counts, as noise only ever adds. And a limit is for a machine on which a fixed loop
-of plain Python takes `LOOP_SECONDS`; where the loop takes longer just then, because the machine is slower, or what runs
-beside takes its caches and its clock, the limit is as much higher.
+The smallest of several measurements is used, because noise only ever adds time. A limit holds for a machine on which a
+fixed loop of plain Python takes `LOOP_SECONDS`. If the loop takes longer now, because the machine is slower or other
+programs use its caches and its clock, the limit is raised by the same factor.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 __all__ = ["least_seconds", "slowness"]
 
 LOOP_SECONDS = 0.0033
-"""CPU time of `_loop` on the machines that the limits were found on."""
+"""CPU time of `_loop` on the machines on which the limits were measured."""
 
 
 def _loop() -> None:
@@ -23,12 +23,12 @@ def _loop() -> None:
 
 
 def least_seconds(times: int, call: Callable[[], object]) -> float:
-    """The least CPU time that a call takes in this thread."""
+    """Return the smallest CPU time that a call takes in this thread."""
     return min(_seconds(call) for _ in range(times))
 
 
 def slowness() -> float:
-    """How many times as long as on a quiet machine Python takes now; at least 1."""
+    """Return the factor by which Python is slower now than on a quiet machine, at least 1."""
     return max(1.0, least_seconds(3, _loop) / LOOP_SECONDS)
 
 

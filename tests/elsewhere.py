@@ -8,12 +8,13 @@ from rmqkit.protocol.command import Command, FrameSplitter, decode_command, enco
 from rmqkit.remoting.address import AdminAddresses
 
 BELIEVES_US = {"proxy_addresses": AdminAddresses("loopback")}
-"""The setting of a server that believes what `ask_from_elsewhere` says."""
+"""A server setting that makes the server accept the client address of `ask_from_elsewhere`."""
 
 
 async def ask_from_elsewhere(address: str, command: Command) -> Command:
-    """One request over a connection that a balancer on this machine opened for a client on another one.
-    The server has to believe it: ``proxyProtocolAddresses=loopback``."""
+    """Send a request over a connection that a local load balancer opened for a client on another machine.
+
+    The server must accept the balancer's preamble: ``proxyProtocolAddresses=loopback``."""
     reader, writer = await asyncio.open_connection(*address.rsplit(":", 1))
     writer.writelines([b"PROXY TCP4 10.1.2.3 10.0.0.1 5000 9876\r\n", *encode_command(command)])
     splitter, frames = FrameSplitter(), []

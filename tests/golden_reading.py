@@ -1,4 +1,4 @@
-"""Golden stores as our client reads them: which queues there are, and messages in the words of the manifest."""
+"""Golden stores as our client reads them: their queues, and their messages under the names of the manifest."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["as_listed", "expected_messages", "order", "simple_queues"]
 
 
 def simple_queues(golden: GoldenStore) -> list[dict[str, Any]]:
-    """The manifest's queues, but those of topics with BatchConsumeQueues."""
+    """Return the queues of the manifest, without those of topics that have BatchConsumeQueues."""
     left_out = batch_topics(golden.root)
     return [queue for queue in golden.manifest["queues"] if queue["topic"] not in left_out]
 
 
 def expected_messages(golden: GoldenStore) -> list[dict[str, Any]]:
-    """The manifest's messages in `simple_queues`, with the keys that `as_listed` gives, in `order`."""
+    """Return the messages of the manifest in `simple_queues`, with the keys of `as_listed`, in `order`."""
     left_out = batch_topics(golden.root)
     listed = [message for message in golden.manifest["messages"] if message["topic"] not in left_out]
     for message in listed:
@@ -29,18 +29,18 @@ def expected_messages(golden: GoldenStore) -> list[dict[str, Any]]:
 
 
 def order(message: dict[str, Any]) -> tuple[Any, ...]:
-    """Sorts messages by queue and offset."""
+    """Return a sort key: queue, then offset."""
     return message["topic"], message["queueId"], message["queueOffset"]
 
 
 def batch_topics(store: Path) -> set[str]:
-    """Topics whose queues are BatchConsumeQueues."""
+    """Return the topics whose queues are BatchConsumeQueues."""
     table = loads((store / "config/topics.json").read_bytes())["topicConfigTable"]
     return {name for name, config in table.items() if config.get("attributes", {}).get("queue.type") == "BatchCQ"}
 
 
 def as_listed(message: ReceivedMessage) -> dict[str, Any]:
-    """A message in the words of the manifest."""
+    """Return a message under the names of the manifest."""
     return {
         "topic": message.topic,
         "queueId": message.queue_id,
@@ -61,7 +61,7 @@ def as_listed(message: ReceivedMessage) -> dict[str, Any]:
         "storeHost": "/" + message.store_host,
         "reconsumeTimes": message.reconsume_times,
         "preparedTransactionOffset": message.prepared_transaction_offset,
-        # The Java client adds these two when it pulls; the manifest leaves them out, stored ones included.
+        # The Java client adds these two when it pulls. The manifest omits them, also if they are stored.
         "properties": {k: v for k, v in message.properties.items() if k not in ("MIN_OFFSET", "MAX_OFFSET")},
     }
 

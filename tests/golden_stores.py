@@ -1,4 +1,4 @@
-"""The golden stores: unpacked copies and what the Java client read from them (see golden/README.md)."""
+"""The golden stores: unpacked copies, and the messages that the Java client read from them (see golden/README.md)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class GoldenStore:
 
     Attributes:
         root: the store directory (``storePathRootDir``).
-        manifest: what the Java client saw; ``manifest["brokerConf"]`` has the file sizes.
+        manifest: the messages that the Java client read; ``manifest["brokerConf"]`` has the file sizes.
     """
 
     root: Path
@@ -33,13 +33,13 @@ class GoldenStore:
 
     @property
     def conf(self) -> str:
-        """The lines of ``broker.conf`` that it was written with, without the ports: other tests may listen there."""
+        """Return the lines of the store's ``broker.conf`` without ports, which other tests may use."""
         lines = self.manifest["brokerConf"].items()
         return "".join(f"{key}={value}\n" for key, value in lines if not key.endswith("Port"))
 
 
 def golden_manifest(name: str) -> dict[str, Any]:
-    """The manifest of one store, by the part of its file name (``5.4.0``)."""
+    """Return the manifest of one store, by the version in its file name (``5.4.0``)."""
     manifest: dict[str, Any] = msgspec.json.decode(_manifest_text(name))
     return manifest
 
@@ -50,8 +50,8 @@ def _manifest_text(name: str) -> bytes:
 
 
 def unpack_golden(name: str, into: Path) -> GoldenStore:
-    """Unpack a copy of a store into an empty directory, or one that is not there yet.
-    Its newest file is of now: at 4 in the morning brokers delete files that are three days old."""
+    """Unpack a copy of a store into an empty or missing directory. Its newest file gets the present time, because
+    brokers delete files that are three days old."""
     files = _files(name)
     since = time.time() - max(one.mtime for one in files)
     for one in files:
@@ -70,7 +70,7 @@ def unpack_golden(name: str, into: Path) -> GoldenStore:
 
 @dataclass(frozen=True)
 class _File:
-    """A file of an archive without its holes: nine tenths of a store are zeros. A folder has no parts."""
+    """A file of an archive without its holes (nine tenths of a store are zeros). A folder has no parts."""
 
     path: str
     mode: int
@@ -90,6 +90,6 @@ def _files(name: str) -> list[_File]:
 
 
 def _parts(content: bytes) -> list[tuple[int, bytes]]:
-    """Blocks that are not all zeros, with their places."""
+    """Return the blocks that are not all zeros, with their positions."""
     blocks = ((at, content[at : at + _BLOCK_BYTES]) for at in range(0, len(content), _BLOCK_BYTES))
     return [(at, block) for at, block in blocks if block.count(0) < len(block)]

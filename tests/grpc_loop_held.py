@@ -1,7 +1,7 @@
-"""Every call of gRPC at its bounds, and the CPU time for which each holds the event loop of a broker.
+"""Every gRPC call at its size limits, and the CPU time for which each call holds the event loop of a broker.
 
-`make loop-held` runs it after `tests.loop_held`. Calls come as encoded bytes from a client in a thread of its own.
-What counts is the CPU time of single callbacks of the loop, the least of three tries.
+`make loop-held` runs it after `tests.loop_held`. A client in a separate thread sends the calls as encoded bytes. The
+result is the CPU time of the longest callback of the loop, the smallest of three tries.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _STREAMS = ("ReceiveMessage", "Telemetry")
 
 
 def _shapes(method: Method, now_ms: int) -> Iterator[tuple[str, bytes]]:
-    """The shapes of one call: encoded requests, by what is at its bound."""
+    """Yield the shapes of one call: encoded requests, by the part that is at its limit."""
     made = lambda **fields: method.request(**fields).SerializeToString()  # noqa: E731
-    # Every field that repeats, as often as 16 MiB hold it, and as often as is decoded at all.
+    # Every repeated field, as often as fits into 16 MiB, and as often as the decoder accepts.
     for field in method.request.DESCRIPTOR.fields:
         tag = bytes([field.number << 3 | 2, 0])
         if field.type == field.TYPE_MESSAGE or field.type == field.TYPE_STRING:
@@ -97,7 +97,7 @@ def _settings(made: Callable[..., bytes]) -> Iterator[tuple[str, bytes]]:
 
 
 async def held(root: Path, *, tell: bool = False) -> list[Held]:
-    """Return how long every shape of every call takes."""
+    """Return how long each shape of each call holds the loop."""
     found: list[Held] = []
     own = BrokerSettings(
         listen_port=0,
@@ -132,7 +132,7 @@ async def held(root: Path, *, tell: bool = False) -> list[Held]:
 
 
 def _call(channel: grpc.Channel, method: Method, content: bytes) -> None:
-    """Make a call, and read its answer to the end."""
+    """Make a call, and read its whole answer."""
     path = f"/apache.rocketmq.v2.MessagingService/{method.name}"
     as_it_is = {"request_serializer": None, "response_deserializer": None}
     try:

@@ -1,7 +1,7 @@
 """Tests of a package that need other packages carry the mark `integration`.
 
-A package has tests of its own: ``pytest packages/rmqkit`` needs neither Spark nor a server where those packages are not
-installed. Then the files that need them are left out, and the end of the run names the packages.
+The tests of a package run alone: ``pytest packages/rmqkit`` needs neither Spark nor a server. Files that need a package
+which is not installed are left out, and the end of the run names the missing packages.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BELOW = {
     "rmqkit-contrib": {"rmqkit", "rmqkit-contrib"},
     "rmqkit-native": {"rmqkit"},
 }
-"""Package → those that an installation of it always has."""
+"""Package → the packages that an installation of it always includes."""
 
 _left_out: Counter[str] = Counter()
 
@@ -37,7 +37,7 @@ def _test_module(name: str) -> Path | None:
 
 @functools.cache
 def _direct(path: Path) -> tuple[frozenset[str], frozenset[Path]]:
-    """Return the packages and the test modules that a file of tests imports by itself."""
+    """Return the packages and the test modules that a test file imports directly."""
     modules = (found(name.removeprefix("rmqkit.").replace(".", "/")) for name in imported(path, "rmqkit"))
     packages = frozenset(package_of(module) for module in modules if module is not None)
     tests = (_test_module(name) for name in imported(path, "tests"))
@@ -46,7 +46,7 @@ def _direct(path: Path) -> tuple[frozenset[str], frozenset[Path]]:
 
 @functools.cache
 def needed(path: Path) -> frozenset[str]:
-    """Return the packages that a file of tests imports, by itself or by the test modules that it imports."""
+    """Return the packages that a test file imports, directly or through test modules."""
     packages: set[str] = set()
     seen, open_paths = {path}, [path]
     while open_paths:
@@ -59,7 +59,7 @@ def needed(path: Path) -> frozenset[str]:
 
 @functools.cache
 def of_others(path: Path) -> frozenset[str]:
-    """Return the packages that a file of a package's tests needs, and that an installation of it may lack."""
+    """Return the packages that a test file needs and that an installation of its own package may lack."""
     parts = path.relative_to(ROOT).parts
     return needed(path) - BELOW[parts[1]] if parts[0] == "packages" else frozenset()
 
@@ -76,7 +76,7 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the tests that need other packages, if ``-m`` selects by that mark."""
+    """Mark the tests that need other packages, if ``-m`` selects by the mark."""
     if "integration" not in config.option.markexpr:
         return
     for item in items:
@@ -85,6 +85,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Name what is missing."""
+    """Name the missing packages."""
     for package, count in _left_out.items():
         terminalreporter.line(f"left out: {count} files that need {package}: pip install -e packages/{package}")

@@ -1,5 +1,5 @@
-"""Programs that run for minutes or hours, by one name for each kind: ``make kill T=ha``, ``make soak T=grpc``, ``make
-bench T=pop``. Without ``T`` the command lists the names. Everything after the name goes to the program.
+"""Programs that run for minutes or hours, with one command for each kind: ``make kill T=ha``, ``make soak T=grpc``,
+``make bench T=pop``. Without ``T`` the command lists the names. All words after the name are passed to the program.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ def listing(kind: str) -> str:
 
 def arguments(kind: str, name: str, rest: list[str]) -> list[str]:
     """Return the command line of a program.
-    Raises LookupError: the kind has no program of that name; the text lists those that it has."""
+
+    Raises LookupError: the kind has no program of that name. The text lists the names."""
     if (program := KINDS[kind].get(name)) is None:
         raise LookupError(f"make {kind}: no program {name!r}; there are:\n{listing(kind)}")
     start = [program.place] if program.place.endswith(".py") else ["-m", program.place]

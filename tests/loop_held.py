@@ -1,10 +1,10 @@
-"""Every request code at its bounds, and the CPU time for which each holds the event loop of a broker or name server.
+"""Every request code at its size limits, and the CPU time for which each holds the event loop of a broker or name
+server.
 
-``python -m tests.loop_held`` sends all shapes (`make loop-held`); the test in `tests.broker` those that are cheap to
-send. Requests are built with `struct` and `json` alone and sent over a plain socket. What counts is the CPU time of
-single callbacks of the loop, the least of three tries: noise of the machine only ever adds. With ``--users`` servers
-know users, and policies say what the one who signs the requests may do; with ``--uvloop`` they run on that loop, and
-what counts is a whole turn of it.
+``python -m tests.loop_held`` sends all shapes (`make loop-held`); the test in `tests.broker` sends the small ones.
+Requests are built with `struct` and `json` alone and sent over a plain socket. The result is the CPU time of the
+longest callback of the loop, the smallest of three tries, because noise only ever adds time. With ``--users`` the
+servers check users and their policies. With ``--uvloop`` they run on uvloop, and whole loop iterations are measured.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _JSON = (1 << 20) - 64
 _SLOW = (16 << 10) - 16
 _SETTINGS = (64 << 10) - 16
 _LAST = (17, 18, 200, 225)
-"""Codes that make many topics and groups: after the others, which would be slower with them."""
+"""Codes that create many topics and groups. They run last, because they would make the other codes slower."""
 _BIG, _QUEUES = "Big", 20_000
 _FENCE, _FENCE_OPAQUE = 0x7FFF, 77
 _MARKS = ("a", "%", "a||", "a=1 OR ", "0 ", "x\x01y\x02", "+a=b,", "a;", "T@", "127.0.0.1;", "%RETRY%", "\u00e9")
@@ -61,7 +61,7 @@ _USERS = AuthenticationSettings(
     enabled=True, initial_user='{"username":"root","password":"secret12"}', authorization_enabled=True
 )
 _RESOURCES, _ENTRIES = ("Topic:*", "Group:*", "Cluster:*"), 300
-"""What the user of the requests may do is said last, after that many other entries."""
+"""The policies of the signing user come last, after this number of other entries."""
 
 _POLICIES = (3006, 3007)
 
@@ -69,7 +69,7 @@ Sign = Callable[[dict[str, str], bytes], dict[str, str]]
 
 
 class Held(NamedTuple):
-    """For how long one request held the loop, in CPU seconds, and in which callback."""
+    """The CPU seconds for which one request held the loop, and the callback that ran."""
 
     seconds: float
     name: str
@@ -78,7 +78,7 @@ class Held(NamedTuple):
 
 
 class _Servers:
-    """A name server and a broker, with a topic of many queues that a group has offsets of."""
+    """A name server and a broker, with a topic of many queues and a group with offsets of all of them."""
 
     def __init__(self, root: Path, *, has_users: bool) -> None:
         self.has_users = has_users
@@ -124,19 +124,19 @@ class _Servers:
         await self._namesrv.stop()
 
     def address(self, server: Server) -> str | None:
-        assert self._broker is not None, "started"
+        assert self._broker is not None, "the broker is started"
         return {Server.NAME_SERVER: self._namesrv.address, Server.BROKER: self._broker.address}.get(server)
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is under way."""
+        """Return True if no request is being handled."""
         return all(dispatch.is_idle for dispatch in self._dispatches)
 
 
 async def held(
     root: Path, *, is_long: bool, has_users: bool = False, codes: set[int] | None = None, tell: bool = False
 ) -> list[Held]:
-    """What every shape of every code takes; those of some codes only, if they are named."""
+    """Return the time of every shape of every code, or of the shapes of ``codes`` only."""
     found: list[Held] = []
     operations = sorted(CATALOG.values(), key=lambda one: (int(one.code) in _LAST, one.code))
     is_asyncio = isinstance(asyncio.get_running_loop(), asyncio.BaseEventLoop)
@@ -161,7 +161,7 @@ async def held(
 
 
 def table(found: list[Held], count: int) -> str:
-    """The requests that held the loop longest."""
+    """Return a table of the requests that held the loop longest."""
     return "\n".join(
         f"{one.seconds * 1000:8.1f} ms  {one.name:45} {one.shape:20} "
         f"{one.callback if one.seconds > MAX_SECONDS else ''}"
@@ -170,7 +170,7 @@ def table(found: list[Held], count: int) -> str:
 
 
 async def _longest(servers: _Servers, callbacks: Callbacks, address: str, data: bytes) -> tuple[float, str]:
-    """CPU seconds of the longest callback until nothing of a request is under way any more."""
+    """Return the CPU seconds of the longest callback while a request is handled, and the callback."""
     callbacks.reset()
     await asyncio.to_thread(_ask, address, data)
     await until(lambda: servers.is_idle)
@@ -178,7 +178,7 @@ async def _longest(servers: _Servers, callbacks: Callbacks, address: str, data: 
 
 
 def _ask(address: str, data: bytes) -> None:
-    """Send a request over a connection of its own, and wait until it was handled, or the connection is closed."""
+    """Send a request over a new connection, and wait until it is handled or the connection is closed."""
     stranger = Stranger(address)
     try:
         stranger.send(data + frame(_FENCE, opaque=_FENCE_OPAQUE))
@@ -198,13 +198,15 @@ def _unsigned(fields: dict[str, str], body: bytes) -> dict[str, str]:
 
 
 def _signer(server: Server, code: int) -> Sign:
-    """Signs as a user with policies; name servers know the first user only, who alone may change policies."""
+    """Return a signer for the requests: a user with policies, but on name servers the first user, who alone may change
+    policies.
+    """
     user, secret = _ROOT if server is Server.NAME_SERVER or code in _POLICIES else _USER
     return lambda fields, body: signed(fields, body, user, secret)
 
 
 def _let(address: str) -> None:
-    """Make the user, and let it do everything."""
+    """Create the user, and permit it everything."""
     user, secret = _USER
     made = json.dumps({"password": secret}).encode()
     actions = ["Pub", "Sub", "Create", "Update", "Delete", "Get", "List"]
@@ -241,7 +243,7 @@ def _requests(operation: Operation, sign: Sign, *, is_long: bool) -> Iterator[tu
 
 
 def _fields(operation: Operation, text: str) -> dict[str, str]:
-    """Header fields of the right types; ``text`` where any text is right."""
+    """Return header fields of the right types, with ``text`` for every text field."""
     if operation.request_header is None:
         return {}
     infos = msgspec.structs.fields(operation.request_header)
@@ -287,7 +289,7 @@ def _repeated(unit: bytes, size: int, begin: bytes, end: bytes) -> bytes:
 
 
 def _numbered(unit: bytes, size: int, begin: bytes, end: bytes, count: int = 1 << 30) -> bytes:
-    """As many units as fit, each with a number in place of ``#``."""
+    """Join as many copies of a unit as fit, each with a number in place of ``#``."""
     fits = (size - len(begin) - len(end)) // (len(unit) + 6)
     return begin + b",".join(unit.replace(b"#", b"%d" % i) for i in range(100_000, 100_000 + min(fits, count))) + end
 
@@ -313,7 +315,7 @@ def _long_bodies() -> Iterator[tuple[str, bytes]]:
 
 
 def _entry(body: bytes, properties: bytes) -> bytes:
-    """A message of a batch."""
+    """Return a message of a batch."""
     head = struct.pack(">iiiii", 22 + len(body) + len(properties), 0, 0, 0, len(body))
     return head + body + struct.pack(">h", len(properties)) + properties
 
@@ -322,7 +324,7 @@ _CLIENTS = itertools.count()
 
 
 def _bodies_of(code: int, *, is_long: bool) -> Iterator[tuple[str, bytes]]:
-    """What the body of one request may be, at its bound."""
+    """Yield the largest possible bodies of a request."""
     match code:
         case 34:
             yield from _heartbeats()

@@ -1,6 +1,6 @@
-"""Settings of our clients on a machine that does much else, where what is tested is not how long they wait.
+"""Long time-outs of our clients for tests on a busy machine that do not test the time-outs themselves.
 
-With the defaults of 3 s a late answer has a message sent twice, or makes a program give up.
+With the default of 3 s a late answer makes a client send a message twice, or give up.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rmqkit.remoting.client import RemotingClient
 from tests.sources import is_installed
 
 TIMEOUT_MS = 60_000
-"""Of one request; only a test that fails waits so long."""
+"""Time-out of one request. Only a test that fails waits as long."""
 
 
 def producing(**settings: Any) -> ProducerSettings:
@@ -62,14 +62,15 @@ _TIMES = {
         "rmqkit.broker.pop.handlers._LATE_MS": _MS,
     },
 }
-"""Package → what its modules wait for by default."""
+"""Package → the default time-outs of its modules."""
 
 _patches = pytest.MonkeyPatch()
 
 
 def be_patient() -> None:
-    """Let clients, brokers and `Admin` of this process wait `TIMEOUT_MS` where they are left what they wait by default,
-    which is 0.3 to 10 s: also brokers for the next log file, and a pop for being looked at."""
+    """Let clients, brokers and `Admin` of this process wait `TIMEOUT_MS` wherever a default of 0.3 to 10 s applies.
+
+    The waits of a broker for its next log file, and of a pop before it runs, become as long."""
     for package, times in _TIMES.items():
         if is_installed(package):
             for name, value in times.items():
@@ -89,7 +90,7 @@ def be_patient() -> None:
 
 @contextmanager
 def as_users_have_it() -> Iterator[None]:
-    """Defaults as they are, for tests of what happens when nobody answers."""
+    """Restore the defaults, for tests of what happens when no server answers."""
     _patches.undo()
     try:
         yield

@@ -1,12 +1,11 @@
 """Ports of loopback for servers that a test starts on chosen ports: no two processes of tests get the same.
 
-A port that is bound, closed and then told to a server may meanwhile go to the server of another process. So the ports
-below those that the kernel gives to connections are cut into blocks, and a process that asks for its first port takes
-the first block whose lowest port it can bind. It keeps that socket, which does not listen, until it ends: the kernel
-gives the block back then, also when the process was killed. In its block a process goes round, so that a port comes
-again only after all others; one that is in use, by a server that was left over, say, is passed over.
+If a test binds a port, closes it and passes it to a server, another process may take the port in between. So the ports
+below the kernel's range for outgoing connections are divided into blocks. At its first request a process takes the
+first block whose lowest port it can bind. It holds that socket, which does not listen, until it exits: the kernel then
+frees the block, also after a kill. A process uses the ports of its block in a cycle, and skips ports that are in use.
 
-A port at which nobody must listen is `silent_port`, which keeps it bound.
+`silent_port` holds a port on which no server listens.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ __all__ = ["HOST", "free_port", "free_ports", "silent_port"]
 
 HOST = "127.0.0.1"
 LOWEST, END, BLOCK = 18_000, 32_000, 250
-"""Connections get ports from 32,768 on (Linux) or above. 16384, a usual size, is none of these: what documents print is
-read with the ports of a test turned back."""
+"""Linux gives connections ports from 32,768 on. The usual port 16384 is outside of the range: tests of documents
+replace the test's ports in the output by the documented ones."""
 
 
 class _Block:
-    """The ports of this process, which come in turn."""
+    """The ports of this process, used in a cycle."""
 
     def __init__(self) -> None:
         self._kept = socket.socket()
@@ -41,8 +40,9 @@ class _Block:
         raise OSError(f"all {(END - LOWEST) // BLOCK} blocks of ports are taken: end other runs of tests")
 
     def port(self, below: int, above: int, steps: set[int]) -> int:
-        """The next port that is free with those at ``steps`` from it, all in the block.
-        Raises OSError: there is none."""
+        """Return the next free port whose ports at a distance of ``steps`` are free too, all in the block.
+
+        Raises OSError: there is no such port."""
         for _ in range(BLOCK):
             if self._next + below + above >= BLOCK:
                 self._next = 1
@@ -56,11 +56,13 @@ class _Block:
 
 _lock = threading.Lock()
 _own: dict[int, _Block] = {}
-"""By process, as a forked one needs another block."""
+"""By process, because a forked process needs its own block."""
 
 
 def free_port(*beside: int) -> int:
-    """A port nobody listens at. ``beside``: steps from it to ports that have to be free, too, and come to nobody else.
+    """Return a port on which no server listens.
+
+    ``beside``: distances to ports that must be free too and are reserved with it.
     Raises OSError: this process has no such ports."""
     steps = {0, *beside}
     with _lock:
@@ -71,14 +73,14 @@ def free_port(*beside: int) -> int:
 
 
 def free_ports() -> tuple[int, int, int]:
-    """Ports for name server, broker and HA; the broker also listens two below its own (the "fast" port), ours one above
-    unless told another HA port."""
+    """Return ports for name server, broker and HA. The broker also listens two below its port (the "fast" port). Our
+    broker uses the port above its own for HA, unless another HA port is set."""
     return free_port(), free_port(-2, 1), free_port()
 
 
 @contextmanager
 def silent_port() -> Iterator[int]:
-    """A port where connections are refused, as a socket is bound to it that does not listen."""
+    """Yield a port that refuses connections: a socket is bound to it and does not listen."""
     with socket.socket() as silent:
         silent.bind((HOST, 0))
         yield silent.getsockname()[1]

@@ -1,8 +1,8 @@
-"""The periodic rounds of a broker at their bounds, and the CPU time for which each holds the event loop.
+"""The periodic work of a broker at its size limits, and the CPU time for which each task holds the event loop.
 
-A broker is filled with many topics, groups, offsets, locks, half messages and messages in flight. Then each of its
-rounds runs once. The figure of a round is the CPU time of its longest callback on the loop.
-``python -m tests.rounds_held`` prints the table (`make loop-held`); `tests.broker.test_loop_not_held` checks it.
+A broker is filled with many topics, groups, offsets, locks, half messages and messages in flight. Then each task runs
+once. The result is the CPU time of its longest callback on the loop. ``python -m tests.rounds_held`` prints the table
+(`make loop-held`); `tests.broker.test_loop_not_held` checks it.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ class Rounds(Lifecycle):
 
 
 async def rounds_held(root: Path, *, scale: float = 1.0) -> list[Held]:
-    """Return how long each round of a full broker holds the loop, the longest first.
-    ``scale``: the part of the bounds to which the broker is filled."""
+    """Return how long each periodic task of a full broker holds the loop, the longest first.
+
+    ``scale``: the fraction of the limits to which the broker is filled."""
     clock, lifecycle = SetClock(), Rounds()
     settings = BrokerSettings(listen_port=0, bind_address="127.0.0.1", broker_name="b", transaction_timeout_ms=1000)
     broker = Broker(settings, StoreSettings(commit_log_file_bytes=64 << 20), root, clock=clock)
@@ -91,7 +92,7 @@ async def _fill(context: BrokerContext, scale: float) -> None:
     for number in range(halves):
         context.ops.add(0, number)
     await asyncio.sleep(0)
-    assert context.pop is not None, "a master pops"
+    assert context.pop is not None, "the master serves pop requests"
     context.topics.ensure("Popped", 1)
     for _ in range(in_flight):
         context.store.put(message("Popped", body=b"m"))

@@ -1,9 +1,9 @@
-"""A second, lone try for tests that failed beside others while they drove other people's programs.
+"""A second run, alone, for failed tests that start other people's programs.
 
-Java, Go, Node and C++ clients bring time-outs of 3 s and races of their own to a busy machine. With ``--second-try``
-the failed tests of at most `MOST` of their files run again at the end, in a fresh process with nothing beside them; the
-run fails unless they pass. Files are counted, not tests, as the tests of a file share their programs: one pause of one
-broker fails a dozen of them. What failed first stays on the screen. Any other failure is final.
+Java, Go, Node and C++ clients have time-outs of 3 s and races of their own, which show on a busy machine. With
+``--second-try`` the failed tests run again at the end in a new process with no other tests, if they are in at most
+`MOST` files. The run fails unless they pass. The limit is in files, because the tests of a file share their programs:
+one pause of one broker fails a dozen tests. The first failures stay on the screen. Any other failure is final.
 """
 
 import subprocess
@@ -21,11 +21,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 class SecondTry:
-    """Collects what failed, and tries it again when everything else is done."""
+    """A pytest plug-in that collects the failed tests and runs them again at the end."""
 
     def __init__(self, terminal: pytest.TerminalReporter) -> None:
         self._terminal = terminal
-        self._failed: dict[str, None] = {}  # a test may fail, and its teardown too
+        self._failed: dict[str, None] = {}  # a test may fail, and its teardown may fail too
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
@@ -44,7 +44,7 @@ class SecondTry:
 
 
 def may_try_again(tests: Iterable[str]) -> bool:
-    """Return True if these are of few files, and all of other people's programs."""
+    """Return True if the tests are in few files, and all of them start other people's programs."""
     files = {test.partition("::")[0] for test in tests}
     return 0 < len(files) <= MOST and all(file.startswith(FOLDER) for file in files)
 

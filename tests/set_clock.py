@@ -8,7 +8,7 @@ __all__ = ["SetClock"]
 
 
 class SetClock:
-    """The system's clock, or that of a virtual loop. Wall time is ``ahead_ms`` more."""
+    """The clock of the system or of a virtual loop, with wall time ``ahead_ms`` later."""
 
     ahead_ms = 0
 

@@ -1,4 +1,4 @@
-"""The folders of the packages: of their modules, from which `rmqkit` is put together, and of their tests."""
+"""The folders of the packages: of their modules, which together form `rmqkit`, and of their tests."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ FOLDERS = {path.parts[-3]: path for path in sorted((ROOT / "packages").glob("*/s
 
 
 def modules() -> Iterator[Path]:
-    """Every module of every package."""
+    """Yield every module of every package."""
     for folder in FOLDERS.values():
         yield from sorted(folder.rglob("*.py"))
 
 
 def place(path: Path) -> Path:
-    """Return a file's path below `rmqkit`."""
+    """Return the path of a file below `rmqkit`."""
     (folder,) = [folder for folder in FOLDERS.values() if path.is_relative_to(folder)]
     return path.relative_to(folder)
 
 
 def package_of(path: Path) -> str:
-    """Return the package that a file belongs to."""
+    """Return the package of a file."""
     return path.relative_to(ROOT / "packages").parts[0]
 
 
 @functools.cache
 def found(name: str) -> Path | None:
-    """Return the module or folder that has a path below `rmqkit`, without its ending; None if there is none."""
+    """Return the module or folder with a path below `rmqkit` (without suffix), or None."""
     for folder in FOLDERS.values():
         for path in (folder / f"{name}.py", folder / name):
             if path.exists():
@@ -43,13 +43,13 @@ def found(name: str) -> Path | None:
 
 @functools.cache
 def is_installed(package: str) -> bool:
-    """Find the package's first room without importing it."""
+    """Return True if the first room of a package can be found, without importing it."""
     folder = next(path for path in sorted(FOLDERS[package].iterdir()) if (path / "__init__.py").exists())
     return importlib.util.find_spec(f"rmqkit.{folder.name}") is not None
 
 
 def joined(to: Path) -> Path:
-    """Copy all packages into one folder, as wheels are installed."""
+    """Copy all packages into one folder, as an installation of the wheels does."""
     for folder in FOLDERS.values():
         ignored = shutil.ignore_patterns("__pycache__", "__init__.pyi")
         shutil.copytree(folder, to / "rmqkit", dirs_exist_ok=True, ignore=ignored)
@@ -57,24 +57,26 @@ def joined(to: Path) -> Path:
 
 
 def modules_of_tests() -> Iterator[Path]:
-    """Every module below the folders of tests."""
+    """Yield every module below the test folders."""
     for folder in (ROOT / "tests", *sorted((ROOT / "packages").glob("*/tests"))):
         yield from sorted(folder.rglob("*.py"))
 
 
 def files_of_tests() -> Iterator[Path]:
-    """Every file of tests: of the packages, and of what joins them."""
+    """Yield every test file: those of the packages, and those in ``tests``."""
     yield from (path for path in modules_of_tests() if path.name.startswith("test_"))
 
 
 def room(file: str) -> str:
-    """Return the package and room, or the folder below `tests`, of a test file's path."""
+    """Return the package and room of a test file, or its folder below `tests`."""
     parts = file.split("/")
     return f"{parts[1]}/{parts[3]}" if parts[0] == "packages" else "/".join(parts[:2])
 
 
 def statements(path: Path) -> Iterator[ast.AST]:
-    """Yield the statements of a file, inner ones included: twice as fast as `ast.walk`, which enters expressions."""
+    """Yield the statements of a file, nested ones included. This is twice as fast as `ast.walk`, which visits
+    expressions too.
+    """
     nodes: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
     while nodes:
         node = nodes.pop()
@@ -84,7 +86,7 @@ def statements(path: Path) -> Iterator[ast.AST]:
 
 
 def imported(path: Path, of: str) -> set[str]:
-    """Return the modules of `rmqkit` or `tests` that a file imports, wherever the import stands."""
+    """Return the modules of `rmqkit` or `tests` that a file imports anywhere in the file."""
     return {name for name in _imported(path) if name.startswith(f"{of}.")}
 
 

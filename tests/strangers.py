@@ -1,6 +1,7 @@
-"""A peer that speaks the protocol by `struct` and `json` alone, over a blocking socket, and the CPU time of callbacks.
+"""A client that speaks the protocol with `struct` and `json` alone, over a blocking socket, and the CPU time of
+callbacks.
 
-Nothing of our codecs is used: what is sent here is what a stranger sends.
+It uses none of our codecs, so its bytes are those of a foreign client.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ __all__ = ["Callbacks", "Stranger", "frame", "measured", "measured_turns"]
 def frame(
     code: int, fields: dict[str, str] | None = None, body: bytes = b"", *, opaque: int = 1, header: bytes | None = None
 ) -> bytes:
-    """A request with a JSON header, or with one that is ready."""
+    """Return a request with a JSON header, or with an encoded ``header``."""
     if header is None:
         said = {"code": code, "language": "JAVA", "version": 500, "opaque": opaque, "flag": 0}
         header = json.dumps({**said, "extFields": fields or {}}).encode()
@@ -31,7 +32,7 @@ def frame(
 
 
 class Stranger:
-    """One connection."""
+    """A connection."""
 
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")
@@ -42,16 +43,18 @@ class Stranger:
         self._socket.sendall(data)
 
     def receive_little(self) -> None:
-        """Have this side's system keep little of what comes."""
+        """Set a small receive buffer for this side of the connection."""
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)
 
     def ask(self, data: bytes) -> dict[str, Any]:
-        """The header of the next answer, with its body. Raises OSError: the other side closed the connection."""
+        """Send a request and return the header of the next answer, with its body. Raises OSError: the peer closed the
+        connection.
+        """
         self.send(data)
         return self.answer()
 
     def answer(self) -> dict[str, Any]:
-        """The next answer; requests of the other side are passed over."""
+        """Return the next answer, skipping requests of the peer."""
         while not (found := self._next())["flag"] & 1:
             pass
         return found
@@ -65,7 +68,7 @@ class Stranger:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the other side closed the connection, having answered everything that was read."""
+        """Return True if the peer closed the connection after it answered everything that it had read."""
         try:
             self._take(1)
         except OSError:
@@ -90,7 +93,7 @@ class Stranger:
 
 
 class Callbacks:
-    """CPU seconds of the callbacks of running loops: the longest one, and all together."""
+    """CPU seconds of the callbacks of running loops: the longest callback, and the sum."""
 
     def __init__(self) -> None:
         self.longest = 0.0
@@ -104,7 +107,7 @@ class Callbacks:
 
 @contextlib.contextmanager
 def measured() -> Iterator[Callbacks]:
-    """Measure every callback of asyncio's loops, in the thread that it runs in, by CPU time: no wall clock."""
+    """Measure every callback of asyncio's loops in its own thread, by CPU time, not wall time."""
     callbacks = Callbacks()
     run = asyncio.Handle._run
 
@@ -126,7 +129,9 @@ def measured() -> Iterator[Callbacks]:
 
 @contextlib.contextmanager
 def measured_turns() -> Iterator[Callbacks]:
-    """Measure whole turns of the running loop, of any make: all that it does between two calls of one callback."""
+    """Measure whole iterations of the running loop, of any implementation: all work between two calls of one
+    callback.
+    """
     callbacks, loop = Callbacks(), asyncio.get_running_loop()
     is_over, began = False, time.thread_time()
 
@@ -148,7 +153,7 @@ def measured_turns() -> Iterator[Callbacks]:
 
 @contextlib.contextmanager
 def _frozen() -> Iterator[None]:
-    """What was before is not the servers': a full collection would count it."""
+    """Exclude older objects from garbage collection: a full collection of them is not the servers' work."""
     gc.collect()
     gc.freeze()
     try:

@@ -1,4 +1,6 @@
-"""Hypothesis strategies for values of msgspec Structs, out of their annotations: as wide as Java's types are."""
+"""Hypothesis strategies for values of msgspec Structs, derived from their annotations: with the ranges of Java's
+types.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ import msgspec
 from hypothesis import strategies as st
 
 TEXT = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12)
-"""Not empty: the binary header cannot carry an empty value."""
+"""Texts are not empty: the binary header cannot hold an empty value."""
 
 PLAIN: dict[Any, st.SearchStrategy[Any]] = {
     str: TEXT,
@@ -25,9 +27,10 @@ PLAIN: dict[Any, st.SearchStrategy[Any]] = {
 
 
 def structs(kind: type[msgspec.Struct], **chosen: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """Values of a Struct type; chosen strategies go before those of the annotations.
+    """Return a strategy for values of a Struct type. Strategies in ``chosen`` replace those of the annotations.
 
-    A member that is None is left out in JSON and reads as its default, so None is given only where that is the default.
+    A member that is None is left out in JSON and reads as its default, so the strategy draws None only if it is the
+    default.
     """
     hints = typing.get_type_hints(kind, include_extras=True)
     fields = {}
@@ -42,7 +45,7 @@ def _is_something(value: Any) -> bool:
 
 
 def values(hint: Any) -> st.SearchStrategy[Any]:
-    """Values of an annotation."""
+    """Return a strategy for values of an annotation."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Annotated:
         return st.integers(inner[1].ge, inner[1].le)

@@ -1,4 +1,4 @@
-"""One line for what is not installed, and the command that brings it."""
+"""One line for a package that is not installed, with the command that installs it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WHEEL = "rmqkit-0.2.0-py3-none-any.whl"
 
 @pytest.fixture
 def installed_from(monkeypatch):
-    """Make rmqkit one that was installed from a place."""
+    """Make rmqkit look as if it was installed from a given place."""
 
     def install(direct_url: dict | None) -> None:
         text = None if direct_url is None else json.dumps(direct_url)

@@ -1,4 +1,4 @@
-"""The packages as a user gets them: built, looked into, installed where nothing else is, and used there."""
+"""The packages as a user gets them: built, inspected, installed into empty environments, and used there."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run(*command: object, cwd: Path = ROOT) -> str:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheels and sdists, made by the build program of this environment."""
+    """Build the wheels and sdists with the build program of this environment."""
     folder = tmp_path_factory.mktemp("dist")
     for name in FOLDERS:
         build = ["build", "--quiet", "--no-build-isolation", "--python", sys.executable, "--out-dir", folder]
@@ -49,7 +49,7 @@ def wheel_of(built: Path, name: str) -> Path:
 
 
 def own_names(built: Path, name: str) -> set[str]:
-    """The files of a wheel, without its metadata."""
+    """Return the files of a wheel, without its metadata."""
     names = zipfile.ZipFile(wheel_of(built, name)).namelist()
     return {one for one in names if ".dist-info/" not in one}
 
@@ -114,7 +114,7 @@ def test_the_licence_is_apache_s_and_lies_in_the_wheel(built, name):
         for file in ("LICENSE", "NOTICE"):
             (path,) = [one for one in wheel.namelist() if one.endswith(f".dist-info/licenses/{file}")]
             assert wheel.read(path).decode() == (ROOT / file).read_text()
-    assert "Apache RocketMQ" in (ROOT / "NOTICE").read_text()  # whose .proto files are inside
+    assert "Apache RocketMQ" in (ROOT / "NOTICE").read_text()  # its .proto files are included
 
 
 def test_the_native_part_has_the_same_version_and_names_whose_code_it_holds():
@@ -127,7 +127,9 @@ def test_the_native_part_has_the_same_version_and_names_whose_code_it_holds():
 
 
 def installed(built: Path, home: Path, requirements: str, *names: str) -> Path:
-    """The Python of an environment with some wheels and exactly what a file pins."""
+    """Return the Python of a new environment with some wheels and exactly the versions that a requirements file
+    pins.
+    """
     python = home / "bin/python"
     run(*UV, "venv", "--quiet", "--python", sys.executable, home)
     install = [*UV, "pip", "install", "--quiet", "--python", python]
@@ -165,7 +167,7 @@ print("imported")
 def test_the_client_s_wheel_alone_is_small_and_talks_to_a_broker(built, tmp_path):
     python = installed(built, tmp_path / "venv", "client.txt", "rmqkit")
     (packages,) = (tmp_path / "venv").glob("lib/python*/site-packages")
-    run(python, "-m", "compileall", "-q", packages)  # as pip does, and uv does not
+    run(python, "-m", "compileall", "-q", packages)  # pip compiles the files; uv does not
     assert sum(path.stat().st_size for path in packages.rglob("*") if path.is_file()) < CLIENT_BYTES_MAX
     with standalone(tmp_path) as namesrv:
         assert run(python, "-c", CLIENT, namesrv, cwd=tmp_path) == "SEND_OK\nTrue True True\n[]\n"
@@ -177,7 +179,7 @@ BULK = ["bulk", "index.property_columns", "offline"]
 STORE = [*OTEL, *(f"rmqkit.store.{name}" for name in BULK)]
 SERVER = [*STORE, "rmqkit.proxy", "rmqkit.broker.grpc_backend"]
 TOOLS = [*SERVER, "rmqkit.console", "rmqkit.testing"]
-"""Modules that need what only an extra brings."""
+"""Modules that need a package which only an extra installs."""
 
 
 @pytest.mark.slow
@@ -197,7 +199,7 @@ def test_each_wheel_with_what_it_depends_on_can_be_imported(built, tmp_path, nam
 
 @pytest.mark.slow
 def test_a_wheel_works_in_an_environment_of_its_own(built, tmp_path):
-    """With exactly the pinned versions of what servers need, and nothing for tests or Spark."""
+    """The environment has exactly the pinned versions for servers, and nothing for tests or Spark."""
     home = tmp_path / "venv"
     python, rmq = installed(built, home, "run.txt", *SERVERS), home / "bin/rmq"
     assert run(rmq, "--version", cwd=tmp_path).startswith(

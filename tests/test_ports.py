@@ -1,5 +1,5 @@
-"""Every port of ``docs/explanation/security.md``, opened by an unsigned client, by a user without rights and by another
-user: the topic of a user is nobody else's."""
+"""Every port of ``docs/explanation/security.md``, used by an unsigned client, by a user without rights and by another
+user: none of them reaches the topic of the first user."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ VISITORS = {"a stranger": None, "a user without rights": "nora", "another user":
 
 @dataclass
 class World:
-    """Servers with users and policies; bob's topic is B, with one message, mallory's is M."""
+    """Servers with users and policies. Topic B with one message belongs to bob, topic M to mallory."""
 
     both: Standalone
     proxy: Proxy
@@ -106,7 +106,7 @@ async def servers(tmp_path: Path) -> AsyncIterator[World]:
         yield it
 
 
-# ---- what a visitor gets: "all", or "nothing" of what is bob's
+# ---- what a client reaches: "all", or "nothing" of bob's topic
 
 
 async def _remoting(address: str, user: str | None, world: World) -> str:
@@ -142,7 +142,7 @@ async def _proxy_remoting(user: str | None, world: World) -> str:
 
 
 async def _names(user: str | None, world: World) -> str:
-    """Ask for the route of bob's topic, and register a broker in the place of the one that is alive."""
+    """Request the route of bob's topic, and register a broker under the name of the running one."""
     route = await ask(world.both.namesrv_address, ROUTE, b"", user, topic="B")
     fields = {"brokerName": "broker-a", "brokerAddr": "10.6.6.6:1", "clusterName": "DefaultCluster", "brokerId": "0"}
     forged = await ask(world.both.namesrv_address, REGISTER, b"", user, haServerAddr="10.6.6.6:2", **fields)
@@ -152,7 +152,7 @@ async def _names(user: str | None, world: World) -> str:
 
 async def _ha(user: str | None, world: World) -> str:
     reader, writer = await asyncio.open_connection(*world.ha.rsplit(":", 1))
-    writer.write(bytes(8))  # a slave that has nothing yet
+    writer.write(bytes(8))  # a slave with an empty log
     try:
         got = await reader.read()
     except ConnectionError:
@@ -172,7 +172,7 @@ def _metadata(user: str | None) -> list[tuple[str, str]]:
 
 
 async def _grpc(address: str, user: str | None) -> str:
-    """Ask for the route, send, and receive."""
+    """Request the route, send, and receive."""
     codes = []
     asked = {
         "QueryRoute": {"topic": {"name": "B"}},
@@ -226,7 +226,7 @@ async def _console(user: str | None, world: World) -> str:
         for path in (f"topics/B/m/{world.message_id}", "topics/B/messages", "topics/B/tail", "topics/B")
     ]
     if user is None:
-        assert {page.status for page in pages} == {303}, "a login page comes first"
+        assert {page.status for page in pages} == {303}, "every page redirects to the login page"
     return _said(True, "".join(page.text for page in pages).encode())
 
 
@@ -247,8 +247,8 @@ PORTS: dict[str, tuple[Probe, str]] = {
     "Console": (_console, "nothing"),
     "Metrics": (_metrics, "all"),
 }
-"""The visits by the name in the table of the page: how a visitor tries to get what is bob's, and what comes with users
-and policies. Routes and metrics are for everybody, as the page says."""
+"""The probes, by the port's name in the table of the page: how a client tries to reach bob's topic, and the result with
+users and policies. Routes and metrics are public, as the page documents."""
 
 
 @pytest.mark.real_time
@@ -260,7 +260,7 @@ async def test_a_port_gives_a_visitor_what_the_page_says(servers: World, visitor
 
 @pytest.mark.real_time
 async def test_the_owner_gets_what_others_do_not(servers: World) -> None:
-    """Without this the probes could ask for something that nobody gets."""
+    """Without this test the probes could request something that nobody may have."""
     for name in ("Broker", "VIP port", "gRPC port of the broker", "Proxy, gRPC", "Proxy, remoting"):
         probe, _ = PORTS[name]
         if name == "Broker":
@@ -275,4 +275,4 @@ async def _owner_pulls(user: str | None, world: World) -> str:
 def test_the_page_names_every_port() -> None:
     rows = re.findall(r"^\| \*\*([^*]+)\*\*", PAGE.read_text(), re.MULTILINE)
     assert set(PORTS) <= set(rows), rows
-    assert json.dumps(sorted(rows)) == json.dumps(sorted(set(rows))), "each port has one first row"
+    assert json.dumps(sorted(rows)) == json.dumps(sorted(set(rows))), "each port has one row"

@@ -1,8 +1,8 @@
-"""Files of this process are not waited for until they are on the disk.
+"""fsync and fdatasync without effect in this process.
 
-What was written is there for every process, also after a SIGKILL; only a machine that loses its power needs more, and
-no test can take that away: `tests.faults.disk` plays it back from the calls. Half of what most tests of a broker took
-was the disk. Servers in processes of their own sync as users have it.
+Written data is visible to every process, also after a SIGKILL. Only a power failure loses it, and tests simulate power
+failures from recorded calls (`tests.faults.disk`). Most tests of a broker spent half of their time on syncs. Servers in
+processes of their own sync as usual.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import os
 
 
 def leave_unsynced() -> None:
-    """Let fsync and fdatasync return at once. Raises OSError where they do: no such descriptor."""
+    """Make fsync and fdatasync return at once. A bad descriptor still raises OSError."""
     os.fsync = _fsync
     if hasattr(os, "fdatasync"):
         os.fdatasync = _fdatasync
 
 
-# Two functions: disks that refuse one of them know it by its identity.
+# Use two functions, because disks that refuse only one of them recognize it by identity.
 def _fsync(fd: int) -> None:
     os.fstat(fd)
 

@@ -1,7 +1,7 @@
-"""An event loop on which nobody waits: when nothing is left to do its time jumps to the next timer.
+"""An event loop in virtual time: when no work is left, its time jumps to the next timer.
 
-Servers and clients of one process run on it, and `rmqkit.clock.SYSTEM_CLOCK` follows it in all threads. A default of
-minutes costs nothing, and a busy machine makes no test late: time stands still while anything works. That is:
+Servers and clients of one process run on it, and `rmqkit.clock.SYSTEM_CLOCK` follows it in all threads. A wait of
+minutes costs no time, and a busy machine delays no test: time stands still while one of these works:
 
 =====================================  =================================================================================
 a callback or task that can go on      always
@@ -11,7 +11,7 @@ a thread that runs or reads the disk   until it sleeps (``/proc``; elsewhere the
 a thread that waits for the GIL        it gets it within `_YIELD_SECONDS`, or is seen to be ready to run
 =====================================  =================================================================================
 
-A process or a thread that sleeps in real time is not waited for: tests of such things stay on a real loop.
+The loop does not wait for processes, or for threads that sleep in real time. Tests of these use a real loop.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _SETTLE_SECONDS = 0.001
 _YIELD_SECONDS = 0.00005
 _STUCK_SECONDS = 0.2
 _TURN_SECONDS = 1e-5
-"""What passes in each turn of the loop, so that whoever yields until some time has passed comes to an end."""
+"""Time that passes in each loop iteration, so that code which yields until a time is reached stops."""
 _HAS_PROC = Path("/proc/self/task").exists()
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Runs timers in their order as soon as everything before them is done."""
+    """An event loop that runs timers in order as soon as all work before them is done."""
 
     def __init__(self, ahead_seconds: float = 0.0) -> None:
         self._passed = 0.0
@@ -65,22 +65,22 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return int((self._wall + self._passed) * 1000)
 
     def go_on(self, seconds: float) -> None:
-        """Let time pass."""
+        """Advance the time."""
         self._passed += seconds
 
     @property
     def has_calls(self) -> bool:
-        """Whether an executor has calls that have not returned."""
+        """Return True if calls in an executor have not returned yet."""
         return self._calls > 0
 
     async def idle(self) -> None:
-        """Wait until nothing is left to do but wait; time jumps then."""
+        """Wait until the loop has no work left and would jump."""
         future = self.create_future()
         self._idle.append(future)
         await future
 
     def wake_idle(self) -> bool:
-        """Wake all that wait for `idle`; whether there are any."""
+        """Wake all callers of `idle`. Return True if there were any."""
         waiting, self._idle = self._idle, []
         for future in waiting:
             if not future.done():
@@ -100,7 +100,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 class _JumpingSelector(selectors.DefaultSelector):  # type: ignore[misc, valid-type]
-    """Instead of waiting it makes sure that nothing comes, and lets the loop's time jump."""
+    """A selector that jumps to the next timer instead of waiting, after it has checked that no event is coming."""
 
     def __init__(self, loop: VirtualLoop) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class _JumpingSelector(selectors.DefaultSelector):  # type: ignore[misc, valid-t
         return self._noted(super().modify(*args))
 
     def unregister(self, *args: Any) -> Any:
-        self._has_changed = True  # the end of a closed connection may be under way, and nobody can ask for it
+        self._has_changed = True  # the end of a closed connection may be in transit, and no call shows that
         key = super().unregister(*args)
         self._unacknowledged.pop(key.fd, None)
         self._writing.discard(key.fd)
@@ -155,11 +155,11 @@ class _JumpingSelector(selectors.DefaultSelector):  # type: ignore[misc, valid-t
             seconds = self._settle_seconds
             if events:
                 self._happened = time.monotonic()
-                self._has_changed = True  # more may be under way: the kernel was not given its whole time
+                self._has_changed = True  # more data may be in transit: the kernel was not given its full time
                 return events
             is_settled = not self._is_worked_on()
             if is_settled and not self._has_woken and self._loop.wake_idle():
-                self._has_woken = self._is_settled = True  # they look first, and then time jumps
+                self._has_woken = self._is_settled = True  # the woken callers run first, and then time jumps
                 return []
             if timeout is None:
                 self._has_woken = False
@@ -169,15 +169,16 @@ class _JumpingSelector(selectors.DefaultSelector):  # type: ignore[misc, valid-t
 
     @property
     def _settle_seconds(self) -> float:
-        """How long what the kernel has may take to come."""
+        """Return the time that data in the kernel may take to arrive."""
         if not _HAS_PROC:
             return 5 * _SETTLE_SECONDS
-        # With the loop's own pipe alone there is no connection: who writes to that pipe is a thread, which shows.
+        # Without another descriptor than the loop's own pipe there is no connection. Only threads write to the pipe,
+        # and these are checked.
         return _SETTLE_SECONDS if len(self.get_map()) > 1 else 0.0
 
     def _has_written(self) -> bool:
-        """Whether bytes may be under way that were not when this was asked the last time. What the other side has read
-        it acknowledges, but not at once."""
+        """Return True if bytes may be in transit that were not there at the last call. The peer acknowledges bytes that
+        it read with a delay."""
         has_written, self._has_changed = self._has_changed or not _HAS_PROC, False
         for fd, before in self._unacknowledged.items():
             count = _unacknowledged(fd) or 0
@@ -187,7 +188,7 @@ class _JumpingSelector(selectors.DefaultSelector):  # type: ignore[misc, valid-t
         return has_written
 
     def _is_worked_on(self) -> bool:
-        """Whether something is under way that may wake the loop."""
+        """Return True if work is in progress that may wake the loop."""
         if self._threads.work():
             self._happened = time.monotonic()
             return True
@@ -204,7 +205,7 @@ def _unacknowledged(fd: int) -> int | None:
 
 
 class _Threads:
-    """The other threads of this process, which the loop looks at before each jump.
+    """The other threads of this process, which the loop checks before each jump.
 
     The file of each thread in ``/proc`` stays open: opening it costs six times as much as reading it.
     """
@@ -219,7 +220,7 @@ class _Threads:
         return any(number not in (None, own) and self._state(number) in b"RD" for number in numbers)
 
     def _state(self, number: int) -> bytes:
-        """Return the letter of a thread's state, ``-`` if the thread is over."""
+        """Return the letter of a thread's state, ``-`` if the thread has exited."""
         file = self._files.get(number)
         try:
             if file is None:
@@ -243,7 +244,7 @@ class _Threads:
 _real_now_ms, _real_monotonic_ms = SystemClock.now_ms, SystemClock.monotonic_ms
 _running: list[VirtualLoop] = []
 _ahead_seconds = 0.0
-"""How far the loops of this test have jumped ahead of real time: it does not go back between two of them."""
+"""The time by which the loops of this test are ahead of real time. It does not fall back between two loops."""
 
 
 def _now_ms(clock: SystemClock) -> int:
@@ -258,7 +259,7 @@ SystemClock.now_ms, SystemClock.monotonic_ms = _now_ms, _monotonic_ms  # type: i
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """`asyncio.run` in virtual time."""
+    """Run a coroutine as `asyncio.run` does, in virtual time."""
     with _Runner() as runner:
         return runner.run(main)
 
@@ -285,7 +286,7 @@ class _Runner:
             _ahead_seconds = max(_ahead_seconds, self._loop.time() - time.monotonic())
 
 
-# ---- the plug-in: coroutine tests and fixtures run on a loop of their test's own
+# ---- the plug-in: each coroutine test runs with its fixtures on a new loop
 
 _RUNNER = pytest.StashKey[_Runner]()
 
@@ -316,7 +317,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: Any) -> object | None:
-    """An asynchronous generator as a fixture of one test."""
+    """Run an asynchronous generator as a fixture of one test."""
     if not inspect.isasyncgenfunction(fixturedef.func):
         return None
     assert fixturedef.scope == "function", f"{fixturedef.argname}: a loop belongs to one test"
@@ -337,7 +338,7 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: Any) -> ob
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
-    """End the loop after the fixtures; the next test begins in the present."""
+    """Close the loop after the fixtures. The next test starts at the present time."""
     global _ahead_seconds
     try:
         return (yield)

@@ -1,4 +1,4 @@
-"""How long a test waits for what has to come: one number for all, as it only matters where a test fails."""
+"""The time that tests wait for expected events: one number for all, because only failing tests wait until its end."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from collections.abc import Callable
 from tests.virtual_time import VirtualLoop
 
 SECONDS = 60.0
-"""Longer than anything takes on a busy machine; less than a test may take (`timeout` in ``pyproject.toml``)."""
+"""Longer than any expected event takes on a busy machine, and less than the time limit of a test (`timeout` in
+``pyproject.toml``).
+"""
 
 
 async def until(condition: Callable[[], object], what: str = "what should come", seconds: float = SECONDS) -> None:
-    """Wait until a condition holds. Raises AssertionError naming what was waited for."""
+    """Wait until a condition holds. Raises AssertionError with the description of the condition."""
     loop = asyncio.get_running_loop()
     if isinstance(loop, VirtualLoop):
-        deadline = time.monotonic() + seconds  # threads may have to do it, and these live in real time
+        deadline = time.monotonic() + seconds  # real time: threads may have to do the work
         while not condition():
             assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
             await loop.idle()

@@ -37,7 +37,7 @@ def start(
     """Measure how long servers take to start, as processes and as brokers of the pytest plugin, and their memory."""
     from bench.commands import start as start_figures
 
-    logging.getLogger("rmqkit").setLevel(logging.ERROR)  # what servers say of themselves is not wanted here
+    logging.getLogger("rmqkit").setLevel(logging.ERROR)  # the log lines of servers are not useful here
     figures = start_figures.measure(runs=runs, brokers=brokers)
     _report("start", {"runs": runs, "brokers": brokers}, figures, as_json)
 
@@ -66,7 +66,7 @@ def store(
     """Measure how many messages per second the store writes, dispatches, reads and recovers, beside a naive store."""
     from bench.commands import store as store_figures
 
-    logging.getLogger("rmqkit").setLevel(logging.ERROR)  # what recovery and the pool warn of is wanted here
+    logging.getLogger("rmqkit").setLevel(logging.ERROR)  # the warnings of recovery and of the pool are expected here
     figures = store_figures.measure(messages=messages, body_bytes=body_bytes, directory=directory)
     _report("store", {"messages": messages, "body_bytes": body_bytes}, figures, as_json)
 
@@ -236,7 +236,7 @@ def console(
 
 
 def _report(bench: str, settings: dict[str, Any], figures: list[dict[str, Any]], as_json: bool) -> None:
-    """Figures as JSON, or as a table with one row each."""
+    """Print figures as JSON, or as a table with one row each."""
     if as_json:
         machine = {"machine": platform.machine(), "python": platform.python_version(), "cpus": os.cpu_count()}
         print(json.dumps({"bench": bench, **settings, **machine, "figures": figures}))

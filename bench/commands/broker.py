@@ -1,8 +1,8 @@
-"""``rmq bench broker``: what a broker takes and gives over sockets, and what that costs its process.
+"""``rmq bench broker``: sends and pulls over sockets, and their cost in the broker's process.
 
-The load is raw requests from one Python process, so rates say what that process can do; the broker's CPU time per
-message is the figure. It is read of a broker that is started for it, or of the process that ``--pid`` names, which may
-be Apache's: run the command once for each. (A checkout's ``make bench T=broker`` puts both under the same Java load.)
+The load is raw requests from one Python process, so rates show the limit of that process. The important figure is the
+broker's CPU time per message, of a broker that the command starts or of the process in ``--pid``, which may be
+Apache's: run the command once for each. (A checkout's ``make bench T=broker`` puts both under the same Java load.)
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _GROUPS = 1_000
 _SETTLING_SECONDS = 2.0
 _PROPERTIES = "TAGS\x01TagA\x02WAIT\x01true\x02"
 _IN_FLIGHT = {1: 10, 8: 2, 64: 1, 256: 1}
-"""Sends under way at a time → the part of the messages that is sent so."""
+"""Number of concurrent sends → divisor of the number of messages."""
 
 Figure = dict[str, Any]
 
 
 def measure(*, name_servers: str | None, pid: int | None, messages: int, body_bytes: int) -> list[Figure]:
-    """All figures, of the first broker that the name servers know or of one that is started.
-    Raises RmqError: it cannot be reached, refuses, or does not become ready."""
+    """Return all figures, of the first broker that the name servers know or of a new one.
+    Raises RmqError: the broker cannot be reached, refuses, or does not become ready."""
     with ExitStack() as stack:
         if name_servers is None:
             name_servers, pid = stack.enter_context(serve_standalone())
@@ -81,7 +81,7 @@ class _Load:
             figures.append(await self._latency())
             figures.append(await self._timed("sends, 256 in flight, nobody else there", self._sends(count, 256)))
             held = await self._crowd()
-            await asyncio.sleep(_SETTLING_SECONDS)  # the broker writes down its new groups
+            await asyncio.sleep(_SETTLING_SECONDS)  # the broker stores its new groups
             figures.append(await self._timed(f"sends, 256 in flight, {crowd}", self._sends(count, 256)))
             for pull in held:
                 pull.cancel()
@@ -90,7 +90,7 @@ class _Load:
             await self._client.close()
 
     async def _connect(self) -> None:
-        """Find a broker and create the topic there."""
+        """Find a broker and create the topic in it."""
         broker = await find_broker(self._client, self._name_server)
         self._broker = await self._client.connection(broker.broker_addrs[0])
         await create_topic(self._broker, self._topic, _QUEUES)
@@ -127,7 +127,7 @@ class _Load:
         return count * _BATCH
 
     async def _backlog(self) -> int:
-        """Read everything that was sent so far."""
+        """Read all messages sent so far."""
 
         async def read(queue_id: int) -> int:
             offset, end = 0, 1
@@ -139,7 +139,7 @@ class _Load:
         return sum(await _all(map(read, range(_QUEUES))))
 
     async def _latency(self) -> Figure:
-        """Milliseconds from before a send until the pull that was held for it is read."""
+        """Return milliseconds from before a send until the waiting pull's answer is read."""
         topic, took_ms = f"{self._topic}-latency", list[float]()
         count = min(_LATENCY_MESSAGES_MAX, self._messages)
         await create_topic(self._broker, topic, 1)
@@ -170,12 +170,12 @@ class _Load:
         return figure | {"p50_ms": round(cuts[49], 2), "p99_ms": round(cuts[98], 2)}
 
     async def _crowd(self) -> list[asyncio.Future[Command]]:
-        """Pulls of many groups that wait on other queues."""
+        """Start pulls of many groups that wait on other queues."""
         topics = [f"{self._topic}-other{number}" for number in range(_HELD // _GROUPS)]
         for topic in topics:
             await create_topic(self._broker, topic, _GROUPS)
         held = [self._pull(t, queue_id, 0, f"{self._topic}-{queue_id}") for queue_id in range(_GROUPS) for t in topics]
-        expect(await self._send(0, self._body))  # answered behind those pulls that are not held
+        expect(await self._send(0, self._body))  # its answer comes after the answers to pulls that do not wait
         if any(pull.done() for pull in held):
             raise RmqError(f"{sum(pull.done() for pull in held)} of {_HELD} pulls were not held")
         return held

@@ -1,7 +1,7 @@
-"""``rmq bench client``: what the client costs its own process per message, and how long messages take to arrive.
+"""``rmq bench client``: the client's CPU time per message, and the latency of messages.
 
-CPU times are user + system of this process, the least of some rounds, which other load on the machine changes least;
-rates beside them depend on the broker and the machine. Import times are whole interpreters less a bare one.
+CPU times are user + system of this process, the smallest of some rounds, which depends least on other load. Rates
+depend on the broker and the machine. Import times are those of whole interpreters minus that of an empty one.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ Work = Callable[[], Awaitable[object]]
 
 
 def measure(*, name_servers: str | None, messages: int, body_bytes: int) -> list[Figure]:
-    """All figures, against the broker behind some name servers or one that is started for it.
-    Raises RmqError: it cannot be reached, or does not become ready."""
+    """Return all figures, with the broker of some name servers or a new one.
+    Raises RmqError: the broker cannot be reached, or does not become ready."""
     with ExitStack() as stack:
         addresses = name_servers or stack.enter_context(serve_standalone())[0]
         figures = _run(_Bench(addresses, messages, body_bytes).figures())
@@ -114,7 +114,7 @@ class _Bench:
             await everything.wait()
 
     async def _latency(self, producer: Producer) -> Figure:
-        """Milliseconds from before the send to the handler, at a steady rate."""
+        """Return milliseconds from before the send to the handler, at a steady rate."""
         topic = f"BenchClient-{os.getpid()}-latency"
         await producer.send(Message(topic=topic, body=b"0"))
         took_ms: list[float] = []
@@ -159,7 +159,7 @@ def _import_times() -> Iterator[Figure]:
 
 
 def _seconds(program: str) -> float:
-    """The least time of some interpreters that run a program."""
+    """Return the smallest time of some interpreters that run a program."""
 
     def once() -> float:
         started = time.perf_counter()

@@ -1,20 +1,20 @@
-"""``rmq bench console``: what the web console takes and costs, beside a real broker with many topics and groups.
+"""``rmq bench console``: the speed and the cost of the web console with a real broker with many topics and groups.
 
 ==================  ==================================================================================================
 row                 what is measured
 ==================  ==================================================================================================
-first page          CPU seconds of ``rmq standalone --console`` until its overview came, which shows the broker
+first page          CPU seconds of ``rmq standalone --console`` until its overview shows the broker
 lists               ms of each list page at the server (``Server-Timing``), the median of many; no request to a broker
-round               CPU seconds of one round of the watcher: the first, which asks for everything, and the next ones
-turn                the longest CPU time of one turn of the event loop in a round, in ms
-search              ms of a search without a match in one large topic, again and again from where it stopped
-open pages          share of a core that so many pages cost which are open and refresh themselves
-sends               messages per second that the broker takes, in turn while the console runs and while it is stopped
+round               CPU seconds of one round of the watcher: the first, which requests everything, and the next ones
+turn                the longest CPU time of one iteration of the event loop in a round, in ms
+search              ms of a search without a match in one large topic, continued until its end
+open pages          share of a core for a number of open pages that refresh themselves
+sends               messages per second that the broker stores, in turn with a running and a stopped console
 memory              MiB resident of the console's process, at the end
 ==================  ==================================================================================================
 
-Groups have offsets and one client each, so that lags, ages and members are there to be shown. While sends are measured
-without a console its process is stopped (SIGSTOP), so that nothing else changes.
+Groups have offsets and one client each, so that the console can show lags, ages and members. To measure sends without a
+console its process is stopped (SIGSTOP), so that nothing else changes.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ _LISTS = ("", "topics", "topics?sort=lag", "groups", "groups?sort=age", "brokers
 _LIVE = ("", "topics", "groups", "brokers", "ha", "clients", "topics/BenchTopic-00000", "groups/bench-group-0000")
 _MEMORY_MIB, _LIST_MS, _ROUND_S, _OPEN_PERCENT, _SENDS_PERCENT, _SEARCH_MS = 120, 200, 0.5, 10, 2, 3_500
 _LIST_MS_OF_MANY = 300
-"""With more than 1,000 topics."""
+"""The limit with more than 1,000 topics."""
 
 Figure = dict[str, Any]
 
@@ -87,7 +87,7 @@ def measure(
     pairs: int,
     tell: Callable[[str], object],
 ) -> list[Figure]:
-    """All figures, of a broker and a console that are started. Raises RmqError: one does not become ready."""
+    """Return all figures, of a new broker and console. Raises RmqError: one of them does not become ready."""
     tell("the first page")
     first = min((_first_page() for _ in range(_STARTS)), key=lambda figure: float(figure["measured"]))
     with serve_standalone() as (name_servers, broker):
@@ -97,7 +97,7 @@ def measure(
 
 @contextmanager
 def _serve_console(name_servers: str) -> Iterator[tuple[str, int]]:
-    """The address of a console for a cluster, and its process id. Raises RmqError: it does not become ready."""
+    """Run a console for a cluster. Yield its address and process id. Raises RmqError: it does not become ready."""
     with tempfile.TemporaryDirectory(prefix="rmq-bench-") as folder:
         command = [sys.executable, "-m", "rmqkit", "console", "-n", name_servers, "--port", "0"]
         command += ["--audit", str(Path(folder) / "audit.jsonl"), "--state", str(Path(folder) / "state")]
@@ -114,7 +114,9 @@ def _serve_console(name_servers: str) -> Iterator[tuple[str, int]]:
 
 
 def _first_page() -> Figure:
-    """From the start of both processes to the overview. Raises RmqError: they do not become ready, or it is empty."""
+    """Measure from the start of both processes to the overview. Raises RmqError: they do not become ready, or the page
+    is empty.
+    """
     with tempfile.TemporaryDirectory(prefix="rmq-bench-") as folder:
         command = [sys.executable, "-m", "rmqkit", "standalone", "--host", "127.0.0.1", "--port", "0"]
         command += ["--namesrv-port", "0", "--store", str(Path(folder) / "store"), "--console", "--console-port", "0"]
@@ -209,7 +211,7 @@ class _Load:
         expect(await self._client.call(self._address, request(code, header, body), TIMEOUT_MS))
 
     async def _beat(self) -> None:
-        """Heartbeats of one client of each group, each with a connection of its own."""
+        """Send heartbeats of one client of each group, each over its own connection."""
         while len(self._clients) < min(len(self._groups), _CLIENTS_MAX):
             self._clients.append(RemotingClient())
         for number, client in enumerate(self._clients):
@@ -223,9 +225,9 @@ class _Load:
     # -- figures
 
     async def _rounds(self) -> list[Figure]:
-        """The watcher's rounds in this process, whose CPU time tells what they cost."""
+        """Measure the watcher's rounds in this process by their CPU time."""
         self._tell("rounds of the watcher")
-        settle()  # as the console's process does
+        settle()  # as in the console's process
         async with Admin(self._name_servers, timeout_ms=3_000) as admin:
             watcher, cpu_s, held_s = Watcher(admin), [], [0.0]
             watcher.followers.append(History(None, SYSTEM_CLOCK).follow)
@@ -234,7 +236,7 @@ class _Load:
                 began = time.process_time()
                 await watcher.round()
                 cpu_s.append(round(time.process_time() - began, 3))
-            # Apart from these, as looking at each turn of the loop costs as well.
+            # A separate watcher, because measuring each loop iteration costs time too.
             later = Watcher(admin)
             later.followers.append(History(None, SYSTEM_CLOCK).follow)
             turns = asyncio.create_task(_turns(held_s))
@@ -267,7 +269,7 @@ class _Load:
         asked = _requests(console) - before
         connection.close()
         budget = _LIST_MS if len(self._topics) <= 1_000 else _LIST_MS_OF_MANY
-        # The watcher goes on meanwhile; more than its rounds ask would be the pages' own.
+        # The watcher continues meanwhile. Requests beyond those of its rounds would come from the pages.
         more = {"ms_max": round(ms[-1], 1), "requests_of_the_watcher": asked}
         return _figure(f"list /{page}", round(statistics.median(ms), 1), "ms", budget, **more)
 
@@ -290,17 +292,17 @@ class _Load:
         return figures
 
     async def _open(self, console: str, process: int, pages: int, seconds: float) -> Figure:
-        """What pages cost that are open: of each kind alike many, each with a stream of its refreshes."""
+        """Measure open pages, the same number of each kind, each with a stream of refreshes."""
         self._tell(f"{pages} open pages, {seconds:g} s")
         streams = [asyncio.create_task(_follow(console, f"/local/{_LIVE[n % len(_LIVE)]}")) for n in range(pages)]
         try:
-            await asyncio.sleep(min(3.0, seconds))  # the first renderings are the pages' loads
+            await asyncio.sleep(min(3.0, seconds))  # the first renderings belong to the page loads
             began, cpu_s = time.perf_counter(), cpu_seconds(process)
             await asyncio.sleep(seconds)
             share = (cpu_seconds(process) - cpu_s) / (time.perf_counter() - began)
             for one in streams:
                 if one.done():
-                    one.result()  # raises why, or:
+                    one.result()  # raises the error of the stream, or:
                     raise RmqError(f"{sum(one.done() for one in streams)} of {pages} streams ended")
         finally:
             for one in streams:
@@ -309,14 +311,14 @@ class _Load:
         return _figure(f"{pages} open pages", round(100 * share, 1), "% of a core", _OPEN_PERCENT)
 
     async def _sends(self, console: str, process: int, pairs: int, seconds: float) -> Figure:
-        """Sends in turn beside a console that somebody looks at, and beside none."""
+        """Measure sends in turn with a console that has an open page, and without a console."""
         self._tell(f"sends with and without a console, {pairs} times {2 * _SEND_SECONDS:g} s")
         watching = asyncio.create_task(_follow(console, "/local/"))
         rates: dict[bool, list[float]] = {True: [], False: []}
         costs: dict[bool, list[float]] = {True: [], False: []}
         await self._send_for(min(1.0, seconds))
         for number in range(2 * pairs):
-            is_running = number % 4 in (0, 3)  # with, without, without, with: what drifts does so for both
+            is_running = number % 4 in (0, 3)  # with, without, without, with: a drift affects both alike
             os.kill(process, signal.SIGCONT if is_running else signal.SIGSTOP)
             cpu_s, began = cpu_seconds(self._broker), time.perf_counter()
             sent = await self._send_for(min(seconds, _SEND_SECONDS))
@@ -325,7 +327,8 @@ class _Load:
         os.kill(process, signal.SIGCONT)
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
-        # What disturbs the machine lasts longer than a pair: each is a ratio of its own, and the median of them counts.
+        # Disturbances of the machine last longer than a pair. So each pair has its own ratio, and the figure is their
+        # median.
         ratio = statistics.median(one / other for one, other in zip(rates[True], rates[False], strict=True))
         rate_with, rate_without = (statistics.median(rates[one]) for one in (True, False))
         cpu_with, cpu_without = (statistics.median(costs[one]) for one in (True, False))
@@ -348,7 +351,7 @@ class _Load:
 
 
 async def _turns(held_s: list[float]) -> None:
-    """The CPU time of this thread in each turn of the event loop."""
+    """Record the CPU time of this thread in each iteration of the event loop."""
     began = time.thread_time()
     while True:
         await asyncio.sleep(0)
@@ -362,7 +365,7 @@ def _figure(what: str, measured: float, unit: str, budget: float, **more: Any) -
 
 
 async def _each(things: Iterable[Any], work: Callable[[Any], Awaitable[object]]) -> None:
-    """Work for each, so many at a time."""
+    """Run work for each thing, a limited number at a time."""
     left = iter(things)
 
     async def one_after_the_other() -> None:
@@ -374,7 +377,7 @@ async def _each(things: Iterable[Any], work: Callable[[Any], Awaitable[object]])
 
 @asynccontextmanager
 async def _again(work: Callable[[], Awaitable[None]], pause_s: float) -> AsyncIterator[None]:
-    """Work now, and again after each pause."""
+    """Run work now, and again after each pause."""
     await work()
 
     async def go_on() -> None:
@@ -391,7 +394,7 @@ async def _again(work: Callable[[], Awaitable[None]], pause_s: float) -> AsyncIt
 
 
 def _get(console: str, path: str, connection: http.client.HTTPConnection | None = None) -> tuple[float, str]:
-    """The ms that a page took at the server, and its text. Raises RmqError: it is an error page."""
+    """Return the ms that the server needed for a page, and its text. Raises RmqError: it is an error page."""
     kept = connection or http.client.HTTPConnection(console, timeout=60)
     kept.request("GET", path)
     answer = kept.getresponse()

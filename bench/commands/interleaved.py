@@ -1,7 +1,8 @@
-"""Costs of pieces of work beside each other: rounds in which each is done once, and ratios of what they took.
+"""Costs of pieces of work, measured in the same rounds, and their ratios.
 
-What counts is CPU time of all processes (`process_tree`), unless the work knows better. A busy machine disturbs those
-that are next to each other alike; the least of the rounds is compared, the median is told beside.
+The cost is the CPU time of all processes (`process_tree`), unless the work returns a better value. Each round runs
+every piece once, so that a busy machine affects them alike. Ratios compare the smallest values of the rounds; the
+medians are reported too.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ __all__ = ["Figure", "Ratio", "Rounds", "Work", "verdict"]
 
 Figure = dict[str, Any]
 Work = Callable[[], float | None]
-"""Does something; returns CPU seconds where it knows them better than the caller."""
+"""Work that returns CPU seconds if it can measure them better than the caller."""
 
 WARM_UPS = 1
-"""Rounds that do not count."""
+"""Rounds that are not counted."""
 
 
 class Ratio(Struct, frozen=True):
-    """The cost of one piece of work by that of ours, by message; with ``at_most`` the other way round.
-    ``data`` says of what, ``count`` how many messages are gone over, ``other_count`` how many by the other if that
+    """The cost per message of another piece of work, divided by that of ours; with ``at_most`` the inverse. ``data``
+    names the data, ``count`` is the number of processed messages, ``other_count`` that of the other work if it
     differs."""
 
     row: int
@@ -43,14 +44,14 @@ class Ratio(Struct, frozen=True):
 
 
 class Cost(Struct):
-    """What a piece of work took in every round that counts."""
+    """The times of a piece of work in every counted round."""
 
     cpu_s: list[float]
     wall_s: list[float]
 
 
 class Rounds:
-    """Work and ratios of it; ``tell`` is given a line about every piece that was done."""
+    """Pieces of work and their ratios. ``tell`` is called with a line about every finished piece."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self.tree = ProcessTree()
@@ -60,20 +61,20 @@ class Rounds:
         self._ratios: list[Ratio] = []
 
     def add(self, ratio: Ratio, ours: Work, other: Work) -> None:
-        """Take up a ratio; work of a name that is known is not taken up again."""
+        """Add a ratio. Work with a known name is not added again."""
         self._ratios.append(ratio)
         self._works.setdefault(ratio.ours, ours)
         self._works.setdefault(ratio.other, other)
 
     def run(self, repeats: int) -> list[Figure]:
-        """What the ratios are after so many rounds, and `WARM_UPS` before them."""
+        """Run ``repeats`` rounds, after `WARM_UPS` others, and return the ratios."""
         for turn in range(WARM_UPS + repeats):
             for name, work in self._works.items():
                 self.take(name, work, counts=turn >= WARM_UPS)
         return [self.figure(ratio) for ratio in self._ratios]
 
     def take(self, name: str, work: Work, *, counts: bool = True) -> None:
-        """Do some work once; what it took counts or not."""
+        """Run some work once, and record its times if it counts."""
         wall, cpu = time.perf_counter(), self.tree.cpu_seconds()
         own = work()
         cpu_s, wall_s = self.tree.cpu_seconds() - cpu if own is None else own, time.perf_counter() - wall
@@ -84,7 +85,7 @@ class Rounds:
             cost.wall_s.append(wall_s)
 
     def figure(self, ratio: Ratio) -> Figure:
-        """What a ratio is after the work that was done."""
+        """Return a ratio of the recorded times."""
         ours = _by_message(self._costs[ratio.ours], ratio.count)
         other = _by_message(self._costs[ratio.other], ratio.other_count or ratio.count)
         dividend, divisor = (ours, other) if ratio.at_most else (other, ours)
@@ -107,12 +108,12 @@ class Rounds:
 
 
 def _by_message(cost: Cost, count: int) -> dict[str, float]:
-    """Microseconds of CPU by message, and seconds by the clock."""
+    """Return microseconds of CPU per message, and wall seconds."""
     least, median = min(cost.cpu_s), statistics.median(cost.cpu_s)
     return {"us_min": least / count * 1e6, "us_median": median / count * 1e6, "wall_s_min": min(cost.wall_s)}
 
 
 def verdict(value: float, floor: float, ambition: float, *, at_most: bool = False) -> str:
-    """✓✓ for the ambition, ✓ for the floor."""
+    """Return ✓✓ if the value reaches the ambition, ✓ if it reaches the floor."""
     reached = [value <= bound if at_most else value >= bound for bound in (floor, ambition)]
     return "✓✓" if all(reached) else "✓" if reached[0] else "miss"

@@ -1,4 +1,4 @@
-"""The broker that a measurement loads, ours or another: found by its name server, asked, and what it costs."""
+"""The broker that a measurement loads, ours or another: finding it by its name server, requests, and CPU time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TIMEOUT_MS = 30_000
 
 
 async def find_broker(client: RemotingClient, name_server: str) -> BrokerData:
-    """A broker that creates topics. Raises RmqError: there is none."""
+    """Return a broker that creates topics. Raises RmqError: there is none."""
     command = request(RequestCode.GET_ROUTEINFO_BY_TOPIC, RouteRequest("TBW102"))
     answer = await client.call(name_server, command, TIMEOUT_MS)
     brokers = decode_as(answer.payload, TopicRoute).broker_datas if answer.code == ResponseCode.SUCCESS else []
@@ -34,19 +34,19 @@ async def create_topic(broker: Connection, topic: str, queues: int) -> None:
 
 
 async def ask(broker: Connection, command: Command) -> Command:
-    """The answer to a request. Raises RmqError: it is not a success."""
+    """Return the answer to a request. Raises RmqError: it is not a success."""
     return expect(await broker.call(command, TIMEOUT_MS))
 
 
 def expect(answer: Command) -> Command:
-    """An answer that is a success. Raises RmqError."""
+    """Return an answer that is a success. Raises RmqError: it is not."""
     if answer.code != ResponseCode.SUCCESS:
         raise RmqError(f"the broker answered {answer.code}: {answer.remark}")
     return answer
 
 
 def cpu_seconds(pid: int | None) -> float:
-    """User and system time of a broker's process; 0 where it is not known."""
+    """Return user and system time of a broker's process, or 0 if the process is unknown."""
     if pid is None:
         return 0.0
-    return time.clock_gettime(~pid << 3 | 2)  # clock_getcpuclockid(3): exact, where /proc counts in 10 ms
+    return time.clock_gettime(~pid << 3 | 2)  # clock_getcpuclockid(3): exact, unlike /proc, which counts in 10 ms

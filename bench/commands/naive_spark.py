@@ -1,14 +1,14 @@
-"""What `spark` compares with: the ways into Spark and Parquet that come to mind first.
+"""The comparisons of `spark`: the obvious ways into Spark and Parquet.
 
 ===================  ==================================================================================================
 `naive_rows`         a record, a ``struct`` call, a dict of properties, a tuple
 `naive_batches`      those tuples as Arrow columns
 `NaiveRows`          a Spark source that yields them as rows
-`TransferOnly`       a Spark source that sends one decoded batch again and again: what shipping alone costs
+`TransferOnly`       a Spark source that sends one decoded batch again and again: the cost of transfer alone
 `QueueFiles`         a Spark sink for entries of consume queues, one row for every message, sorted by queue
 ===================  ==================================================================================================
 
-The same rows and the same bytes as from ours; nobody reads stores with it.
+They return the same rows and the same bytes as ours, and are only used for measurements.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ _FILE_BYTES = 6_000_000
 
 
 def naive_rows(split: Split, moment: Callable[[int], Any]) -> Iterator[tuple[Any, ...]]:
-    """Every message of a split as a tuple of `MESSAGE_COLUMNS`; ``moment`` makes a time of ms since the epoch."""
+    """Yield every message of a split as a tuple of `MESSAGE_COLUMNS`. ``moment`` converts ms since the epoch into a
+    time.
+    """
     buffer: Any = map_file(split.path)
     hosts: dict[bytes, str] = {}
     position = split.low
@@ -80,7 +82,7 @@ def naive_rows(split: Split, moment: Callable[[int], Any]) -> Iterator[tuple[Any
 
 
 def naive_batches(split: Split) -> Iterator[pa.RecordBatch]:
-    """The same, as Arrow batches of all columns."""
+    """Yield the same messages as Arrow batches of all columns."""
     schema = arrow_schema(MESSAGE_COLUMNS)
     rows = naive_rows(split, lambda ms: ms * 1000)
     while chunk := list(itertools.islice(rows, _BATCH_ROWS)):
@@ -91,7 +93,7 @@ def naive_batches(split: Split) -> Iterator[pa.RecordBatch]:
 
 
 def crc_of_bodies(split: Split) -> Callable[[], int]:
-    """Work for one core that calls ``zlib.crc32`` for every body of a split, where they lie being known."""
+    """Return work for one core: ``zlib.crc32`` of every body of a split, with known positions."""
     buffer = map_file(split.path)
     runs = scan.runs(buffer, split.base_offset, split.low, split.high)
     bounds = [(at, at + n) for run in runs for at, n in zip(run.body_at.tolist(), run.body_bytes.tolist(), strict=True)]
@@ -106,7 +108,7 @@ def crc_of_bodies(split: Split) -> Callable[[], int]:
 
 
 class NaiveRows(StoreSource):
-    """``rocketmq-store`` with a row at a time."""
+    """A ``rocketmq-store`` source that yields single rows."""
 
     @classmethod
     def name(cls) -> str:
@@ -124,7 +126,7 @@ class _RowReader(StoreReader):
 
 
 class TransferOnly(StoreSource):
-    """``rocketmq-store`` that decodes one batch in the life of a worker; records have to be of one size."""
+    """A ``rocketmq-store`` source that decodes one batch in the life of a worker. Records must have equal sizes."""
 
     @classmethod
     def name(cls) -> str:
@@ -175,7 +177,7 @@ class _QueueFileWriter(DataSourceArrowWriter):
         return WriterCommitMessage()
 
     def _write(self, batch: pa.RecordBatch) -> None:
-        """Put the entries of each queue into its files."""
+        """Write the entries of each queue into its files."""
         topics, queue_ids = batch["topic"].dictionary_encode(), batch["queueId"].to_numpy()
         tags = batch["tags"].dictionary_encode()
         codes = np.array([java_hash(tag) for tag in tags.dictionary.to_pylist()], "i8")
@@ -204,5 +206,5 @@ class _QueueFileWriter(DataSourceArrowWriter):
 
 
 def sources() -> list[type[DataSource]]:
-    """What a session has to know."""
+    """Return the data sources that a session must register."""
     return [NaiveRows, TransferOnly, QueueFiles]

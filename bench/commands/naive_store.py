@@ -1,7 +1,7 @@
-"""What `store_figures` compares with: the store that a first reading of the formats leads to.
+"""The comparison of `store`: an obvious implementation of the store's formats.
 
-The same files and the same answers, one field per `struct` call, one system call per entry, one fsync per message,
-properties as a dict. Nobody stores messages with it. Source: store.md §3, §4, §7.
+It has the same files and the same answers, with one `struct` call per field, one system call per entry, one fsync per
+message, and properties as a dict. It is only used for measurements. Source: store.md §3, §4, §7.
 """
 
 from __future__ import annotations
@@ -115,11 +115,11 @@ def _encode(message: InnerMessage, queue_offset: int, physical_offset: int) -> b
 def naive_walk(
     log: memoryview, end: int, *, check_crc: bool = False, store: NaiveStore | None = None
 ) -> tuple[int, int]:
-    """Read every record field by field; its number and the bytes of their bodies.
+    """Read every record field by field. Return the number of records and the bytes of their bodies.
 
     Args:
-        check_crc: whether to compare the body checksums.
-        store: where to dispatch the records to, if they are to be.
+        check_crc: compare the body checksums.
+        store: dispatch the records to this store, if it is given.
     """
     position = count = body_bytes = 0
     while position < end:
@@ -132,7 +132,7 @@ def naive_walk(
             else:
                 fields[name] = struct.unpack_from(">" + letter, log, at)[0]
                 at += struct.calcsize(">" + letter)
-        assert (fields["magic"], fields["physical_offset"]) == (MAGIC_V1, position), "nothing is damaged"
+        assert (fields["magic"], fields["physical_offset"]) == (MAGIC_V1, position), "the record is not damaged"
         body = bytes(log[at : at + fields["body_bytes"]])
         at += len(body)
         topic = bytes(log[at + 1 : at + 1 + log[at]]).decode()

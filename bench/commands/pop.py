@@ -1,10 +1,11 @@
-"""``rmq bench pop``: what pops and their acks cost a broker's process, ours and, beside it in one run, any other's.
+"""``rmq bench pop``: the cost of pops and acks in a broker's process, of ours and, in the same run, of any other
+broker.
 
-All brokers hold the same messages, and are loaded one after the other in every round by the same consumers, each with a
-connection of its own and each time as a group that is new, so that it gets everything. What counts is the CPU time of
-the broker's process per message that was popped and acknowledged, the median of the rounds; rounds before those that
-count warm up a virtual machine. The invisible time is longer than the run: what a broker does when it is over, and
-nothing was left to come again, is not counted (ours then does nothing, Apache's reads check points and acks once more).
+All brokers have the same messages. In every round the same consumers load one broker after the other, each with its own
+connection and as a new group, so that it gets all messages. The figure is the CPU time of the broker's process per
+popped and acknowledged message, the median of the rounds. The first rounds only warm up a JVM. The invisible time is
+longer than the run, so work after it is not counted (if all messages are acknowledged, our broker does nothing then,
+and Apache's reads check points and acks again).
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ Tell = Callable[[str], None]
 
 
 class Load(Struct, frozen=True):
-    """How many messages a pop takes, how they are acknowledged, and the share of all messages that is taken so."""
+    """The number of messages of a pop, the kind of acks, and the share of all messages."""
 
     name: str
     count: int
@@ -74,8 +75,8 @@ _LATENCY = "pops of 32 from a warm queue, one at a time"
 def measure(
     *, name_servers: str | None, pid: int | None, messages: int, body_bytes: int, rounds: int, tell: Tell
 ) -> list[Figure]:
-    """All figures: of a broker of ours that is started and, where ``name_servers`` are given, of the first broker that
-    they know. ``pid``: the process of that one. Raises RmqError: one cannot be reached, refuses, or is not ready."""
+    """Return all figures, of a new broker of ours and, if ``name_servers`` is given, of the first broker that these
+    know. ``pid``: the process of that broker. Raises RmqError: a broker cannot be reached, refuses, or is not ready."""
     with ExitStack() as stack:
         places: dict[str, tuple[str, int | None]] = {"ours": stack.enter_context(serve_standalone())}
         if name_servers is not None:
@@ -111,7 +112,7 @@ async def _run(
 
 
 def _medians(load: str, by_peer: dict[str, list[Figure]]) -> list[Figure]:
-    """A row for each broker, that of ours with its messages per CPU second by the other's."""
+    """Return a row for each broker; that of ours has the ratio of its messages per CPU second to the other's."""
     rows: list[Figure] = [
         {
             "load": load,
@@ -134,7 +135,7 @@ def _percentiles(latencies: dict[str, list[float]]) -> list[Figure]:
 
 
 class _Popped(Struct):
-    """Messages of one queue that came together, and what acks name them by."""
+    """Messages of one queue that arrived together, with their handles for acks."""
 
     queue: PopQueue
     offsets: list[int]
@@ -159,7 +160,7 @@ class _Peer:
             await client.close()
 
     async def prepare(self, body: bytes) -> None:
-        """Find a broker, create the topic there and fill it."""
+        """Find a broker, create the topic in it and fill it."""
         broker = await find_broker(self._clients[0], self._name_server)
         self._broker_name = broker.broker_name
         self._connections = [await client.connection(broker.broker_addrs[0]) for client in self._clients]
@@ -171,7 +172,7 @@ class _Peer:
             await self._ask(0, request(RequestCode.SEND_BATCH_MESSAGE, sent, batch))
 
     async def take(self, load: Load) -> Figure:
-        """Pop and acknowledge messages, as a group of its own."""
+        """Pop and acknowledge messages with a new group."""
         group, left = self._new_group(), int(self._messages * load.share) // _BATCH * _BATCH
         count, empty = left, 0
 
@@ -192,7 +193,7 @@ class _Peer:
         return cost | {"messages_per_second": round((count - left) / seconds)}
 
     async def latencies(self) -> list[float]:
-        """Milliseconds that each pop took, of all messages."""
+        """Return the milliseconds of each pop, for all messages."""
         group, took_ms, left = self._new_group(), list[float](), self._messages // _BATCH * _BATCH
         while left > 0:
             started = time.perf_counter()
@@ -224,7 +225,7 @@ class _Peer:
         command = request(RequestCode.POP_MESSAGE, header)
         answer = await self._connections[consumer].call(command, TIMEOUT_MS)
         if answer.code in (ResponseCode.POLLING_TIMEOUT, ResponseCode.PULL_NOT_FOUND):
-            return []  # another consumer has the queues locked, at Apache's
+            return []  # with Apache's broker: another consumer has locked the queues
         told = decode_header(expect(answer), PopMessageResponse)
         starts = decode_start_offsets(told.start_offset_info or "")
         return [

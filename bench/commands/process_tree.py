@@ -1,7 +1,7 @@
-"""CPU time of this process and all below it, as Linux tells it in ``/proc``.
+"""CPU time of this process and all its descendants, from ``/proc`` of Linux.
 
-A process that waits for its children has their time in its own entry. One that ignores SIGCHLD has not: what such
-children had used when they were last looked at is remembered (Spark's Python daemon lets go of idle workers that way).
+If a process waits for its children, its own entry includes their time. If it ignores SIGCHLD, it does not: then the
+last measured time of its exited children is added (Spark's Python daemon ends idle workers in this way).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from msgspec import Struct
 __all__ = ["ProcessTree"]
 
 _Key = tuple[int, int]
-"""Process id, and when it was started, as ids are used again."""
+"""Process id and start time, because ids are reused."""
 
 
 class _Process(Struct):
@@ -25,16 +25,17 @@ class _Process(Struct):
 
 
 class ProcessTree:
-    """The processes below this one, but ``excluded`` and those below that."""
+    """The descendants of this process, without ``excluded`` and its descendants."""
 
     def __init__(self) -> None:
         self.excluded = 0
         self._unwaited: dict[_Key, int] = {}
 
     def cpu_seconds(self) -> float:
-        """User and system seconds that they have used so far."""
+        """Return the user and system seconds that they have used so far."""
         tree = self._tree()
-        while (again := self._tree()).keys() != tree.keys():  # one ended meanwhile: whose time is it now?
+        # While processes exit, their time may move to their parents.
+        while (again := self._tree()).keys() != tree.keys():
             tree = again
         deaf = {one for one in {process.parent for process in tree.values()} if one in tree and _ignores_children(one)}
         present = {(one, process.started): process for one, process in tree.items()}
@@ -57,7 +58,7 @@ def _processes() -> list[tuple[int, _Process]]:
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:  # it has just ended
+        except OSError:  # the process has just exited
             continue
         process = _Process(parent=int(fields[1]), started=int(fields[19]), ticks=sum(map(int, fields[11:15])))
         found.append((int(stat.parent.name), process))

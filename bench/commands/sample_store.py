@@ -1,8 +1,8 @@
-"""The stores that ``rmq bench spark`` reads: commit logs of equal messages, made in bulk.
+"""The stores that ``rmq bench spark`` reads: commit logs of equal messages, written in bulk.
 
-Every record is a copy of one that `encode_record` made, with the numbers, the digits of its keys, its body and its CRC
-put into their places for all records at once. Eight topics of four queues take turns; bodies are random, and none
-comes twice: repeated ones would flatter Parquet, which stores them once.
+Every record is a copy of one record of `encode_record`. Its numbers, the digits of its keys, its body and its CRC are
+set for all records at once. The messages go to eight topics of four queues in turn. Bodies are random and unique:
+Parquet stores equal bodies only once, and would look better.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from rmqkit.protocol.record import decode_record, encode_record, layout_of, pack
 __all__ = ["FIRST_STORED_MS", "QUEUES", "SEGMENT_BYTES", "TOPICS", "write_log"]
 
 TOPICS, QUEUES = 8, 4
-"""Topics are called topic-0, topic-1, ...; each has so many queues."""
+"""Topics are named topic-0, topic-1, ..., each with this number of queues."""
 SEGMENT_BYTES = 1 << 30
 _CHUNK_BYTES = 32 << 20
 _HOST = pack_host("127.0.0.1", 10911)
 _BORN_MS = 1_700_000_000_000
 FIRST_STORED_MS = _BORN_MS + 1
-"""Each message is stored a millisecond behind the one before."""
+"""Each message is stored a millisecond after the previous one."""
 _KEY, _UNIQUE_KEY = b"key-%010d", b"7F000001%024d"
 _SEED = 7
 
 
 def write_log(root: Path, size: int, body_bytes: int, *, topics: int = TOPICS) -> int:
-    """A commit log of about so many bytes in files of 1 GiB below ``root``; returns how many messages it has.
-    The last file ends with its last record, the others with a blank."""
+    """Write a commit log of about ``size`` bytes in files of 1 GiB below ``root``. Return the number of messages. The
+    last file ends with its last record, the others with a blank."""
     folder = root / "commitlog"
     folder.mkdir(parents=True)
     template = _template(body_bytes)
@@ -59,7 +59,7 @@ def _template(body_bytes: int) -> bytes:
 
 
 def _records(template: bytes, first: int, count: int, physical_offset: int, topics: int) -> memoryview:
-    """Messages ``first``, ``first + 1``, ... as they lie from a physical offset on."""
+    """Return the messages ``first``, ``first + 1``, ... as records from a physical offset on."""
     import numpy as np
 
     rows = np.tile(np.frombuffer(template, "u1"), (count, 1))

@@ -1,4 +1,4 @@
-"""A server of our own for a measurement: started as a process on loopback, stopped when it is done with."""
+"""A server of our own for a measurement: a process on loopback, stopped at the end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _STOP_SECONDS = 30
 
 @contextmanager
 def serve_standalone(store: Path | None = None) -> Iterator[tuple[str, int]]:
-    """The address of its name server, and its process id; without a ``store`` it has an empty one.
+    """Run `rmq standalone`. Yield its name server's address and its process id. Without ``store`` it has an empty one.
     Raises RmqError: it does not become ready."""
     with tempfile.TemporaryDirectory(prefix="rmq-bench-") as folder:
         command = [sys.executable, "-m", "rmqkit", "standalone", "--host", "127.0.0.1", "--port", "0"]

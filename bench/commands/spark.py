@@ -1,8 +1,8 @@
-"""``rmq bench spark``: ten ratios and what grows with the store, from one interleaved run.
+"""``rmq bench spark``: ten ratios, and figures that grow with the store, from one interleaved run.
 
-What counts is CPU time of this process, the JVM below it and the Python workers below that (`interleaved`); work that
-one core does alone is counted by its own process. A server that is read from does not count; wall time is told beside.
-The data are those of the sample store, with bodies that are all different.
+The figures are CPU time of this process, its JVM and the Python workers of the JVM (`interleaved`). Work of a single
+core is measured in its own process. The CPU time of servers is not included. Wall time is reported too. The data are
+those of the sample store, whose bodies are all different.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ if TYPE_CHECKING:
 __all__ = ["ROWS", "measure"]
 
 ROWS = range(1, 13)
-"""The ratios, and row 11: what grows with the store."""
+"""The ratios; row 11 is the growth with the store."""
 
 Case = tuple[Ratio, Work, Work]
-"""A ratio, our work, the other."""
+"""A ratio, our work, the other work."""
 
 _LIVE = "100B live"
 _DATA = {"1K": (1024, 1.0), "100B": (100, 0.5), _LIVE: (100, 0.45)}
-"""Name of the data → bytes of a body, share of the MiB asked for."""
+"""Name of the data → bytes of a body, share of the requested MiB."""
 _CHECKOUT = Path(__file__).parents[2]
 _PLAIN = ("1K", "100B")
 _LIVE_ROW, _GROWTH_ROW = 10, 11
@@ -96,15 +96,15 @@ def measure(
     directory: Path | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> list[Figure]:
-    """The figures of some rows.
+    """Return the figures of some rows.
 
     Args:
         mib: size of the log with bodies of 1 KiB; that with bodies of 100 B is half as large.
-        repeats: rounds that count.
+        repeats: number of counted rounds.
         gib: size of the log in the last row.
         rocketmq_classpath: Apache's jars and ``DecodeLoad``, for row 2.
-        directory: where the temporary directory is made, None for the system's place.
-        tell: given a line about every piece of work.
+        directory: the parent of the temporary directory, None for the system's default.
+        tell: called with a line about every piece of work.
 
     Raises:
         RmqError: Java or the broker cannot be started.
@@ -126,14 +126,14 @@ def measure(
 
 
 class Data(Struct, frozen=True):
-    """A store, and how many messages are in it."""
+    """A store and its number of messages."""
 
     name: str
     root: Path
     count: int
 
     def ratio(self, row: int, what: str, ours: str, other: str, *, at_most: bool = False) -> Ratio:
-        """A ratio of two pieces of work over it."""
+        """Return a ratio of two pieces of work over the store."""
         floor, ambition = _BOUNDS.get((row, self.name)) or _BOUNDS[row, ""]
         names = f"{ours}, {self.name}", f"{other}, {self.name}"
         return Ratio(row, what, self.name, self.count, *names, floor, ambition, at_most)
@@ -150,7 +150,7 @@ class _Bench:
         self._spark: SparkSession | None = None
 
     def data(self, name: str, mib: int) -> Data:
-        """A store with one of the kinds of messages, made when it is first asked for."""
+        """Return a store with one of the kinds of messages, created at the first call."""
         if name not in self._data:
             root, (body_bytes, share) = self._folder / name.replace(" ", "-"), _DATA[name]
             topics = 1 if name == _LIVE else TOPICS
@@ -158,16 +158,16 @@ class _Bench:
         return self._data[name]
 
     def add(self, row: int, data: Data) -> None:
-        """Take up the work of a row; what several rows need is done once a round."""
+        """Add the work of a row. Work that several rows need runs once a round."""
         for ratio, ours, other in _CASES[row](self, data):
             self.rounds.add(ratio, ours, other)
 
     @property
     def spark(self) -> SparkSession:
-        """The session, which is started when it is first asked for."""
+        """Return the session, started at the first call."""
         if self._spark is None:
             self._restart("local[2]")
-        assert self._spark is not None, "it was started"
+        assert self._spark is not None, "the session is started"
         return self._spark
 
     def kernels(self, data: Data) -> Iterator[Case]:
@@ -283,7 +283,9 @@ class _Bench:
         batch_rows = min(_BATCH_ROWS, data.count // 2)
 
         def stream() -> float:
-            """What all but the first batch cost, as if that had cost the same: it starts Spark's machinery."""
+            """Return the cost of a stream, with the first batch counted as the average of the others: it starts Spark's
+            machinery.
+            """
             query = self._stream(batch_rows).trigger(availableNow=True).start()
             while query.isActive and not query.recentProgress:
                 time.sleep(_LOOK_S)
@@ -296,12 +298,12 @@ class _Bench:
         yield ratio, stream, _to_nowhere(reader.load)
 
     def small_batches(self) -> Iterator[Figure]:
-        """What a batch of a stream takes that has next to nothing to read, in ms of the clock."""
+        """Yield the wall time in ms of a stream's batch that reads almost nothing."""
         query = self._stream(_SMALL_BATCH_ROWS).start()
         while (query.lastProgress or {"batchId": 0})["batchId"] < _SMALL_BATCHES and query.isActive:
             query.awaitTermination(1)
         query.stop()
-        query.awaitTermination()  # tells why, if it has failed
+        query.awaitTermination()  # raises the error of a failed query
         took_ms = [progress["durationMs"]["triggerExecution"] for progress in query.recentProgress[5:]]
         median_ms = statistics.median(took_ms)
         yield {
@@ -316,14 +318,14 @@ class _Bench:
         }
 
     def growth(self, gib: int, repeats: int) -> Iterator[Figure]:
-        """Row 11: what a message of a larger store costs, and one on a second core."""
+        """Row 11: the cost of a message of a larger store, and of one on a second core."""
         large, small = self._folder / "large", self._folder / "small"
         self._data["large"] = Data("large", large, write_log(large, gib * sample_store.SEGMENT_BYTES, 1024))
         (small / "commitlog").mkdir(parents=True)
         first = f"{0:020d}"
         (small / "commitlog" / first).hardlink_to(large / "commitlog" / first)
         self._data["small"] = Data("small", small, self._data["large"].count // gib)
-        self._scan(self._data["small"])()  # has Java compile what it runs often
+        self._scan(self._data["small"])()  # so that Java compiles its hot code
         memory_mib: dict[str, list[float]] = {"small": [], "large": []}
         for _ in range(repeats):
             for master, names in (("local[2]", ("small", "large")), ("local[1]", ("small",))):
@@ -363,16 +365,16 @@ class _Bench:
         return _to_nowhere(lambda: self._loaded("rocketmq-store", data, **options))
 
     def _serve(self, data: Data) -> None:
-        """Have a broker serve a store whose messages are of one topic."""
+        """Let a broker serve a store whose messages belong to one topic."""
         rebuild(data.root, StoreSettings(), queues=True, index=False)
         newest = data.root / "commitlog" / f"{0:020d}"
-        os.truncate(newest, sample_store.SEGMENT_BYTES)  # as brokers have it
+        os.truncate(newest, sample_store.SEGMENT_BYTES)  # as brokers create it
         table = TopicConfigTable(topic_config_table={_TOPIC: TopicConfig(_TOPIC, QUEUES, QUEUES)})
         JsonFile(data.root / "config" / "topics.json").save(table)
         self._name_servers, self.rounds.tree.excluded = self._stack.enter_context(serve_standalone(data.root))
 
     def _stream(self, rows: int) -> DataStreamWriter:
-        """A stream of the topic from its first message on that goes nowhere, its progress kept in a new place."""
+        """Return a stream of the topic from its first message on that writes nothing, with a new checkpoint."""
         reader = self.spark.readStream.format("rocketmq").options(nameServer=self._name_servers, subscribe=_TOPIC)
         stream = reader.options(startingOffsets="earliest", maxOffsetsPerTrigger=str(rows)).load()
         checkpoint = tempfile.mkdtemp(prefix="checkpoint-", dir=self._folder)
@@ -395,7 +397,7 @@ _CASES: dict[int, Callable[[_Bench, Data], Iterator[Case]]] = {
 
 
 def _session(master: str) -> SparkSession:
-    # Spark's Python workers import `naive_spark` by its name, and find it as this process does.
+    # Spark's Python workers import `naive_spark` by name, from the same path as this process.
     os.environ["PYTHONPATH"] = os.pathsep.join([str(_CHECKOUT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     spark = spark_session("bench", master)
     for source in naive_spark.sources():
@@ -404,12 +406,12 @@ def _session(master: str) -> SparkSession:
 
 
 def _to_nowhere(load: Callable[[], DataFrame]) -> Work:
-    """Work that loads and reads rows: Spark plans a data frame once, and this is to count every time."""
+    """Return work that loads and reads rows: Spark plans a data frame only once, but each run must include planning."""
     return lambda: load().write.format("noop").mode("overwrite").save()
 
 
 def _alone(work: Callable[[], int]) -> float:
-    """CPU seconds of work that this process does by itself."""
+    """Return CPU seconds of work that this process does by itself."""
     start = time.process_time()
     work()
     return time.process_time() - start
@@ -421,7 +423,9 @@ def _row_count(parts: Iterable[Iterable[Any]]) -> int:
 
 @contextmanager
 def _java_decoder(classpath: str, data: Data, folder: Path) -> Iterator[Work]:
-    """Work for ``DecodeLoad``, a program that decodes all messages of the first file. Raises RmqError: it fails."""
+    """Yield work for ``DecodeLoad``, a program that decodes all messages of the first file. Raises RmqError: it
+    fails.
+    """
     logging = folder / "logging-off.xml"
     logging.write_text(_LOGGING_OFF)
     java = find_java_home(os.environ) / "bin" / "java"
@@ -450,7 +454,7 @@ def _java_decoder(classpath: str, data: Data, folder: Path) -> Iterator[Work]:
 
 
 def _driver_mib(spark: SparkSession) -> float:
-    """Resident memory of this process and the JVM, without file pages, after a collection."""
+    """Return resident memory of this process and the JVM, without file pages, after a collection."""
     runtime: Any = spark.sparkContext._jvm
     runtime.java.lang.System.gc()
     jvm = int(runtime.java.lang.ProcessHandle.current().pid())

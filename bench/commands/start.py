@@ -1,4 +1,4 @@
-"""How long servers take until they are ready, as processes and as fixtures of tests, and the memory they need."""
+"""The start times of servers, as processes and as fixtures of tests, and their memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ _AT_A_TIME = 8
 
 
 def measure(*, runs: int, brokers: int) -> list[dict[str, Any]]:
-    """One row per kind of process, started ``runs`` times; then ``rmqkit.testing``'s brokers, alone and many at once.
+    """Return one row per kind of process, started ``runs`` times, then rows of ``rmqkit.testing``'s brokers, alone and
+    many at once.
     Raises RmqError: a process does not become ready."""
     return [*(_measure_process(kind, runs) for kind in _BUDGETS), *_measure_test_brokers(brokers)]
 
@@ -47,7 +48,7 @@ def _measure_process(kind: str, runs: int) -> dict[str, Any]:
 
 
 def _start_once(kind: str) -> tuple[float, float]:
-    """Milliseconds from process start to the ready line, and MiB resident a second later."""
+    """Return milliseconds from process start to the ready line, and MiB resident a second later."""
     with tempfile.TemporaryDirectory(prefix="rmq-bench-") as folder:
         command = [sys.executable, "-m", "rmqkit", kind, "--host", "127.0.0.1", "--port", "0"]
         if kind == "standalone":
@@ -77,7 +78,7 @@ def _wait_ready(process: subprocess.Popen[str], started: float) -> float:
 
 
 def _measure_test_brokers(count: int) -> list[dict[str, Any]]:
-    """Brokers of tests one after the other, eight side by side, and all, eight at a time."""
+    """Measure test brokers: one after the other, eight in parallel, and all, eight at a time."""
     from rmqkit.testing import LocalCluster
 
     def start_once(_: int) -> float:
@@ -85,7 +86,7 @@ def _measure_test_brokers(count: int) -> list[dict[str, Any]]:
         with LocalCluster():
             return (time.perf_counter() - started) * 1000
 
-    with LocalCluster():  # imports
+    with LocalCluster():  # includes the imports
         alone_mib = _resident_mib("self")
         further = [LocalCluster().start() for _ in range(_AT_A_TIME)]
         each_mib = (_resident_mib("self") - alone_mib) / _AT_A_TIME
@@ -95,7 +96,7 @@ def _measure_test_brokers(count: int) -> list[dict[str, Any]]:
     with ThreadPoolExecutor(_AT_A_TIME) as pool:
         list(pool.map(start_once, range(_AT_A_TIME)))
         before = _held()
-        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+        Path("/proc/self/clear_refs").write_text("5")  # reset the peak
         started = time.perf_counter()
         crowded = list(pool.map(start_once, range(count)))
         seconds = time.perf_counter() - started
@@ -115,7 +116,7 @@ def _held() -> dict[str, int]:
 
 
 def _resident_mib(pid: int | str, field: str = "VmRSS") -> float:
-    """Resident memory of a process, pages of mapped files included."""
+    """Return the resident memory of a process, including pages of mapped files."""
     status = Path(f"/proc/{pid}/status").read_text()
     fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
     return int(fields[field].split()[0]) / 1024

@@ -1,9 +1,9 @@
-"""``rmq bench store``: what the store does in a second, beside the naive way to do the same (`naive_store`).
+"""``rmq bench store``: the store's work per second, compared with a naive implementation (`naive_store`).
 
-Every figure is the best of some rounds; a round does it our way, then the naive way, so that both see the same machine.
-Rates of work are per second of CPU of the calling thread, which other load on the machine changes least; where the disk
-or another thread is waited for, per second of the clock. The files lie in a temporary directory and are small enough
-for the page cache.
+Every figure is the best of some rounds. A round runs our way, then the naive way, so that both have the same
+conditions. Rates are per CPU second of the calling thread, which depends least on other load. If the work waits for the
+disk or another thread, rates are per wall second. The files are in a temporary directory and small enough for the page
+cache.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ _SEED = 1
 _WAIT_SECONDS = 30.0
 
 Work = Callable[[], int]
-"""Does something and returns how many times."""
+"""Work that returns how many times it was done."""
 Figures = Iterator[dict[str, Any]]
 
 
 def measure(*, messages: int, body_bytes: int, directory: Path | None) -> list[dict[str, Any]]:
-    """All figures.
+    """Return all figures.
 
     Args:
-        messages: put in a round.
-        directory: where the temporary directory is made, None for the system's place.
+        messages: number of puts in a round.
+        directory: the parent of the temporary directory, None for the system's default.
     """
     with tempfile.TemporaryDirectory(prefix="rmq-bench-", dir=directory) as folder:
         bench = _Bench(Path(folder), messages, body_bytes)
@@ -102,12 +102,12 @@ class _Bench:
             yield _figure("put, transient store pool", put_all(ours), put_all(naive), 120_000)
 
     def synchronous_puts(self) -> Figures:
-        """Puts that wait for the disk: many waiters share a flush, one has each to itself."""
+        """Measure puts that wait for the disk: many waiters share a flush, one waiter has its own."""
         alone = self._messages[:_ALONE_MAX]
         is_durable = threading.Event()
 
         def put_waiting(store: MessageStore, waiters: int, messages: Sequence[InnerMessage]) -> int:
-            """Puts of so many producers, each of which waits for its message before it sends the next."""
+            """Put with this number of producers, each of which waits for its message before it sends the next."""
             waiting: deque[int] = deque()
             for message in messages:
                 waiting.append(store.put(message).end_offset)
@@ -115,7 +115,7 @@ class _Bench:
                 while len(waiting) >= waiters:
                     is_durable.clear()
                     if store.durable_offset < waiting[0]:
-                        assert is_durable.wait(_WAIT_SECONDS), "the disk answers"
+                        assert is_durable.wait(_WAIT_SECONDS), "the disk answers in time"
                     while waiting and waiting[0] <= store.durable_offset:
                         waiting.popleft()
                     store.dispatch()
@@ -138,7 +138,7 @@ class _Bench:
             yield _figure("put, SYNC_FLUSH, one waiter", one, naively, waits=True)
 
     def dispatch(self) -> Figures:
-        """From the facts of a stored record to its queue entry, and to the index."""
+        """Measure the way from a stored record to its queue entry, and to the index."""
         size = 200 + len(self._messages[0].body)
 
         def dispatch_all(index: bool) -> int:
@@ -189,7 +189,7 @@ class _Bench:
             yield _figure(f"get {_PULL} by queue offset", get, get_naively, 1_000_000)
 
     def walks(self) -> Figures:
-        """Walks over a whole log, and the recovery of a store that was not closed in order."""
+        """Measure scans of a whole log, and the recovery of a store that was not closed."""
         with self._store() as store:
             self._put(store.put, self._messages)
             root, end = store.root, store.max_physical_offset
@@ -206,7 +206,7 @@ class _Bench:
             yield self._recovery(root, view, end)
 
     def _recovery(self, root: Path, view: memoryview, end: int) -> dict[str, Any]:
-        """A start after a crash that left no checkpoint: the whole log is checked and dispatched again."""
+        """Measure a start after a crash without a checkpoint: the whole log is checked and dispatched again."""
 
         def recover() -> int:
             (root / "abort").touch()
@@ -226,10 +226,10 @@ class _Bench:
 
 
 def _verify(log: mmap.mmap, end: int, *, check_crc: bool = False) -> int:
-    """The records of a log, or the bytes of their bodies when these are checked."""
+    """Return the number of records of a log, or the bytes of their bodies when these are checked."""
     count = body_bytes = 0
     for records in walk(log, 0, 0, end):
-        assert isinstance(records, Records), "nothing is damaged"
+        assert isinstance(records, Records), "the log is not damaged"
         assert not check_crc or crc_matches(records).all()
         count += len(records)
         body_bytes += int(records.body_bytes.sum())
@@ -243,7 +243,9 @@ def _message(queue_id: int, body: bytes, properties: bytes) -> InnerMessage:
 def _figure(
     what: str, ours: Work, naive: Work, target: int = 0, *, unit: str = "messages/s", waits: bool = False
 ) -> dict[str, Any]:
-    """Both rates of a piece of work, of that which waits by the clock; ``times`` says how much faster ours is."""
+    """Return both rates of a piece of work, in wall time if it waits. ``times`` is the ratio of ours to the naive
+    one.
+    """
     clock = time.perf_counter_ns if waits else time.thread_time_ns
     rates: dict[str, float] = {"ours": 0.0, "naive": 0.0}
     for _ in range(_ROUNDS):

@@ -1,19 +1,19 @@
-"""``rmq bench timer``: a million messages that wait for their second, at ours and in the same run at another broker.
+"""``rmq bench timer``: a million waiting timed messages, in our broker and, in the same run, in another one.
 
 ====================  ==============================================================================================
-load                  what is told
+load                  figures
 ====================  ==============================================================================================
-sends for later       messages for whole seconds of the next hours, 256 sends in flight; per second by the clock until
-                      all are on the wheel, and what they cost the broker, sends and wheel together
-due                   a steady stream that becomes due over the next seconds, beside those that wait. The error is the
-                      store time of the delivered copy less the second that was asked for
-wheel anew            ours only: its timer files are deleted, and it starts on its store: what it costs to put stored
-                      messages on the wheel, without sends
+sends for later       messages for whole seconds of the next hours, 256 sends in flight; per wall second until
+                      all are on the wheel, and the broker's cost of sends and wheel together
+due                   a steady stream that becomes due over the next seconds, while the others wait. The error is the
+                      store time of the delivered copy minus the requested second
+wheel again           our broker only: its timer files are deleted, and it starts on its store: the cost of putting
+                      stored messages on the wheel, without sends
 ====================  ==============================================================================================
 
-Memory is that of the broker's process (``VmRSS``), told apart: its own (``RssAnon``), and pages of files. Growth is
-from before the first message to the highest that was seen. The load is Python on the same machine; the costs are the
-figures, more than the rates. ``bench/delay_bench.py`` has the same done to delay levels.
+Memory is that of the broker's process (``VmRSS``), divided into its own (``RssAnon``) and pages of files. Growth is
+from before the first message to the highest measured value. The load is a Python program on the same machine, so the
+costs say more than the rates. ``bench/delay_bench.py`` measures the same for delay levels.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from rmqkit.remoting.connection import Connection
 __all__ = ["DUE_SECONDS", "Later", "Waiting", "measure"]
 
 DUE_SECONDS = range(2, 11)
-"""How far ahead those are that become due."""
+"""Seconds until the messages of the stream become due."""
 
 _HOURS = 9
 _QUEUES = 4
@@ -56,7 +56,7 @@ _DUE_BYTES = 17
 
 Figure = dict[str, Any]
 Later = Callable[[int, float], tuple[float, str]]
-"""Number of a message and time of its send in ms → when it is due in ms, and the properties that ask for it."""
+"""Number of a message and time of its send in ms → its due time in ms, and its properties."""
 
 
 def measure(
@@ -69,8 +69,8 @@ def measure(
     body_bytes: int,
     tell: Callable[[str], None],
 ) -> list[Figure]:
-    """All figures: of a broker of ours that is started and, where ``name_servers`` are given, of the first broker that
-    they know. ``pid``: the process of that one. Raises RmqError: one cannot be reached, refuses, or is not ready."""
+    """Return all figures, of a new broker of ours and, if ``name_servers`` is given, of the first broker that these
+    know. ``pid``: the process of that broker. Raises RmqError: a broker cannot be reached, refuses, or is not ready."""
     body = os.urandom(max(body_bytes, _DUE_BYTES))
     with tempfile.TemporaryDirectory(prefix="rmq-bench-") as folder:
         store = Path(folder) / "store"
@@ -103,12 +103,14 @@ async def _loads(
 
 
 async def _anew(load: Waiting, tell: Callable[[str], None]) -> list[Figure]:
-    """Nothing when they are so few that all were on the wheel before anybody could look."""
+    """Measure the rebuild of the wheel. Return no figure if all messages were on the wheel before the first
+    measurement.
+    """
     try:
         await load.connect()
         count, cost = await load.behind(), load.cost()
         await load.until_on_wheel()
-        figures = [{"load": "wheel anew", "broker": "ours", **cost(count)}] if count else []
+        figures = [{"load": "wheel again", "broker": "ours", **cost(count)}] if count else []
         tell(f"ours: {figures}")
         return figures
     finally:
@@ -129,7 +131,7 @@ def _whole_second(ms: float) -> tuple[float, str]:
 
 
 class Waiting:
-    """A broker whose messages wait, and its consumer. ``pid``: None where it is not known what it costs."""
+    """A broker with waiting messages, and its consumer. ``pid``: None if its cost is unknown."""
 
     def __init__(self, name_server: str, pid: int | None, body: bytes) -> None:
         self._name_server = name_server
@@ -142,7 +144,7 @@ class Waiting:
         self._highest: dict[str, float] = {}
 
     async def connect(self) -> None:
-        """Find the broker and create the topic. Raises RmqError: that cannot be."""
+        """Find the broker and create the topic. Raises RmqError: it fails."""
         broker = await find_broker(self._client, self._name_server)
         self._broker = await self._client.connection(broker.broker_addrs[0])
         await create_topic(self._broker, self._topic, _QUEUES)
@@ -152,7 +154,7 @@ class Waiting:
         await self._client.close()
 
     async def fill(self, count: int, later: Later, *, is_timed: bool) -> Figure:
-        """Have messages wait; ``is_timed``: on the timer's wheel, and all are there when this returns."""
+        """Send messages that wait. ``is_timed``: on the timer's wheel, where all of them are when this returns."""
         left, cost = iter(range(count)), self.cost()
 
         async def one_after_the_other() -> None:
@@ -166,7 +168,7 @@ class Waiting:
         return {**(cost(count) if count else {}), **self._growth()}
 
     async def become_due(self, rate: int, seconds: int, later: Later) -> Figure:
-        """A steady stream of messages that become due soon: how late they are delivered, and seen by who waits."""
+        """Send a steady stream of messages that become due soon. Measure how late they are delivered, and consumed."""
         total, cost = rate * seconds, self.cost()
         arrivals: asyncio.Queue[tuple[float, float]] = asyncio.Queue()
         pulls = [asyncio.create_task(self._pull(queue_id, arrivals)) for queue_id in range(_QUEUES)]
@@ -192,7 +194,7 @@ class Waiting:
         return {**cost(total), **figures, **self._growth()}
 
     async def behind(self) -> int:
-        """Stored messages that are not on the wheel yet."""
+        """Return the number of stored messages that are not on the wheel yet."""
         answer = await ask(self._broker, request(RequestCode.GET_BROKER_RUNTIME_INFO))
         return int(decode_as(answer.payload, KVTable).table["timerOffsetBehind"])
 
@@ -201,7 +203,7 @@ class Waiting:
             await asyncio.sleep(_POLL_SECONDS)
 
     def cost(self) -> Callable[[int], Figure]:
-        """Begin to count; what is returned says of so many messages what they took."""
+        """Start measuring. Return a function that returns the cost of a number of messages."""
         cpu, started = cpu_seconds(self._pid), time.perf_counter()
 
         def of(count: int) -> Figure:
@@ -217,7 +219,7 @@ class Waiting:
     # -- inside
 
     async def _send(self, number: int, later: Later) -> None:
-        """One message with what every producer says of its own; its body begins with the time it is due."""
+        """Send one message with the usual properties of a producer. Its body begins with its due time."""
         now_ms = time.time_ns() / 1e6
         due_ms, properties = later(number, now_ms)
         queue_id = number % _QUEUES
@@ -235,7 +237,7 @@ class Waiting:
             await asyncio.gather(*(self._send(n, later) for n in range(first, min(first + _AT_ONCE, total))))
 
     async def _pull(self, queue_id: int, arrivals: asyncio.Queue[tuple[float, float]]) -> None:
-        """Note how late, in ms, messages of a queue are stored and seen."""
+        """Record how late, in ms, messages of a queue are stored and consumed."""
         offset, flags = 0, PullFlag.SUBSCRIPTION | PullFlag.SUSPEND
         while True:
             header = PullMessageRequest("bench", self._topic, queue_id, offset, 32, flags, 0, 15_000, 0, "*")
@@ -248,7 +250,7 @@ class Waiting:
                     arrivals.put_nowait((record.store_timestamp - due_ms, now_ms - due_ms))
 
     def _memory(self) -> dict[str, float]:
-        """Resident memory of the broker's process in MB: all of it, its own, pages of files."""
+        """Return resident memory of the broker's process in MB: all of it, its own, pages of files."""
         if self._pid is None:
             return {}
         lines = Path(f"/proc/{self._pid}/status").read_text().splitlines()

@@ -1,7 +1,7 @@
-"""``rmq bench wire``: what a command costs to read and write, and what a request costs through real sockets.
+"""``rmq bench wire``: the cost of encoding and decoding a command, and of a request over real sockets.
 
-The server of the socket cases is a process of its own (this module, run); its CPU time is what counts, so that a slow
-or busy client changes nothing. Every budget is from the design's speed table.
+The server of the socket cases is a separate process (this module as a program). The figure is its CPU time, so that a
+slow or busy client changes nothing. The budgets are from the design's speed table.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ _SEND = SendMessageV2Request("producer-group", "TopicTest", "TBW102", *_FACTS)
 
 
 def measure(*, connections: int, requests: int) -> list[dict[str, Any]]:
-    """All figures, each with its budget.
+    """Return all figures, each with its budget.
 
     Args:
-        connections: idle ones to hold.
-        requests: round trips of the socket cases.
+        connections: number of idle connections to hold.
+        requests: number of requests of the socket cases.
     """
     server = subprocess.Popen(
         [sys.executable, "-m", __name__], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True
@@ -62,7 +62,7 @@ def measure(*, connections: int, requests: int) -> list[dict[str, Any]]:
         address = server.stdout.readline().strip()
         return [*_codec_figures(), *asyncio.run(_socket_figures(address, server.pid, connections, requests))]
     finally:
-        server.communicate()  # its input ends, and so does it
+        server.communicate()  # the server exits when its input is closed
 
 
 def _codec_figures() -> list[dict[str, Any]]:
@@ -77,7 +77,7 @@ def _codec_figures() -> list[dict[str, Any]]:
 
 
 def _decode_us(command: Command, serialize_type: int) -> float:
-    """Splitting a chunk of frames and decoding each into its typed header, per frame."""
+    """Return the time to split a chunk of frames and decode each into its typed header, per frame."""
     chunk = b"".join(encode_command(command, serialize_type)) * _CHUNK_FRAMES
     splitter = FrameSplitter()
 
@@ -105,7 +105,7 @@ async def _socket_figures(address: str, pid: int, connections: int, requests: in
 
 
 async def _echo_us(address: str, pid: int, requests: int, *, in_flight: int) -> float:
-    """Server CPU time per echo request."""
+    """Return the server CPU time per echo request."""
     client = RemotingClient()
     connection = await client.connection(address)
     numbers = iter(range(requests))
@@ -123,7 +123,7 @@ async def _echo_us(address: str, pid: int, requests: int, *, in_flight: int) -> 
 
 
 async def _idle_kib(address: str, pid: int, count: int) -> float:
-    """Memory the server's process grows by for each connection that said one thing and then nothing."""
+    """Return the growth of the server's memory per connection that sent one request and is idle."""
     loop = asyncio.get_running_loop()
     host, _, port = address.rpartition(":")
     before_bytes = _resident_bytes(pid)
@@ -153,13 +153,13 @@ def _figure(what: str, value: float, unit: str, budget: float) -> dict[str, Any]
 
 
 def allow_connections() -> None:
-    """As many open files as the machine lets a process have."""
+    """Raise the limit of open files to the highest value that the machine allows."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 async def _serve() -> None:
-    """An echo server on a free port, until standard input ends."""
+    """Run an echo server on a free port, until standard input ends."""
     dispatch = Router()
     dispatch.register(_ECHO, lambda connection, command: reply(command, body=command.body))
     server = RemotingServer(dispatch)

@@ -26,16 +26,18 @@ START_SECONDS = 120
 
 
 class Client(Protocol):
-    """What a figure needs of a client."""
+    """The client methods that the figures need."""
 
     async def open(self) -> None:
-        """Connect, and make the topics; raises while the server is not ready."""
+        """Connect, and create the topics. Raises while the server is not ready."""
 
     async def send(self, topic: str, body: bytes) -> None:
-        """Send one message; returns when the server has it."""
+        """Send one message. Return when the server has it."""
 
     async def consume(self, topic: str, group: str, take: Callable[[bytes], None]) -> Callable[[], Awaitable[None]]:
-        """Give every message of a topic to ``take``, as a member of a group; returns what ends that."""
+        """Pass every message of a topic to ``take``, as a member of a group. Return a function that stops the
+        consumer.
+        """
 
     async def close(self) -> None: ...
 
@@ -176,7 +178,7 @@ KINDS: dict[str, Callable[[str], Client]] = {
 
 
 def server_cpu(pids: list[int]) -> float:
-    """Seconds of CPU that the server's processes have used."""
+    """Return the CPU seconds that the server's processes have used."""
     used = 0
     for pid in pids:
         with open(f"/proc/{pid}/stat") as stat:
@@ -186,7 +188,7 @@ def server_cpu(pids: list[int]) -> float:
 
 
 async def timed(pids: list[int], count: int, work: Awaitable[None]) -> dict[str, float]:
-    """Rate, and microseconds of CPU for a message at both ends."""
+    """Return the rate, and microseconds of CPU per message on both sides."""
     server, own, wall = server_cpu(pids), time.process_time(), time.perf_counter()
     await work
     wall, own, server = time.perf_counter() - wall, time.process_time() - own, server_cpu(pids) - server
@@ -198,13 +200,13 @@ async def timed(pids: list[int], count: int, work: Awaitable[None]) -> dict[str,
 
 
 def percentiles(name: str, seconds: list[float]) -> dict[str, float]:
-    """Median and 99th percentile, in ms."""
+    """Return median and 99th percentile, in ms."""
     cuts = statistics.quantiles(seconds, n=100)
     return {f"{name}_p50_ms": round(cuts[49] * 1e3, 2), f"{name}_p99_ms": round(cuts[98] * 1e3, 2)}
 
 
 async def sends(client: Client, body: bytes, count: int, in_flight: int, took: list[float]) -> None:
-    """So many sends at a time until all are done; ``took``: how long each was under way."""
+    """Send ``count`` messages, ``in_flight`` at a time. ``took``: receives the time of each send."""
     left = iter(range(count))
 
     async def keep_sending() -> None:
@@ -232,7 +234,7 @@ async def consumed(client: Client, count: int, turn: str) -> None:
 
 
 async def latency(client: Client, body: bytes) -> dict[str, float]:
-    """From before a send to the handler, at a fixed rate."""
+    """Return the time from before a send to the handler, at a fixed rate."""
     took: list[float] = []
     arrived, done = asyncio.Event(), asyncio.Event()
 
@@ -281,7 +283,7 @@ async def main() -> None:
     figures[f"end to end at {RATE}/s"] = await latency(client, body)
     await client.close()
     print(json.dumps(figures), flush=True)
-    os._exit(0)  # what clients do at the end of an interpreter is no subject here
+    os._exit(0)  # do not measure the clients' work at the end of an interpreter
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The `rocketmq` package, which runs upon the C++ client, under the loads of `rmq bench client`. Prints JSON.
+"""The `rocketmq` package, which uses the C++ client, under the loads of `rmq bench client`. Prints JSON.
 
 python bench/peers/cpp_client.py NAMESRV PREFIX MESSAGES BODY_BYTES
 """
@@ -10,7 +10,7 @@ from load import Load, main
 from rocketmq.client import Message, Producer, PushConsumer
 
 BATCH = 300
-"""As many small messages as fit a batch of 32 KiB, which is where ours closes one."""
+"""The number of small messages in a batch of 32 KiB, the size at which our client closes a batch."""
 
 
 def message(topic: str, body: bytes) -> Message:
@@ -20,7 +20,7 @@ def message(topic: str, body: bytes) -> Message:
 
 
 class CppLoad(Load):
-    """Blocking sends in as many threads as ours has tasks."""
+    """Blocking sends, with as many threads as our client has tasks."""
 
     def __init__(self, namesrv: str) -> None:
         self.namesrv = namesrv
@@ -48,7 +48,7 @@ class CppLoad(Load):
 
         consumer.subscribe(topic, handler)
         consumer.start()
-        self.consumers.append(consumer)  # one that is shut down takes the next one's pulls with it
+        self.consumers.append(consumer)  # shutting one down also stops the next one's pulls
         assert everything.wait(60), f"{topic}: not everything was consumed"
 
 

@@ -1,4 +1,4 @@
-"""The `pyrocketmq` package, which runs upon the Java client, under the loads of `rmq bench client`. Prints JSON.
+"""The `pyrocketmq` package, which uses the Java client, under the loads of `rmq bench client`. Prints JSON.
 
 CLASSPATH=FOLDER/* python bench/peers/jpype_client.py NAMESRV PREFIX MESSAGES BODY_BYTES
 """
@@ -20,11 +20,11 @@ from pyrocketmq.common.common import ConsumeFromWhere  # noqa: E402
 from pyrocketmq.common.message import Message  # noqa: E402
 
 BATCH = 300
-"""As many small messages as fit a batch of 32 KiB, which is where ours closes one."""
+"""The number of small messages in a batch of 32 KiB, the size at which our client closes a batch."""
 
 
 class JpypeLoad(Load):
-    """Blocking sends in as many threads as ours has tasks."""
+    """Blocking sends, with as many threads as our client has tasks."""
 
     def __init__(self, namesrv: str) -> None:
         self.namesrv = namesrv

@@ -16,7 +16,7 @@ SMALL_BODY_BYTES = 100
 
 
 class Load(abc.ABC):
-    """A client that does what a figure counts."""
+    """A client for the measured loads."""
 
     @abc.abstractmethod
     def __init__(self, namesrv: str) -> None: ...
@@ -32,14 +32,14 @@ class Load(abc.ABC):
 
 
 def main(kind: Callable[[str], Load]) -> None:
-    """Runs a client: NAMESRV PREFIX MESSAGES BODY_BYTES. The topics PREFIX and PREFIX-many are there to be written,
-    PREFIX-0 … and PREFIX-many-0 … hold as many messages to be read, in each round others."""
+    """Run a client: NAMESRV PREFIX MESSAGES BODY_BYTES. The topics PREFIX and PREFIX-many are for sends. PREFIX-0 … and
+    PREFIX-many-0 … hold MESSAGES messages for consumers, a new pair for each round."""
     namesrv, prefix, count, body_bytes = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     body = random.Random(1).randbytes(body_bytes)
     small_body = body[:SMALL_BODY_BYTES]
     load = kind(namesrv)
     for topic in (prefix, f"{prefix}-many"):
-        load.send(topic, small_body)  # one at first: some clients find no route when many threads ask for it at once
+        load.send(topic, small_body)  # send one first: some clients find no route when many threads request it at once
     works: dict[str, Callable[[int], int | None]] = {
         f"awaited sends in {THREADS} tasks, {body_bytes:,} B": lambda _: sends(load, prefix, body, count),
         f"send_many, {SMALL_BODY_BYTES} B": lambda _: load.send_many(f"{prefix}-many", small_body, count),
@@ -57,11 +57,11 @@ def main(kind: Callable[[str], Load]) -> None:
             if what not in best or figure["client_cpu_us"] < best[what]["client_cpu_us"]:
                 best[what] = figure
     print(json.dumps({"figures": list(best.values())}), flush=True)
-    os._exit(0)  # what the clients' own threads do at the end of an interpreter is no subject here
+    os._exit(0)  # do not measure the work of the clients' threads at the end of an interpreter
 
 
 def sends(load: Load, topic: str, body: bytes, count: int) -> int:
-    """Sends from all threads; returns how many failed."""
+    """Send from all threads. Return the number of failures."""
     failed = [0] * THREADS
 
     def in_a_thread(thread: int) -> None:

@@ -1,4 +1,4 @@
-"""The broker's bench measures what it says, of its own broker and of any."""
+"""The broker's bench reports its measurements, of a broker that it starts and of any other broker."""
 
 from __future__ import annotations
 

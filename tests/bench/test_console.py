@@ -1,4 +1,6 @@
-"""The bench of the web console measures a broker and a console that it starts, and checks what it was told."""
+"""The bench of the web console measures a broker and a console that it starts, and checks the answers of the
+console.
+"""
 
 from __future__ import annotations
 

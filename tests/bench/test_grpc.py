@@ -1,4 +1,4 @@
-"""The bench of gRPC takes every figure of a broker's endpoint and of a proxy, and none is left waiting."""
+"""The bench of gRPC measures a broker's endpoint and a proxy, and leaves no process running."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_bench_grpc_tells_of_every_load() -> None:
         assert all(one["messages_per_second"] > 0 for one in figures[what].values())
     assert all(one["p50_ms"] > 0 for one in figures["one message"].values())
     assert sorted(told["ready_ms"]) == ["with gRPC", "without"]
-    assert told["ratios"] == {}, "there was nobody beside"
+    assert told["ratios"] == {}, "no second broker runs for comparison"
 
 
 def test_ratios_say_how_many_times_better_ours_is() -> None:

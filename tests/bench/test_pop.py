@@ -1,4 +1,4 @@
-"""The bench of POP measures ours and another broker under the same loads, and leaves nothing unacknowledged."""
+"""The bench of POP measures our broker and another one under the same loads, and leaves no message unacknowledged."""
 
 from __future__ import annotations
 
@@ -22,4 +22,4 @@ def test_bench_pop_tells_of_both_brokers() -> None:
     costs = [row["broker_cpu_us"] for row in loads]
     assert ratios == [round(b / a, 2) for a, b in zip(costs[::2], costs[1::2], strict=True)]
     assert all(row["p50_ms"] <= row["p99_ms"] for row in (ours, other))
-    assert len(said) == 3 * 3 * 2, "two rounds to warm up, one that counts"
+    assert len(said) == 3 * 3 * 2, "two warm-up cycles and one measured cycle"

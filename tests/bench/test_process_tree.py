@@ -1,4 +1,4 @@
-"""CPU time of ended children stays known, whether anybody waits for them or not."""
+"""The CPU time of exited children stays known, also if no process waits for them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_ended_children_count(waits: bool) -> None:
         assert parent.stdout.readline() == b"gone\n"
         gone = tree.cpu_seconds()
         parent.stdin.close()
-    assert burnt - before >= 0.2  # the kernel counts in ticks of 10 ms, user and system time apart
+    assert burnt - before >= 0.2  # the kernel counts user and system time separately, in ticks of 10 ms
     assert gone - before >= 0.2
 
 

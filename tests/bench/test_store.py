@@ -1,4 +1,4 @@
-"""The store's bench measures what it says, and the naive store does the same work."""
+"""The store's bench reports its measurements, and the naive store does the same work."""
 
 from __future__ import annotations
 
@@ -51,4 +51,4 @@ def test_bench_prints_every_figure_as_json(tmp_path: Path) -> None:
     names = [figure["figure"] for figure in report["figures"]]
     assert names[:2] == ["put", "put in batches of 64"] and names[-1] == "recovery without checkpoint"
     assert all(figure["ours"] > 0 and figure["naive"] > 0 for figure in report["figures"])
-    assert list(tmp_path.iterdir()) == [], "it clears up behind itself"
+    assert list(tmp_path.iterdir()) == [], "the bench removes its files"

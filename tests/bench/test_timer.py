@@ -1,4 +1,4 @@
-"""What `rmq bench timer` tells, of two small brokers."""
+"""The report of `rmq bench timer` on two small brokers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ def test_every_load_is_measured_at_both_brokers(monkeypatch):
             name_servers=name_server, pid=pid, pending=1000, rate=20, seconds=1, body_bytes=100, tell=told.append
         )
     assert len(told) == 5
-    loads = [row for row in rows if row["load"] != "wheel anew"]  # so few are there before anybody looks
+    loads = [
+        row for row in rows if row["load"] != "wheel again"
+    ]  # this few messages are delivered before the first measurement
     assert [(row["load"], row["broker"], row["messages"]) for row in loads] == [
         ("sends for later", "ours", 1000),
         ("due, 20/s", "ours", 20),

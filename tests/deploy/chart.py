@@ -1,7 +1,7 @@
 """The chart, as Helm renders it for some values.
 
-What it renders is kept in the folder ``chart`` beside this file, with a digest of what it was rendered from: so it is
-tested where there is no Helm. After a change of the chart ``python -m tests.deploy.chart`` renders it again; that needs
+The rendered files are in the folder ``chart`` next to this file, with a digest of their sources, so that they can be
+tested without Helm. After a change of the chart run ``python -m tests.deploy.chart`` to render it again. This needs
 ``helm`` on the path.
 """
 
@@ -31,13 +31,13 @@ CASES = {
         'nodeSelector.disk="ssd"',
     ),
 }
-"""By name: values other than the chart's own, as JSON, which has numbers as they are in a file of values."""
+"""Values that differ from the chart's own, by case, in JSON, which keeps numbers as they are in a values file."""
 
 _KUBERNETES = "1.31.0"
 
 
 def digest() -> str:
-    """Of the chart's files and the cases."""
+    """Return a digest of the chart's files and the cases."""
     found = hashlib.sha256(repr(CASES).encode())
     for path in sorted(path for path in CHART.rglob("*") if path.is_file()):
         found.update(str(path.relative_to(CHART)).encode() + b"\0" + path.read_bytes())
@@ -45,14 +45,14 @@ def digest() -> str:
 
 
 def render(case: str) -> str:
-    """By Helm. Raises CalledProcessError: it refuses the chart."""
+    """Render a case with Helm. Raises CalledProcessError: Helm refuses the chart."""
     command = ["helm", "template", "rmq", CHART, "--namespace", "default", "--kube-version", _KUBERNETES]
     command += [word for value in CASES[case] for word in ("--set-json", value)]
     return subprocess.run([*map(str, command)], capture_output=True, text=True, check=True).stdout
 
 
 def path_of(case: str) -> Path:
-    """Where its rendering is kept."""
+    """Return the path of a rendered case."""
     return RENDERED / f"{case}.yaml"
 
 

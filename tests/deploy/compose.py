@@ -1,4 +1,4 @@
-"""The compose files, as an engine reads them."""
+"""The compose files, as a container engine reads them."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ FOLDER = DEPLOY / "compose"
 
 
 def interpolated(text: str, **variables: str) -> str:
-    """A text with its ``${NAME:-default}``."""
+    """Return a text with its ``${NAME:-default}`` replaced."""
     return re.sub(r"\$\{(\w+):-([^}]*)\}", lambda match: variables.get(match[1]) or match[2], text)
 
 
 def environment(service: Mapping[str, Any], **variables: str) -> dict[str, str]:
-    """The variables of a service."""
+    """Return the variables of a service."""
     return {name: interpolated(str(text), **variables) for name, text in service["environment"].items()}
 
 
 def words(service: Mapping[str, Any]) -> list[str]:
-    """What a service's container runs, behind the entry point."""
+    """Return the command of a service's container, without the entry point."""
     return service.get("command") or json.loads(instruction(service["build"]["target"], "CMD"))

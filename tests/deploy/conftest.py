@@ -1,4 +1,4 @@
-"""A shard of deploy/compose/cluster.yaml, run here: a name server, a master and its slave, and what happens at them."""
+"""A shard of deploy/compose/cluster.yaml, run here: a name server, a master and its slave, under some load."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SERVICES = ("namesrv-a", "broker-a-master", "broker-a-slave")
 
 @dataclass(slots=True)
 class Shard:
-    """``pages``: what every service told Prometheus, three times: before, between and after work."""
+    """A running shard. ``pages``: the metrics of every service, three times: before, between and after the work."""
 
     pods: dict[str, Pod]
     sent: list[str] = field(default_factory=list)
@@ -66,7 +66,7 @@ def shard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shard]:
 
 
 def work(shard: Shard) -> None:
-    """Something of everything that the metrics tell: messages, timed ones, transactions, dead letters, a lag."""
+    """Cause changes of every metric: messages, timed messages, transactions, dead letters, a lag."""
     at, is_over = shard.name_server, threading.Event()
 
     def fail(message: object) -> None:
@@ -109,5 +109,5 @@ def work(shard: Shard) -> None:
 
 
 def line(page: str, beginning: str) -> str:
-    """The first line that begins so; empty where there is none."""
+    """Return the first line with this prefix, or an empty string."""
     return next((one for one in page.splitlines() if one.startswith(beginning)), "")

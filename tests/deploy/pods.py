@@ -1,4 +1,6 @@
-"""What containers run, run here: the same words, variables and files, with ports and folders of the test."""
+"""The servers of containers, run as local processes: the same arguments, variables and files, with the test's ports and
+folders.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,12 @@ DATA, CONFIG = "/var/lib/rmqkit", "/etc/rmqkit"
 
 
 def documents(path: Path) -> list[Any]:
-    """Return what a YAML file holds. libyaml takes a tenth of the time, in every test process."""
+    """Return the documents of a YAML file. libyaml takes a tenth of the time, in every test process."""
     return list(yaml.load_all(path.read_text(), yaml.CSafeLoader))
 
 
 class Pod:
-    """A server that runs. ``address``: its port. ``metrics``: where its metrics are read; empty when nowhere."""
+    """A running server. ``address``: its port. ``metrics``: the address of its metrics, empty if it has none."""
 
     def __init__(self, process: ServerProcess, ready: str) -> None:
         self.process = process
@@ -40,7 +42,9 @@ class Pod:
 
 @contextmanager
 def pods(folder: Path) -> Iterator[object]:
-    """Starts what a container's arguments say; all are stopped at the end, cleanly."""
+    """Yield a function that starts a server from a container's arguments. All servers are stopped cleanly at the
+    end.
+    """
     started: list[ServerProcess] = []
     with ExitStack() as stack:
 
@@ -79,7 +83,7 @@ def rmq(*words: object) -> str:
 
 
 def probe(command: list[str], address: str) -> list[str]:
-    """Run a probe's command against the port that was picked here; returns what was run."""
+    """Run a probe's command with the port that was chosen here. Return the command."""
     assert command[0] == "rmq"
     words = [re.sub(r"^127\.0\.0\.1:\d+$", address, word) for word in command[1:]]
     assert address in words

@@ -1,4 +1,6 @@
-"""Queries of dashboards and alert rules, taken apart: which metrics and labels they want, and which labels come out."""
+"""A parser of the queries of dashboards and alert rules: the metrics and labels that they need, and the labels of their
+results.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ _COMPARISONS = {"==", "!=", ">", "<", ">=", "<="}
 
 
 def prepared(query: str) -> str:
-    """A dashboard's query with values in place of its variables: everything, and a minute."""
+    """Return a dashboard's query with values for its variables: everything, and a minute."""
     for name in ("cluster", "node", "topic", "group"):
         query = query.replace(f'"${name}"', '".*"')
     query = query.replace("$__rate_interval", "1m")
@@ -30,7 +32,7 @@ def prepared(query: str) -> str:
 
 
 def wanted(query: str) -> Iterator[tuple[str, set[str]]]:
-    """Each metric that a query reads, and the labels of it that the query names: those of a ``by`` above it, too."""
+    """Yield each metric of a query, with the labels that the query names, including those of a ``by`` around it."""
     yield from _wanted(promql_parser.parse(query), set())
 
 
@@ -60,7 +62,7 @@ def _under(node: object) -> list[object]:
 
 
 def labels_out(query: str) -> set[str] | None:
-    """The labels of a query's results; None: all that its metric has."""
+    """Return the labels of a query's results, or None for all labels of its metric."""
     return _labels_out(promql_parser.parse(query))
 
 
@@ -78,6 +80,6 @@ def _labels_out(node: object) -> set[str] | None:
 
 
 def without_limit(query: str) -> str:
-    """An alert's query without the comparison that makes it one."""
+    """Return an alert's query without its comparison with the limit."""
     parsed = promql_parser.parse(query)
     return str(parsed.lhs) if isinstance(parsed, BinaryExpr) and str(parsed.op) in _COMPARISONS else query

@@ -1,4 +1,6 @@
-"""The Helm chart. test_manifests looks at what it renders, as at the other manifests; here is what only a chart has."""
+"""The Helm chart. test_manifests checks the rendered files like the other manifests; here are the checks of the chart
+itself.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def by_name(resources: list[dict]) -> dict[tuple[str, str], dict]:
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_kept_was_rendered_from_the_chart_as_it_is(case):
     kept = path_of(case).read_text().partition("\n")
-    assert kept[0] == f"# {digest()}", "the chart has changed: python -m tests.deploy.chart renders it, by helm"
+    assert kept[0] == f"# {digest()}", (
+        "the rendered chart is up to date; if not, run: python -m tests.deploy.chart (needs helm)"
+    )
     if shutil.which("helm") is None:
         pytest.skip("helm is not here: the digest says that the rendering is of this chart")
     again = [one for one in yaml.safe_load_all(render(case)) if one]

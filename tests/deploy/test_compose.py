@@ -1,4 +1,4 @@
-"""The compose files: their form, what they refer to, and what their services run."""
+"""The compose files: their form, their references, and the commands of their services."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_volumes_are_declared_or_are_files_of_the_checkout(file):
 @pytest.mark.parametrize("service", SERVERS)
 def test_every_variable_is_a_setting_that_takes_effect(service):
     environ = environment(service, HOST_IP="192.0.2.7")
-    if service["build"]["target"] == "broker":  # another program may have its port for gRPC, and the command says so
+    if service["build"]["target"] == "broker":  # other programs may have the gRPC port, and their commands set it
         environ["RMQCONF_grpcServerPort"] = "-1"
     command = [BIN / "rmq", *words(service), "--print-config", "--json"]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=SECONDS_MAX)
@@ -111,7 +111,7 @@ def test_what_clients_connect_to_is_published_under_its_own_number_and_healthy(s
     published = {int(one.split(":")[-2]): int(one.split(":")[-1]) for one in service["ports"]}
     assert {port: port, port - 2: port - 2}.items() <= published.items()
     if environ.get("RMQCONF_brokerRole") == "SYNC_MASTER":
-        assert published[port + 1] == port + 1  # a slave outside connects there
+        assert published[port + 1] == port + 1  # a slave on another host connects to it
     of_image = json.loads(instruction("broker", "HEALTHCHECK").partition(" CMD ")[2])
     health = service["healthcheck"]["test"][1:] if "healthcheck" in service else of_image
     assert health == [word.replace(":10911", f":{port}") for word in of_image]
@@ -127,7 +127,9 @@ def test_no_two_services_of_the_cluster_publish_one_port():
 
 
 def test_a_client_outside_uses_the_standalone(tmp_path):
-    """What it is told is the host's loopback address, whatever the container listens on."""
+    """The name server returns the host's loopback address, independent of the address on which the container
+    listens.
+    """
     service = COMPOSE["services"]["rmqkit"]
     own = [word.replace("0.0.0.0", "127.0.0.1") for word in words(service)]
     with pods(tmp_path) as start:
@@ -143,7 +145,7 @@ def test_a_client_outside_uses_the_standalone(tmp_path):
 
 
 def test_the_cluster_s_services_form_a_shard_with_two_copies(shard):
-    assert set(shard.sent) == {"SEND_OK"}  # the slave had them before the producer was answered
+    assert set(shard.sent) == {"SEND_OK"}  # the slave had the messages before the producer got its answers
     for service in shard.pods:
         assert f'node_type="{"nameserver" if "namesrv" in service else "broker"}"' in shard.page(service)
     wanted, received, done = {b"%d" % number for number in range(len(shard.sent))}, set(), threading.Event()
@@ -164,13 +166,15 @@ def test_the_console_of_the_cluster_shows_it_and_is_healthy(shard, tmp_path):
     here = {"namesrv-a:9876;namesrv-b:9876": shard.name_server, "0.0.0.0": "127.0.0.1"}
     command = [BIN / "rmq", *(here.get(word, word) for word in words(service)), "--port", "0"]
     health = json.loads(instruction("console", "HEALTHCHECK").partition(" CMD ")[2])
-    assert service["ports"] == ["127.0.0.1:9875:9875"], "whoever reaches it needs no password"
+    assert service["ports"] == ["127.0.0.1:9875:9875"], (
+        "only the host itself reaches the console, which needs no password"
+    )
     environ = {**os.environ, "HOME": str(tmp_path)}
     environ.pop("XDG_STATE_HOME", None)
     with ServerProcess(command, tmp_path / "log", environ) as console:
         address = console.wait_ready(r"^ready console=http://(\S+)/$", SECONDS_MAX)[1]
         asking = [sys.executable, *(word.replace("127.0.0.1:9875", address) for word in health[1:])]
-        # It is not healthy before it has asked the cluster once.
+        # It is healthy only after it has queried the cluster once.
         wait_until(
             lambda: subprocess.run(asking, capture_output=True, timeout=SECONDS_MAX).returncode == 0,
             SECONDS_MAX,
@@ -187,7 +191,7 @@ def test_prometheus_and_grafana_find_what_they_are_told():
     (targets,) = job["static_configs"]
     exporting = {name for name, one in services.items() if "RMQCONF_metricsExporterType" in one.get("environment", {})}
     assert set(targets["targets"]) == {f"{name}:5557" for name in exporting}
-    mounted = {}  # place in a container → here
+    mounted = {}  # path in a container → path here
     for name in ("prometheus", "grafana"):
         for source, place, *_ in (one.split(":") for one in services[name]["volumes"]):
             mounted[place] = FOLDER / source

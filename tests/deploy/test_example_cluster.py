@@ -27,7 +27,7 @@ def is_running(pid: int) -> bool:
 
 
 async def send(producer: Producer, count: int) -> dict[str, set[str]]:
-    """Send until so many were taken; the bodies by broker."""
+    """Send until ``count`` messages are stored. Return the bodies by broker."""
     taken: dict[str, set[str]] = {}
     deadline = asyncio.get_running_loop().time() + SECONDS_MAX
     while sum(map(len, taken.values())) < count:

@@ -1,5 +1,5 @@
-"""What `deploy/` holds, checked without a container engine, a cluster or a running systemd: schemas, references, and
-the commands themselves, run here as the manifests say, with their ports and folders replaced."""
+"""The files of `deploy/`, checked without a container engine, a cluster or a running systemd: schemas, references, and
+the commands of the manifests, run here with other ports and folders."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_inside_and_outside_differ_in_the_address_that_is_told():
         assert told[1]["HOST_IP"]["valueFrom"]["fieldRef"]["fieldPath"] == "status.hostIP"
         assert "brokerIP1=$(POD_IP)" in container_of(inside)["args"]
         assert "brokerIP1=$(HOST_IP)" in container_of(outside)["args"]
-        # Clients are told brokerIP1:listenPort, so the node's port has to be the pod's.
+        # The route contains brokerIP1:listenPort, so the node's port must be the pod's.
         ports = container_of(outside)["ports"]
         assert all(port["hostPort"] == port["containerPort"] for port in ports)
 
@@ -114,7 +114,7 @@ def container_of(resource):
 
 @pytest.mark.parametrize(("name", "names"), [("broker-outside.yaml", "namesrv.yaml"), ("chart-sync", "chart-sync")])
 def test_the_pods_commands_run_and_their_probes_agree(tmp_path, name, names):
-    """A name server, a master and a slave, with the arguments, files and variables that their pods have."""
+    """Run a name server, a master and a slave, with the arguments, files and variables of their pods."""
     config = next(one for one in MANIFESTS[name] if one["kind"] == "ConfigMap")["data"]
     variables = {"POD_IP": "127.0.0.1", "HOST_IP": "127.0.0.1", "POD_INDEX": "0"}
     (name_servers,) = (one for other, one in SETS if other == names and container_of(one)["name"] == "namesrv")
@@ -160,7 +160,7 @@ def test_an_image_s_entry_point_runs_and_its_health_check_agrees(tmp_path, image
         words = probe(health, pod.address)
     assert subprocess.run([BIN / "rmq", *words], capture_output=True, timeout=SECONDS_MAX).returncode == 3
     written = {path.relative_to(tmp_path).parts[:2] for path in tmp_path.rglob("*") if path.is_file()}
-    assert written <= {(image, "data"), (f"{image}.log",)}  # the volume, and the log that we keep
+    assert written <= {(image, "data"), (f"{image}.log",)}  # the volume, and the log that this test captures
 
 
 def test_a_server_needs_no_right_that_the_image_s_user_lacks(tmp_path):
@@ -194,7 +194,7 @@ UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 
 
 def unit(path: Path, folder: Path) -> tuple[configparser.ConfigParser, str]:
-    """A unit as instance ``a`` here: the commands of this environment, the folders of the test."""
+    """Return a unit as instance ``a``, with the commands of this environment and the folders of the test."""
     text = path.read_text().replace("/opt/rmqkit/bin", str(BIN))
     text = text.replace("%i", "a").replace(DATA, str(folder / "state")).replace(CONFIG, str(folder / "etc"))
     parsed = configparser.ConfigParser(strict=False, interpolation=None)

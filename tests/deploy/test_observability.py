@@ -1,5 +1,5 @@
-"""Dashboards and alert rules ask for what our servers tell: each query is read here, and where Prometheus is, it runs
-over the metrics of a shard."""
+"""Dashboards and alert rules use only metrics that our servers have. Each query is parsed here, and if Prometheus is
+installed, it runs over the metrics of a shard."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SCRAPE_S = 15
 
 
 def samples() -> dict[str, set[str]]:
-    """Every name in the text of our servers, and its labels."""
+    """Return every metric in the text of our servers, with its labels."""
     found = {}
     for metric in (one for one in TABLE if not one.absent):
         labels = {*metric.labels, *COMMON, "job", "instance"}
@@ -73,7 +73,7 @@ def test_a_panel_says_what_it_shows(board, panel):
     for target in panel["targets"]:
         told = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
         labels = labels_out(prepared(target["expr"]))
-        # What tells one line from another is in its legend, and nothing that is not there.
+        # The legend contains exactly the labels that distinguish the lines.
         assert told == labels or (labels is None and told == {"node_id"}), target["expr"]
 
 
@@ -97,7 +97,7 @@ def test_an_alert_says_who_and_what_to_do(rule):
     assert rule["labels"]["severity"] in ("warning", "critical")
     assert set(rule["annotations"]) == {"summary", "description"}
     told = set(re.findall(r"\$labels\.(\w+)", " ".join(rule["annotations"].values())))
-    assert told, "it has to say who"
+    assert told, "the text of the alert names a label"
     labels = labels_out(rule["expr"])
     assert told <= (labels if labels is not None else SAMPLES[next(wanted(rule["expr"]))[0]])
     assert promql_parser.parse_duration(rule.get("for", "1m"))
@@ -126,7 +126,7 @@ def test_promtool_accepts_the_files(promtool, tmp_path):
 
 
 def test_each_alert_fires_when_it_should_and_only_then(promtool):
-    """`alerts.yaml` beside this file: for each alert values that are right, and values that are not."""
+    """`alerts.yaml` next to this file has for each alert values that fire it, and values that do not."""
     file = Path(__file__).with_name("alerts.yaml")
     tested = {one["alertname"] for group in documents(file)[0]["tests"] for one in group["alert_rule_test"]}
     assert tested == {rule["alert"] for rule in RULES}
@@ -135,7 +135,9 @@ def test_each_alert_fires_when_it_should_and_only_then(promtool):
 
 @pytest.fixture(scope="module")
 def ask(promtool, shard, tmp_path_factory) -> Iterator[Callable[[str], list]]:
-    """A function that has Prometheus answer a query over what the shard told, fifteen seconds between two readings."""
+    """Yield a function that runs a query with Prometheus over the shard's metrics, with fifteen seconds between two
+    readings.
+    """
     folder = tmp_path_factory.mktemp("prometheus")
     first_s = int(time.time()) - 3600
     (folder / "metrics").write_text(open_metrics(shard.pages, first_s))
@@ -162,7 +164,7 @@ def ask(promtool, shard, tmp_path_factory) -> Iterator[Callable[[str], list]]:
 
 
 def open_metrics(pages: list[dict[str, str]], first_s: int) -> str:
-    """Pages as one text with times, as ``promtool tsdb create-blocks-from`` reads it."""
+    """Join the pages to one text with times, in the format of ``promtool tsdb create-blocks-from``."""
     lines = []
     for number, page in enumerate(pages):
         for service, text in page.items():
@@ -176,5 +178,5 @@ def open_metrics(pages: list[dict[str, str]], first_s: int) -> str:
 
 @pytest.mark.parametrize("query", QUERIES.values(), ids=QUERIES)
 def test_prometheus_answers_a_query_over_what_a_shard_tells(ask, query):
-    # Nothing is busy in a shard that does so little: that such answers are told by their code, others show.
+    # No request is refused as busy in a shard with so little load. Other codes show that answers are counted by code.
     assert ask(without_limit(query).replace('"system_busy"', '"success"'))

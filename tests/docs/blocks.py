@@ -1,11 +1,11 @@
-"""The code blocks of a page: what they are, and what is wrong with how they are written.
+"""The code blocks of a page, and errors in their form.
 
-A page is Markdown. Its ``python`` and ``sh`` blocks are run from top to bottom. For readers and tests to see the same:
+A page is Markdown. Its ``python`` and ``sh`` blocks are run from top to bottom. So that readers and tests see the same:
 
-- a ``text`` block right behind one of them is what it prints; ``…`` in it stands for what differs from run to run, a
+- a ``text`` block right after one of them is its output; ``…`` in it stands for text that differs between runs, a
   line of ``…`` for any lines, and runs of blanks count as one;
-- a block with a title (``title="orders.py"``) is a file of that name, for the blocks behind it;
-- a paragraph "*Not run by the tests: why.*" right before a block leaves it out, and says why to readers, too;
+- a block with a title (``title="orders.py"``) is a file of that name, for the blocks after it;
+- a paragraph "*Not run by the tests: why.*" right before a block leaves it out, and gives readers the reason;
 - all other blocks are in a language that is data. A block without a language is an error.
 """
 
@@ -25,11 +25,11 @@ ANYTHING = "…"
 _FENCE = re.compile(r"( *)(`{3,})(.*)")
 _INFO = re.compile(r'(\w*)(?: title="([^"]+)")?')
 _NOT_RUN = re.compile(r"\*Not run by the tests: (.+?)\.?\*")
-_FOLLOWS_WITHIN = 4  # lines between a block and what it prints: a sentence such as "prints"
+_FOLLOWS_WITHIN = 4  # lines between a block and its output: a sentence such as "prints"
 
 
 class PageError(AssertionError):
-    """A page is not as this module's first paragraph says."""
+    """An error in the form of a page, as this module defines it."""
 
 
 @dataclass(slots=True)
@@ -37,10 +37,10 @@ class Block:
     """A fenced block.
 
     Attributes:
-        line: of the opening fence, from 1.
-        title: the name of a file that the block is.
-        not_run: why it is left out.
-        shown: what it prints, as the page says; None when the page says nothing.
+        line: line of the opening fence, from 1.
+        title: the file name, if the block is a file.
+        not_run: the reason why it is left out.
+        shown: the output on the page, None if there is none.
     """
 
     page: Path
@@ -61,8 +61,8 @@ class Block:
 
 
 def blocks_of(page: Path) -> list[Block]:
-    """The blocks of a page in order; what a block prints is part of it, not one of its own.
-    Raises PageError: a block has no language, one nobody knows, or is a file that nothing uses."""
+    """Return the blocks of a page in order. The output of a block is part of the block.
+    Raises PageError: a block has no language or an unknown one, or is a file that no block uses."""
     blocks: list[Block] = []
     end = -_FOLLOWS_WITHIN
     for block, last_line in _fenced(page):
@@ -107,7 +107,7 @@ def _check_files_are_used(blocks: list[Block]) -> None:
 
 
 def differs(shown: str, printed: str) -> str | None:
-    """None when a page shows what was printed, else what is missing in the one or the other."""
+    """Return None if a page shows the printed text, else the part that is missing in one of them."""
     wanted, lines = shown.split("\n"), printed.rstrip().split("\n")
     pattern = "".join(_line_pattern(line) for line in "\n".join(wanted).rstrip().split("\n"))
     if re.fullmatch(pattern, "".join(f"{_squeezed(line)}\n" for line in lines)):

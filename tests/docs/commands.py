@@ -1,7 +1,8 @@
-"""`rmq` as pages run it: a request has a minute, not 5 s, and a command does not say after 2 s that it waits.
+"""`rmq` as pages run it: a request has a time-out of a minute, not 5 s, and a command prints no waiting message after 2
+s.
 
-Pages show what comes on a machine with nothing else to do; on another one an answer now and then comes late, and a send
-that is tried again is stored twice. ``bin/rmq`` runs this file. Servers have no such limits.
+Pages show the output on an idle machine. On a busy one an answer may be late, and a retried send is stored twice.
+``bin/rmq`` runs this file. Servers have no such limits.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ _as_users_have_it = profiles.resolved
 
 
 def resolved(context: Any, option: Any, value: Any) -> Any:
-    """The value of a common option; the time of a request is longer, unless somebody chose it."""
+    """Return the value of a common option. The time-out of a request is longer, unless the user chose it."""
     value = _as_users_have_it(context, option, value)
     is_default = option.name == "timeout_ms" and value == option.get_default(context)
-    # By now it was imported by commands that use it; the others do without what that costs.
+    # Commands that send have imported it by now. The others avoid the cost of the import.
     if "rmqkit.admin.messages.sending" in sys.modules:
         sys.modules["rmqkit.admin.messages.sending"].SILENT_SECONDS = SECONDS  # type: ignore[attr-defined]
     return 1000 * SECONDS if is_default else value

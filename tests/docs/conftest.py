@@ -1,4 +1,4 @@
-"""What a run says about the code blocks of the pages: how many were run, and which were not, and why."""
+"""A report about the code blocks of the pages: the number of blocks that ran, and the others with the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What some pages take for granted: put into their folder before their first block."""
+"""The files that some pages assume: they are put into the page's folder before its first block."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["GIVEN"]
 
 
 def _java_store(folder: Path, ports: Mapping[int, int]) -> None:
-    """A store that a Java broker has written, and its ``broker.conf``."""
+    """Put a store that a Java broker has written, and its ``broker.conf``, into a folder."""
     conf = unpack_golden("5.4.0", folder).manifest["brokerConf"]
     conf |= {"listenPort": ports[10911], "haListenPort": ports[10912], "namesrvAddr": f"127.0.0.1:{ports[9876]}"}
     (folder / "broker.conf").write_text("".join(f"{key}={value}\n" for key, value in conf.items()))

@@ -1,6 +1,6 @@
 """Runs the Python blocks of a page, which come as lines of JSON on standard input, in one namespace.
 
-What a block prints goes to standard output; then comes a line with `END` and whether it ended well.
+The output of a block goes to standard output, followed by a line with `END` and True if the block succeeded.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def main() -> None:
         try:
             run(asked["page"], asked["line"], asked["code"], module)
             is_well = True
-        except BaseException:  # noqa: BLE001 - a block's error is told, and the test goes on
+        except BaseException:  # noqa: BLE001 - a block's error is printed, and the next block runs
             traceback.print_exc()
             is_well = False
         sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""Which pages there are, and which are run together."""
+"""The pages, and the groups of pages that run together."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ __all__ = ["PAGES", "ROOT", "RUNS", "blocks_of_all", "needs_spark"]
 ROOT = Path(__file__).parents[2]
 _NAV = re.findall(r"\S+\.md", (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2])
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs" / name for name in _NAV)]
-"""All pages, the site's in the order of its navigation."""
+"""All pages, those of the site in the order of its navigation."""
 
 TUTORIAL = ROOT / "docs/tutorial"
 RUNS: dict[str, Sequence[Path]] = {
     "tutorial": [page for page in PAGES if page.parent == TUTORIAL],
     **{str(page.relative_to(ROOT)): [page] for page in PAGES if page.parent != TUTORIAL},
 }
-"""Pages that share a folder and their servers: each its own, but the tutorial is one story."""
+"""Pages that share a folder and their servers: each page alone, but the tutorial is one story."""
 
 
 def blocks_of_all(pages: Iterable[Path]) -> list[Block]:
-    """The blocks of some pages."""
+    """Return the blocks of some pages."""
     return [block for page in pages for block in blocks_of(page)]
 
 
 def needs_spark(blocks: Iterable[Block]) -> bool:
-    """Whether some block imports Spark."""
+    """Return True if a block imports Spark."""
     return any(block.is_run and block.language == "python" and "spark" in block.text for block in blocks)

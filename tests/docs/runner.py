@@ -1,10 +1,10 @@
 """Runs the blocks of a page as a reader would: shell blocks in one shell's folder and environment, Python blocks in one
 interpreter, servers until the page ends. Pages with Spark run in the process of the tests, whose session they find.
 
-The text that readers see is the text that runs, with two exceptions, so that pages can be tested beside other servers.
-A port that pages name (`PORTS`) becomes a free one, everywhere on the page and back in what is printed; and a server
-that is started on its default ports is told those. A page that starts no server finds one at the
-default ports. A block of ``make`` calls is a dry run. ``HOME`` is the page's folder. `commands` is what ``rmq`` is.
+The text that runs is the text that readers see, with two exceptions, so that pages can be tested while other servers
+run. A port on a page (`PORTS`) is replaced by a free one, everywhere on the page, and back in the output. A server that
+is started on its default ports gets the replaced ports as options. A page that starts no server finds one at the
+default ports. A block of ``make`` calls is a dry run. ``HOME`` is the page's folder. ``rmq`` runs `commands`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _DEFAULT_PORTS = {
 _PYTHON = {
     "PYTHONPYCACHEPREFIX": str(_ROOT / ".cache/bytecode"),
     "PYTHONDONTWRITEBYTECODE": "",
-}  # compiled once for all
+}  # compiled once for all pages
 _SHELL = """set -euo pipefail
 . ./.environment
 cd "$(cat .cwd)"
@@ -58,7 +58,7 @@ trap 'export -p > {folder}/.environment; env -0 > {folder}/.exported; pwd > {fol
 
 
 def free_ports() -> dict[int, int]:
-    """Every port that pages name → one that is free; those of one server stay as far from each other as they are."""
+    """Return every port that pages name → a free port. The ports of one server have the same distances as before."""
     found: dict[int, int] = {}
     for port in PORTS:
         if port not in found:
@@ -69,18 +69,18 @@ def free_ports() -> dict[int, int]:
 
 
 def _free_shift(ports: list[int]) -> int:
-    """By how much to move some ports so that they are free, and what brokers open beside them, too."""
+    """Return the distance by which to move some ports so that they, and the additional ports of brokers, are free."""
     first = ports[0]
     return free_port(*(port + step - first for port in ports for step in (-2, 0, 1))) - first
 
 
 def is_make(block: Block) -> bool:
-    """Whether a block is calls of make alone: tests look whether there are such targets, and do not make them."""
+    """Return True if a block only calls make: tests check that the targets exist, and do not run them."""
     return all(line.startswith("make ") for line in block.text.splitlines())
 
 
 def starts_server(block: Block) -> str:
-    """What is started by the last line of a block and runs on; empty when it ends."""
+    """Return the kind of server that the last line of a block starts, or an empty string."""
     last = block.text.rstrip().rsplit("\n", 1)[-1].removeprefix(".venv/bin/")
     server = _SERVER.match(last) if block.is_run and block.language == "sh" else None
     return server[1] if server is not None else ""
@@ -109,7 +109,7 @@ class Interpreter:
         )
 
     def run(self, block: Block, code: str, folder: Path, environment: Mapping[str, str], seconds: float) -> str:
-        """What a block prints. Raises PageError: it fails, or takes too long."""
+        """Run a block and return its output. Raises PageError: it fails, or takes too long."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         asked = {"page": str(block.page), "line": block.line, "code": code, "folder": str(folder)}
@@ -148,7 +148,7 @@ class Here:
         self._module = ModuleType("__main__")
 
     def run(self, block: Block, code: str, folder: Path, environment: Mapping[str, str], seconds: float) -> str:
-        """What a block prints. Raises PageError: it fails. How long it may take is the test's limit."""
+        """Run a block and return its output. Raises PageError: it fails. The time limit is that of the test."""
         printed = io.StringIO()
         with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed):
             patch.chdir(folder)
@@ -157,7 +157,7 @@ class Here:
                 patch.setenv(name, value)
             try:
                 run_code(str(block.page), block.line, code, self._module)
-            except Exception:  # noqa: BLE001 - a block's error is told with its place
+            except Exception:  # noqa: BLE001 - a block's error is raised with its place
                 raise PageError(f"{block.place}: failed\n{printed.getvalue()}{traceback.format_exc()}") from None
         return printed.getvalue()
 
@@ -191,7 +191,7 @@ class PageRun:
             "PATH": f"{_PATIENT}:{_BIN}:{os.environ['PATH']}",
             "COLUMNS": "120",
             "NO_COLOR": "1",
-            "NAMESRV_ADDR": self._tested("127.0.0.1:9876"),  # what commands take when they are not told
+            "NAMESRV_ADDR": self._tested("127.0.0.1:9876"),  # the default address of commands
         }
         (folder / ".environment").write_text("")
         (folder / ".cwd").write_text(str(folder))
@@ -203,7 +203,7 @@ class PageRun:
         self._stack.close()
 
     def run(self, block: Block) -> None:
-        """Run a block, or write the file that it is. Raises PageError: it fails, or prints something else."""
+        """Run a block, or write it as a file. Raises PageError: it fails, or prints something else."""
         if block.title and not block.not_run:
             path = self._folder / block.title
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -265,12 +265,12 @@ class PageRun:
         return printed
 
     def _server(self, block: Block, text: str, kind: str) -> str:
-        """Start a server that runs until the page ends; what it prints is its first line."""
+        """Start a server that runs until the page ends. Return its first line of output."""
         configured = "".join((self._folder / name).read_text() for name in re.findall(r"-c (\S+)", text))
         for option, port in _DEFAULT_PORTS[kind]:
             if option not in text and not (option == "--port" and "listenPort" in configured):
                 text += f" {option} {self._ports[port]}"
-        # The first broker of a machine has the port for gRPC, another one goes without.
+        # Only the first broker of a machine has the gRPC port.
         if kind != "namesrv" and not self._has_grpc and "--shards" not in text and "SLAVE" not in configured:
             text += f" --set grpcServerPort={self._ports[8081]}"
             self._has_grpc = True
@@ -309,7 +309,7 @@ def _stop(process: subprocess.Popen[str]) -> None:
 
 @contextmanager
 def standalone(folder: Path, ports: Mapping[int, int]) -> Iterator[None]:
-    """The servers of pages that start none."""
+    """Run the servers for pages that start none."""
     start = Block(folder / "shared", 0, "sh", "rmq standalone --store store\n")
     with PageRun(folder, ports) as run:
         run.run(start)

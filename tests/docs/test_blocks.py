@@ -1,4 +1,4 @@
-"""Every code block of the documents does what the page says; see `blocks` for how pages are written."""
+"""Every code block of the documents works as the page says; see `blocks` for the form of pages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.docs.runner import Here, PageRun, free_ports, standalone, starts_serv
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_SECONDS_MAX = 1200  # for a machine that is busy
+_SECONDS_MAX = 1200  # for a busy machine
 
 
 def _runs(*, with_spark: bool) -> Iterator[object]:
@@ -47,7 +47,7 @@ def test_a_page_does_what_it_says(name: str, blocks: list[Block], tmp_path: Path
 def test_a_page_with_spark_does_what_it_says(
     name: str, blocks: list[Block], tmp_path: Path, spark: SparkSession, spark_folder: Path
 ):
-    """In the session of all tests, which the page's `spark_session()` gives it, and in that session's folder."""
+    """Run in the session of all tests, which the page's `spark_session()` returns, and in that session's folder."""
     clear(spark_folder)
     try:
         run_page(name, blocks, spark_folder, tmp_path, Here())
@@ -68,7 +68,7 @@ def run_page(name: str, blocks: list[Block], folder: Path, tmp_path: Path, here:
 
 
 def clear(folder: Path) -> None:
-    """Have a page find nothing of others in a folder that they use, too."""
+    """Remove the files of other pages from a shared folder."""
     for path in folder.iterdir():
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 

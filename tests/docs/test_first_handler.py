@@ -52,7 +52,7 @@ def run(tree: Path, *words: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 def test_the_diffs_of_the_page_make_a_request_that_works(tree: Path, diffs: list[str]):
     before = [diff for diff in diffs if HANDLER not in diff]
-    assert len(before) == len(diffs) - 1, "one diff is the handler"
+    assert len(before) == len(diffs) - 1, "all diffs but one change existing files"
     for diff in before:
         apply(tree, diff)
     failed = run(tree, TEST)

@@ -22,7 +22,7 @@ MAGIC = re.compile(r"^%matplotlib inline$", re.MULTILINE)
 
 @pytest.fixture
 def namespace(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
-    """What cells share; their session is ours, and stays when they are done."""
+    """Yield the namespace of the cells. Their session is that of the tests, and remains open."""
     pyplot = pytest.importorskip("matplotlib.pyplot")
     pyplot.switch_backend("agg")
     monkeypatch.setattr(type(spark), "stop", lambda session: None)
@@ -43,7 +43,7 @@ def namespace(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 def test_the_notebook_runs_from_its_first_cell_to_its_last(namespace: dict[str, Any]) -> None:
     notebook = nbformat.read(ROOT / "examples/pipeline.ipynb", 4)
     shown = [output for cell in notebook.cells for output in cell.get("outputs", ())]
-    assert any("image/png" in output.get("data", {}) for output in shown), "it is kept with its pictures"
+    assert any("image/png" in output.get("data", {}) for output in shown), "the stored notebook contains its pictures"
     with contextlib.redirect_stdout(io.StringIO()) as output:
         for cell in notebook.cells:
             if cell.cell_type == "code":

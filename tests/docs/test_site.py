@@ -1,4 +1,4 @@
-"""The site builds without a warning, has everything that there is, and fetches nothing from other hosts."""
+"""The site builds without a warning, is complete, and fetches nothing from other hosts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def text_of(page: str) -> str:
-    """What people read of a page's article."""
+    """Return the text of a page's article."""
     article = re.search(r"<article.*?>(.*)</article>", page, re.DOTALL)
     return html.unescape(re.sub(r"<[^>]+>", "", article[1] if article else page))
 
@@ -66,7 +66,7 @@ def test_the_site_says_nothing_of_the_machine_that_built_it(site):
 
 @pytest.mark.parametrize("name", PAGES)
 def test_a_generated_page_is_up_to_date(name, caplog):
-    with caplog.at_level("CRITICAL"):  # most requests that ask which codes are served are refused, and said so
+    with caplog.at_level("CRITICAL"):  # most requests of the probe are refused, and the broker logs this
         assert (FOLDER / name).read_text(encoding="utf-8") == PAGES[name](), "run `make docs`"
 
 
@@ -91,7 +91,7 @@ def test_every_setting_is_in_the_site(site):
 def test_every_code_metric_and_exit_code_is_in_the_site(site):
     codes = text_of(site["reference/codes.html"])
     assert [one.name for one in CATALOG.values() if one.name not in codes] == []
-    assert re.search(r"310\s+SEND_MESSAGE_V2\s+broker\s+broker\s", codes), "the broker was not asked"
+    assert re.search(r"310\s+SEND_MESSAGE_V2\s+broker\s+broker\s", codes), "the probe reached the broker"
     metrics = text_of(site["reference/metrics.html"])
     assert [one.exposed_name for one in TABLE if one.exposed_name not in metrics] == []
     rows = re.findall(r"<tr>\s*<td><code>(\d+)</code>", site["reference/exit-codes.html"])
@@ -110,7 +110,8 @@ def _commands(command: object, path: str) -> Iterator[str]:
 @pytest.mark.slow
 def test_every_command_is_in_the_site(site):
     shown = text_of(site["reference/cli.html"])
-    # Below rmq admin are mqadmin's names: other names of the same commands, as reference/mqadmin.md says.
+    # The commands of rmq admin have mqadmin's names: they are aliases of the same commands, as reference/mqadmin.md
+    # says.
     paths = [path for path in _commands(typer.main.get_command(app), "rmq") if not path.startswith("rmq admin ")]
     assert [path for path in paths if path not in shown] == [], "run `make docs`"
 
@@ -144,7 +145,7 @@ def test_every_field_of_settings_and_results_is_in_the_site(site):
 
 def test_names_in_the_groups_of_the_class_reference_exist():
     grouped = [name for names in GROUPS.values() for name in names]
-    assert sorted(grouped) == sorted(set(grouped)), "a name is in two groups"
+    assert sorted(grouped) == sorted(set(grouped)), "each name is in one group"
     assert [name for name in grouped if name not in rmqkit.__all__] == []
 
 
@@ -170,7 +171,7 @@ def test_the_specification_is_searched(site):
 @pytest.mark.slow
 @pytest.mark.timeout(_BUILD_SECONDS_MAX)
 def test_the_search_works_from_a_folder(site):
-    """Pages from a folder cannot start the worker of the search: docs/javascripts/iframe-worker.js is one for them."""
+    """A page from a folder cannot start the search worker. docs/javascripts/iframe-worker.js replaces it."""
     assert 'src="javascripts/iframe-worker.js"' in site["index.html"]
     assert "offline" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
 

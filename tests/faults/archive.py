@@ -1,11 +1,11 @@
-"""Kills a broker's store and its archive at any moment, again and again; then every message that was told as stored is
-read back from the archive and the log: none lost, none twice, in order.
+"""Kills of a broker's store and its archive at random moments. Afterwards every message that was reported as stored is
+read back from the archive and the log: none is lost, none is there twice, all are in order.
 
     python -m tests.faults.archive --kills 200 --seed 7
 
-A round is a process of its own: it opens the store, goes on to put messages, tells each that is on the disk, has full
-files archived (each by one more process) and deleted, and is killed after a random number of turns and some ms. The
-process that writes a segment lives on without it, as it would beside a broker that was killed.
+Each kill is of a new process. It opens the store, puts messages, reports each message that is on the disk, and archives
+and deletes full files (another process writes each segment). It is killed after a random number of iterations and some
+ms. The process that writes a segment survives it, as it would survive a killed broker.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ TOPIC, QUEUES = "Archived", 3
 FILE_BYTES = 192 << 10
 PUTS_OF_A_TURN = 40
 AHEAD_FILES = 2
-"""So many files are put before the archive has to follow: a slow machine archives all the same."""
+"""Number of files that may be put before the archive must follow, so that the test archives on slow machines too."""
 
 
 @dataclass
 class Outcome:
-    """What came of all kills."""
+    """The result of all kills."""
 
     kills: int
     told: int
@@ -68,7 +68,7 @@ def one(number: int) -> InnerMessage:
 
 
 async def work(root: Path, number: int) -> None:
-    """Put messages from a number on, until killed; each is told when it is on the disk."""
+    """Put numbered messages until the process is killed. Print each number that is on the disk."""
     store = MessageStore(root / "store", settings(root))
     store.open()
     archive = LogArchive(store, settings(root), "b", writes=True)
@@ -80,10 +80,10 @@ async def work(root: Path, number: int) -> None:
             assert store.put(one(number)).status is PutStatus.OK
         number += 1
         store.flusher.flush_log()
-        print(number, flush=True)  # all before it are stored
+        print(number, flush=True)  # all messages below the number are stored
         await asyncio.sleep(0)
         if working.done() or store.max_physical_offset - archive.kept_from > AHEAD_FILES * FILE_BYTES:
-            with suppress(StoreError):  # an orphan was quicker, or the next one begins anew
+            with suppress(StoreError):  # a leftover process was faster, or the next process starts the segment again
                 await working
             working = asyncio.create_task(archive.round())
         store.retention.request()
@@ -91,7 +91,9 @@ async def work(root: Path, number: int) -> None:
 
 
 def read_back(root: Path) -> tuple[list[list[int]], int, int]:
-    """The numbers of every queue, from the archive and then from the log; of them from the archive; segments."""
+    """Return the numbers of every queue, read from the archive and then from the log, the count of those from the
+    archive, and the count of segments.
+    """
     archive = Archive(place_of(str(root / "archive"), "b"))
     archive.refresh()
     store = MessageStore(root / "store", settings(root))
@@ -123,7 +125,7 @@ def _bytes(record: memoryview | None) -> bytes | None:
 
 
 def run(root: Path, kills: int, seed: int, *, most_turns: int = 12) -> Outcome:
-    """Kill so often, then read everything back."""
+    """Kill ``kills`` processes, then read everything back."""
     choose, number, expected = random.Random(seed), 0, set[int]()
     for _ in range(kills):
         command = [sys.executable, "-m", "tests.faults.archive", "--work", str(root), "--number", str(number)]
@@ -136,7 +138,7 @@ def run(root: Path, kills: int, seed: int, *, most_turns: int = 12) -> Outcome:
         if lines := told.split(b"\n")[:-1]:
             expected.update(range(number, int(lines[-1])))
             number = int(lines[-1])
-        number += PUTS_OF_A_TURN  # what was put and not told may be there as well: no number is used twice
+        number += PUTS_OF_A_TURN  # messages that were put but not reported may exist too, so no number is used twice
     queues, archived, segments = read_back(root)
     numbers = [one for queue in queues for one in queue]
     once = set(numbers)

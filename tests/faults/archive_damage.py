@@ -3,9 +3,9 @@
     python -m tests.faults.archive_damage --rounds 200 --seed 7
 
 In a round two consumers read each queue from its first message to its last one while one to four things happen to
-segments (`FAULTS`). Afterwards each message was delivered, in order and with its own body, or an ERROR names it:
-its queue and numbers, or the bytes of the log that are missing. Only the oldest segments may be deleted without a word.
-Then the segments are put back, and the next round begins with the same broker; each tenth round with a new one.
+segments (`FAULTS`). Afterwards each message was delivered in order with the right body, or an ERROR names it: by its
+queue and offsets, or by the missing bytes of the log. Only the oldest segments may be deleted without an ERROR. Then
+the segments are put back, and the next round starts with the same broker, or with a new one in each tenth round.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Outcome:
 
 
 class _Errors(logging.Handler):
-    """Keeps the ERROR lines, and tracebacks."""
+    """A handler that collects ERROR lines and tracebacks."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -154,7 +154,7 @@ class _Broker(Cluster):
         assert store.min_physical_offset > 5 * FILE_BYTES
 
     async def list_again(self) -> None:
-        """Have the archive look at its place, and read everything from there."""
+        """Make the archive list its folder again, and read everything from there."""
         archive = self.context.archive
         archive._archive._contents.clear()
         archive._archive._open.clear()
@@ -164,14 +164,14 @@ class _Broker(Cluster):
         await archive.round()
 
     async def consume(self, queue_id: int, pause: Callable[[], int]) -> dict[int, int]:
-        """Pull a queue to its end as a client does; the number in the body by queue offset."""
+        """Pull a queue to its end as a client does. Return the number in each body, by queue offset."""
         found: dict[int, int] = {}
         offset, tries = 0, 0
         while offset < MESSAGES // QUEUES:
             answer = await self.pull(offset, queue_id=queue_id, count=8)
             following = int(decode_fields(answer)["nextBeginOffset"]) if answer.fields else offset
             if answer.code == ResponseCode.SYSTEM_BUSY or (answer.code == _AGAIN and following == offset):
-                tries += 1  # what it read was taken away meanwhile
+                tries += 1  # the segment that the pull read was removed meanwhile
                 assert tries < 100, f"queue {queue_id} is refused at {offset} for ever: {answer.remark}"
                 continue
             assert answer.code in _GOING_ON, f"queue {queue_id} at {offset}: {answer.code} {answer.remark}"
@@ -185,7 +185,7 @@ class _Broker(Cluster):
         return found
 
     async def look_up(self, key: str) -> int:
-        """Ask for a key; how many records were found."""
+        """Query a key. Return the number of records found."""
         header = {"topic": "T", "key": key, "maxNum": 8, "beginTimestamp": 0, "endTimestamp": 1 << 60}
         answer = await self.ask(RequestCode.QUERY_MESSAGE, **header)
         return len(list(iter_records(answer.body))) if answer.body else 0
@@ -196,14 +196,14 @@ _GOING_ON = (ResponseCode.SUCCESS, _AGAIN, ResponseCode.PULL_OFFSET_MOVED)
 
 
 def _contents(path: Path) -> dict[int, range]:
-    """The numbers that a segment has of each queue."""
+    """Return the numbers of each queue that a segment holds."""
     content = path.read_bytes()
     segment = SegmentFile(path.name, lambda at, size: content[at : at + size], len(content))
     return {queue.queue_id: range(queue.first, queue.end) for queue in segment.directory.queues if queue.topic == "T"}
 
 
 def _named(lines: list[str], pristine: dict[int, dict[int, range]]) -> set[tuple[int, int]]:
-    """Queue and number of the messages that ERROR lines name."""
+    """Return queue and number of the messages that ERROR lines name."""
     named: set[tuple[int, int]] = set()
 
     def add_segment(start: int) -> None:
@@ -240,7 +240,7 @@ async def _round(broker: _Broker, foreign: list[Path], choose: random.Random, ou
     consumers = [broker.consume(queue_id, lambda: choose.randint(0, 3)) for queue_id in range(QUEUES) for _ in "ab"]
     *found, _ = await asyncio.gather(*consumers, harm())
     errors = next(one for one in logging.getLogger().handlers if isinstance(one, _Errors))
-    assert await broker.look_up(f"k{MESSAGES - 1}") == 1, "what the log has is found"
+    assert await broker.look_up(f"k{MESSAGES - 1}") == 1, "a query finds a message that is in the log"
     await broker.look_up(f"k{choose.randrange(MESSAGES)}")
     named = _named(errors.lines, pristine)
     left = [int(path.name.partition(".")[0]) for path in broker.segments]
@@ -286,7 +286,7 @@ async def _run(root: Path, rounds: int, seed: int) -> Outcome:
 
 
 def run(root: Path, rounds: int, seed: int) -> Outcome:
-    """Do so many rounds."""
+    """Run ``rounds`` rounds."""
     errors = _Errors()
     logging.getLogger().addHandler(errors)
     try:

@@ -1,12 +1,12 @@
-"""Kills a broker with an archive under mixed load; then every acknowledged message is at its place, and none is twice
-in a queue.
+"""Kills of a broker with an archive under mixed load. Afterwards every acknowledged message is at its offset, and no
+queue has a message twice.
 
     python -m tests.faults.archive_mixed --kills 50 --seed 7
 
 The load is plain sends, batches, delayed messages, transactions and pops, while log files are archived and deleted.
-After the last kill every queue is read from its first message to its last one, through the archive and the
-log. Delayed and committed messages have to be delivered; one whose delivery a kill cut off may come twice, under two
-numbers.
+After the last kill every queue is read from its first message to its last one, through the archive and the log. Delayed
+and committed messages must be delivered. If a kill interrupts a delivery, the message may be in the queue twice, at two
+offsets.
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ class Outcome:
 
 
 class _Load:
-    """The acknowledged messages. ``places``: bodies by topic, queue and number; ``promised``: bodies that will come."""
+    """The acknowledged messages. ``places``: bodies by topic, queue and offset. ``promised``: bodies that the broker
+    must deliver later.
+    """
 
     def __init__(self, address: str, choose: random.Random) -> None:
         self._address = address
@@ -132,7 +134,7 @@ class _Load:
         await peer.ask(_POP, **fields, **more)
 
     async def run(self, work: Callable[[Stranger], Awaitable[None]]) -> None:
-        """Do it again and again, until the broker is killed."""
+        """Repeat a piece of work until the broker is killed."""
         try:
             async with Stranger(self._address) as peer:
                 while True:
@@ -169,14 +171,14 @@ class _Broker:
 
 
 async def _bodies(peer: Stranger, topic: str, queue_id: int) -> list[tuple[int, bytes]]:
-    """Numbers and bodies of a queue, from the first message to the last one."""
+    """Return offsets and bodies of a queue, from the first message to the last one."""
     answer = await peer.ask(_MAX, topic=topic, queueId=str(queue_id))
     end, offset, found = int(answer.fields["offset"]), 0, list[tuple[int, bytes]]()
     while offset < end:
         fields = {"queueOffset": str(offset), "maxMsgNums": "32", "sysFlag": "4", "commitOffset": "0"}
         more = {"suspendTimeoutMillis": "0", "subscription": "*", "subVersion": "0", "consumerGroup": "reader"}
         answer = await peer.ask(_PULL, topic=topic, queueId=str(queue_id), **fields, **more)
-        if answer.code == 2:  # the archive is not known yet
+        if answer.code == 2:  # the broker has not listed the archive yet
             await asyncio.sleep(0.2)
             continue
         assert answer.code in (0, 20, 21), f"{topic}-{queue_id} at {offset}: {answer.code} {answer.remark}"
@@ -196,7 +198,7 @@ async def _create(address: str) -> None:
 
 async def _check(root: Path, broker: _Broker, load: _Load, outcome: Outcome) -> None:
     places: dict[tuple[str, int, int], bytes] = {}
-    for _ in range(60):  # until what was delayed has come
+    for _ in range(60):  # until the delayed messages are delivered
         places.clear()
         async with Stranger(broker.address) as peer:
             for topic, queue_id in itertools.product("PDX", range(QUEUES)):
@@ -242,7 +244,7 @@ async def _run(root: Path, kills: int, seed: int) -> Outcome:
 
 
 def run(root: Path, kills: int, seed: int) -> Outcome:
-    """Kill so often, then read everything back."""
+    """Kill ``kills`` brokers, then read everything back."""
     return asyncio.run(_run(root, kills, seed))
 
 

@@ -39,7 +39,7 @@ WAYS: list[tuple[str, FlushDiskType, dict[str, Any]]] = [
 
 @dataclass
 class Outcome:
-    """What one workload, or one store, came to: cuts or kills done, recoveries checked, messages, and what is wrong."""
+    """The result of one workload or one store: cuts or kills, checked recoveries, messages, and failures."""
 
     done: int
     checked: int
@@ -83,7 +83,9 @@ def kill_one(seed: int, count: int) -> Outcome:
 
 
 def run(what: str, one: Callable[[int, int], Outcome], seed: int, count: int, each: int, jobs: int) -> int:
-    """Do ``count`` of something, ``each`` per seed, in several processes; returns how many things are wrong."""
+    """Run ``one`` for ``count`` cuts or kills, ``each`` per seed, in several processes. Return the number of
+    failures.
+    """
     begun = told = time.monotonic()
     total, names = Outcome(0, 0, ""), Counter[str]()
     print(f"{what}: {count}, {each} per seed from {seed} on, {jobs} processes", flush=True)

@@ -1,21 +1,21 @@
-"""Random damage to stopped stores, ``make kill T=damage``: nothing is lost in silence, nothing is served that is none.
+"""Random damage to stopped stores, ``make kill T=damage``: every loss is logged, and only real messages are served.
 
     python -m tests.faults.damage [--rounds 500] [--seed S]
 
-A round takes a copy of a store that a broker wrote and that was stopped or killed (`damage_stores`: several topics,
-queues, log files, keys, delays, timed, half and popped messages, configuration files with backups), does one damage to
-one of its files (bytes flipped, zeros, cut, missing, exchanged with another file of its kind) and asks `verify`. It is
-started ten minutes later, everything comes that is due, and all of it is read: in half of the rounds with a broker and
-a client of it, else with store and timer alone. What has to hold:
+A round copies a store that a broker wrote and that was stopped or killed (`damage_stores`: several topics, queues, log
+files, keys, delays, timed, half and popped messages, configuration files with backups), damages one of its files (bytes
+flipped, zeros, cut, missing, exchanged with another file of its kind) and runs `verify`. The store is opened with a
+clock ten minutes later, delivers all messages that are due, and is read completely: in half of the rounds with a broker
+and a client, else with store and timer alone. Then these must hold:
 
-- every message that is missing, has another body or does not come is told of at WARNING or ERROR, with the damaged
-  file, a place in it or an amount, or the start is refused in one line that says what to do;
-- every answer is made of whole records of the queue that was asked;
-- no traceback: nothing is raised but a `StoreError`, nothing is logged with an exception;
-- a configuration file that cannot be read any more or is missing is told of by its name;
-- what the start tells of the damaged file or refuses, and keys that find nothing any more, ``verify`` finds, too.
+- a WARNING or ERROR reports every message that is missing, has another body or is not delivered, with the damaged
+  file, a place in it or an amount; or the start is refused in one line with a remedy;
+- every answer consists of whole records of the requested queue;
+- there is no traceback: only a `StoreError` is raised, and nothing is logged with an exception;
+- a line names each configuration file that is unreadable or missing;
+- ``verify`` also finds what the start reports or refuses, and the keys that find no message.
 
-Not judged: changes that no checksum of the format covers and no other file contradicts, such as a property's text.
+Not checked: changes that no checksum of the format covers and no other file contradicts, such as a property's text.
 """
 
 from __future__ import annotations
@@ -58,18 +58,18 @@ _LOG_BYTES = settings().commit_log_file_bytes
 
 
 class Damage(Struct):
-    """What was done, and the files it was done to, relative to the store."""
+    """The damage, and the damaged files, relative to the store."""
 
     what: str
     files: list[Path]
 
     def is_told(self, text: str) -> bool:
-        """Whether a text names one of the files, a place in one, or an amount."""
+        """Return True if a text names one of the files, a place in one, or an amount."""
         return bool(_AMOUNT.search(text)) or any(_names(path, text) for path in self.files)
 
 
 class Round(Struct):
-    """What came of one damage."""
+    """The result of one damage."""
 
     seed: int
     what: str = ""
@@ -96,7 +96,7 @@ class _Heard(logging.Handler):
 
 @contextmanager
 def heard() -> Iterator[_Heard]:
-    """What is logged at WARNING or above meanwhile, and nowhere else."""
+    """Capture all log lines at WARNING or above, instead of printing them."""
     logger, handler = logging.getLogger("rmqkit"), _Heard()
     before = logger.propagate, logger.level
     logger.addHandler(handler)
@@ -110,7 +110,7 @@ def heard() -> Iterator[_Heard]:
 
 
 def _names(path: Path, text: str) -> bool:
-    """Whether a text names a file, its queue, or a place of the commit log in it."""
+    """Return True if a text names a file, its queue, or a place of the commit log in it."""
     kind = path.parts[0]
     if str(path) in text or (kind != "commitlog" and path.name in text):
         return True
@@ -126,7 +126,7 @@ def _names(path: Path, text: str) -> bool:
 
 
 def damage_one(root: Path, chance: random.Random) -> Damage:
-    """Do one damage to one file."""
+    """Damage one file once."""
     kinds: dict[str, list[Path]] = {}
     for path in sorted(path for path in root.rglob("*") if path.is_file() and path.name != "lock"):
         kinds.setdefault(path.relative_to(root).parts[0], []).append(path)
@@ -167,14 +167,14 @@ def damage_one(root: Path, chance: random.Random) -> Damage:
 
 
 class Judge:
-    """Judges rounds over one sound store; knows what a start of it tells in any case."""
+    """A judge of rounds over one undamaged store, which knows the warnings of a normal start."""
 
     def __init__(self, sound: Sound) -> None:
         self._sound = sound
         self._usual: dict[bool, set[str]] = {True: set(), False: set()}
 
     async def begin(self, folder: Path) -> None:
-        """Start an undamaged copy in both ways: nothing is lost."""
+        """Start an undamaged copy in both ways, and check that no message is lost."""
         for has_broker in self._usual:
             root, done = folder / "undamaged", Round(0)
             copy_sparsely(self._sound.root, root)
@@ -231,7 +231,7 @@ class Judge:
         coming = sound.coming
         if has_broker:
             coming = coming + type(coming)([(False, sound.half.body)])
-        else:  # delays and retries are a broker's
+        else:  # only a broker delivers delayed and retried messages
             coming = type(coming)({one: count for one, count in coming.items() if one[1].startswith(b"timed")})
         late = coming - found.coming
         done.lost = len(lost) + late.total()
@@ -240,7 +240,7 @@ class Judge:
 
 
 def _pattern(text: str, root: Path) -> str:
-    """A text without its numbers, and without the store's place."""
+    """Return a text without its numbers and without the path of the store."""
     return _NUMBER.sub("#", text.replace(str(root), ""))
 
 
@@ -249,12 +249,12 @@ def _is_config(path: Path) -> bool:
 
 
 def _is_unreadable(path: Path) -> bool:
-    """Whether a file is there and cannot be read, or is missing beside its backup: others never were there."""
+    """Return True if a file is unreadable, or missing although its backup exists. Other missing files never existed."""
     return is_json(path) is not None if path.is_file() else path.with_name(path.name + ".bak").is_file()
 
 
 def _verify(root: Path, done: Round) -> bool:
-    """Whether verify finds or tells anything."""
+    """Return True if verify finds or reports a fault."""
     with heard() as ears:
         try:
             report = verify(root, settings())
@@ -276,7 +276,7 @@ def _place(error: Exception) -> str:
 
 @contextmanager
 def hurried() -> Iterator[None]:
-    """Wait for no disk, nor for the wall clock where delay levels try again; and log nothing."""
+    """Replace waits for the disk and for delay levels by no wait, and log nothing."""
     with (
         mock.patch("os.fsync", return_value=None),
         mock.patch("os.fdatasync", return_value=None),
@@ -288,7 +288,7 @@ def hurried() -> Iterator[None]:
 
 
 async def rounds(seeds: list[int], folder: Path, *, tell: Callable[[Round], None] = lambda done: None) -> list[Round]:
-    """A round for each seed, over a stopped and a killed store. ``tell``: told of each when it is done."""
+    """Run a round for each seed, over a stopped and a killed store. ``tell`` is called with each finished round."""
     results = []
     with hurried():
         judges = [Judge(await sound_store(folder, is_clean=is_clean)) for is_clean in (True, False)]

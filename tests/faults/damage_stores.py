@@ -39,7 +39,7 @@ from tests.waiting import until
 
 TIMED_COUNT = 24
 LATER_MS = 600_000
-"""So long after its stop a store is started again: everything is due."""
+"""The time between the stop of a store and its next start: all messages are due then."""
 
 _DELAYED_COUNT = 6
 _POPPED_COUNT = 6
@@ -52,11 +52,11 @@ _SYSTEM = (SCHEDULE_TOPIC, TIMER_TOPIC, HALF_TOPIC, OP_HALF_TOPIC, "TRANS_CHECK_
 
 Key = tuple[str, int, int]
 Coming = tuple[bool, bytes]
-"""A body that is to come, and whether in a retry topic."""
+"""A body that must be delivered, and True if in a retry topic."""
 
 
 class Half(Struct):
-    """A half message that nobody decided."""
+    """A half message without a decision."""
 
     body: bytes
     physical_offset: int
@@ -64,14 +64,14 @@ class Half(Struct):
 
 
 class Sound(Struct):
-    """A stopped store and what is in it.
+    """A stopped store and its content.
 
     Attributes:
         bodies: by topic, queue id and queue offset, as consumers see them.
-        coming: what has to be delivered after a start.
-        half: what can be committed after it.
+        coming: the messages that must be delivered after a start.
+        half: the half message that can be committed after it.
         keys: a message's body by its key.
-        offsets: of the group, by queue id.
+        offsets: of the group by queue id.
     """
 
     root: Path
@@ -84,7 +84,7 @@ class Sound(Struct):
 
 
 class Found(Struct):
-    """What a started store has."""
+    """The content of a started store."""
 
     bodies: dict[Key, bytes]
     coming: Counter[Coming]
@@ -93,20 +93,20 @@ class Found(Struct):
 
 
 def settings() -> StoreSettings:
-    """Small files, of everything several."""
+    """Return settings with small files, so that there are several of each kind."""
     return small_settings(
         queue_flush_interval_ms=20,
         timer_log_file_bytes=1040,
         timer_precision_ms=STEP_MS,
         timer_delay_seconds_max=1000,
         timer_roll_window_slots=20_000,
-        # Tests call these rounds: a broker's own beside one would write the same state at the same time.
+        # the test calls the flush itself: a broker's own flush beside it would write the same state at the same time
         timer_flush_interval_ms=3_600_000,
     )
 
 
 class Served:
-    """A broker over a store, and a client of it."""
+    """A broker over a store, with a client."""
 
     def __init__(self, root: Path, clock: StandingClock) -> None:
         self.root = root
@@ -151,7 +151,7 @@ class Served:
         return (await self.call(RequestCode.END_TRANSACTION, header)).code
 
     async def settled(self) -> None:
-        """Let everything come that is due, for so long as it comes."""
+        """Deliver all messages that are due, until no more follow."""
         parts = self.parts
         assert parts.timer is not None and parts.pop is not None
         for turn in range(1, _TURNS_MAX):
@@ -160,11 +160,11 @@ class Served:
             behind = parts.timer.read_behind_ms, parts.timer.offset_behind, len(parts.pop.check_points), _delayed(parts)
             if not any(behind):
                 return
-            if turn % _TRIED == 0:  # what failed is tried again after seconds
+            if turn % _TRIED == 0:  # failed deliveries are retried after seconds
                 self.clock.ms += _TRY_AGAIN_MS
 
     async def bodies(self, failures: list[str]) -> dict[Key, bytes]:
-        """All messages of applications, as consumers get them."""
+        """Return all messages of applications, as consumers get them."""
         found = {}
         for topic, queue_id in list(self.parts.store.queue_ends()):
             if topic not in _SYSTEM and not topic.startswith("rmq_sys_"):
@@ -189,7 +189,7 @@ class Served:
             )
             answer = await self.call(RequestCode.PULL_MESSAGE, header)
             if answer.code not in (0, *_EMPTY):
-                return  # no such topic: what is in it is missing
+                return  # the topic is missing, and with it all its messages
             told = decode_header(answer, PullMessageResponse)
             for record in records_of(bytes(answer.payload), f"a pull of {topic}-{queue_id}", failures):
                 if check(record, topic, queue_id, failures):
@@ -201,7 +201,7 @@ class Served:
             offset = told.next_begin_offset
 
     async def missing_keys(self, keys: dict[str, bytes], failures: list[str]) -> list[str]:
-        """Keys by which their message is not found."""
+        """Return the keys by which their message is not found."""
         missing = []
         for key, body in keys.items():
             header = QueryMessageRequest(topic="A", key=key, max_num=32, begin_timestamp=0, end_timestamp=1 << 60)
@@ -214,7 +214,7 @@ class Served:
         return missing
 
     async def offsets(self) -> dict[int, int]:
-        """What the group consumed of A."""
+        """Return the consumed offsets of topic A."""
         found = {}
         for queue_id in range(3):
             answer = await self.call(
@@ -228,14 +228,14 @@ _EMPTY = (ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY, Resp
 
 
 def _delayed(parts: BrokerContext) -> int:
-    """Delayed messages that were not delivered."""
+    """Return the number of delayed messages that are not delivered."""
     ends = {queue: end for (topic, queue), end in parts.store.queue_ends().items() if topic == SCHEDULE_TOPIC}
     done = parts.schedule.offsets().offset_table
     return sum(max(0, end - done.get(queue + 1, 0)) for queue, end in ends.items())
 
 
 def records_of(payload: bytes, what: str, failures: list[str]) -> list[Record]:
-    """The records of an answer, which has to be made of them alone."""
+    """Return the records of an answer. The answer must consist of whole records."""
     found, at = [], 0
     while at < len(payload):
         try:
@@ -248,7 +248,7 @@ def records_of(payload: bytes, what: str, failures: list[str]) -> list[Record]:
 
 
 def check(record: Record, topic: str, queue_id: int, failures: list[str]) -> bool:
-    """Whether a record is one of the queue that was asked."""
+    """Return True if a record belongs to the requested queue."""
     is_own = (record.topic, record.queue_id) == (topic, queue_id)
     if not is_own:
         failures.append(f"{topic}-{queue_id} is answered with a record of {record.topic}-{record.queue_id}")
@@ -256,7 +256,7 @@ def check(record: Record, topic: str, queue_id: int, failures: list[str]) -> boo
 
 
 def copy_sparsely(root: Path, to: Path) -> None:
-    """Copy a store without the holes of its files: the wheel has megabytes of them."""
+    """Copy a store without the holes of its files: the timer wheel has megabytes of them."""
     shutil.copytree(root, to, copy_function=_copy_file)
 
 
@@ -274,7 +274,7 @@ def _copy_file(file: str, to: str) -> None:
 
 
 async def sound_store(folder: Path, *, is_clean: bool) -> Sound:
-    """Have a broker write a store, and stop or kill it."""
+    """Let a broker write a store, and stop or kill it."""
     root = folder / ("stopped" if is_clean else "killed")
     one = Served(folder / "live", StandingClock(NOW_MS))
     await one.start()
@@ -283,7 +283,7 @@ async def sound_store(folder: Path, *, is_clean: bool) -> Sound:
     popped = await _pop(one)
     await _time_passes(one)
     offsets = {queue_id: 4 + queue_id for queue_id in range(3)}
-    for number in (1, 0):  # each twice: what is written has a backup
+    for number in (1, 0):  # write each file twice, so that it has a backup
         for queue_id, offset in offsets.items():
             header = UpdateConsumerOffsetRequest(_GROUP, "A", queue_id, offset - number)
             assert (await one.call(RequestCode.UPDATE_CONSUMER_OFFSET, header)).code == 0
@@ -327,14 +327,14 @@ def _delayed_bodies() -> list[bytes]:
 
 
 async def _decide(one: Served) -> Half:
-    """Half messages: committed, rolled back, and one that waits."""
+    """Store half messages: committed, rolled back, and one that waits."""
     for number, decision in enumerate((TRANSACTION_COMMIT, TRANSACTION_ROLLBACK, TRANSACTION_COMMIT)):
         await one.end(await one.send_half(b"decided %d" % number), decision)
     return await one.send_half(b"undecided")
 
 
 async def _pop(one: Served) -> list[bytes]:
-    """Pop messages and acknowledge the first; the bodies of those that come again."""
+    """Pop messages and acknowledge the first. Return the bodies that will be redelivered."""
     for number in range(_POPPED_COUNT):
         await one.send("P", 0, b"popped %d" % number)
     found: dict[str, str] = {}
@@ -350,7 +350,7 @@ async def _pop(one: Served) -> list[bytes]:
 
 
 async def _time_passes(one: Served) -> None:
-    """The first delay level and a part of the timed messages are due."""
+    """Advance the time until the first delay level and a part of the timed messages are due."""
     timer = one.parts.timer
     assert timer is not None
     await until(lambda: timer.offset_behind == 0)
@@ -361,12 +361,12 @@ async def _time_passes(one: Served) -> None:
 
 
 async def _written(one: Served) -> None:
-    """Have everything on the disk that is written from time to time."""
+    """Write all data to the disk that is written periodically."""
     store, timer = one.parts.store, one.parts.timer
     assert timer is not None
     store.request_flush()
     await until(lambda: store.durable_offset == store.dispatched_offset == store.max_physical_offset)
-    # Full index files are noted by a later round, of the queues: without the note nobody can miss one.
+    # A later periodic flush records full index files. Without this record nothing shows that a file is missing.
     index = one.root / "index"
     await until(lambda: len(full_files(index)) >= len(list(index.iterdir())) - 1)
     await timer.flush_round()
@@ -381,7 +381,7 @@ async def _written(one: Served) -> None:
 
 @asynccontextmanager
 async def served(root: Path) -> AsyncIterator[Served]:
-    """A broker over a store that was stopped ten minutes ago."""
+    """Start a broker over a store that was stopped ten minutes ago."""
     one = Served(root, StandingClock(NOW_MS + LATER_MS))
     await one.start()
     try:
@@ -391,7 +391,7 @@ async def served(root: Path) -> AsyncIterator[Served]:
 
 
 async def found_by_broker(sound: Sound, root: Path, failures: list[str]) -> Found:
-    """Start a broker over a store, let everything come that is due, and read all as clients do.
+    """Start a broker over a store, deliver all due messages, and read everything as clients do.
     Raises StoreError: the start is refused."""
     async with served(root) as one:
         await one.settled()

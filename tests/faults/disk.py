@@ -1,19 +1,19 @@
-"""A disk that forgets: records what a store does to its files, and says what a power cut may leave of it.
+"""A disk that forgets: it records the file operations of a store, and creates the files that a power cut may leave.
 
-`Recorder` stands between the store and ``os`` while it is entered: every operation on a file below its directory is
-done and written down with its number in time; fdatasync and fsync are only written down. What changed in the mapped
-slots of index files is seen before the next operation. `Recorder.cut` then makes the directory as a disk may hold it
-when the power fails at a time:
+While entered, `Recorder` replaces functions of ``os`` for the store: it executes every operation on a file below its
+directory and records it with a sequence number, its time. It only records fdatasync and fsync. It detects changes in
+the mapped slots of index files before the next operation. `Recorder.cut` then creates the directory as a disk may hold
+it when the power fails at a time:
 
 ==============  =======================================================================================================
 written bytes   synced ones are there. Of the others every 4 KiB page holds any state it had since: the old one, the
                 newest, one in between; or every sector of 512 bytes of it does (torn)
 names, lengths  the file system's journal keeps their order (ext4, XFS): those up to some time are there, at least up
-                to the newest operation on whatever was synced. Or *loosely*, as POSIX allows: every directory and
+                to the newest operation on a synced file. Or *loosely*, as POSIX allows: every directory and
                 every file has a time of its own, at least that of its own last sync
 ==============  =======================================================================================================
 
-Not modelled: bytes that went bad after a sync, and disks that lie about one.
+Not modelled: bytes that decay after a sync, and disks that report a sync too early.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from rmqkit.store.index import file as index_file
 PAGE_BYTES = 4096
 SECTOR_BYTES = 512
 LOOSE_SHARE = 0.25
-"""Of cuts: without an order between directories and files, which neither ext4 nor XFS do."""
+"""Share of the cuts without an order between directories and files, which both ext4 and XFS guarantee."""
 
 
 @dataclass(slots=True, eq=False)
 class File:
-    """One inode: its first content, and what was done to it: times with positions and bytes, lengths, syncs."""
+    """One inode: its first content, and its operations: times with positions and bytes, lengths, syncs."""
 
     content: bytes = b""
     size: int = 0
@@ -52,7 +52,7 @@ class File:
 
 @dataclass(slots=True, eq=False)
 class Directory:
-    """One directory: its first entries, those it has now, and the changes in between."""
+    """One directory: its first entries, its present ones, and the changes in between."""
 
     entries: dict[str, File | Directory] = field(default_factory=dict)
     live: dict[str, File | Directory] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class Directory:
 
 @dataclass(slots=True)
 class CutStyle:
-    """How a power cut treats what was not synced.
+    """The state of unsynced data after a power cut.
 
     Attributes:
         pages: ``old``, ``new``, ``mixed`` (every page for itself) or ``torn`` (every sector for itself, in some pages).
@@ -79,10 +79,10 @@ class CutStyle:
 
 
 class Recorder:
-    """Records everything done below a directory while it is entered.
+    """A recorder of all operations below a directory while it is entered.
 
     Attributes:
-        before: called before every operation that changes something; may do operations itself.
+        before: called before every operation that changes something; may call operations itself.
         while_syncing: called while a sync is under way.
     """
 
@@ -152,7 +152,7 @@ class Recorder:
         self._patched.clear()
 
     def _parts(self, path: Any) -> tuple[Directory, str] | None:
-        """The directory and the name of a path below the base; None for other paths."""
+        """Return the directory and the name of a path below the base, or None for other paths."""
         text = os.fspath(path)
         if not isinstance(text, str) or not text.startswith(self.base + "/"):
             return None
@@ -163,7 +163,7 @@ class Recorder:
         return (directory, name) if isinstance(directory, Directory) else None
 
     def _tick(self, *nodes: File | Directory) -> int:
-        """The time of the next operation, which goes through the journal for these files and directories."""
+        """Return the time of the next operation, which the journal records for these files and directories."""
         self.time += 1
         for node in nodes:
             node.journaled.append(self.time)
@@ -231,7 +231,7 @@ class Recorder:
         return mapping
 
     def _note_mapped(self) -> None:
-        """Write down what was changed through mappings."""
+        """Record changes made through mappings."""
         for node, mapping, seen in self._maps:
             if seen == mapping:
                 continue
@@ -292,7 +292,7 @@ class Recorder:
                 node = directory.live[old]
                 if directory is other:
                     self._enter_name(directory, {old: None, new: node}, node)
-                else:  # more than a file system may do: there may be both names
+                else:  # more than a file system may do: both names may exist
                     self._enter_name(other, {new: node}, node)
                     self._enter_name(directory, {old: None}, node)
 
@@ -316,12 +316,12 @@ class Recorder:
     # ---- what is left
 
     def cut(self, time: int, style: CutStyle, chance: random.Random, to: Path) -> None:
-        """Make the directory as a power cut right after the operation of a time may leave it."""
+        """Create the directory as a power cut right after the operation of a time may leave it."""
         kept = _journal_kept(self.root, time)
         until = time if style.pages == "new" else chance.randint(kept, time) if chance.random() < 0.8 else kept
 
         def reached(node: File | Directory) -> int:
-            """Up to which time the names or lengths of a node are there."""
+            """Return the time up to which the names or lengths of a node are on the disk."""
             if not style.is_loose:
                 return until
             own = _synced(node, time)
@@ -330,12 +330,12 @@ class Recorder:
         _build(self.root, to, time, style, chance, reached)
 
     def live_tree(self) -> dict[str, bytes | None]:
-        """What was recorded, applied in full: path to content, None for directories."""
+        """Return the present state of the recorded directory: path to content, None for directories."""
         return dict(_live(self.root, ""))
 
 
 class _Stream:
-    """A file opened for writing by ``open(path, "wb")``, as much of it as the store uses."""
+    """A file opened for writing by ``open(path, "wb")``, with the methods that the store uses."""
 
     def __init__(self, recorder: Recorder, path: Any) -> None:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
@@ -347,7 +347,7 @@ class _Stream:
         return count
 
     def flush(self) -> None:
-        """Everything is written at once."""
+        """Do nothing: every write is immediate."""
 
     def fileno(self) -> int:
         return self._fd
@@ -360,12 +360,12 @@ class _Stream:
 
 
 def _synced(node: File | Directory, time: int) -> int:
-    """Begin of the last sync of a node that had ended by a time, 0 without one."""
+    """Return the start of the last sync of a node that was complete at a time, or 0."""
     return max((begun for begun, ended in node.syncs if ended <= time), default=0)
 
 
 def _all_nodes(directory: Directory) -> list[File | Directory]:
-    """A directory and everything that ever was below it."""
+    """Return a directory and everything that was ever below it."""
     found: dict[int, File | Directory] = {}
     waiting: list[File | Directory] = [directory]
     while waiting:
@@ -380,7 +380,7 @@ def _all_nodes(directory: Directory) -> list[File | Directory]:
 
 
 def _journal_kept(root: Directory, time: int) -> int:
-    """The newest journaled operation that some completed sync made durable, and with it all before it."""
+    """Return the newest journaled operation that a completed sync made durable, together with all earlier ones."""
     kept = 0
     for node in _all_nodes(root):
         if begun := _synced(node, time):
@@ -415,19 +415,19 @@ def _build(
 
 
 def _content(file: File, time: int, until: int, style: CutStyle, chance: random.Random) -> bytes:
-    """The bytes of a file after a cut.
+    """Return the bytes of a file after a cut.
 
     Args:
-        until: up to when its lengths are there.
+        until: the time up to which its lengths are on the disk.
     """
     synced = _synced(file, time)
     until = max(until, synced)
     size = len(file.content)
     data = bytearray(file.content)
-    begun = 0  # the writes before the newest cut of its length are gone
+    begun = 0  # writes before the newest truncation are gone
     for at, length in file.sizes:
         if at > until:
-            if length == 0:  # what is written from here on goes to blocks that the file does not have yet
+            if length == 0:  # later writes go to blocks that the file does not have yet
                 time = at
                 break
             continue
@@ -456,7 +456,7 @@ def _content(file: File, time: int, until: int, style: CutStyle, chance: random.
 def _write_page(
     data: bytearray, start: int, writes: list[tuple[int, bytes]], style: CutStyle, chance: random.Random
 ) -> None:
-    """Bring one page to a state it may have on the disk."""
+    """Change one page to a state that it may have on the disk."""
     count = len(writes)
     if style.pages == "torn" and chance.random() < 0.5:
         steps, counts = SECTOR_BYTES, [chance.choice([0, count, chance.randint(0, count)]) for _ in range(8)]

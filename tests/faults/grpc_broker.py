@@ -1,7 +1,8 @@
-"""`rmq standalone` with a gRPC endpoint, as a process that can be killed, comes back on its port, and shows its tables.
+"""`rmq standalone` with a gRPC endpoint, as a process that can be killed, restarted on its port, and asked for the
+sizes of its tables.
 
-SIGUSR1 has the process write `sizes` of its endpoint to a file, as one line of JSON. With ``--quick`` the endpoint's
-times are short, so that nobody waits for real: a receive hides messages for a second where a minute is the rule.
+On SIGUSR1 the process writes `sizes` of its endpoint to a file, as one line of JSON. With ``--quick`` the endpoint's
+times are short: a receive may hide messages for a second, where the usual minimum is a minute.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ ROOT = Path(__file__).parents[2]
 
 
 class GrpcBroker:
-    """The process, over a store that stays; killed at the end.
+    """The process, over a store that remains; killed at the end.
 
     Attributes:
         address: of its endpoint, the same after every start.
-        starts: how often it was started.
+        starts: number of starts.
     """
 
     def __init__(self, folder: Path, conf: Mapping[str, object], *, is_quick: bool = False) -> None:
@@ -47,11 +48,11 @@ class GrpcBroker:
 
     @property
     def pid(self) -> int:
-        assert self._process is not None, "it was started"
+        assert self._process is not None, "the broker is started"
         return self._process.pid
 
     def start(self) -> None:
-        """Start it; returns when it says that it is ready."""
+        """Start the process. Return when it reports that it is ready."""
         conf = self._folder / "broker.conf"
         conf.write_text("".join(f"{key}={value}\n" for key, value in self._conf.items()))
         where = ["--host", "127.0.0.1", "--namesrv-port", "0", "--port", "0", "--store", str(self._folder / "store")]
@@ -66,18 +67,18 @@ class GrpcBroker:
         self._port = int(self.address.rpartition(":")[2])
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
         if self._process is not None:
             self._process.kill()
 
     def stop(self) -> None:
-        """SIGTERM, and the end it has to bring."""
-        assert self._process is not None, "it was started"
+        """Send SIGTERM and check that the process stops."""
+        assert self._process is not None, "the broker is started"
         code = self._process.stop(signal.SIGTERM, STOP_SECONDS)
         assert code == 0, f"ended with {code}; {self._process.log_tail()}"
 
     def sizes(self) -> dict[str, int]:
-        """How much is in its tables now."""
+        """Return the present sizes of its tables."""
         self._sizes.unlink(missing_ok=True)
         os.kill(self.pid, signal.SIGUSR1)
         wait_until(self._sizes.exists, READY_SECONDS, "table sizes")
@@ -85,7 +86,7 @@ class GrpcBroker:
         return found
 
     async def make(self, topics: Mapping[str, str], groups: Mapping[str, Mapping[str, Any]] | None = None) -> None:
-        """Create topics with what they take, and groups with their settings."""
+        """Create topics with their message types, and groups with their settings."""
         async with Admin(self.name_server) as admin:
             for topic, kind in topics.items():
                 await admin.topics.create(topic, broker=self.broker, attributes=f"+message.type={kind}")
@@ -93,7 +94,7 @@ class GrpcBroker:
                 await admin.groups.update(group, dict(settings), self.broker)
 
     def log(self) -> str:
-        """The end of what the running process said."""
+        """Return the end of the running process's log."""
         return "" if self._process is None else self._process.log_tail()
 
     async def __aenter__(self) -> Self:
@@ -105,7 +106,7 @@ class GrpcBroker:
 
 
 def main() -> None:
-    """Be the process: where to write sizes, perhaps ``--quick``, then the words of `rmq`."""
+    """Run as the process: the arguments are the file for the sizes, perhaps ``--quick``, then the words for `rmq`."""
     path = Path(sys.argv.pop(1))
     if sys.argv[1] == QUICK:
         del sys.argv[1]

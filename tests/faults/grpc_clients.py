@@ -1,7 +1,7 @@
-"""Clients of gRPC that do what an SDK does, over a port or straight at an endpoint of this process.
+"""gRPC clients that behave like an SDK, over a port or directly on an endpoint of this process.
 
-What is done is the same for both, so that hours of it pass in virtual time, too. A `Member` is one client id; several
-share a connection. `Gone`: no answer came, and nobody knows what the endpoint did.
+Both ways run the same code, so that hours of it can pass in virtual time. A `Member` is one client id; several members
+share a connection. `Gone`: no answer arrived, so it is unknown whether the endpoint handled the call.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COMMIT, ROLLBACK = 1, 2
 FROM_CLIENT, FROM_CHECK = 1, 2
 CALL_SECONDS = 60.0
 BEGIN = b"begin"
-"""The body of messages that have a group begin; some may come later."""
+"""The body of messages sent before a group starts. Some may be delivered later."""
 _OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1000),
@@ -38,7 +38,7 @@ class Gone(Exception):
 
 
 class Refused(Exception):
-    """The answer is no."""
+    """The endpoint refused the call."""
 
     def __init__(self, status: Any) -> None:
         super().__init__(f"{status.code} {status.message}")
@@ -46,16 +46,16 @@ class Refused(Exception):
 
 
 class Wire(Protocol):
-    """What carries the calls of one client id."""
+    """The transport for the calls of one client id."""
 
     async def ask(self, name: str, fields: Mapping[str, Any]) -> Any:
-        """The answer. Raises Gone."""
+        """Return the answer. Raises Gone."""
 
     async def items(self, request: Any) -> list[Any]:
-        """All of a receive's answer. Raises Gone."""
+        """Return all messages of the answer to a receive. Raises Gone."""
 
     def stream(self) -> Talk:
-        """A new Telemetry stream."""
+        """Open a new Telemetry stream."""
 
 
 class Talk(Protocol):
@@ -65,10 +65,10 @@ class Talk(Protocol):
         """Send a command. Raises Gone."""
 
     async def next(self) -> Any:
-        """The next command from the endpoint. Raises Gone."""
+        """Return the next command from the endpoint. Raises Gone."""
 
     def cut(self) -> None:
-        """End it without a word."""
+        """Close the stream without a goodbye."""
 
 
 class Member:
@@ -96,19 +96,19 @@ class Member:
     async def _settle(self, settings: Mapping[str, Any]) -> None:
         self.talk = self.wire.stream()
         await self.talk.tell(settings=settings)
-        # What the broker asks may come first.
+        # The broker may send requests first.
         while (await self.talk.next()).WhichOneof("command") != "settings":
             pass
 
     async def orphan(self) -> Any:
-        """The next half message that is asked about: a `RecoverOrphanedTransactionCommand`. Raises Gone."""
+        """Return the next half message that the broker checks: a `RecoverOrphanedTransactionCommand`. Raises Gone."""
         assert self.talk is not None, "a producer has a stream"
         while (told := await self.talk.next()).WhichOneof("command") != "recover_orphaned_transaction_command":
             pass
         return told.recover_orphaned_transaction_command
 
     async def send(self, topic: str, body: bytes, message_id: str, **system: Any) -> Any:
-        """The entry of the answer. Raises Gone, Refused."""
+        """Send a message. Return the entry of the answer. Raises Gone, Refused."""
         answer = await self.ask("SendMessage", messages=[calling.message(topic, body, message_id, **system)])
         return answer.entries[0]
 
@@ -123,7 +123,7 @@ class Member:
         )
 
     async def receive(self, group: str, topic: str, **more: Any) -> list[Any]:
-        """Messages; none after the time of a long poll. Raises Gone, Refused."""
+        """Return messages, or none after the time of a long poll. Raises Gone, Refused."""
         more.setdefault("long_polling_timeout", {"seconds": 5})
         items = await self.wire.items(receive_request(topic, group, **more))
         status = items[0].status
@@ -139,7 +139,9 @@ class Member:
         await self.ask("AckMessage", group={"name": group}, topic={"name": topic}, entries=entries)
 
     async def hide(self, group: str, topic: str, message: Any, seconds: int) -> None:
-        """Change when a message comes again, and its handle with it; 0: at once, as after a handler that failed."""
+        """Change the time until a message is redelivered, and its handle. 0 redelivers it at once, as after a failed
+        handler.
+        """
         answer = await self.ask(
             "ChangeInvisibleDuration",
             group={"name": group},
@@ -151,23 +153,23 @@ class Member:
         message.system_properties.receipt_handle = answer.receipt_handle
 
     async def beat(self, group: str | None, client_type: int) -> None:
-        """A sign of life."""
+        """Send a heartbeat."""
         of_group = {} if group is None else {"group": {"name": group}}
         await self.ask("Heartbeat", client_type=client_type, **of_group)
 
     async def leave(self, group: str | None = None) -> None:
-        """Say good-bye and end the stream."""
+        """Send a goodbye and close the stream."""
         await self.ask("NotifyClientTermination", **({} if group is None else {"group": {"name": group}}))
         self.cut()
 
     def cut(self) -> None:
-        """End the stream, if there is one."""
+        """Close the stream, if it is open."""
         talk, self.talk = self.talk, None
         if talk is not None:
             talk.cut()
 
     async def ask(self, name: str, **fields: Any) -> Any:
-        """Any call. Raises Gone, Refused."""
+        """Make any call. Raises Gone, Refused."""
         answer = await self.wire.ask(name, fields)
         if answer.status.code != OK:
             raise Refused(answer.status)
@@ -175,7 +177,7 @@ class Member:
 
 
 class Connection:
-    """A connection to an endpoint, which comes back by itself."""
+    """A connection to an endpoint, which reconnects by itself."""
 
     def __init__(self, address: str) -> None:
         self._channel = grpc.aio.insecure_channel(address, _OPTIONS)
@@ -229,7 +231,7 @@ class _Stream:
     def __init__(self, call: Any) -> None:
         self._call = call
         self._came: asyncio.Queue[Any] = asyncio.Queue()
-        # Who waits for a command may give up, and a read that is cancelled ends the call.
+        # A caller that waits for a command may be cancelled, and a cancelled read ends the call.
         self._reading = asyncio.create_task(self._read(), name="soak stream")
 
     async def tell(self, **fields: Any) -> None:
@@ -301,7 +303,7 @@ class _StraightStream:
 
 
 async def begin(member: Member, group: str, topic: str, producer: Member) -> None:
-    """Have a new group begin: what was sent before its first receive it does not get."""
+    """Start a new group: it does not get messages sent before its first receive."""
     receiving = asyncio.create_task(member.receive(group, topic))
     number = 0
     while not receiving.done():
@@ -312,7 +314,7 @@ async def begin(member: Member, group: str, topic: str, producer: Member) -> Non
 
 
 async def until_answered(work: Any, seconds: float = 150.0) -> Any:
-    """What a call brings, called again as long as nobody answers. ``work``: makes the coroutine."""
+    """Repeat a call until it is answered, and return the answer. ``work``: creates the coroutine."""
     async with asyncio.timeout(seconds):
         while True:
             with suppress(Gone):

@@ -1,17 +1,17 @@
-"""A broker that is stopped and killed under a hundred clients of gRPC, ``make kill T=grpc``: is anything lost that was
-answered, and how soon does it go on?
+"""A broker that is stopped and killed under a hundred gRPC clients, ``make kill T=grpc``: it must lose no answered
+message, and the time until it works again is measured.
 
 ======================  =============================================================================================
-clients                 what they do, over ten connections
+clients                 actions, over ten connections
 ======================  =============================================================================================
-40 producers            send numbered messages; what was not answered is sent again
+40 producers            send numbered messages, and repeat sends that were not answered
 30 simple consumers     of one group: receive and acknowledge
 30 push consumers       of another: receive with renewal, acknowledge; one of 50 messages fails the first time
 ======================  =============================================================================================
 
-All of them keep a Telemetry stream open and send heartbeats. A round: the load runs, the broker is stopped (SIGTERM) or
-killed (SIGKILL) and started again on its port and store, and the load runs until every client was answered once more.
-At the end everything that was answered has to have come to both groups.
+All of them have an open Telemetry stream and send heartbeats. In a round the load runs, the broker is stopped (SIGTERM)
+or killed (SIGKILL) and started again on its port and store, and the load runs until every client got an answer again.
+At the end both groups must have received every answered message.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ SECONDS_MAX = 200.0
 
 @dataclass
 class Round:
-    """One restart; seconds after the ready line until a message was received in each group, until the last client was
-    answered, and how long the broker was away before it."""
+    """One restart: seconds from the ready line until each group received a message and until the last client got an
+    answer, and seconds without a broker before it."""
 
     how: str
     away: float = 0.0
@@ -57,7 +57,7 @@ class Round:
 
 
 class Load:
-    """The clients and what came."""
+    """The clients and their received messages."""
 
     def __init__(self, address: str, *, pause_seconds: float, invisible_seconds: int) -> None:
         self._connections = [Connection(address) for _ in range(CONNECTIONS)]
@@ -73,7 +73,7 @@ class Load:
         self.failures = Counter[str]()
         self.silent: set[str] = set()
         self.since: dict[str, float] = {}
-        """When a group first received a message after the last `begin_round`."""
+        """The time at which a group first received a message after the last `begin_round`."""
 
     async def start(self) -> None:
         first = self._connections[0].member("first")
@@ -88,7 +88,7 @@ class Load:
             self._tasks.start(work(member, kind), member.id)
 
     def begin_round(self) -> None:
-        """From now on nobody was answered."""
+        """Forget the answers of all clients."""
         self.silent = {f"client-{number}" for number in range(len(KINDS))}
         self.since = {}
 
@@ -96,7 +96,7 @@ class Load:
         self._is_sending = False
 
     def missing(self) -> dict[str, int]:
-        """How much of what was answered has not come, by group."""
+        """Return the number of answered messages that each group has not received."""
         return {group: len(self.answered - came) for group, came in self.came.items()}
 
     async def close(self) -> None:
@@ -128,7 +128,7 @@ class Load:
                 number = int(message.body)
                 is_first = message.system_properties.delivery_attempt == 1
                 self.since.setdefault(group, time.monotonic())
-                with suppress(Gone, Refused):  # it comes again
+                with suppress(Gone, Refused):  # the message is redelivered
                     if kind == PUSH and is_first and number % FAILS_ONE_OF == 0:
                         await member.hide(group, TOPIC, message, 1)
                         continue
@@ -138,14 +138,14 @@ class Load:
                     self.calls["acks"] += 1
 
     async def _listen(self, member: Member, kind: int) -> None:
-        """Keep a stream open, as SDKs do."""
+        """Read a stream, as SDKs do."""
         while True:
             try:
                 if kind == PRODUCER:
                     await member.produces(TOPIC)
                 else:
                     await member.consumes(GROUPS[kind], TOPIC, kind)
-                assert member.talk is not None, "it was opened"
+                assert member.talk is not None, "the member's stream is open"
                 while True:
                     await member.talk.next()
             except Gone:
@@ -159,7 +159,7 @@ class Load:
             await asyncio.sleep(BEAT_SECONDS)
 
     async def _answered(self, member: Member, work: Callable[[], Awaitable[Any]]) -> Any:
-        """What a call brings, called again until it is answered."""
+        """Repeat a call until it is answered, and return the answer."""
         while True:
             try:
                 answer = await work()
@@ -174,7 +174,7 @@ class Load:
 
 @dataclass
 class Outcome:
-    """What a run came to."""
+    """The result of a run."""
 
     rounds: list[Round]
     answered: int
@@ -187,7 +187,9 @@ class Outcome:
 async def restart(
     broker: GrpcBroker, ways: list[str], *, pause_seconds: float, invisible_seconds: int, up_seconds: float = 0.0
 ) -> Outcome:
-    """A round for each way, ``stop`` or ``kill``, and the verdict. Raises AssertionError: clients do not go on."""
+    """Run a round for each way, ``stop`` or ``kill``, and return the verdict. Raises AssertionError: clients do not
+    continue.
+    """
     await broker.make({TOPIC: "NORMAL"})
     load = Load(broker.address, pause_seconds=pause_seconds, invisible_seconds=invisible_seconds)
     rounds = []
@@ -201,7 +203,7 @@ async def restart(
             await asyncio.to_thread(broker.stop if way == "stop" else broker.kill)
             await asyncio.to_thread(broker.start)
             ready = time.monotonic()
-            load.begin_round()  # not before: answers of the process before are still read
+            load.begin_round()  # not earlier: clients may still read answers of the old process
             one.away = ready - begun
             await _going(load)
             one.all_answered = time.monotonic() - ready
@@ -217,7 +219,7 @@ async def restart(
 
 
 async def _going(load: Load) -> None:
-    """Every client was answered, every group received a message."""
+    """Wait until every client got an answer and every group received a message."""
     await until(lambda: not load.silent and len(load.since) == len(GROUPS), "all clients are answered", SECONDS_MAX)
 
 

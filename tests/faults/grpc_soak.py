@@ -1,21 +1,22 @@
-"""Clients of gRPC that come and go, ``make soak T=grpc``: is everything delivered, and does the endpoint forget them?
+"""gRPC clients that connect and leave, ``make soak T=grpc``: every message must be delivered, and the endpoint must
+forget the clients.
 
-Visits go on in twenty places at once, each under a new client id, every fourth over a connection of its own:
+Twenty visits run at once, each with a new client id, every fourth over a new connection:
 
 ==================  =================================================================================================
-visitor             what it does
+visitor             actions
 ==================  =================================================================================================
 producer            sends plain, ordered and delayed messages; recalls some of the delayed ones
-transaction         half messages: commits, rolls back, or goes, and whoever is asked about them commits
+transaction         half messages: commits, rolls back, or leaves; another producer commits when asked
 simple consumer     receives; acknowledges, some later by a new handle, some twice, some never
-push consumer       receives with renewal; acknowledges, or has messages come again; some it keeps when it goes
+push consumer       receives with renewal; acknowledges, or returns messages; leaves with some of them
 ordered consumer    receives in order
-odd one             asks for what is not there, and sends what cannot be
+odd one             requests what does not exist, and sends invalid messages
 ==================  =================================================================================================
 
-They say good-bye, end their stream, or just fall silent. Then everything that was sent has to come. Two minutes after
-the last call every table has to be as small as after the first visits (`tests.faults.grpc_tables`), and the
-broker's memory has to be flat (`tests.faults.client.growth`). The test makes the same visits in virtual time, without a
+They send a goodbye, close their stream, or just stop calling. Then every sent message must be delivered. Two minutes
+after the last call every table must be as small as after the first visits (`tests.faults.grpc_tables`), and the
+broker's memory must be flat (`tests.faults.client.growth`). The test makes the same visits in virtual time, without a
 port. A line of JSON is printed every minute.
 """
 
@@ -70,14 +71,14 @@ IN_ORDER = "G-ordered"
 KINDS = ["producer", "transaction", *GROUPS, "producer", "odd", "G-simple", "G-push"]
 PLACES = 20
 SILENT_SECONDS = 140.0
-"""What the endpoint waits before it forgets a client, and the sweep after it."""
+"""The time after which the endpoint forgets a client, plus the next sweep."""
 DRAIN_SECONDS = 300.0
 NAMES_MORE_MAX = 12
 CONF = {
     "brokerName": "broker-a",
     "transactionTimeOut": 2000,
     "transactionCheckInterval": 2000,
-    "transactionCheckMax": 1000,  # whoever is asked may have gone without a word
+    "transactionCheckMax": 1000,  # the producer that is asked may have left without a goodbye
     "transactionOpBatchInterval": 500,
     "recallMessageEnable": "true",
 }
@@ -85,7 +86,7 @@ MIB_PER_HOUR_MAX, MIB_NOTICED = 8.0, 4.0
 WARM_UP_SECONDS, WARM_UP_SHARE_MAX = 300.0, 0.4
 SAMPLE_SECONDS = 2.0
 FIRST_SECONDS = 20.0
-"""Of visits before the tables are measured for the first time."""
+"""The duration of the visits before the first measurement of the tables."""
 TOLD = {
     "clients": "Clients._clients",
     "renewed_of": "Renewals._held",
@@ -95,17 +96,17 @@ TOLD = {
     "pops_in_flight": "CheckPointStore._table",
     "tasks": "tasks",
 }
-"""The tables that are told every minute."""
+"""The tables that are printed every minute."""
 
 Connect = Callable[[str, bool], tuple[Member, Callable[[], Awaitable[None]]]]
-"""A client by its id, perhaps with a connection of its own, and what closes that."""
+"""Returns a client with an id, perhaps with a new connection, and a function that closes it."""
 
 
 class Visits:
-    """What visitors do, and what is still to come.
+    """The visits, and the messages that still must be delivered.
 
     Attributes:
-        missing: numbers that were sent and are not acknowledged, by group.
+        missing: numbers that were sent but not acknowledged, by group.
     """
 
     def __init__(self, connect: Connect, chance: random.Random, *, pause_seconds: float) -> None:
@@ -119,7 +120,7 @@ class Visits:
         self.missing: defaultdict[str, set[int]] = defaultdict(set)
 
     async def prepare(self) -> None:
-        """Have the groups begin where they are; topics and groups are there."""
+        """Start the groups at their present offsets. The topics and groups exist."""
         for group, (topic, _) in GROUPS.items():
             first, close = self._new()
             sender = _Sender(first, topic)
@@ -128,7 +129,7 @@ class Visits:
             await close()
 
     async def run(self, seconds: float) -> None:
-        """Visit for some time, and have all go."""
+        """Run visits for some time, and wait until all visitors have left."""
         self._is_over = False
         async with asyncio.TaskGroup() as tasks:
             for _ in range(PLACES):
@@ -137,7 +138,7 @@ class Visits:
             self._is_over = True
 
     async def drain(self) -> None:
-        """Receive all that is left, as far as it comes in time."""
+        """Receive all remaining messages that arrive in time."""
         workers = [asyncio.create_task(self._take_all(group), name="soak drain") for group in GROUPS]
         answering = asyncio.create_task(self._answer_all(), name="soak drain")
         await asyncio.wait(workers, timeout=DRAIN_SECONDS)
@@ -146,7 +147,7 @@ class Visits:
         await asyncio.gather(answering, *workers, return_exceptions=True)
 
     def lost(self) -> dict[str, list[int]]:
-        """The first numbers that did not come, by group."""
+        """Return the first numbers that did not arrive, by group."""
         return {group: sorted(numbers)[:5] for group, numbers in self.missing.items() if numbers}
 
     # -- visits
@@ -191,7 +192,7 @@ class Visits:
                         member, DELAYED, message_type=DELAY, delivery_timestamp={"seconds": due}
                     )
                     if sent.recall_handle and self._chance.random() < 0.3:
-                        with suppress(Refused):  # on a busy machine it may be due by now, and comes
+                        with suppress(Refused):  # on a busy machine the message may be due already, and is delivered
                             await member.ask("RecallMessage", topic={"name": DELAYED}, recall_handle=sent.recall_handle)
                             self.missing["G-delayed"].discard(number)
                             self.counts["recalled"] += 1
@@ -216,12 +217,12 @@ class Visits:
         await self._go(member, None)
 
     async def _answer(self, member: Member) -> None:
-        """Commit the half messages that are asked about, until none comes for a while."""
+        """Commit the half messages that the broker checks, until none arrives for a while."""
         with suppress(TimeoutError):
             while True:
-                async with asyncio.timeout(4):  # two rounds of checks
+                async with asyncio.timeout(4):  # two check intervals
                     asked = await member.orphan()
-                with suppress(Refused):  # it is asked about twice, or somebody else ended it
+                with suppress(Refused):  # the half message is checked twice, or another visitor ended it
                     await member.end(DECIDED, asked.transaction_id, COMMIT, FROM_CHECK)
                     self.counts["answered"] += 1
 
@@ -234,7 +235,7 @@ class Visits:
                 self.counts["received"] += 1
                 match self._chance.randrange(20):
                     case 0:
-                        continue  # another one gets it later
+                        continue  # another visitor gets it later
                     case 1:
                         await member.hide(group, topic, message, 0)
                         self.counts["hidden"] += 1
@@ -248,7 +249,7 @@ class Visits:
                     case _:
                         await self._ack(member, group, message)
                 await self._pause()
-        if self._chance.random() < 0.3:  # a receive that is given up
+        if self._chance.random() < 0.3:  # the visitor cancels the receive
             receiving = asyncio.create_task(member.receive(group, topic, **_how(group)), name="soak receive")
             await self._pause()
             receiving.cancel()
@@ -285,14 +286,14 @@ class Visits:
             case 1:
                 member.cut()
             case _:
-                pass  # silent; its stream ends with the visit
+                pass  # the visitor sends nothing; its stream closes with the visit
 
-    # -- what they have in common
+    # -- used by all visits
 
     async def _send(self, member: Member, topic: str, **more: Any) -> tuple[int, Any]:
         number, self._numbers = self._numbers, self._numbers + 1
         groups = [group for group, (wanted, _) in GROUPS.items() if wanted == topic]
-        for group in groups:  # it may be acknowledged before the sender hears of it
+        for group in groups:  # a receiver may acknowledge the message before its sender gets the answer
             self.missing[group].add(number)
         try:
             sent = await member.send(topic, b"%d " % number + bytes(100), f"M{number}", **more)
@@ -336,7 +337,7 @@ class Visits:
 
 
 class _Sender:
-    """Sends what a topic takes."""
+    """A sender of the messages that a topic accepts."""
 
     def __init__(self, member: Member, topic: str) -> None:
         self._member = member
@@ -362,14 +363,14 @@ def _how(group: str) -> dict[str, Any]:
 
 
 def grown(before: dict[str, int], after: dict[str, int]) -> dict[str, tuple[int, int]]:
-    """The tables that have more entries than before, by more than the few retry topics that some group needed late."""
+    """Return the tables that have grown by more entries than the retry topics that some groups created late."""
     pairs = {name: (before.get(name, 0), count) for name, count in sorted(after.items())}
     return {name: (old, new) for name, (old, new) in pairs.items() if new > old + NAMES_MORE_MAX}
 
 
 @dataclass
 class Outcome:
-    """What a run came to: ``grown`` are tables and their entries before and after, ``missing`` is by group."""
+    """The result of a run. ``grown``: tables with their entries before and after. ``missing``: by group."""
 
     minutes: float
     counts: dict[str, int]
@@ -381,7 +382,7 @@ class Outcome:
 
     @property
     def faults(self) -> list[str]:
-        """What is wrong, one line each."""
+        """Return the faults, one line each."""
         told = [f"{count} messages lost for {group}" for group, count in self.missing.items() if count]
         told += [f"{name} had {old} entries and has {new}" for name, (old, new) in self.grown.items()]
         told += [str(one) for one in self.growth if not one.is_flat]
@@ -400,7 +401,7 @@ class Soak:
         self._begun = time.monotonic()
 
     async def run(self) -> Outcome:
-        """Warm up, visit, drain."""
+        """Warm up, run the visits, drain."""
         await self._broker.make(TOPICS, {group: {"consume_message_orderly": group == IN_ORDER} for group in GROUPS})
         await self._visits.prepare()
         await self._visits.run(min(FIRST_SECONDS, self._minutes * 60 / 4))
@@ -436,7 +437,7 @@ class Soak:
         return random.choice(self._shared).member(name), _leave_open
 
     async def _emptied(self) -> dict[str, int]:
-        """The tables when all has come and nobody has called for long."""
+        """Return the tables after all messages arrived and no client has called for long."""
         await self._visits.drain()
         await asyncio.sleep(SILENT_SECONDS)
         return await asyncio.to_thread(self._broker.sizes)
@@ -445,12 +446,12 @@ class Soak:
         minute = 0
         while True:
             await asyncio.sleep(SAMPLE_SECONDS)
-            # Channels and their calls are cycles: one that is closed keeps its connection until somebody collects them,
-            # and the broker has to keep the other end, with some 60 KiB, for 120 s.
+            # Channels and their calls are reference cycles. A closed channel holds its connection until the garbage
+            # collector runs, and the broker has to hold the other end, about 60 KiB, for 120 s.
             gc.collect()
             seconds = time.monotonic() - self._begun
             figures = process_figures(self._broker.pid)
-            figures.pop("mapped_mib")  # its store
+            figures.pop("mapped_mib")  # the broker's store
             for name, value in figures.items():
                 self._series[name].append((seconds, value))
             if seconds >= 60 * (minute + 1):
@@ -463,7 +464,7 @@ class Soak:
 
 
 async def _leave_open() -> None:
-    """A connection that others use, too."""
+    """Do nothing: other visits use the connection too."""
 
 
 def main() -> int:

@@ -1,11 +1,11 @@
-"""How much an endpoint and its broker keep: the length of every table that can be reached from it, by class and name.
+"""The sizes of an endpoint and its broker: the length of every table that is reachable from it, by class and name.
 
-Nothing is listed here, so that a new table is looked at, too. Left out are
+There is no list of tables, so that new tables are counted too. Left out are
 
-- the store, which grows with its messages, and with it what delivers delayed ones;
-- counters, of which there is one for each topic and group that was ever used (`Statistics`, `PopCounts`);
-- the last decisions about transactions, of which there are at most 20,000;
-- slots of time, which stay until their moment when what waited in them has gone, and the last pop of an ordered queue.
+- the store, which grows with its messages, and the delivery of delayed messages;
+- counters, one for each topic and group that was ever used (`Statistics`, `PopCounts`);
+- the last decisions about transactions, at most 20,000;
+- time slots, which remain until their time even if they are empty, and the last pop of an ordered queue.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _PASSED_BY = ("rmqkit.store", "rmqkit.broker.statistics", "rmqkit.broker.delay",
 
 
 def sizes(endpoint: Endpoint, *others: object) -> dict[str, int]:
-    """Entries by ``Class.attribute``, those of tables in tables with them; and the tasks of its loop.
-    ``others``: what cannot be reached from the endpoint, as the broker behind a proxy."""
+    """Return the number of entries by ``Class.attribute``, with nested tables, and the number of tasks of its loop.
+    ``others``: objects that are not reachable from the endpoint, such as the broker of a proxy."""
     found: Counter[str] = Counter()
     seen: set[int] = set()
     left: list[Any] = [endpoint, *others]
@@ -60,7 +60,7 @@ def _attributes(one: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _count(table: Any, left: list[Any]) -> int:
-    """The entries of a table and of the tables in it; what else is in it is put to what is left to look at."""
+    """Return the number of entries of a table and of its nested tables. Other objects in it are added to ``left``."""
     entries = list(table.values()) if isinstance(table, dict) else list(table)
     if isinstance(table, dict):
         left += filter(_is_ours, list(table))
@@ -81,7 +81,7 @@ def _is_ours(value: Any) -> bool:
 
 
 def _behind(value: Any) -> Iterator[Any]:
-    """Whose method something is, and what it was given."""
+    """Yield the objects behind a callable: the instance of a method, and bound arguments."""
     if isinstance(value, partial):
         yield from (*value.args, *_behind(value.func))
     elif (owner := getattr(value, "__self__", None)) is not None:
@@ -89,5 +89,5 @@ def _behind(value: Any) -> Iterator[Any]:
     for cell in getattr(value, "__closure__", None) or ():
         try:
             yield cell.cell_contents
-        except ValueError:  # not bound yet
+        except ValueError:  # the cell is not bound yet
             continue

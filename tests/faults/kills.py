@@ -1,10 +1,10 @@
-"""SIGKILL under load: a child process puts messages, is killed at any instant, and what it leaves is checked.
+"""SIGKILL under load: a child process puts messages and is killed at a random moment, and its store is checked.
 
-The child tells through a pipe, with one write per event, what the store took and what it acknowledged: under SYNC_FLUSH
+The child reports through a pipe, with one write per event, the stored and the acknowledged messages: under SYNC_FLUSH
 when ``durable_offset`` covers it, under ASYNC_FLUSH when the put returns (the page cache survives the process). Times
-are real, so a seed repeats the settings and the load but not the instant.
+are real, so a seed repeats the settings and the load but not the moment of a kill.
 
-`Store` is kept through many kills, so damage would add up.
+`Store` is the same through many kills, so damage would accumulate.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SECONDS_TO_START = 60
 
 
 def kill_settings(flush_disk_type: FlushDiskType, **changes: Any) -> StoreSettings:
-    """Small files, and background rounds so often that a kill meets them."""
+    """Return settings with small files and short background intervals, so that kills interrupt background work."""
     values: dict[str, Any] = {
         "commit_log_file_bytes": 65_536,
         "consume_queue_file_bytes": 2000,
@@ -54,13 +54,13 @@ def kill_settings(flush_disk_type: FlushDiskType, **changes: Any) -> StoreSettin
 
 
 def body_of(topic: str, number: int) -> bytes:
-    """The body of a message is known from its number."""
+    """Return the body of a message, which depends on its number."""
     return b"%s %d " % (topic.encode(), number) + random.Random(number).randbytes(number % 700)
 
 
 def run_child(root: Path, settings: StoreSettings, first: int, seed: int) -> None:
-    """Put numbered messages until somebody kills us; write ``t`` and the number when it is taken, ``a`` when it is
-    acknowledged. A batch goes under the number of its last member."""
+    """Put numbered messages until the process is killed. Write ``t`` and the number when a message is stored, ``a``
+    when it is acknowledged. A batch has the number of its last member."""
     chance = random.Random(seed)
     is_sync = settings.flush_disk_type is FlushDiskType.SYNC_FLUSH
     number = first
@@ -110,8 +110,8 @@ class Kills:
     """One store, and the processes that are killed over it.
 
     Attributes:
-        acknowledged: every message below this number has to be there.
-        kills, in_start: how many processes were killed, and how many of them while they opened the store.
+        acknowledged: every message below this number must be in the store.
+        kills, in_start: number of killed processes, and of those killed while they opened the store.
     """
 
     root: Path
@@ -124,16 +124,16 @@ class Kills:
     lost: set[int] = field(default_factory=set)
 
     def kill(self) -> str:
-        """Start a process, kill it, and check; returns what was found in a few words.
+        """Start a process, kill it, and check; return a short description.
 
         Raises:
-            AssertionError: something that was acknowledged is lost, or something is wrong.
+            AssertionError: an acknowledged message is lost, or the store is damaged.
         """
         begun = self.first
         is_open = self._run_and_kill()
         self.kills += 1
         self.in_start += not is_open
-        if is_open and self.chance.random() < 0.3:  # a start that is killed too finds the store as it was left
+        if is_open and self.chance.random() < 0.3:  # if this start is killed too, it finds the store unchanged
             self._run_and_kill()
             self.kills += 1
         with opened(self.root, self.settings) as store:
@@ -145,7 +145,8 @@ class Kills:
         assert not missing, f"{len(missing)} acknowledged messages are lost, the first is number {missing[0]}"
         end = numbers[-1] + 1 if numbers else 0
         self.lost.update(number for number in range(end) if number not in known)
-        # what survived unacknowledged is durable from now on; numbers go on behind everything that was ever taken
+        # messages that survived without an acknowledgement are durable from now on; numbers continue after the highest
+        # number ever put
         self.acknowledged = max(self.acknowledged, end)
         self.first = max(self.first, end)
         return f"{end - begun} messages{'' if is_open else ', killed while starting'}"
@@ -160,7 +161,7 @@ class Kills:
             yield int(number)
 
     def _run_and_kill(self) -> bool:
-        """Returns whether the process had opened the store."""
+        """Start a process and kill it. Return whether it had opened the store."""
         import msgspec
 
         seed = self.chance.randrange(1 << 32)
@@ -190,7 +191,7 @@ class Kills:
     def _read_until(pipe: Any, wanted: bytes, size: int, text: bytes = b"") -> bytes:
         deadline = time.monotonic() + _SECONDS_TO_START
         while wanted not in text:
-            assert time.monotonic() < deadline, "the process began"
+            assert time.monotonic() < deadline, "the process has started"
             more = os.read(pipe.fileno(), 65_536)
             assert more, f"the process ended by itself after {text!r}"
             text += more
@@ -198,7 +199,7 @@ class Kills:
 
     @staticmethod
     def _read_for(pipe: Any, seconds: float) -> bytes:
-        """What comes through a pipe within some time."""
+        """Return the data that arrives through a pipe within some time."""
         text, deadline = b"", time.monotonic() + seconds
         with selectors.DefaultSelector() as selector:
             selector.register(pipe, selectors.EVENT_READ)

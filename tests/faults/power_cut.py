@@ -1,14 +1,15 @@
-"""Power cuts under a store at work: a workload on a disk that forgets, cut at many times, and what has to hold.
+"""Power cuts under a store at work: a workload on a disk that forgets, cut at many times, and the checks after each
+cut.
 
 After a cut the store is opened, which recovers it, and then:
 
-- every message below ``durable_offset`` is there, unless retention deleted its log file (what SYNC_FLUSH acknowledged,
-  what ASYNC_FLUSH reported);
+- every message below ``durable_offset`` exists, unless retention deleted its log file (SYNC_FLUSH acknowledged these
+  messages, ASYNC_FLUSH reported the offset);
 - every message read is the one put at that offset of that queue, properties and all; offsets have no gap;
-- `fsck.verify` finds nothing; a further start changes no byte; the last saved configuration is there;
-- further puts are taken, numbered on, and read.
+- `fsck.verify` finds no fault; another start changes no byte; the last saved configuration exists;
+- further puts are stored at the next offsets, and read.
 
-Recovery is itself work on a disk: it and the puts after it are recorded, and cut again.
+Recovery writes to the disk too: it and the puts after it are recorded, and cut again.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ NEVER = 1 << 62
 
 
 class PowerCuts:
-    """One workload, and as many cuts of it as are asked for.
+    """One workload, and any number of cuts of it.
 
     Args:
-        folder: an empty directory for the store and what cuts leave of it.
+        folder: an empty directory for the store and its copies after cuts.
     """
 
     def __init__(self, seed: int, folder: Path, **changes: Any) -> None:
@@ -58,13 +59,13 @@ class PowerCuts:
                 work.step()
             work.close()
         self.work = work
-        assert self.recorder.live_tree() == _tree_of(base), "the recorder saw everything that was done"
+        assert self.recorder.live_tree() == _tree_of(base), "the recorder saw every operation"
 
     def cut(self, number: int) -> str:
-        """Cut once, check, and cut the recovery too; returns what was done in a few words.
+        """Cut once, check, and cut the recovery too. Return a short description.
 
         Raises:
-            AssertionError: something that has to hold does not.
+            AssertionError: a check fails.
         """
         chance = random.Random(f"{self.seed} cut {number}")
         return self._cut(self.work, chance, number, depth=0)
@@ -104,16 +105,16 @@ class PowerCuts:
 
 
 def _time_of_cut(recorder: Recorder, chance: random.Random) -> int:
-    """Any time, or one right behind something that matters."""
+    """Return a random time, or a time right after an important operation."""
     if recorder.of_interest and chance.random() < 0.6:
         return min(recorder.time, chance.choice(recorder.of_interest) + chance.choice([0, 0, 1, 2]))
     return chance.randint(0, recorder.time)
 
 
 def _check_recovered(after: Work, ledger: Ledger, time: int) -> None:
-    """Open what a cut left, and compare it with what is known of the store that was cut."""
+    """Open the store after a cut, and compare it with the ledger of the store before the cut."""
     fresh = after.ledger
-    # until it is open, what was known before holds
+    # until the store is open, the earlier ledger is valid
     safe = {one.key for one in ledger.safe_at(time)}
     fresh.stored = {key: replace(one, time=0 if key in safe else NEVER) for key, one in ledger.stored.items()}
     fresh.durable = [(0, greatest_at(ledger.durable, time))]
@@ -133,12 +134,12 @@ def _check_recovered(after: Work, ledger: Ledger, time: int) -> None:
     value = after.config.load(dict)
     number = 0 if value is None else value["number"]
     assert low <= number <= high, f"configuration {number}, expected {low} to {high}"
-    # from here on the store is what was read
+    # from here on the ledger is the content that was read
     after.restart_ledger(found, number)
 
 
 def read_everything(store: MessageStore) -> dict[Key, Stored]:
-    """Every readable message of every queue, compared with the log."""
+    """Return every readable message of every queue, compared with the log."""
     found: dict[Key, Stored] = {}
     for topic, queue_id in list(store.queues.table):
         offset, end = store.min_offset(topic, queue_id), store.max_offset(topic, queue_id)
@@ -166,10 +167,10 @@ def _stored(record: Record) -> Stored:
 
 
 def _check_at_rest(after: Work) -> None:
-    """A closed store is whole by every measure, and starting it once more changes nothing."""
+    """Check that a closed store is sound by every check, and that another start changes nothing."""
     root = after.base / "store"
     report = fsck.verify(root, after.settings)
-    # a cut between the two renames of a save leaves the backup alone until the next one
+    # a cut between the two renames of a save leaves only the backup, until the next save
     findings = [one for one in report.findings if (one.kind, Path(one.path).name) != _BACKUP_ALONE]
     assert not findings and not report.is_unclean, "\n".join(map(str, findings[:5]))
     closed = tree(root)
@@ -179,9 +180,10 @@ def _check_at_rest(after: Work) -> None:
     assert not missing, f"{missing[0]} is gone after a clean stop"
     after.close()
     changed = {name for name, _ in tree(root).items() ^ closed.items()}
-    allowed = {"checkpoint", "queueends"}  # where recovery found the last record; queues in the order they were opened
+    # the checkpoint has the place of recovery's last record; queueends lists queues in the order of opening
+    allowed = {"checkpoint", "queueends"}
     if after.settings.transient_store_pool:
-        allowed.add(max(name for name in closed if name.startswith("commitlog/")))  # a blank without a next file goes
+        allowed.add(max(name for name in closed if name.startswith("commitlog/")))  # an empty last file is removed
     assert changed <= allowed, f"a clean start and stop changes {changed}"
 
 

@@ -36,10 +36,10 @@ class _Rule:
 
 
 class RefusingDisk:
-    """What is refused at present.
+    """A disk that refuses chosen operations.
 
     Attributes:
-        count: how many operations were refused.
+        count: number of refused operations.
     """
 
     def __init__(self) -> None:
@@ -54,22 +54,22 @@ class RefusingDisk:
         """Refuse operations (all without a name) on paths that contain a text.
 
         Args:
-            taken_bytes: bytes of a pwrite that are written before it stops short; the next one is refused.
-            times: how many are refused; None: all until `repair`.
+            taken_bytes: number of bytes that a pwrite writes before it stops short; the next pwrite is refused.
+            times: number of operations to refuse; None: all until `repair`.
         """
         self._rules.append(_Rule(frozenset(operations or OPERATIONS), path, number, taken_bytes, times))
 
     def repair(self) -> None:
-        """Refuse nothing any more."""
+        """Stop refusing."""
         self._rules.clear()
 
     def _check(self, operation: str, path: str) -> int:
-        """How many bytes may be written.
+        """Return the number of bytes that may be written.
 
         Raises:
-            OSError: nothing may be done.
+            OSError: the operation is refused.
         """
-        with self._lock:  # flush threads come, too
+        with self._lock:  # flush threads call this too
             for rule in self._rules:
                 if operation not in rule.operations or rule.path not in path or rule.times == 0:
                     continue
@@ -83,7 +83,7 @@ class RefusingDisk:
         return sys.maxsize
 
     def call(self, operation: str, *arguments: Any, **keywords: Any) -> Any:
-        """Do an operation, or refuse it."""
+        """Execute an operation, or refuse it."""
         first = arguments[0]
         if self._rules and (operation != "open" or arguments[1] & (os.O_CREAT | os.O_TRUNC | os.O_RDWR)):
             path = Path(f"/proc/self/fd/{first}").readlink() if isinstance(first, int) else os.fspath(first)
@@ -94,7 +94,7 @@ class RefusingDisk:
 
     @contextmanager
     def installed(self) -> Iterator[RefusingDisk]:
-        """Stand between the store and ``os``."""
+        """Replace functions of ``os`` for the store."""
         self._real = {name: getattr(os, name) for name in OPERATIONS}
         patched: list[tuple[Any, str, Any]] = []
         modules = [module for name, module in list(sys.modules.items()) if name.startswith("rmqkit.store")]
@@ -113,7 +113,7 @@ class RefusingDisk:
 
 
 class _Standing:
-    """Stands for one function of ``os``."""
+    """A replacement of one function of ``os``."""
 
     def __init__(self, disk: RefusingDisk, operation: str) -> None:
         self._disk, self._operation = disk, operation

@@ -2,19 +2,20 @@
 
 A round runs a name server and a broker in virtual time. Before, during and after the refusal it sends plain messages
 with keys, batches, inner batches, messages with a delay level or a time, and transactions; it pops, acknowledges, and
-commits offsets. Then it holds the broker against what it acknowledged:
+commits offsets. Then it compares the broker with its acknowledgements:
 
 ==================  ====================================================================================================
 checked             how
 ==================  ====================================================================================================
-refused rightly     every answer has one of the codes that Apache's broker has for it, and says why
-goes on by itself   `GOES_ON_SECONDS` of virtual time after the disk takes everything again, every kind of request
+right answers       every answer has one of the codes of Apache's broker for the fault, and a reason
+recovers by itself  `GOES_ON_SECONDS` of virtual time after the disk works again, every kind of request
                     succeeds, in the same process
 nothing is lost     every acknowledged message is pulled, delivered or popped again, and found by its key
 nothing is hidden   no traceback in the log; the stop is a clean one; ``verify`` finds the store sound
 ==================  ====================================================================================================
 
-``python -m tests.faults.refusing`` runs every combination and prints a table; ``--rounds 30 --seed 7`` a choice.
+``python -m tests.faults.refusing`` runs every combination and prints a table; ``--rounds 30 --seed 7`` runs a
+selection.
 """
 
 from __future__ import annotations
@@ -81,15 +82,15 @@ REFUSALS = {
     ResponseCode.FLUSH_DISK_TIMEOUT,
     ResponseCode.SERVICE_NOT_AVAILABLE,
 }
-"""The answers of Apache's broker while it cannot store: SYSTEM_ERROR without a new log file and for a failed flush,
-BUSY while one is being made, SERVICE_NOT_AVAILABLE otherwise."""
+"""The answers of Apache's broker while it cannot store: SYSTEM_ERROR if a new log file is missing or a flush fails,
+BUSY while a file is being created, else SERVICE_NOT_AVAILABLE."""
 TOPICS = "Plain", "Inner", "Level", "Timed", "Trans", "Popped"
 _QUEUES = 2
 
 
 @dataclass(frozen=True)
 class Case:
-    """The refusal of a round."""
+    """The refused operation of a round."""
 
     files: str
     operation: str
@@ -103,15 +104,15 @@ class Case:
 
 @dataclass
 class Outcome:
-    """How a round ended.
+    """The result of a round.
 
     Attributes:
         refused: operations that the disk refused.
-        codes: how often each code was answered while it did.
-        acknowledged: messages that the broker said it has.
-        seconds: virtual time until everything succeeded again.
-        faults: what was wrong.
-        log: what the broker logged, of a round that was wrong.
+        codes: number of answers with each code during the fault.
+        acknowledged: number of acknowledged messages.
+        seconds: virtual time until every request succeeded again.
+        faults: the failed checks.
+        log: the broker's log, if a check failed.
     """
 
     refused: int = 0
@@ -123,7 +124,7 @@ class Outcome:
 
 
 class _Tracebacks(logging.Handler):
-    """Collects what is logged, and what with a traceback."""
+    """A handler that collects all log lines, and separately those with a traceback."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -137,7 +138,7 @@ class _Tracebacks(logging.Handler):
 
 
 class _Round:
-    """A cluster under load, and what it acknowledged."""
+    """A cluster under load, and its acknowledged messages."""
 
     def __init__(self, cluster: Any, outcome: Outcome) -> None:
         self._cluster = cluster
@@ -150,7 +151,7 @@ class _Round:
         self._committed = 0
 
     async def prepare(self) -> None:
-        """Make the topics."""
+        """Create the topics."""
         for topic in TOPICS:
             attributes = "+queue.type=BatchCQ" if topic == "Inner" else None
             header = CreateTopicRequest(topic, "TBW102", _QUEUES, _QUEUES, 6, "SINGLE_TAG", attributes=attributes)
@@ -158,7 +159,7 @@ class _Round:
             assert answer.code == ResponseCode.SUCCESS, answer.remark
 
     def _judge(self, what: str, answer: Command) -> bool:
-        """Return whether a request succeeded; a refused one has to say why."""
+        """Return whether a request succeeded. A refused request must have a reason."""
         if answer.code == ResponseCode.SUCCESS:
             return True
         self._outcome.codes[answer.code] += 1
@@ -234,7 +235,7 @@ class _Round:
         return done
 
     async def load(self) -> bool:
-        """Send, pop and commit once each; whether everything succeeded."""
+        """Send, pop and commit once each. Return whether all requests succeeded."""
         batch = RequestCode.SEND_BATCH_MESSAGE
         done = await asyncio.gather(
             *(self._send("Plain", {"a": "x" * (97 * i)}) for i in range(8)),
@@ -251,10 +252,10 @@ class _Round:
         )
         return all(done)
 
-    # ---- what has to be there
+    # ---- checks at the end
 
     async def missing(self) -> dict[str, set[bytes]]:
-        """Acknowledged messages that cannot be had yet, by topic."""
+        """Return acknowledged messages that are not readable yet, by topic."""
         await self._commit_transactions()
         found = {topic: await self._pulled(topic) for topic in TOPICS if topic != "Popped"}
         popped = await pop(self._cluster, topic="Popped", invisible_time=600_000)
@@ -276,7 +277,7 @@ class _Round:
         return bodies
 
     async def unfound_keys(self) -> list[bytes]:
-        """Plain messages that a query by their key does not find."""
+        """Return plain messages that a query by their key does not find."""
         unfound = []
         for body in sorted(self.expected["Plain"]):
             if b"-" in body:
@@ -292,7 +293,9 @@ class _Round:
 
 
 def cases() -> list[Case]:
-    """Every combination that occurs: only notes and tables are renamed, and a checkpoint gets its length once."""
+    """Return every combination that occurs: only notes and tables are renamed, and a checkpoint gets its length only
+    once.
+    """
     found = itertools.product(FILES, OPERATIONS, ERRORS, TIMES)
     return [
         Case(files, operation, error, times, number)
@@ -310,7 +313,7 @@ def _settings(case: Case, chance: random.Random) -> StoreSettings:
         consume_queue_ext_file_bytes=500,
         enable_consume_queue_ext=case.files == "consumequeue_ext" or chance.random() < 0.2,
         hash_slot_count=16,
-        # Where not all keys fit into the file, the compiled core leaves them to the plain code.
+        # If not all keys fit into the file, the compiled core leaves them to the Python code.
         index_entry_count=chance.choice((60, 5000)),
         timer_log_file_bytes=160,
         flush_disk_type=FlushDiskType.SYNC_FLUSH if is_sync else FlushDiskType.ASYNC_FLUSH,
@@ -412,7 +415,7 @@ def run_cases(chosen: list[Case], *, is_told: bool = False) -> dict[Case, Outcom
 
 
 def table(outcomes: dict[Case, Outcome]) -> str:
-    """Rounds, refused operations and the longest time to go on, by file and operation."""
+    """Return a table of rounds, refused operations and the longest recovery time, by file and operation."""
     cells: dict[tuple[str, str], list[Outcome]] = defaultdict(list)
     for case, outcome in outcomes.items():
         cells[case.files, case.operation].append(outcome)
@@ -440,7 +443,7 @@ def table(outcomes: dict[Case, Outcome]) -> str:
 
 
 def choose(count: int | None, seed: int) -> list[Case]:
-    """So many rounds: every file class with every operation comes before one comes twice."""
+    """Choose ``count`` rounds. Every file class with every operation comes once before any comes twice."""
     found = cases()
     if count is None:
         return found

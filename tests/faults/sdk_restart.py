@@ -1,9 +1,9 @@
-"""A broker that is stopped under a hundred clients of Apache's SDKs, ``make kill T=sdks``: do they receive again within
-5 s, and is anything lost that was answered?
+"""A broker that is stopped under a hundred clients of Apache's SDKs, ``make kill T=sdks``: they must receive again
+within 5 s, and no answered message may be lost.
 
 Each program runs ``load`` of `tests.interop.sdks`: a producer, a push consumer and a simple consumer with a topic and
-groups of their own. There are as many programs of each language, ``--clients`` in all. What is told for each language
-is the slowest of its consumers: seconds from the broker's ready line to the first message that was sent after it.
+groups of their own. Each language has the same number of programs, ``--clients`` in all. The result for each language
+is that of its slowest consumer: seconds from the broker's ready line to the first message that was sent after it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WANTED_SECONDS = 5.0
 
 
 def programs(names: list[str]) -> dict[str, Program]:
-    """Those that this machine can run; why it cannot run the others is printed."""
+    """Return the programs that this machine can run, and print why it cannot run the others."""
     found = {}
     for language in names:
         try:
@@ -48,7 +48,7 @@ async def make(broker: GrpcBroker, prefixes: list[str]) -> None:
 
 
 def restart(folder: Path, clients: int, languages: dict[str, Program]) -> dict[str, dict[str, float]]:
-    """Seconds by language and kind of consumer, and how many answered messages did not come."""
+    """Return the seconds by language and kind of consumer, and the number of answered messages that did not arrive."""
     each = max(1, clients // CLIENTS_EACH // len(languages))
     names = {language: [f"{language}-{number}" for number in range(each)] for language in languages}
     with ExitStack() as stack:
@@ -79,7 +79,7 @@ def restart(folder: Path, clients: int, languages: dict[str, Program]) -> dict[s
         broker.start()
         ready, ready_ms = time.monotonic(), time.time() * 1000
         print(f"sdk-restart: the broker was away for {ready - stopped:.1f} s", flush=True)
-        with suppress(TimeoutError):  # who is late is told below
+        with suppress(TimeoutError):  # the report below shows the late consumers
             wait_until(lambda: all_receive(ready_ms), SECONDS_MAX, "a message of every consumer")
         outcome: dict[str, dict[str, float]] = {}
         for language, prefixes in names.items():

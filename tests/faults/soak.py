@@ -1,21 +1,21 @@
-"""Clients under a steady load, ``make soak T=clients``: is everything delivered, does anything grow?
+"""Clients under a steady load, ``make soak T=clients``: every message must be delivered, and nothing may grow.
 
 One broker process; in this process, over 30 minutes (``--seconds``):
 
 =======================  ===========================================================================================
-client                   what it does
+client                   actions
 =======================  ===========================================================================================
 producer                 8 of 10 messages to `PLAIN`, 1 of 10 to `ORDERED` by sharding key
 transaction producer     1 of 10 to `DECIDED`: committed, rolled back, or decided when the broker asks
-push consumer            consumes `PLAIN` and `DECIDED`; 1 of 1000 messages fails once and comes again
+push consumer            consumes `PLAIN` and `DECIDED`; 1 of 1000 messages fails once and is redelivered
 guest                    a second member of that group, which joins and leaves: two rebalances each time
-pull consumer            polls `PLAIN`, as a group of its own
+pull consumer            polls `PLAIN` in a separate group
 ordered consumer         consumes `ORDERED`
 =======================  ===========================================================================================
 
-The verdict: nothing lost, nothing rolled back that arrived, no order broken, and every series flat after the warm-up.
-A broker's mapped files are shown but not judged: they are its store. ``--leak-bytes`` keeps bytes of every message, to
-see that the verdict can be another one.
+The verdict is good if no message is lost, no rolled back message arrives, each order is right, and every series is flat
+after the warm-up. The broker's mapped files are shown but not judged, because they are its store. ``--leak-bytes``
+retains bytes of every message, to show that the verdict can be bad.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ POLLED = PullConsumerSettings(start_from=StartFrom.FIRST_OFFSET, persist_interva
 
 
 class Delivery:
-    """Which numbers a group got, in memory that does not grow: all below a floor, and some above it."""
+    """The numbers that a group received, in constant memory: all below a floor, and some above it."""
 
     def __init__(self) -> None:
         self.count = self.again = 0
@@ -80,7 +80,7 @@ class Delivery:
         self._last = time.monotonic()
 
     def note(self, number: int) -> None:
-        """A message arrived."""
+        """Record a received message."""
         now = time.monotonic()
         self.gap_seconds_max, self._last = max(self.gap_seconds_max, now - self._last), now
         if number < self._floor or number in self._above:
@@ -90,11 +90,11 @@ class Delivery:
         self._pass(number)
 
     def expect_no(self, number: int) -> None:
-        """A message is not to arrive."""
+        """Record a number that must not arrive."""
         self._pass(number)
 
     def missing(self, numbers: int) -> int:
-        """How many of the numbers from 0 on are still to arrive."""
+        """Return how many of the numbers from 0 on have not arrived."""
         return numbers - self._floor - len(self._above)
 
     def _pass(self, number: int) -> None:
@@ -106,7 +106,7 @@ class Delivery:
 
 @dataclass
 class Outcome:
-    """What a run came to."""
+    """The result of a run."""
 
     seconds: float
     sent: dict[str, int]
@@ -123,7 +123,7 @@ class Outcome:
 
     @property
     def faults(self) -> list[str]:
-        """What is wrong, one line each."""
+        """Return the faults, one line each."""
         told = [f"{count} messages lost for {name}" for name, count in self.lost.items() if count]
         told += [str(one) for one in self.growth if not one.is_flat]
         told += [f"task left after the end: {name}" for name in self.leaked_tasks]
@@ -155,14 +155,14 @@ class Soak:
         self._end = self._begun + arguments.seconds
 
     async def run(self) -> Outcome:
-        """Work until the time is over, then wait until everything has arrived."""
+        """Work for the given time, then wait until all messages have arrived."""
         before = asyncio.all_tasks()
         async with contextlib.AsyncExitStack() as stack:
             producer = await stack.enter_async_context(Producer("soak-producer", self._namesrv))
             decider = await stack.enter_async_context(
                 TransactionProducer("soak-decider", self._namesrv, execute=_decided_at_once, check=_decided_when_asked)
             )
-            for topic in (PLAIN, ORDERED, DECIDED):  # so that nobody waits for a route
+            for topic in (PLAIN, ORDERED, DECIDED):  # so that no client waits for a route
                 await producer.send(Message(topic=topic, body=b"hello"))
             await stack.enter_async_context(self._pushed())
             await stack.enter_async_context(self._ordered())
@@ -190,7 +190,7 @@ class Soak:
         number = 0
         async with asyncio.TaskGroup() as tasks:
             while (now := time.monotonic()) < self._end:
-                # A machine that does not keep up makes the rate lower, not the memory larger.
+                # A machine that is too slow lowers the rate instead of filling the memory.
                 while number < (now - self._begun) * self._arguments.rate and self._under_way < UNDER_WAY_MAX:
                     number += 1
                     self._under_way += 1
@@ -280,9 +280,9 @@ class Soak:
     async def _sample(self) -> None:
         pause, judged = max(0.1, self._arguments.seconds / SAMPLES), 0
         while (now := time.monotonic()) < self._end:
-            if judged < SAMPLES_MIN and self._end - now < 1.0:  # a busy machine lets guests stay for long
+            if judged < SAMPLES_MIN and self._end - now < 1.0:  # on a busy machine guests stay for long
                 self._end = now + 1.0
-            if self._is_alone:  # a guest has tasks and files of its own
+            if self._is_alone:  # a guest has tasks and files too
                 seconds = now - self._begun
                 judged += seconds >= self._warm_up_seconds
                 for who, pid in (("client", os.getpid()), ("broker", self._broker_pid)):
@@ -362,7 +362,7 @@ def _decision(number: int) -> TransactionState:
 
 
 def report(outcome: Outcome) -> str:
-    """What a run came to, for people."""
+    """Return the result of a run as text for people."""
     seconds, sent = outcome.seconds, sum(outcome.sent.values())
     lines = [
         f"soak: {seconds:.0f} s, {sent} messages sent ({sent / seconds:.0f} a second), {outcome.rebalances} rebalances",
@@ -379,7 +379,7 @@ def report(outcome: Outcome) -> str:
 
 
 def soak(arguments: argparse.Namespace) -> Outcome:
-    """A broker and its clients, for as long as the arguments say."""
+    """Run a broker and its clients for the time in the arguments."""
     with tempfile.TemporaryDirectory(prefix="rmq-soak-") as name:
         folder = Path(name)
         conf = folder / "broker.conf"

@@ -22,5 +22,5 @@ def test_six_kills_lose_nothing(tmp_path):
 def test_ten_rounds_of_damage_lose_nothing_in_silence(tmp_path):
     outcome = damage(tmp_path, 10, 3)
     assert (outcome.silent, outcome.wrong) == ([], [])
-    assert outcome.named > 500, "messages were lost, and ERRORs name them"
+    assert outcome.named > 500, "ERROR lines name the lost messages"
     assert len(outcome.faults) >= 5

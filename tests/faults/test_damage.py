@@ -1,4 +1,4 @@
-"""A short form of ``make kill T=damage``: thirty damages to stopped and killed stores, none of them silent."""
+"""A short form of ``make kill T=damage``: thirty damages to stopped and killed stores, all of them reported."""
 
 from __future__ import annotations
 

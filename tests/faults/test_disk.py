@@ -1,5 +1,5 @@
-"""Disks that are broken, full or read-only under a store and a broker: the documented answer, no traceback, and after
-repair and restart everything that was acknowledged. Source: store.md §13, §14."""
+"""Broken, full or read-only disks under a store and a broker: the broker gives the documented answer and logs no
+traceback, and after repair and restart every acknowledged message exists. Source: store.md §13, §14."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def disk() -> Iterator[RefusingDisk]:
 
 @pytest.fixture(autouse=True)
 def no_traceback(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """What goes wrong with a disk is told in one line each."""
+    """Check that the log has one line for each fault of the disk, and no traceback."""
     yield
     assert [record for record in caplog.records if record.exc_info] == []
 
@@ -56,7 +56,7 @@ def wait_until(test: Callable[[], bool]) -> None:
 
 
 def quiet(**changes: Any) -> StoreSettings:
-    """No background round comes by itself."""
+    """Return settings without periodic background work."""
     return small_settings(flush_interval_ms=3_600_000, queue_flush_interval_ms=3_600_000, **changes)
 
 
@@ -65,7 +65,7 @@ def bodies(store: MessageStore, topic: str = "TopicTest") -> list[bytes]:
 
 
 def check_sound(root: Path, settings: StoreSettings, expected: list[bytes]) -> None:
-    """After a restart everything expected is there, and nothing is wrong."""
+    """Restart and check that all expected messages exist and the store is sound."""
     with opened(root, settings) as store:
         assert bodies(store) == expected
         put_all(store, message(body=b"goes on"))
@@ -93,7 +93,7 @@ def test_put_that_finds_no_room_is_refused_and_the_next_goes_on(
         taken.append(b"first")
         disk.refuse(NO_SPACE, operation, path=path)
         refused = []
-        for number in range(12):  # the file after this one is there already
+        for number in range(12):  # the next file is allocated already
             result = store.put(message(body=b"%d" % number + bytes(1500)))
             if result.status is PutStatus.OK:
                 taken.append(b"%d" % number + bytes(1500))
@@ -140,7 +140,7 @@ def test_full_disk_of_a_queue_stops_puts_until_it_has_room(
         assert "errno 28 No space left on device" in result.reason
         assert store.put(message()).status is PutStatus.SERVICE_NOT_AVAILABLE
         disk.repair()
-        put_all(store, message(body=b"after", KEYS="k"))  # what was stored and not indexed comes first
+        put_all(store, message(body=b"after", KEYS="k"))  # messages that were stored but not indexed come first
         stored.append(b"after")
         assert bodies(store) == stored
         assert len(store.query("TopicTest", "k", 64, 0, 1 << 62).physical_offsets) == len(stored)
@@ -157,7 +157,7 @@ def test_full_disk_of_the_index_leaves_it_behind_and_stops_nothing(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The index keeps only the place of what it missed, and enters it from several files of the log."""
+    """The index records only the place of the missing entries, and adds them later from several log files."""
     monkeypatch.setattr(message_index, "_WAITING_MAX", 8)
     clock = StandingClock(BORN_MS)
     settings = quiet(index_entry_count=40)
@@ -171,7 +171,7 @@ def test_full_disk_of_the_index_leaves_it_behind_and_stops_nothing(
         index = store._index
         assert index.is_behind and len(index._waiting) <= 8
         tries = disk.count
-        assert 1 <= tries <= 8, "one try a second, not one a message"
+        assert 1 <= tries <= 8, "one try a second, not one for each message"
         with pytest.raises(StoreUnavailable, match="No space left on device"):
             store.query("TopicTest", "k149", 64, 0, 1 << 62)
         assert bodies(store) == [b"first", *sent]
@@ -263,7 +263,7 @@ def test_disk_that_becomes_read_only_refuses_puts_and_keeps_reads(tmp_path: Path
         assert result.status is PutStatus.SERVICE_NOT_AVAILABLE
         assert "errno 30 Read-only file system" in result.reason
         assert bodies(store) == [b"first"]
-    assert (tmp_path / "s" / "abort").exists(), "a stop that could not write is no clean one"
+    assert (tmp_path / "s" / "abort").exists(), "a stop that could not write leaves the abort file"
     disk.repair()
     check_sound(tmp_path / "s", quiet(), [b"first"])
 
@@ -274,7 +274,7 @@ def test_disk_that_becomes_read_only_refuses_puts_and_keeps_reads(tmp_path: Path
 def test_a_start_that_the_disk_refuses_loses_nothing(
     tmp_path: Path, disk: RefusingDisk, operation: str, times: int | None, *, is_clean: bool
 ) -> None:
-    """It raises one line or succeeds, and the next start is a whole one: lock, abort, notes and recovery."""
+    """A start raises one line or succeeds, and the next start succeeds: lock, abort file, notes and recovery."""
     with opened(tmp_path / "s", quiet()) as store:
         put_all(store, *(message(body=b"%d" % number, KEYS="k") for number in range(30)))
     if not is_clean:
@@ -298,7 +298,9 @@ def test_a_start_that_the_disk_refuses_loses_nothing(
 def test_sends_over_a_broken_disk(
     tmp_path: Path, disk: RefusingDisk, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The send that waits gets SYSTEM_ERROR with the errno, later ones SERVICE_NOT_AVAILABLE, until it works again."""
+    """The waiting send gets SYSTEM_ERROR with the errno. Later sends get SERVICE_NOT_AVAILABLE until the disk works
+    again.
+    """
     monkeypatch.setattr("rmqkit.store.flush._RETRY_MS", 1)
     store = {"flush_disk_type": FlushDiskType.SYNC_FLUSH}
 
@@ -359,7 +361,7 @@ def test_sends_over_a_full_disk(
 
 
 def test_a_query_over_a_full_disk_of_the_index_says_so(tmp_path: Path, disk: RefusingDisk) -> None:
-    """The key may be there: an answer "not found" would be wrong."""
+    """The message with the key may exist: an answer "not found" would be wrong."""
     header = QueryMessageRequest(topic="T", key="k", max_num=8, begin_timestamp=0, end_timestamp=1 << 62)
 
     async def run() -> None:
@@ -439,7 +441,7 @@ def test_topic_that_cannot_be_saved_is_refused(tmp_path: Path, disk: RefusingDis
 
 
 def in_mount_namespace(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a shell script that may mount; skips where that is not allowed."""
+    """Run a shell script that may mount. Skip the test if mounting is not allowed."""
     flags = ["-m"] if os.geteuid() == 0 else ["-r", "-m"]
     probe = subprocess.run(["unshare", *flags, "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, text=True)
     if probe.returncode:
@@ -466,7 +468,7 @@ def test_small_disk_fills_up_and_gets_room_again(tmp_path: Path, flush_disk_type
 
 
 def fill() -> None:
-    """Put until a disk is full, make room, go on; everything taken has to be there, also after a restart."""
+    """Put until a disk is full, free space, and continue. Every stored message must exist, also after a restart."""
     folder, flush_disk_type = Path(sys.argv[1]), FlushDiskType(sys.argv[2])
     settings = small_settings(
         commit_log_file_bytes=65_536, flush_disk_type=flush_disk_type, flush_interval_ms=5, disk_warning_percent=90
@@ -474,7 +476,7 @@ def fill() -> None:
     filler = folder / "filler"
     taken: list[bytes] = []
     with opened(folder / "s", settings) as store:
-        filler.write_bytes(bytes(3_650_000))  # after the start, which asks for 1 MiB
+        filler.write_bytes(bytes(3_650_000))  # after the start, which needs 1 MiB
 
         def put(number: int) -> PutStatus:
             body = b"%d " % number + bytes(number % 3000)
@@ -515,7 +517,7 @@ def test_store_on_a_disk_mounted_read_only(tmp_path: Path) -> None:
 
 
 def open_read_only() -> None:
-    """Try to open a store, and print why that does not go."""
+    """Try to open a store, and print the reason for the failure."""
     with contextlib.suppress(StoreError) as _:
         try:
             MessageStore(Path(sys.argv[1]), quiet()).open()

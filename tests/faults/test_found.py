@@ -1,4 +1,4 @@
-"""What the simulated power cuts found, one short test each."""
+"""Faults that the simulated power cuts found, one short test each."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def quiet(**changes: Any) -> StoreSettings:
 
 
 class Synced:
-    """The files that were waited for."""
+    """The files that were synced."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.names: list[str] = []
@@ -46,7 +46,7 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> Synced:
 
 
 def test_file_before_an_empty_last_one_is_synced(tmp_path: Path, synced: Synced) -> None:
-    """A round that comes between a roll and the first record of the new file."""
+    """A flush between a roll and the first record of the new file."""
     queue = FileQueue([tmp_path / "q"], 100, setting="size", root=tmp_path)
     first = queue.create(0)
     queue.append(first)
@@ -76,7 +76,7 @@ def test_zeros_of_a_cut_at_the_start_of_a_file_reach_the_disk(tmp_path: Path, sy
 
 
 def crash(store: MessageStore, to: Path) -> Path:
-    """What a kill leaves."""
+    """Return a copy of a store as a kill leaves it."""
     return copy_store(store.root, to)
 
 
@@ -89,7 +89,7 @@ def test_torn_properties_end_the_log(tmp_path: Path) -> None:
     path = left / "commitlog" / f"{0:020d}"
     content = bytearray(path.read_bytes())
     sector = -(-(record.physical_offset + 200) // 512) * 512
-    content[sector : sector + 512] = bytes(512)  # not the end of the properties
+    content[sector : sector + 512] = bytes(512)  # in the middle of the properties
     path.write_bytes(content)
     with opened(left, quiet()) as store:
         assert [one.body for one in read_all(store, "TopicTest")] == [b"first"]
@@ -105,7 +105,7 @@ def test_properties_that_look_torn_are_not_stored(tmp_path: Path, properties: by
 
 
 def test_record_without_properties_at_a_sector_boundary_is_sound(tmp_path: Path) -> None:
-    """The length of its properties, two zeros, may have a sector of its own."""
+    """The length of its properties, two zero bytes, may be in the next sector."""
     with opened(tmp_path / "s", quiet()) as store:
         overhead = put_all(store, message(body=b"", string=b""))[0].end_offset
         bodies = [b"x" * (512 - 2 * overhead + shift) for shift in range(4)]
@@ -120,7 +120,7 @@ def test_record_without_properties_at_a_sector_boundary_is_sound(tmp_path: Path)
 
 
 def test_torn_entry_is_made_again(tmp_path: Path) -> None:
-    """The tag code of an entry in two sectors is lost, or the upper part of its physical offset."""
+    """An entry in two sectors has lost its tag code, or the upper part of its physical offset."""
     settings = quiet(consume_queue_file_bytes=2000, commit_log_file_bytes=65_536)
     with opened(tmp_path / "s", settings) as store:
         put_all(store, *(message(body=b"%d" % i, TAGS="red") for i in range(40)))
@@ -128,7 +128,7 @@ def test_torn_entry_is_made_again(tmp_path: Path) -> None:
         left = crash(store, tmp_path / "left")
     path = left / "consumequeue" / "TopicTest" / "0" / f"{0:020d}"
     whole = path.read_bytes()
-    index = 512 // ENTRY.size  # entry 25 lies at 500
+    index = 512 // ENTRY.size  # entry 25 starts at 500
     for torn in (whole[:512] + bytes(1488), whole[: index * 20] + bytes(12) + whole[512:]):
         path.write_bytes(torn)
         with opened(copy_store(left, tmp_path / f"left-{torn[512:] == bytes(1488)}"), settings) as store:
@@ -138,7 +138,7 @@ def test_torn_entry_is_made_again(tmp_path: Path) -> None:
 
 
 def test_units_of_entries_before_a_torn_address_stay(tmp_path: Path) -> None:
-    """The lower half of an address is lost: it looks like that of the first unit, as do all units behind it then."""
+    """The lower half of an address is lost: it looks like the address of the first unit, and so do all later units."""
     settings = quiet(
         enable_consume_queue_ext=True,
         consume_queue_ext_file_bytes=128,
@@ -151,11 +151,11 @@ def test_units_of_entries_before_a_torn_address_stay(tmp_path: Path) -> None:
             put_all(store, message(body=b"%d" % i + bytes(250), TAGS=f"t{i}"))
             clock.ms += 1000
         store.flusher.flush_log()
-        store.flusher.flush_queues()  # entries of older log files are not made again
+        store.flusher.flush_queues()  # entries of older log files are not rebuilt
         left = crash(store, tmp_path / "left")
     path = left / "consumequeue" / "TopicTest" / "0" / f"{0:020d}"
     whole = path.read_bytes()
-    path.write_bytes(whole[:1536] + bytes(464))  # entry 76 lies at 1520
+    path.write_bytes(whole[:1536] + bytes(464))  # entry 76 starts at 1520
     with opened(left, settings) as store:
         assert [one.body[:2].rstrip(b"\0") for one in read_all(store, "TopicTest")] == [b"%d" % i for i in range(77)]
         again = store.root / "consumequeue" / "TopicTest" / "0" / path.name
@@ -172,7 +172,7 @@ def test_queue_that_lost_entries_of_removed_records_keeps_its_numbers(tmp_path: 
         assert first > 3
         left = crash(store, tmp_path / "left")
     path = left / "consumequeue" / "TopicTest" / "0" / f"{0:020d}"
-    path.write_bytes(path.read_bytes()[:40] + bytes(160))  # 2 and 3 never reached the disk
+    path.write_bytes(path.read_bytes()[:40] + bytes(160))  # entries 2 and 3 never reached the disk
     with opened(left, settings) as store:
         assert [one.queue_offset for one in read_all(store, "TopicTest")] == list(range(first, 12))
         assert put_all(store, message())[0].queue_offset == 12
@@ -180,7 +180,7 @@ def test_queue_that_lost_entries_of_removed_records_keeps_its_numbers(tmp_path: 
 
 @pytest.mark.parametrize("is_batch", [False, True])
 def test_queue_of_a_topic_made_again_holds_the_new_messages(tmp_path: Path, is_batch: bool) -> None:
-    """The log still has those of the old topic, with the same numbers."""
+    """The log still has the messages of the old topic, with the same offsets."""
 
     def put(store: MessageStore, text: bytes) -> None:
         body = encode_batch([BatchEntry(text, b""), BatchEntry(text, b"")])
@@ -208,13 +208,13 @@ def test_crash_with_many_log_files_since_the_checkpoint_leaves_no_gap(tmp_path: 
         store.flusher.flush_log()
         left = crash(store, tmp_path / "left")
     assert len(list((left / "commitlog").iterdir())) > 10
-    shutil.rmtree(left / "consumequeue")  # nothing of it was flushed
+    shutil.rmtree(left / "consumequeue")  # none of the queue was flushed
     with opened(left, settings) as store:
         assert [one.queue_offset for one in read_all(store, "TopicTest")] == list(range(40))
 
 
 def test_empty_queue_file_of_a_crash_is_made_again(tmp_path: Path) -> None:
-    """The names of files can be on the disk before their lengths."""
+    """File names can reach the disk before the file lengths."""
     settings = quiet(consume_queue_file_bytes=200)
     with opened(tmp_path / "s", settings) as store:
         put_all(store, *(message(body=b"%d" % i) for i in range(35)))
@@ -234,7 +234,7 @@ def test_extension_without_its_queue_is_forgotten(tmp_path: Path) -> None:
     with opened(left, settings) as store:
         put_all(store, message())
     content = (left / "consumequeue_ext" / "TopicTest" / "0" / f"{0:020d}").read_bytes()
-    assert len(content.rstrip(b"\0")) <= 20, "one unit, and zeros behind it"
+    assert len(content.rstrip(b"\0")) <= 20, "one unit, followed by zeros"
 
 
 def test_names_of_new_directories_reach_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,12 +259,12 @@ def test_full_index_file_stays_after_a_crash_only_with_what_the_log_has_too(tmp_
     for number in range(4):
         index.put("T", number * 100, 1000 + number, b"KEYS\x01k%d\x02" % number)
     index.enter()
-    assert len(index.files) == 2 and index.sync_full(200) == 0  # it knows the record at 200
+    assert len(index.files) == 2 and index.sync_full(200) == 0  # the file holds the record at 200
     assert index.sync_full(300) == 1002
     index.close()
     again = MessageIndex(tmp_path / "index", 16, 4)
     again.load(clean=False, durable_timestamp=1003)
-    assert [file.end_offset for file in again.files] == [200], "one that is not full is worth nothing"
+    assert [file.end_offset for file in again.files] == [200], "a file that is not full is dropped"
     again.close()
 
 
@@ -318,7 +318,7 @@ def test_stop_on_a_disk_that_deletes_nothing_ends_in_order(tmp_path: Path, monke
 
 
 def test_blank_that_a_clean_start_takes_away_is_gone_on_the_disk_too(tmp_path: Path, synced: Synced) -> None:
-    """If it came back the log would go on behind records that were lost."""
+    """If the blank file came back, the log would continue after lost records."""
     with opened(tmp_path / "s", quiet()) as store:
         put_all(store, message(body=bytes(2000)), message(body=bytes(2500)))
     (tmp_path / "s" / "commitlog" / f"{4096:020d}").unlink()
@@ -335,7 +335,7 @@ def test_clock_set_back_does_not_make_unflushed_entries_count_as_flushed(tmp_pat
         put_all(store, message(body=bytes(200)))
         store.flusher.flush_log()
         store.flusher.flush_queues()
-        clock.ms -= 5000  # still behind what the first file began with
+        clock.ms -= 5000  # still later than the first file's begin
         put_all(store, *(message(body=b"%d" % i + bytes(2500)) for i in range(3)))
         store.flusher.flush_log()
         left = crash(store, tmp_path / "left")

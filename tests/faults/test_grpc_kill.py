@@ -1,5 +1,5 @@
-"""SIGKILL of a broker under clients of gRPC: what was popped comes again, half messages are asked about, nothing that
-was answered is lost. `tests.faults.grpc_restart` kills at any instant."""
+"""SIGKILL of a broker under gRPC clients: popped messages are redelivered, half messages are checked, and no answered
+message is lost. `tests.faults.grpc_restart` kills at random moments."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def clients(broker: GrpcBroker, *names: str) -> AsyncIterator[list[Member]
 
 
 async def received(member: Member, group: str, topic: str, **more: Any) -> list[Any]:
-    """Messages; those that a group began with are acknowledged, and left out."""
+    """Return messages. Those sent before the group's start are acknowledged and left out."""
     messages = await until_answered(lambda: member.receive(group, topic, **more))
     begins = [message for message in messages if message.body == BEGIN]
     if begins:
@@ -61,7 +61,7 @@ async def received(member: Member, group: str, topic: str, **more: Any) -> list[
 
 
 async def bodies_until(member: Member, group: str, topic: str, wanted: set[bytes], **more: Any) -> list[bytes]:
-    """What a group gets, until everything wanted has come; all of it acknowledged."""
+    """Receive and acknowledge messages until all wanted ones have arrived. Return all bodies."""
     came: list[bytes] = []
     async with asyncio.timeout(TIMEOUT_MS / 1000):
         while not wanted <= set(came):
@@ -115,9 +115,9 @@ async def test_what_was_popped_pushed_and_half_sent_is_there_after_a_kill(tmp_pa
                 bodies_until(push, "G-push", "Pushed", everything, renew=True, invisible=None),
                 producer.orphan(),
             )
-            assert not acknowledged & set(again), "an ack that was answered holds"
+            assert not acknowledged & set(again), "an answered ack stays valid"
             assert set(pushed) == everything
             assert (asked.transaction_id, asked.message.body) == ("half-2", b"half-2")
             await producer.end("Halves", "half-2", COMMIT, FROM_CHECK)
             ended = await bodies_until(other, "G-halves", "Halves", {b"half-0", b"half-2"})
-            assert b"half-1" not in ended, "it was rolled back"
+            assert b"half-1" not in ended, "half-1 was rolled back"

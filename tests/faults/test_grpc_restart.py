@@ -1,5 +1,4 @@
-"""A hundred clients of gRPC live through a broker that is stopped and one that is killed; `make kill T=grpc` does it
-twenty times."""
+"""A hundred gRPC clients survive one stop and one kill of the broker; `make kill T=grpc` does it twenty times."""
 
 from __future__ import annotations
 
@@ -20,4 +19,4 @@ async def test_a_hundred_clients_go_on_and_nothing_answered_is_lost(tmp_path: Pa
         outcome = await restart(broker, ["stop", "kill"], pause_seconds=0.5, invisible_seconds=2)
     print(outcome)
     assert not any(outcome.missing.values()), outcome
-    assert outcome.answered > 80, "the producers sent"
+    assert outcome.answered > 80, "the producers got answers"

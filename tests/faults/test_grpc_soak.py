@@ -1,4 +1,6 @@
-"""The soak of the gRPC endpoint in virtual time: minutes of clients that come and go leave nothing behind."""
+"""The soak of the gRPC endpoint in virtual time: after minutes of clients that connect and leave, the tables are as
+before.
+"""
 
 from __future__ import annotations
 

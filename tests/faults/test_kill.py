@@ -1,5 +1,5 @@
-"""SIGKILL at any instant loses no acknowledged message, with both kinds of flushing: six kills.
-``make kill T=store`` has hundreds."""
+"""A SIGKILL at a random moment loses no acknowledged message, with both kinds of flushing: six kills. ``make kill
+T=store`` has hundreds."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Power cuts in five workloads, six in each, and that the disk they are made with forgets what a disk may forget.
+"""Power cuts in five workloads, six in each, and a test that the simulated disk forgets what a real disk may forget.
 
-``make test`` has two of the workloads, ``make kill T=store`` does thousands.
-A failure names its seed and cut: ``python -m tests.faults.crash --seed S --cut N``.
+``make test`` runs two of the workloads, ``make kill T=store`` makes thousands of cuts. A failure names its seed and
+cut: ``python -m tests.faults.crash --seed S --cut N``.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def write(path: Path, data: bytes, position: int = 0, *, sync: bool = False) -> 
 
 
 def states(recorder: Recorder, folder: Path, style: CutStyle, count: int = 60) -> set[tuple[tuple[str, bytes], ...]]:
-    """What different cuts at the end leave."""
+    """Return the different states that cuts at the end leave."""
     found = set()
     for seed in range(count):
         to = folder / f"{style.pages}-{seed}"

@@ -35,7 +35,7 @@ def test_a_broker_goes_on_by_itself_after_its_disk_refused(way: str) -> None:
 
 
 def test_a_round_sees_what_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A broker that takes a refused flush for one that succeeded is found out."""
+    """The round finds a broker that ignores a refused flush."""
     monkeypatch.setattr("rmqkit.store.put.Appender._write", lambda appender, data, now_ms: None)
     case = Case("commitlog", "write", "ENOSPC", "once", 0)
     outcome = run_case(case)

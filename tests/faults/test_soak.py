@@ -1,4 +1,4 @@
-"""The soak in short: everything arrives, and the judge sees a leak where there is one."""
+"""The soak in short: every message arrives, and the judge finds a deliberate leak."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ SHORT, LONGER = (["--seconds", seconds, "--guest-seconds", "3", "--rate", "300"]
 
 
 def soaked(*words: str) -> subprocess.CompletedProcess[str]:
-    """In a process of its own: one that has done much has room for a leak without growing, or grows by itself."""
+    """Run a soak in a new process: a process that has worked before has free memory that hides a leak, or grows by
+    itself.
+    """
     command = [sys.executable, "-m", "tests.faults.soak", *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
 
 
 @pytest.fixture(scope="module")
 def short_runs(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[subprocess.CompletedProcess[str], Path]]:
-    """One that keeps to itself what it is told, and one that leaks, at the same time; and where their figures are."""
+    """Run a normal soak and one that leaks, at the same time. Return the runs with the files of their figures."""
     files = [tmp_path_factory.mktemp("soak") / "figures.json" for _ in range(2)]
     with ThreadPoolExecutor() as pool:
         runs = [
@@ -92,7 +94,7 @@ def test_deliveries_are_counted_in_memory_that_does_not_grow() -> None:
 def test_a_short_soak_delivers_everything_and_grows_nothing(
     short_runs: list[tuple[subprocess.CompletedProcess[str], Path]],
 ) -> None:
-    """On a busy machine half of a short one is not enough to warm up; what leaks grows in a longer one, too."""
+    """On a busy machine half of a short soak is not enough for the warm-up. A real leak also grows in a longer soak."""
     done, written = short_runs[0]
     if faults := failed(done):
         assert all(" GROWS " in fault for fault in faults), done.stdout + done.stderr

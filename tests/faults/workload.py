@@ -1,8 +1,8 @@
-"""A seeded workload on a store whose disk is recorded: what a broker does, and what is known of it from outside.
+"""A seeded workload on a store with a recorded disk: the operations of a broker, and the results that its clients know.
 
-Everything runs in one thread and depends on the seed alone. What the store's threads do happens between two operations
-of its owner (`Recorder.before`), and what the owner does while a flush waits for the disk happens inside the sync
-(`Recorder.while_syncing`): the interleavings real threads have, at places that can be repeated.
+Everything runs in one thread and depends on the seed alone. The work of the store's threads happens between two
+operations of its owner (`Recorder.before`). The work of the owner while a flush waits for the disk happens inside the
+sync (`Recorder.while_syncing`). These are the interleavings of real threads, in a repeatable order.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Key = tuple[str, int, int]
 
 @dataclass
 class Stored:
-    """One record put: what has to be read again."""
+    """One record that was put and must be read again."""
 
     key: Key
     physical_offset: int
@@ -48,13 +48,13 @@ class Stored:
 
 @dataclass
 class Ledger:
-    """What is known about a store from outside, with the times at which it came to be known.
+    """The facts that are known about a store from outside, with the times at which they became known.
 
     Attributes:
         stored: by topic, queue id and queue offset.
-        durable: when which ``durable_offset`` was reported.
-        deleted: from when on log files up to an offset may be gone.
-        begun, saved: when the saving of which configuration began, and when it was done.
+        durable: the reported values of ``durable_offset``, with their times.
+        deleted: times from which log files up to an offset may be missing.
+        begun, saved: when saving of a configuration started, and when it was done.
     """
 
     stored: dict[Key, Stored] = field(default_factory=dict)
@@ -64,9 +64,9 @@ class Ledger:
     begun: list[tuple[int, int]] = field(default_factory=list)
 
     def safe_at(self, time: int) -> list[Stored]:
-        """What a power cut at a time may not take."""
+        """Return the records that a power cut at a time may not lose."""
         low, times = greatest_at(self.deleted, time), [at for at, _ in self.durable if at <= time]
-        highest = [0]  # told at a time or later; a start may cut a blank off the end, and with it the offset
+        highest = [0]  # reported now or later; a start may cut a blank off the end, and with it the offset
         for _, offset in reversed(self.durable[: len(times)]):
             highest.append(max(highest[-1], offset))
         highest.reverse()
@@ -77,13 +77,13 @@ class Ledger:
         ]
 
     def saved_at(self, time: int) -> tuple[int, int]:
-        """The oldest and the newest configuration that may be there."""
+        """Return the oldest and the newest configuration that a power cut may leave."""
         low = greatest_at(self.saved, time)
         return low, max(low, greatest_at(self.begun, time))
 
 
 def greatest_at(told: list[tuple[int, int]], time: int) -> int:
-    """The greatest number told up to a time, 0 before the first."""
+    """Return the greatest number reported up to a time, 0 before the first."""
     return max((number for at, number in told if at <= time), default=0)
 
 
@@ -132,18 +132,18 @@ class Work:
         self.store = None
 
     def ledger_at(self, time: int) -> Ledger:
-        """What was known at a time."""
+        """Return the ledger of a time."""
         return next((ledger for end, ledger in self.epochs if time < end), self.ledger)
 
     def told(self) -> None:
-        """Note what the store says is durable."""
+        """Record the offset that the store reports as durable."""
         assert self.store is not None and self.store.failure is None
         self.ledger.durable.append((self.recorder.time, self.store.durable_offset))
 
-    # ---- what threads do
+    # ---- work of the store's threads
 
     def _between(self) -> None:
-        """Before any operation of the owner a flush thread may have its turn."""
+        """Run a flush thread's work, at random, before an operation of the owner."""
         if self._is_flushing or self._is_busy or self.chance.random() > 0.02:
             return
         self._is_flushing, self._is_busy = True, True
@@ -153,7 +153,7 @@ class Work:
         self._is_flushing, self._is_busy = False, False
 
     def _meanwhile(self) -> None:
-        """While a flush thread waits for the disk the owner works on."""
+        """Run work of the owner while a flush thread waits for the disk."""
         if self._is_flushing and not self._is_busy and self.chance.random() < 0.3:
             self._is_busy = True
             for _ in range(self.chance.randint(1, 3)):
@@ -161,7 +161,7 @@ class Work:
             self._is_busy = False
 
     def flush(self) -> None:
-        """One round of a flush thread."""
+        """Run one flush cycle of a flush thread."""
         assert self.store is not None
         flusher = self.store.flusher
         if self._has_pool and self.chance.random() < 0.7:
@@ -175,7 +175,7 @@ class Work:
             flusher.flush_queues(self.chance.choice([1, 100, 8192]))
         self.told()
 
-    # ---- what the owner does
+    # ---- work of the owner
 
     def put_something(self) -> None:
         kind = self.chance.random()
@@ -205,7 +205,7 @@ class Work:
             return None
         assert result.status is PutStatus.OK, result
         self.clock.ms += self.chance.choice([0, 0, 1, 50, 900, 2500])
-        if self.chance.random() < 0.01:  # somebody sets the clock
+        if self.chance.random() < 0.01:  # the system clock is changed
             self.clock.ms -= self.chance.choice([1, 4000, 60_000])
         return result
 
@@ -245,7 +245,7 @@ class Work:
         self.ledger.stored[stored.key] = stored
 
     def restart_ledger(self, found: dict[Key, Stored], saved: int) -> None:
-        """Know from now on what was just read, all of it durable."""
+        """Replace the ledger by the content that was just read, all of it durable."""
         time, old = self.recorder.time, self.ledger
         self.epochs.append((time, old))
         for one in found.values():
@@ -255,7 +255,7 @@ class Work:
     def retention(self) -> None:
         assert self.store is not None
         begun = self.recorder.time
-        self._disk_percent = 87  # files go whatever their age, puts are taken
+        self._disk_percent = 87  # delete files of any age, but accept puts
         self.store.retention_round()
         self._disk_percent = 0
         self.ledger.deleted.append((begun, self.store.min_physical_offset))
@@ -267,7 +267,7 @@ class Work:
         self.ledger.saved.append((self.recorder.time, self._saved))
 
     def step(self) -> None:
-        """One thing a broker may do next."""
+        """Run one random operation of a broker."""
         assert self.store is not None
         kind = self.chance.random()
         if kind < 0.8:
@@ -290,11 +290,11 @@ class Work:
             self.store.dispatch()
 
 
-# ---- how the store is made to run in one thread
+# ---- the store in a single thread
 
 
 def random_settings(chance: random.Random, flush_disk_type: FlushDiskType, **changes: Any) -> StoreSettings:
-    """Small files of many sizes; background rounds come when the workload says so."""
+    """Return settings with small files of random sizes. The workload itself calls the background work."""
     never = 3_600_000
     values: dict[str, Any] = {
         "commit_log_file_bytes": chance.choice([4096, 8192, 24_576, 65_536]),
@@ -317,7 +317,7 @@ def random_settings(chance: random.Random, flush_disk_type: FlushDiskType, **cha
 
 
 class _WhenAsked(concurrent.futures.Future[Any]):
-    """A result worked out when somebody wants it, or when its turn comes."""
+    """A result that is computed when it is needed, or when its turn comes."""
 
     def __init__(self, work: Callable[[], Any]) -> None:
         super().__init__()
@@ -341,7 +341,7 @@ class _WhenAsked(concurrent.futures.Future[Any]):
 
 
 class _InOrder(dict[Any, None]):
-    """A set whose order does not hang on addresses in memory."""
+    """A set whose order does not depend on memory addresses."""
 
     def add(self, one: Any) -> None:
         self[one] = None
@@ -351,7 +351,7 @@ class _InOrder(dict[Any, None]):
 
 
 class _Allocation:
-    """Stands for the thread that makes log files: it comes to its work at any time before somebody needs the file."""
+    """A replacement of the thread that creates log files: it creates a file at any time before the file is needed."""
 
     def __init__(self, *arguments: object) -> None:
         self.jobs: list[_WhenAsked] = []
@@ -376,7 +376,7 @@ _allocations: list[_Allocation] = []
 
 @contextmanager
 def quiet(bulk_from_bytes: int) -> Iterator[None]:
-    """Log files are made when somebody needs them, recovery walks in bulk early, and logs are not shown."""
+    """Create log files when they are needed, scan in bulk early in recovery, and show no logs."""
     logger = logging.getLogger("rmqkit")
     level = logger.level
     logger.setLevel(logging.CRITICAL)

@@ -1,11 +1,11 @@
 """Coverage-guided fuzzing of the decoders.
 
-``python -m tests.fuzz.fuzz_decoders <target> [libFuzzer options]`` fuzzes one: it starts from the inputs in
-``tests/fuzz/corpus/<target>/``, keeps what it learns in the first folder among the options, and stops at the first
-input that makes the target fail, which it leaves as ``crash-<hash>``.
+``python -m tests.fuzz.fuzz_decoders <target> [libFuzzer options]`` fuzzes one target. It starts from the inputs in
+``tests/fuzz/corpus/<target>/`` and writes new inputs into the first folder among the options. It stops at the first
+input that makes the target fail, and saves that input as ``crash-<hash>``.
 
-``python -m tests.fuzz.fuzz_decoders --seconds 600`` gives each target its share of the time, one after the other, and
-prints a line per target (`make fuzz`). Needs atheris.
+``python -m tests.fuzz.fuzz_decoders --seconds 600`` runs the targets one after the other, each for its share of the
+time, and prints a line per target (`make fuzz`). Needs atheris.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ ROOT = HERE.parents[1]
 CORPUS = HERE / "corpus"
 OPTIONS = ("-max_len=4096", "-rss_limit_mb=1024", "-timeout=60")
 SECONDS_MAX = 7200  # of a target
-# libFuzzer holds its peak of memory against the limit, and Linux hands a process the peak of the one that started it
-# through exec: a small shell between them forks a child that begins at its own.
+# libFuzzer compares its memory peak with the limit, and on Linux exec passes on the peak of the parent process. A small
+# shell in between forks a child that starts with its own peak.
 FRESH_PEAK = ("sh", "-c", '"$@"; exit $?', "fuzz")
 
 
 @dataclass
 class Run:
-    """What fuzzing one target came to.
+    """The result of fuzzing one target.
 
     Attributes:
         coverage: program counters reached.
@@ -43,13 +43,15 @@ class Run:
 
 
 def targets() -> list[str]:
-    """The names of all targets: each has a folder of inputs."""
+    """Return the names of all targets. Each target has a folder of inputs."""
     return sorted(folder.name for folder in CORPUS.iterdir())
 
 
 def fuzz(target: str, kept: Path, *limits: str) -> Run:
-    """Fuzz one target in a process of its own; ``kept`` gets new inputs and, of a failing run, the one that fails.
-    ``limits`` are the options of libFuzzer that say when it ends."""
+    """Fuzz one target in a process of its own. Return the result.
+
+    ``kept``: receives new inputs and, if the run fails, the failing input. ``limits``: options of libFuzzer that limit
+    the run."""
     learned = kept / target
     learned.mkdir(parents=True, exist_ok=True)
     options = [*limits, f"-artifact_prefix={kept}/{target}-", "-print_final_stats=1"]
@@ -64,7 +66,7 @@ def fuzz(target: str, kept: Path, *limits: str) -> Run:
 
 
 def fuzz_all(seconds: int, kept: Path) -> int:
-    """Fuzz every target for its share of the time; the number of findings."""
+    """Fuzz every target for its share of the time. Return the number of findings."""
     runs = []
     for target in targets():
         run = fuzz(target, kept, f"-max_total_time={max(1, seconds // len(targets()))}")

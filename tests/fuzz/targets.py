@@ -1,6 +1,7 @@
-"""What is fuzzed: one function per decoder; it takes any bytes and fails when the decoder does anything undocumented.
+"""The targets of the fuzzer: one function per decoder, which accepts any bytes and fails if the decoder does anything
+undocumented.
 
-Documented is: a value, or the decoder's one error. Where there is an encoder, a value must survive it.
+A decoder may return a value or raise its one error. If there is an encoder, the value must survive it.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _HEADER_BYTES_MAX = 0xFFFFFF
 
 
 def frame(data: bytes) -> None:
-    """The stream, in one piece and cut in two, gives the same frames."""
+    """Check that the stream, in one piece and cut in two, yields the same frames."""
     at = data[0] % (len(data) + 1) if data else 0
     whole, cut = FrameSplitter(), FrameSplitter()
     try:
@@ -70,7 +71,7 @@ def binary_header(data: bytes) -> None:
 
 
 def _core_reads(kind: int, header: bytes) -> None:
-    """What is taken for a plain send the decoders read in the same way."""
+    """Check that the decoders read the same values from a header that the core accepts as a plain send."""
     if len(header) <= _HEADER_BYTES_MAX:
         check_stream(frame_start(kind, len(header), 1) + header + b"x")
 
@@ -97,7 +98,7 @@ def _written_and_read_again(command: Command, fields: dict[str, str]) -> None:
 
 def properties(data: bytes) -> None:
     decoded = decode_properties(data)
-    if not any("\x01" in value for value in decoded.values()):  # can be read, cannot be written
+    if not any("\x01" in value for value in decoded.values()):  # readable, but not writable
         assert decode_properties(encode_properties(decoded)) == decoded
     try:
         data.decode()
@@ -121,7 +122,7 @@ def record(data: bytes) -> None:
 
 
 def _record_survives(found: Record) -> None:
-    """Everything but the choice of the magic, which a writer makes by the length of the topic."""
+    """Compare everything but the magic, which the writer chooses by the length of the topic."""
     kept = {name: getattr(found, name) for name in found.__struct_fields__}
     magic, size = kept.pop("magic"), kept.pop("size")
     kept["crc"] = kept.pop("body_crc")
@@ -155,7 +156,7 @@ def fastjson(data: bytes) -> None:
 
 
 def ha(data: bytes) -> None:
-    """Both directions of the HA link, in one piece and cut in two; frames survive being written again."""
+    """Check both directions of the HA link, in one piece and cut in two. Frames must survive encoding."""
     at = data[0] % (len(data) + 1) if data else 0
     try:
         frames, used = split_frames(memoryview(data))
@@ -187,7 +188,7 @@ def decompression(data: bytes) -> None:
 
 
 def text(data: bytes) -> None:
-    """The small texts in headers, trace records and the PROXY preamble."""
+    """Check the small texts in headers, trace records and the PROXY preamble."""
     words = data.decode("utf-8", "replace")
     for decode in (
         *(

@@ -1,4 +1,4 @@
-"""The inputs kept for fuzzing, and a little of it where atheris is installed (`make fuzz` installs it)."""
+"""The stored inputs of the fuzzer, and a short fuzzing run if atheris is installed (`make fuzz` installs it)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_the_kept_inputs_are_values_or_documented_errors(target):
     inputs = [path.read_bytes() for path in sorted((CORPUS / target).iterdir())]
     assert inputs
     for data in inputs:
-        for at in range(len(data) + 1):  # also cut off at every byte
+        for at in range(len(data) + 1):  # also truncated at every byte
             TARGETS[target](data[:at])
 
 

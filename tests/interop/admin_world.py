@@ -1,8 +1,8 @@
-"""What the table of admin commands is run against, at Apache's servers and at ours: the same topics, groups, messages
-and clients; and how one row of the table is run.
+"""The objects that the table of admin commands needs, in Apache's servers and in ours: the same topics, groups,
+messages and clients; and the code that runs a row of the table.
 
-A `Row` is data: a command of mqadmin, ours, and what the outcome has to be. Rows run in the order of their list, each
-at both worlds; a row that destroys something creates it first, under names that begin with ``row_``.
+A `Row` is data: a command of mqadmin, our command, and the expected outcome. Rows run in the order of their list, each
+in both worlds. A row that destroys an object creates it first, with a name that begins with ``row_``.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Stored:
 
 @dataclass(slots=True)
 class World:
-    """Servers with things to ask for.
+    """Servers with objects for the commands.
 
     Attributes:
         topic: 4 queues, 12 messages in turn: key-0 … key-11, tag A for even ones, B for odd, body ``message n``.
@@ -77,12 +77,12 @@ class World:
     messages: list[Stored] = field(default_factory=list)
 
     def fill(self, text: str) -> list[str]:
-        """The words of a command with this world's names and addresses in place of ``{…}``."""
+        """Return the words of a command, with this world's names and addresses in place of ``{…}``."""
         names = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return [word.format(**names).replace("~", " ") for word in text.split()]
 
     def ask(self, command: str) -> Any:
-        """Return what a command answers with ``--json``. Raises AssertionError: it fails."""
+        """Return the answer of a command with ``--json``. Raises AssertionError: the command fails."""
         words = [*self.fill(command), "-n", self.namesrv, "--json", "--timeout", str(TIMEOUT_MS)]
         done = CliRunner().invoke(app, words, env={"NAMESRV_ADDR": None})
         error = done.exception
@@ -101,10 +101,10 @@ class Row:
         command: of mqadmin.
         options: of mqadmin; ``{name}`` stands for a member of `World`, ``~`` for a blank within a word.
         ours: our command, without ``rmq``, ``-n`` and ``--json``.
-        check: whether our answer (from JSON) is right in a world.
-        java: whether what mqadmin prints at Apache's servers, afterwards, agrees with our answer there; only for
-            commands that may be run again.
-        note: said in the table.
+        check: returns True if our answer (from JSON) is right in a world.
+        java: returns True if mqadmin's later output with Apache's servers agrees with our answer there; only for
+                commands that may be repeated.
+        note: a remark for the table.
     """
 
     command: str
@@ -119,7 +119,9 @@ class Row:
 def open_world(
     side: str, namesrv: str, broker: str, broker_name: str, cluster: str, *, suffix: str = ""
 ) -> Iterator[World]:
-    """Create everything, and keep its clients connected. ``suffix``: of names, where servers have a world already."""
+    """Create all objects, and keep the clients connected. ``suffix``: appended to names, if the servers have a world
+    already.
+    """
     world = World(side, namesrv, broker, broker_name, cluster)
     for name in ("topic", "empty", "group", "twin", "online", "producers"):
         setattr(world, name, getattr(world, name) + suffix)
@@ -160,7 +162,7 @@ async def _create(world: World) -> None:
             await admin.calls.commit_offset(world.broker, world.group, queue, 1)
         deadline = time.monotonic() + SECONDS_MAX
         while not await _is_known(admin, world):
-            assert time.monotonic() < deadline, "the name server did not learn of the topics"
+            assert time.monotonic() < deadline, "the name server knows the topics in time"
             await asyncio.sleep(0.05)
 
 
@@ -174,7 +176,7 @@ async def _is_known(admin: Admin, world: World) -> bool:
 
 
 async def _look_at(world: World, message_ids: list[str]) -> None:
-    """Fill `World.messages`, and wait until the consumer's offsets are at the broker."""
+    """Fill `World.messages`, and wait until the broker has the consumer's offsets."""
     async with Admin(world.namesrv, timeout_ms=TIMEOUT_MS) as admin:
         for number, message_id in enumerate(message_ids):
             record = await admin.calls.view_message(world.broker, world.topic, int(message_id[-16:], 16))
@@ -197,7 +199,7 @@ async def _look_at(world: World, message_ids: list[str]) -> None:
         while [await admin.calls.committed_offset(world.broker, world.online, queue) for queue in queues] != [
             3
         ] * QUEUES:
-            assert time.monotonic() < deadline, "the consumer did not commit its offsets"
+            assert time.monotonic() < deadline, "the consumer commits its offsets in time"
             await asyncio.sleep(0.05)
 
 

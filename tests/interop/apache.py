@@ -25,14 +25,14 @@ BROKER_NAME = "broker-interop"
 NAME_SERVER_HEAP_MB = 128
 BROKER_HEAP_MB = 700
 READY_SECONDS = 150
-# A broker that is asked to stop waits for one service thread after the other: 11 to 18 s were measured.
+# A broker stops one service thread after the other: 11 to 18 s were measured.
 BROKER_STOP_SECONDS = 150
 
 WITH_TLS, WITHOUT_TLS = ("-Dtls.server.mode=permissive",), ("-Dtls.server.mode=disabled",)
-"""As Apache ships it a server takes TLS, and makes a pair of RSA keys for that: of 3 s of CPU that a start takes, 2."""
+"""By default a server accepts TLS, and generates two RSA keys for it: 2 of the 3 s of CPU time of a start."""
 
-# Undecided transactions are asked about every two seconds and given up soon, so that tests see the end of them; not so
-# soon that one is given up whose producer does not get to its answers on a busy machine.
+# Undecided transactions are checked every two seconds and given up soon, so that tests see the end of them, but late
+# enough for the answers of producers on a busy machine.
 TRANSACTION_CONF: Mapping[str, object] = {
     "transactionTimeOut": 2000,
     "transactionCheckInterval": 2000,
@@ -40,17 +40,17 @@ TRANSACTION_CONF: Mapping[str, object] = {
     "transactionOpBatchInterval": 500,
 }
 
-# A broker's own timing quick enough for a test, and no send refused for the time it waited on a busy machine.
+# Short intervals of the broker for tests, and no refusal of sends that waited long on a busy machine.
 QUICK_CONF: Mapping[str, object] = {
     "waitTimeMillsInSendQueue": 60_000,
     "messageDelayLevel": "1s 2s 2s 3s 3s 4s 4s 4s 4s 4s 4s 4s 4s 4s 4s 4s 4s 4s",
     **TRANSACTION_CONF,
 }
 
-# Small files, so that a test's store rolls over and stays small; everything else as Apache ships it, but for two
-# threads that would take the cores from all others. One looks for what changed in the 37 MB of the timer's wheel,
-# byte by byte: once a second that is a quarter of a core. The other spins, from the start on, until 10 s are over
-# when it writes the metrics of transactions for the first time (`TransactionMetricsFlushService`): a whole core.
+# Small files, so that a test's store has several files and stays small. Everything else is as Apache ships it, except
+# two threads that would use up the cores. One compares the 37 MB of the timer wheel byte by byte: once a second, this
+# takes a quarter of a core. The other spins for 10 s after the start, until it first writes the metrics of transactions
+# (`TransactionMetricsFlushService`): this takes a whole core.
 BROKER_CONF: Mapping[str, object] = {
     "brokerClusterName": CLUSTER,
     "brokerName": BROKER_NAME,
@@ -68,8 +68,8 @@ BROKER_CONF: Mapping[str, object] = {
     "timerFlushIntervalMs": 60_000,
     "transactionMetricFlushInterval": 200,
     **QUICK_CONF,
-    # Requests that waited for a thread of a busy machine are carried out: what is told once, as how a transaction ends,
-    # would be lost after 3 s.
+    # Requests that wait long for a thread on a busy machine are still executed. One-way requests, such as the end of a
+    # transaction, would otherwise be lost after 3 s.
     **{f"waitTimeMillsIn{kind}Queue": 60_000 for kind in ("Pull", "LitePull", "Transaction", "Ack", "AdminBroker")},
     "osPageCacheBusyTimeOutMills": 60_000,
 }
@@ -87,9 +87,11 @@ class ApachePair:
     store_dir: Path
 
     def stop_broker(self) -> None:
-        """A clean stop: the broker flushes, writes its configuration files and removes `abort`. Takes 11 to 18 s."""
+        """Stop the broker cleanly: it flushes, writes its configuration files and removes `abort`. This takes 11 to 18
+        s.
+        """
         exit_code = self.broker.stop(signal.SIGTERM, BROKER_STOP_SECONDS)
-        # The Java machine ends with 128 + 15 after its shutdown hooks ran.
+        # The JVM exits with 128 + 15 after its shutdown hooks ran.
         assert exit_code in (0, 128 + signal.SIGTERM), f"broker ended with {exit_code}; {self.broker.log_tail()}"
 
     def kill_broker(self) -> None:
@@ -106,19 +108,19 @@ def open_store_with_apache(
     jvm_options: Sequence[str] = (),
     credentials: Credentials | None = None,
 ) -> Iterator[ApachePair]:
-    """A real name server and a real broker on any store directory, an empty or missing one included.
+    """Run a real name server and a real broker on any store directory, also an empty or missing one.
 
     Args:
         kit: what `prepare` returned.
-        store_dir: becomes `storePathRootDir`. The broker writes to it: hand over a copy of what has to stay.
+        store_dir: becomes `storePathRootDir`. The broker writes to it: pass a copy of a store that must not change.
         work_dir: an existing folder for configuration, logs and the rest; not the store.
         conf: added to `BROKER_CONF`. The file sizes must be those that the store was written with.
         jvm_options: of both Java programs; `WITH_TLS` for a test that wants it.
-        credentials: a user who may change the broker, where it takes signed requests only.
+        credentials: a user who may change the broker, if the broker requires signed requests.
 
-    Both are killed at the end; call `stop_broker` before, where the store has to be left clean.
+    Both are killed at the end. Call `stop_broker` before, if the store must be clean.
     """
-    # One after the other: the broker's own attempts to register need a name server that listens.
+    # One after the other: the broker's own registration needs a listening name server.
     with (
         run_apache_name_server(kit, work_dir, jvm_options) as (name_server, namesrv_addr),
         run_apache_broker(
@@ -139,7 +141,7 @@ def open_store_with_apache(
 def run_apache_name_server(
     kit: ApacheKit, work_dir: Path, jvm_options: Sequence[str] = ()
 ) -> Iterator[tuple[ServerProcess, str]]:
-    """A real name server, and its address."""
+    """Run a real name server. Yield its process and address."""
     port = free_ports()[0]
     conf = {"listenPort": port, "bindAddress": HOST}
     main = "org.apache.rocketmq.namesrv.NamesrvStartup"
@@ -159,7 +161,7 @@ def run_apache_broker(
     jvm_options: Sequence[str] = (),
     credentials: Credentials | None = None,
 ) -> Iterator[tuple[ServerProcess, str]]:
-    """A real broker that is registered with a name server, anybody's; and its address."""
+    """Run a real broker that registers with a name server of any maker. Yield its process and address."""
     _, port, ha_port = free_ports()
     broker_conf = {
         **BROKER_CONF,
@@ -189,22 +191,23 @@ def start_apache(
     work_dir: Path,
     jvm_options: Sequence[str] = (),
 ) -> ServerProcess:
-    """One of Apache's servers; what it writes beside its store goes below `work_dir`."""
+    """Start one of Apache's servers. All its files but the store are below `work_dir`."""
     home = work_dir / "home"
     (home / "conf").mkdir(parents=True, exist_ok=True)
-    (home / "conf" / f"logback_{name}.xml").write_text(LOGGING_OFF)  # 4.x does not start without
+    (home / "conf" / f"logback_{name}.xml").write_text(LOGGING_OFF)  # 4.x does not start without this file
     conf_file = work_dir / f"{name}.conf"
     conf_file.write_text("".join(f"{key}={value}\n" for key, value in conf.items()))
     java, *rest = kit.jvm(main, ["-c", conf_file], heap_mb=heap_mb, work_dir=work_dir)
-    options = [*(WITHOUT_TLS if kit.is_short_lived else ()), *jvm_options]  # the last of two is taken
+    options = [*(WITHOUT_TLS if kit.is_short_lived else ()), *jvm_options]  # the last of two equal options is used
     return ServerProcess([java, *options, *rest], work_dir / f"{name}.log", {**os.environ, "ROCKETMQ_HOME": str(home)})
 
 
 def register_now(namesrv_addr: str, broker_addr: str, credentials: Credentials | None = None) -> None:
-    """Have the name servers know the broker at once.
+    """Register the broker with the name servers at once.
 
-    A 5.x broker registers at its start, before its connection to the name server stands, so that nothing is sent, and
-    then again after ten seconds. Changing `brokerPermission` (here: to what it is) registers it in full.
+    A 5.x broker registers at its start, but its connection to the name server is not ready and nothing is sent. It
+    registers again after ten seconds. A change of `brokerPermission` (here to its present value) registers the broker
+    completely.
     """
     update_config = Command(RequestCode.UPDATE_BROKER_CONFIG, body=b"brokerPermission=6")
 
@@ -221,13 +224,15 @@ def register_now(namesrv_addr: str, broker_addr: str, credentials: Credentials |
 
 
 def is_member(namesrv_addr: str, broker_addr: str) -> bool:
-    """Whether a name server knows a broker."""
+    """Return True if a name server knows a broker."""
     members = ask(namesrv_addr, Command(RequestCode.GET_BROKER_CLUSTER_INFO))
     return f'"{broker_addr}"'.encode() in members.payload
 
 
 def log_end(broker_addr: str) -> int:
-    """One past the last byte of a broker's log. Apache's cannot say it in its first second, before it sampled rates."""
+    """Return the end offset of a broker's log. In its first second Apache's broker cannot answer, before it has sampled
+    rates.
+    """
     told: list[Command] = []
 
     def is_told() -> bool:
@@ -239,7 +244,7 @@ def log_end(broker_addr: str) -> int:
 
 
 def ask(address: str, command: Command) -> Command:
-    """One request on a connection of its own, and its response."""
+    """Send one request over a new connection, and return the response."""
     host, _, port = address.rpartition(":")
     splitter = FrameSplitter()
     with socket.create_connection((host, int(port)), timeout=READY_SECONDS) as connection:

@@ -1,7 +1,7 @@
-"""The same raw requests to a real Apache broker and to ours, and what of the answers has to be equal.
+"""The same raw requests to a real Apache broker and to ours, and the comparison of the answers.
 
-Requests of a scenario go over one connection to each broker. Codes are compared; remarks, too, where the reference has
-one of its own and not the text of a Java exception; bodies where they are JSON or records.
+Requests of a scenario go over one connection to each broker. Codes are compared, and bodies that are JSON or records.
+Remarks are compared unless Apache's remark is the text of a Java exception.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ PULL_ALL: dict[str, object] = {
     "subVersion": 0,
     "subscription": "*",
 }
-"""A pull of everything from queue 0; group and topic are to be added."""
+"""The fields of a pull of all messages of queue 0, without group and topic."""
 
 
 @dataclass(frozen=True)
 class Asked:
     """One request; `body` is JSON or ready bytes.
 
-    A field of ``@msgId``, ``@physical`` or ``@queue`` is taken from the answer to the last message sent; ``@queue+1``
-    is one more. What is awaited is asked again until it succeeds.
+    A field of ``@msgId``, ``@physical`` or ``@queue`` is taken from the answer to the last sent message; ``@queue+1``
+    is one more. An awaited request is repeated until it succeeds.
     """
 
     code: int
@@ -87,9 +87,10 @@ def without(fields: Mapping[str, object], *names: str) -> dict[str, object]:
 def odd(
     code: int, good: Mapping[str, object], *numbers: str, kept: str = "", but: tuple[object, ...] = ()
 ) -> list[Asked]:
-    """Every field missing in turn; every number missing, empty, no number, negative and huge.
+    """Return requests with every field missing in turn, and every number missing, empty, not a number, negative and
+    huge.
 
-    `kept` is never missing: Apache takes a missing group for one that is called "null", ours wants it named.
+    `kept` is never missing: Apache reads a missing group as a group named "null", our broker requires a name.
     """
     values = [value for value in ("", "x", -1, -(1 << 31), (1 << 31) - 1, 1 << 70) if value not in but]
     return [
@@ -125,7 +126,7 @@ Pairs = dict[str, list[tuple[Asked, Command, Command]]]
 
 
 def answers_of_both(scenarios: dict[str, list[Asked]], apache_addr: str, root: Path) -> Pairs:
-    """Every scenario to Apache's broker and to one of ours that lives as long as that takes."""
+    """Send every scenario to Apache's broker and to a new broker of ours, and return the answers."""
     broker = BrokerSettings(
         listen_port=0, bind_address="127.0.0.1", broker_name=BROKER_NAME, cluster_name=CLUSTER, property_filter=True
     )
@@ -142,7 +143,7 @@ def answers_of_both(scenarios: dict[str, list[Asked]], apache_addr: str, root: P
 
 
 def differences(pairs: list[tuple[Asked, Command, Command]]) -> dict[str, list[object]]:
-    """What the two brokers answered differently."""
+    """Return the different answers of the two brokers."""
     return {
         str(asked): [(answer.code, answer.remark, shown(answer)) for answer in (theirs, ours)]
         for asked, theirs, ours in pairs
@@ -151,20 +152,20 @@ def differences(pairs: list[tuple[Asked, Command, Command]]) -> dict[str, list[o
 
 
 def is_own_failure(asked: Asked, theirs: Command) -> bool:
-    """Whether Apache's broker fell over its own feet, as it does now and then when it cleans queues of topics that
-    are being made: an exception without a text."""
+    """Return True if Apache's broker failed by itself, with an exception without text. This happens at times when it
+    cleans queues of topics that are being created."""
     return asked.code == Code.CLEAN_EXPIRED_CONSUMEQUEUE and theirs.code == 1 and not theirs.remark
 
 
 def is_same(theirs: Command, ours: Command) -> bool:
-    """Whether all agrees that Java does not leave to an exception's text or to the moment."""
+    """Return True if the answers agree in everything except exception texts and values that change with time."""
     remarks = [re.sub(r"127\.0\.0\.1:\d+|by the offset, \d+", "", answer.remark or "") for answer in (theirs, ours)]
     is_exception = EXCEPTION.match(remarks[0]) is not None
     return (theirs.code, shown(theirs)) == (ours.code, shown(ours)) and (is_exception or remarks[0] == remarks[1])
 
 
 def shown(answer: Command) -> tuple[dict[str, str], object]:
-    """Fields and body without ids, addresses, places and times."""
+    """Return fields and body without ids, addresses, positions and times."""
     fields = {name: value for name, value in decode_fields(answer).items() if name not in OWN_FIELDS}
     body = bytes(answer.payload)
     if body[4:6] == b"\xda\xa3":
@@ -185,11 +186,11 @@ def shown(answer: Command) -> tuple[dict[str, str], object]:
 
 
 def own_part(body: Any) -> object:
-    """What of a whole broker's tables is this test's: Apache's broker is shared by all tests."""
+    """Return the part of a broker's tables that belongs to this test: all tests share Apache's broker."""
     if not isinstance(body, dict):
         return body
     if "consumeStatsList" in body:
-        # Apache's broker leaves the pull offsets at 0 here, ours tells them.
+        # Apache's broker leaves the pull offsets at 0 here, ours returns the real ones.
         return {
             (group, tuple(sorted(queue.items()))): {**offsets, "pullOffset": 0}
             for groups in body["consumeStatsList"]

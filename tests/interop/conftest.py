@@ -1,7 +1,7 @@
-"""Real Apache peers for the tests in this folder; each is started once and only when a test asks for it.
+"""Real Apache peers for the tests in this folder. Each is started once, when the first test requests it.
 
-Every test here carries the marker `interop`. What the machine lacks is a skip with its reason; where
-`RMQKIT_INTEROP=require` is set (a CI that has Java), it is an error.
+Every test here has the marker `interop`. If the machine lacks a program, the tests are skipped with the reason. If
+`RMQKIT_INTEROP=require` is set (a CI that has Java), they fail.
 """
 
 import os
@@ -21,13 +21,13 @@ from tests.interop.standalone import Standalone, run_standalone
 HERE = Path(__file__).parent
 # Includes the one-time download of some 90 MB of jars.
 TIMEOUT_SECONDS = 1200
-# Where users and policies are kept, for those who ask about them; nobody has to sign anything.
+# The stores of users and policies, for requests about them. Signatures are not required.
 ACCESS_CONF = {
     f"{subject}MetadataProvider": f"org.apache.rocketmq.auth.{subject}.provider.Local{subject.title()}MetadataProvider"
     for subject in ("authentication", "authorization")
 }
 
-# Light queues: nothing changes for who does not name one.
+# Light queues: clients that name no light queue see no difference.
 LIGHT_CONF = {"enableLmq": "true", "enableMultiDispatch": "true"}
 
 _startup_lines: list[str] = []
@@ -38,9 +38,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class SharedServers:
-    """Ends what the session shares after the last test that may ask for it: a Java server is never quite idle.
+    """A plug-in that stops shared servers after the last test that may use them, because a Java server is never quite
+    idle.
 
-    A plugin of its own, as a folder's `conftest.py` is not told of what is set up for the session.
+    It is a separate plug-in, because hooks for session fixtures are not called in a folder's `conftest.py`.
     """
 
     def __init__(self) -> None:
@@ -48,7 +49,7 @@ class SharedServers:
         self._ready: dict[str, list[tuple[pytest.FixtureDef[object], Any]]] = {}
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        # Not those of the other files: with several processes they may run elsewhere.
+        # Skip the items of other files: with several processes these may run elsewhere.
         for item in session.items:
             if HERE in item.path.parents and (servers := shared_servers(item.path)):
                 self._left.setdefault(servers, set()).add(item)
@@ -103,25 +104,25 @@ def kit_or_skip(version: str, prepare: Callable[[str], ApacheKit] = prepare) -> 
 
 @pytest.fixture(scope="session")
 def apache_kit() -> ApacheKit:
-    """Apache's programs in the version of `java/pom.xml`."""
+    """Return Apache's programs in the version of `java/pom.xml`."""
     return kit_or_skip(default_version())
 
 
 @pytest.fixture(scope="session")
 def apache(apache_kit: ApacheKit, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApachePair]:
-    """A real Apache name server and broker, shared by the session: use topics and groups of your own."""
+    """Run a real Apache name server and broker for the session. Tests use topics and groups of their own."""
     yield from _pair(apache_kit, tmp_path_factory.mktemp("apache"), LIGHT_CONF, WITH_TLS)
 
 
 @pytest.fixture(scope="session")
 def managed_apache(apache_kit: ApacheKit, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApachePair]:
-    """Another pair, for tests of tools that list or change all that a broker has."""
+    """Run another pair, for tests of tools that list or change everything in a broker."""
     yield from _pair(apache_kit, tmp_path_factory.mktemp("managed"), {})
 
 
 @pytest.fixture(scope="session")
 def apache_proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    """A real Apache broker with its gRPC proxy in local mode: use topics and groups of your own."""
+    """Run a real Apache broker with its gRPC proxy in local mode. Tests use topics and groups of their own."""
     kit = kit_or_skip(default_version(), prepare_proxy)
     with run_apache_proxy(kit, tmp_path_factory.mktemp("proxy")) as (process, place):
         _startup_lines.append(f"apache {kit.version}: proxy ready in {process.ready_seconds:.2f} s")
@@ -142,7 +143,7 @@ def _pair(
 
 @pytest.fixture(scope="module")
 def standalone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
-    """Our `rmq standalone`, one per module; its stop has to be clean."""
+    """Run our `rmq standalone` for a module. It must stop cleanly."""
     work_dir = tmp_path_factory.mktemp("standalone")
     with run_standalone(work_dir / "store", work_dir) as running:
         _startup_lines.append(f"rmq standalone: ready in {running.process.ready_seconds:.2f} s")

@@ -1,4 +1,4 @@
-"""What peers in Go, Node and C++ need: tools and modules; found, fetched and built once, as `kit` does for Java.
+"""The tools and modules of peers in Go, Node and C++: found, fetched and built once, as `kit` does for Java.
 
 | Part | Where it comes from |
 |---|---|
@@ -7,7 +7,7 @@
 | `go/*.go`, the program, with a client whose requests have time | go, once per content, into the cache |
 | the package `rocketmq`, which holds the C++ client, as `requirements/peers.txt` pins it | pip, once, into the cache |
 
-What is missing raises `Unavailable` with the reason. Each folder's ``outcome.json`` is what its program tells of
+A missing part raises `Unavailable` with the reason. Each folder's ``outcome.json`` is the output of its program with
 Apache's servers 5.4.0.
 """
 
@@ -36,21 +36,21 @@ GO_ENV = {"GOTOOLCHAIN": "local", "GOFLAGS": "-buildvcs=false"}
 BUILD_SECONDS = 600
 GO_MODULE = "github.com/apache/rocketmq-client-go/v2"
 REQUEST_SECONDS = re.compile(r"(?<=, )[135](?=\*time\.Second\))")
-"""What requests of the Go client are given, in its source: too little on a busy machine, where messages are then sent
-twice and consumers do not start."""
+"""The time-outs of requests in the Go client's source. They are too short for a busy machine: messages are sent twice
+and consumers do not start."""
 PATIENT_SECONDS = "100"
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A client program: its command line, what to add to its environment, what it told of Apache's servers."""
+    """A client program: its command line, additions to its environment, and its output with Apache's servers."""
 
     command: Sequence[str | Path]
     outcome: Mapping[str, Any]
     env: Mapping[str, str] = field(default_factory=dict)
 
     def start(self, home: Path, *arguments: str) -> subprocess.Popen[str]:
-        """Run it; it writes below `home` only, and may read until its standard input is closed."""
+        """Run the program. It writes only below `home`, and may read until its standard input is closed."""
         env = {**os.environ, **self.env, "HOME": str(home)}
         pipe = subprocess.PIPE
         return subprocess.Popen(
@@ -58,12 +58,12 @@ class Program:
         )
 
     def run(self, home: Path, *arguments: str) -> dict[str, Any]:
-        """What it tells, by scenario."""
+        """Return the program's output, by scenario."""
         return told(self.start(home, *arguments))
 
 
 def told(running: subprocess.Popen[str]) -> dict[str, Any]:
-    """What a program tells at its end, which the end of its standard input brings about."""
+    """Close a program's standard input, wait for its end, and return its output."""
     with running:
         try:
             output, errors = running.communicate(timeout=RUN_SECONDS)
@@ -75,7 +75,7 @@ def told(running: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 def prepare_go() -> Program:
-    """Apache's Go client in the version of `go/go.mod`. Raises Unavailable."""
+    """Return Apache's Go client in the version of `go/go.mod`. Raises Unavailable."""
     folder = HERE / "go"
     program = cached("patient-go-client", sorted([*folder.glob("*.go"), *folder.glob("go.*")]))
     if not program.exists():
@@ -92,7 +92,7 @@ def prepare_go() -> Program:
 
 
 def _patient(module: Path, program: Path, folder: Path) -> Path:
-    """A go.mod for the program with a copy of a module, in which requests are given longer."""
+    """Write a go.mod for the program that uses a copy of a module with longer time-outs of requests."""
     copy = shutil.copytree(module, folder / "patient")
     found = 0
     for source in copy.rglob("*.go"):
@@ -108,7 +108,7 @@ def _patient(module: Path, program: Path, folder: Path) -> Path:
 
 
 def prepare_node() -> Program:
-    """The Node client of `node/package.json`. Raises Unavailable."""
+    """Return the Node client of `node/package.json`. Raises Unavailable."""
     folder = HERE / "node"
     return Program(
         [find_tool("node"), folder / "client.js"], _outcome(folder), {"NODE_PATH": str(node_modules(folder))}
@@ -116,7 +116,7 @@ def prepare_node() -> Program:
 
 
 def node_modules(folder: Path) -> Path:
-    """What a folder's `package-lock.json` names. Raises Unavailable."""
+    """Return the installed modules of a folder's `package-lock.json`. Raises Unavailable."""
     pinned = sorted(folder.glob("package*.json"))
     modules = cached("node-modules", pinned)
     if not modules.is_dir():
@@ -131,7 +131,7 @@ def node_modules(folder: Path) -> Path:
 
 
 def prepare_cpp() -> Program:
-    """Apache's C++ client in the package `rocketmq`, beside no other packages of ours. Raises Unavailable."""
+    """Return Apache's C++ client of the package `rocketmq`, separate from our packages. Raises Unavailable."""
     folder = HERE / "cpp"
     pins = HERE.parents[1] / "requirements" / "peers.txt"
     packages = cached("cpp-client", [pins])
@@ -157,7 +157,7 @@ def _outcome(folder: Path) -> dict[str, Any]:
 
 
 def cached(name: str, sources: Sequence[Path]) -> Path:
-    """Where that is kept which is made of these files."""
+    """Return the place in the cache of a build from these files."""
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:12]
     cache = cache_folder().absolute()
     cache.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What a Java peer needs: a JDK, Apache's jars, our compiled probes; found, fetched once, compiled once.
+"""The tools of a Java peer: a JDK, Apache's jars, our compiled probes; found, fetched and compiled once.
 
 | Part | Where it comes from |
 |---|---|
@@ -8,7 +8,7 @@
 | the classes of a broker, loaded | a broker's Java machine, once per version and content, into the cache |
 
 The cache is `.cache/interop` in the repository; `RMQKIT_INTEROP_CACHE` names another one, to share it between
-checkouts. What is missing raises `Unavailable` with the reason, which the fixtures show as a skip.
+checkouts. A missing part raises `Unavailable` with the reason, which the fixtures show as a skip.
 """
 
 import fcntl
@@ -35,7 +35,7 @@ LOGGING_OFF = '<configuration><root level="OFF"/></configuration>'
 
 
 class Unavailable(Exception):
-    """A tool or a download that the machine does not have; the text is the reason to show."""
+    """A missing tool or download. The text is the reason to show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,8 @@ class ApacheKit:
 
     Attributes:
         classes: the jar of our probes.
-        archive: classes that programs find loaded; one that is not there is done without.
-        is_short_lived: whether programs run too briefly to earn back the second compiler: half the time in all.
+        archive: the class data archive; programs start without it if it is missing.
+        is_short_lived: True if programs run too briefly to profit from the second compiler; this halves their time.
     """
 
     version: str
@@ -56,7 +56,7 @@ class ApacheKit:
     is_short_lived: bool = True
 
     def jvm(self, main: str, arguments: Sequence[object], *, heap_mb: int, work_dir: Path) -> list[str]:
-        """The command line of one Java program that logs nothing and writes below `work_dir` only."""
+        """Return the command line of a Java program that logs nothing and writes only below `work_dir`."""
         logging = work_dir / "logging-off.xml"
         logging.write_text(LOGGING_OFF)
         return [
@@ -69,7 +69,7 @@ class ApacheKit:
                 if self.is_short_lived and self.archive
                 else []
             ),
-            "-XX:MaxDirectMemorySize=1g",  # a broker's threads that store keep 4 MiB each
+            "-XX:MaxDirectMemorySize=1g",  # each storing thread of a broker holds 4 MiB
             *(f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in OPENED_PACKAGES),
             *(f"--add-exports=java.base/{package}=ALL-UNNAMED" for package in ("jdk.internal.ref", "sun.nio.ch")),
             f"-Duser.home={work_dir}",
@@ -77,7 +77,7 @@ class ApacheKit:
             f"-Drocketmq.client.logRoot={work_dir}",
             "-Drocketmq.client.logLevel=ERROR",
             f"-Drocketmq.client.localOffsetStoreDir={work_dir}",
-            # A client looks for its queues every 20 s; who starts between two changes would wait that long.
+            # A client assigns its queues every 20 s. A client that starts in between would wait that long.
             "-Drocketmq.client.rebalance.waitInterval=500",
             "-Dcom.rocketmq.remoting.client.connect.timeout=60000",
             "-cp",
@@ -88,7 +88,7 @@ class ApacheKit:
 
 
 def default_version() -> str:
-    """The version that `java/pom.xml` names."""
+    """Return the version in `java/pom.xml`."""
     element = ElementTree.parse(POM).find(".//{*}rocketmq.version")
     assert element is not None, f"{POM} has no rocketmq.version property"
     assert element.text, f"rocketmq.version is empty in {POM}"
@@ -96,7 +96,7 @@ def default_version() -> str:
 
 
 def prepare(version: str) -> ApacheKit:
-    """Everything that a Java peer of this version needs, fetched and compiled on first use. Raises Unavailable."""
+    """Return all parts of a Java peer of this version, fetched and compiled on first use. Raises Unavailable."""
     java = find_java()
     cache = cache_folder()
     cache.mkdir(parents=True, exist_ok=True)
@@ -104,7 +104,7 @@ def prepare(version: str) -> ApacheKit:
     classes = cache / f"probes-{version}-{sources_digest()}.jar"
     archive = classes.with_suffix(".jsa")
     with (cache / f"lock-{version}").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the other processes of a run wait, and find everything
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the other processes of a run wait, and then find all parts
         if not lib.is_dir():
             fetch_jars(version, lib)
         if not classes.exists():
@@ -121,7 +121,7 @@ def cache_folder() -> Path:
 
 @functools.cache
 def find_java() -> Path:
-    """The program, asked once for its version. Raises Unavailable: there is none, or it is too old."""
+    """Return the Java program, after one check of its version. Raises Unavailable: it is missing or too old."""
     home = os.environ.get("JAVA_HOME")
     found = shutil.which("java", path=f"{home}/bin") if home else shutil.which("java")
     if found is None:
@@ -135,7 +135,7 @@ def find_java() -> Path:
 
 
 def fetch_jars(version: str, lib: Path, pom: Path = POM) -> None:
-    """Let Maven copy the jars that a POM names; the folder appears only when it is complete. Raises Unavailable."""
+    """Let Maven copy the jars of a POM. The folder appears only when it is complete. Raises Unavailable."""
     maven = shutil.which("mvn")
     if maven is None:
         raise Unavailable(f"no mvn on the path and no jars in {lib}: needs Maven once, to fetch RocketMQ {version}")
@@ -186,8 +186,8 @@ def compile_probes(java: Path, lib: Path, classes: Path) -> None:
 
 
 def archive_classes(kit: ApacheKit, archive: Path) -> None:
-    """Have a broker write down the classes it loaded and the code it made for lambdas, for the Java machines after it:
-    a third of what the start of a broker, or a probe, costs. Without ``jcmd`` there is no archive.
+    """Let a broker write its loaded classes and lambda code into an archive. Later JVMs start with it: this saves a
+    third of the time of a broker or probe. Without ``jcmd`` there is no archive.
     """
     jcmd = kit.java.resolve().with_name("jcmd")
     if not jcmd.exists():
@@ -203,7 +203,7 @@ def archive_classes(kit: ApacheKit, archive: Path) -> None:
             "listenPort": port,
             "bindAddress": HOST,
             "haListenPort": ha_port,
-            "namesrvAddr": f"{HOST}:1",  # nobody's: it is ready without
+            "namesrvAddr": f"{HOST}:1",  # no name server is needed to become ready
             "storePathRootDir": folder / "store",
             "storePathCommitLog": folder / "store/commitlog",
         }
@@ -216,7 +216,7 @@ def archive_classes(kit: ApacheKit, archive: Path) -> None:
 
 
 def move_into_place(made: Path, wanted: Path) -> None:
-    """Rename; when somebody else was faster, theirs is as good."""
+    """Rename a folder. If another process was faster, use its folder."""
     try:
         made.rename(wanted)
     except OSError:

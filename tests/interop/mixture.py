@@ -1,4 +1,4 @@
-"""Messages of every kind into one broker, where its log says each of them lies, and consumers that read them all.
+"""Messages of every kind in one broker, their places in its log, and consumers that read all of them.
 
 `BULK_COUNT` messages come from our producer: single ones from many senders at once, and batches; with tags, keys,
 properties, large (compressed) bodies. The rare kinds come from a Java program (`java/src/interop/EveryKind.java`).
@@ -54,7 +54,7 @@ SYSTEM_TOPICS = (
     "TRANS_CHECK",
     "OFFSET_MOVED",
 )
-"""How the names begin of topics that a client cannot subscribe to."""
+"""Prefixes of topics to which a client cannot subscribe."""
 
 SENDERS = 64
 SECONDS_MAX = 400
@@ -66,7 +66,7 @@ Places = dict[tuple[str, int], dict[int, int]]
 
 @dataclass
 class Stored:
-    """What a log holds: places, and how many records of each topic have which sysFlag."""
+    """The content of a log: places, and the number of records by topic and sysFlag."""
 
     places: Places = field(default_factory=lambda: defaultdict(dict))
     kinds: Counter[tuple[str, int]] = field(default_factory=Counter)
@@ -83,7 +83,7 @@ class Stored:
 
 
 def stored_in(store: Path, end: int) -> Stored:
-    """What lies before an offset of a log."""
+    """Return the messages below an offset of a log."""
     stored = Stored()
     paths = [path for path in sorted((store / "commitlog").iterdir()) if int(path.name) < end]
     for segment, part in LogView([(path, int(path.name)) for path in paths]).runs():
@@ -118,7 +118,7 @@ def message(number: int) -> Message:
 
 
 async def send_bulk(namesrv: str, count: int) -> Counter[SendStatus]:
-    """Three of four in batches; the statuses of all."""
+    """Send messages, three of four in batches. Return the counts of the statuses."""
     statuses: Counter[SendStatus] = Counter()
 
     async def send(producer: Producer, numbers: Iterator[int]) -> None:
@@ -134,7 +134,9 @@ async def send_bulk(namesrv: str, count: int) -> Counter[SendStatus]:
 
 
 def send_every_kind(kit: ApacheKit, namesrv: str, broker_addr: str, work_dir: Path, *, with_timer: bool) -> None:
-    """Until everything that comes due within seconds was delivered, dead letters and given-up transactions included."""
+    """Send every kind of message, and wait until all that are due within seconds are delivered, including dead letters
+    and given-up transactions.
+    """
     arguments = ["send", "--namesrv", namesrv, "--broker", BROKER, "--timer", str(with_timer).lower()]
     arguments += ["--timeout-seconds", str(SECONDS_MAX - 30)]
     command = kit.jvm("interop.EveryKind", arguments, heap_mb=PROBE_HEAP_MB, work_dir=work_dir)
@@ -155,7 +157,7 @@ def create_topics(broker_addr: str) -> None:
 
 
 async def read_with_ours(namesrv: str, group: str, topics: Sequence[str], count: int) -> Places:
-    """What a member of a group gets, until it has `count` messages or nothing comes any more."""
+    """Return the messages of one group member, up to `count` of them or until no more arrive."""
     found: Places = defaultdict(dict)
     settings = pulling(start_from=StartFrom.FIRST_OFFSET)
     async with PullConsumer(group, namesrv, settings=settings) as consumer:
@@ -174,7 +176,7 @@ Tallies = Mapping[tuple[str, int], tuple[int, int]]
 def read_with_java(
     kit: ApacheKit, namesrv: str, group: str, topics: Sequence[str], count: int, work_dir: Path
 ) -> Tallies:
-    """What Apache's push consumer gets, as `tallies` has it."""
+    """Return the messages of Apache's push consumer, in the form of `tallies`."""
     arguments = [
         "read",
         "--namesrv",

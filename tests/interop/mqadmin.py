@@ -13,8 +13,10 @@ SECONDS_MAX = 500
 def named_outputs(
     kit: ApacheKit, commands: Mapping[str, str], namesrv: str, broker: str, work_dir: Path
 ) -> dict[str, str]:
-    """What each command printed, by its name; ``BROKER`` and ``NAMESRV`` stand for the addresses on both ways."""
-    # The first command of a Java machine may take longer on a busy one than the 3 s that mqadmin waits for an answer.
+    """Return each command's output by its name. ``BROKER`` and ``NAMESRV`` replace the addresses in commands and
+    outputs.
+    """
+    # On a busy machine the first command of a JVM may take longer than the 3 s for which mqadmin waits.
     lines = ["clusterList", *(command.replace("BROKER", broker) for command in commands.values())]
     _, *outputs = run_mqadmin(kit, [[*line.split(), "-n", namesrv] for line in lines], work_dir)
     shown = [output.replace(namesrv, "NAMESRV").replace(broker, "BROKER") for output in outputs]
@@ -22,7 +24,7 @@ def named_outputs(
 
 
 def run_mqadmin(kit: ApacheKit, commands: Sequence[Sequence[str]], work_dir: Path) -> list[str]:
-    """What each command printed, errors included, without the stack traces' lines."""
+    """Return each command's output, errors included, without stack traces."""
     script = work_dir / "mqadmin.txt"
     script.write_text("".join("\t".join(command) + "\n" for command in commands), encoding="utf-8")
     jvm = kit.jvm("interop.AdminCommands", [script], heap_mb=ADMIN_HEAP_MB, work_dir=work_dir)
@@ -37,7 +39,7 @@ def run_mqadmin(kit: ApacheKit, commands: Sequence[Sequence[str]], work_dir: Pat
 
 
 def split_outputs(text: str) -> list[str]:
-    """The text between the separators."""
+    """Split the text at the separators."""
     outputs: list[list[str]] = []
     for line in text.splitlines():
         if line == "#### end":

@@ -1,4 +1,4 @@
-"""Runs the Java probe (`java/src/interop/JavaClientProbe.java`) and reads what it wrote down."""
+"""The Java probe (`java/src/interop/JavaClientProbe.java`): runs it and reads its output."""
 
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -10,11 +10,11 @@ import msgspec
 from tests.interop.kit import ApacheKit
 
 PROBE_HEAP_MB = 300
-LAST_TAG = "last"  # ends every queue, and widens every tag expression
+LAST_TAG = "last"  # the tag of the last message of a queue, part of every tag expression
 
 
 class Message(msgspec.Struct, rename="camel", kw_only=True):
-    """What one message is to its user and where the broker put it: equal on both sides."""
+    """One message as its user and its broker see it: equal on both sides."""
 
     topic: str
     flag: int
@@ -63,7 +63,7 @@ _event_decoder = msgspec.json.Decoder(Sent | Received | Queue | Summary)
 
 @dataclass(frozen=True, slots=True)
 class ProbeRun:
-    """Everything one run of the probe reported."""
+    """The report of one run of the probe."""
 
     exit_code: int
     output: str
@@ -74,7 +74,7 @@ class ProbeRun:
 
     @property
     def outcome(self) -> str:
-        """For the message of a failed assertion."""
+        """Return a text for the message of a failed assertion."""
         text = "; ".join(summary.text for summary in self.summaries) or "no summary"
         return f"exit {self.exit_code}: {text}\n{self.output[-2000:]}"
 
@@ -100,7 +100,7 @@ def run_probe(
         command: `send`, `consume`, `both` or `read`.
         count: messages to send, for `send` and `both`; one more per queue follows, tagged LAST_TAG.
         consumers: group to tag expression; for `consume` the expression ends in `:` and the expected number.
-        timeout_seconds: what the probe gives itself before it reports what is missing.
+        timeout_seconds: the time after which the probe reports missing messages.
 
     Raises subprocess.TimeoutExpired when the Java program itself hangs.
     """

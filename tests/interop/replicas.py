@@ -1,7 +1,6 @@
-"""Masters and slaves of either maker as processes, and what a test asks of them: how far, what tables, which bytes.
+"""Masters and slaves of either maker as processes, and their progress, tables and bytes.
 
-Every slave has a name server of its own, which its master knows, too: a client there sees the master and this slave
-alone.
+Every slave has its own name server, where its master registers too: a client there sees only the master and this slave.
 """
 
 from __future__ import annotations
@@ -37,12 +36,12 @@ BROKER = "replicas"
 READY_SECONDS = 150
 CAUGHT_UP_SECONDS = 150
 OURS_STOP_SECONDS = 150
-POLL_SECONDS, TABLES_POLL_SECONDS = 0.2, 1.0  # asking makes work, too
+POLL_SECONDS, TABLES_POLL_SECONDS = 0.2, 1.0  # requests cost CPU time too
 QUEUES_MAX = 8
 SLAVE_TIMEOUT_SECONDS = 6
-"""Twice the default: a slave that is awake gets its turn on a busy machine."""
+"""Twice the default, so that a running slave gets CPU time on a busy machine."""
 
-# Several files of everything, but not hundreds; two delay levels stay pending, the others are over soon.
+# Several files of everything, but not hundreds. Two delay levels stay pending, the others expire soon.
 CONF: Mapping[str, object] = {
     **BROKER_CONF,
     "brokerName": BROKER,
@@ -64,14 +63,14 @@ TABLES = {
     "offsets": (RequestCode.GET_ALL_CONSUMER_OFFSET, "offsetTable"),
     "delays": (RequestCode.GET_ALL_DELAY_OFFSET, "offsetTable"),
 }
-"""What a slave takes over from its master: the request that tells it, and the part of the answer."""
+"""The tables that a slave copies from its master: the request that returns a table, and the part of the answer."""
 
 INDEX_HEADER_BYTES, INDEX_SLOT_BYTES, INDEX_ENTRY_BYTES, INDEX_KEY_BYTES = 40, 4, 20, 12
 
 
 @dataclass(frozen=True)
 class Replica:
-    """A running broker; `kit` is None for ours. `ports`: the broker's and the HA port."""
+    """A running broker; `kit` is None for our broker. `ports`: the broker's and the HA port."""
 
     kit: ApacheKit | None
     process: ServerProcess
@@ -84,7 +83,7 @@ class Replica:
         return log_end(self.address)
 
     def stop(self) -> None:
-        """Ours stops cleanly; Apache's, which needs 15 s for that, is killed."""
+        """Stop our broker cleanly, but kill Apache's, which needs 15 s to stop."""
         if self.kit is not None:
             self.process.kill()
             return
@@ -101,7 +100,9 @@ def run_replica(
     broker_id: int = 0,
     ports: tuple[int, int] | None = None,
 ) -> Iterator[Replica]:
-    """A broker that all its name servers know; id 0 is the master. Given its ports, one of ours starts again."""
+    """Run a broker and wait until all its name servers know it. Id 0 is the master. With ``ports``, one of ours starts
+    again.
+    """
     folder.mkdir(exist_ok=ports is not None)
     store, known = folder / "store", ";".join(name_servers)
     port, ha_port = ports = ports or free_ports()[1:]
@@ -117,12 +118,12 @@ def run_replica(
 
 
 def restarted(replica: Replica, name_servers: Sequence[str], broker_id: int) -> AbstractContextManager[Replica]:
-    """One of ours that has ended, again."""
+    """Restart a stopped broker of ours."""
     return run_replica(None, replica.store.parent, name_servers, broker_id, replica.ports)
 
 
 def wait_caught_up(master: Replica, slaves: Collection[Replica]) -> None:
-    """Until the slaves hold what the master holds now."""
+    """Wait until the slaves have the master's present log."""
     end = master.log_end
     wait_until(
         lambda: min(slave.log_end for slave in slaves) >= end,
@@ -134,7 +135,7 @@ def wait_caught_up(master: Replica, slaves: Collection[Replica]) -> None:
 
 @contextmanager
 def frozen(*replicas: Replica) -> Iterator[None]:
-    """The processes stand still: their connections stay, nothing is answered."""
+    """Stop the processes (SIGSTOP) in the block: their connections stay open, but get no answers."""
     for replica in replicas:
         os.kill(replica.process.pid, signal.SIGSTOP)
     try:
@@ -161,13 +162,13 @@ def create_topic(broker_addr: str, topic: str, queue_count: int, attributes: str
 
 
 def message_count(broker_addr: str, topic: str) -> int:
-    """In all queues that a topic may have; 0 for a topic that does not exist."""
+    """Return the number of messages in all possible queues of a topic, 0 for a topic that does not exist."""
     asked = (Command(RequestCode.GET_MAX_OFFSET, fields={"topic": topic, "queueId": str(i)}) for i in range(QUEUES_MAX))
     return sum(int(decode_fields(ask(broker_addr, command))["offset"]) for command in asked)
 
 
 def tables(replica: Replica) -> dict[str, dict[str, Any]]:
-    """The tables of `TABLES`, by the name of the table. A 4.9 slave has its master's delay offsets in its file only."""
+    """Return the tables of `TABLES` by name. A 4.9 slave has its master's delay offsets only in its file."""
     found = {}
     for name, (code, part) in TABLES.items():
         answer = ask(replica.address, Command(code))
@@ -184,7 +185,7 @@ def table_of(body: bytes | memoryview, part: str) -> dict[str, Any]:
 
 
 def missing_tables(master: Replica, slave: Replica, deadline: float) -> dict[str, object]:
-    """What of its master's tables a slave has not taken over when it had the time to."""
+    """Return the entries of its master's tables that a slave has not copied by the deadline."""
     while True:
         originals, copies = tables(master), tables(slave)
         missing: dict[str, object] = {
@@ -199,7 +200,7 @@ def missing_tables(master: Replica, slave: Replica, deadline: float) -> dict[str
 
 
 def is_alike(table: str, original: Any, copy: Any) -> bool:
-    """Equal; of a topic or a group in what both makers know of it."""
+    """Return True if two entries are equal; for a topic or a group, in the fields that both makers know."""
     if table not in ("topics", "groups") or copy is None:
         return bool(original == copy)
     shared = original.keys() & copy.keys()
@@ -207,7 +208,7 @@ def is_alike(table: str, original: Any, copy: Any) -> bool:
 
 
 def log_difference(master: Path, slave: Path, end: int) -> str | None:
-    """Where two logs part before an offset; None when they do not."""
+    """Return the first difference of two logs below an offset, or None."""
     logs = [(root / "commitlog") for root in (master, slave)]
     start = 0
     for ours, theirs in zip_longest(*(sorted(log.iterdir()) for log in logs)):
@@ -224,8 +225,8 @@ def log_difference(master: Path, slave: Path, end: int) -> str | None:
 
 
 def derived_differences(master: Path, slave: Path) -> list[str]:
-    """Files of the queues that two stores have not alike; and the index, where their entries are not the same ones.
-    (Where one file of it ends and the next begins differs after a recovery.)"""
+    """Return the queue files that differ between two stores, and the index if its entries differ. (The borders between
+    its files differ after a recovery.)"""
     queues = [files(root, "consumequeue", "batchconsumequeue") for root in (master, slave)]
     found, copied = without_new_blank(queues[0], queues[1]), without_new_blank(queues[1], queues[0])
     names = [name for name in found.keys() | copied.keys() if found.get(name) != copied.get(name)]
@@ -235,7 +236,7 @@ def derived_differences(master: Path, slave: Path) -> list[str]:
 
 
 def index_entries(store: Path) -> set[bytes]:
-    """Hash and physical offset of every entry."""
+    """Return hash and physical offset of every index entry."""
     begin = INDEX_HEADER_BYTES + INDEX_SLOT_BYTES * int(str(CONF["maxHashSlotNum"]))
     return {
         content[at : at + INDEX_KEY_BYTES]

@@ -1,7 +1,7 @@
-"""A server started as a process of its own: waits for its ready line, ends it by its pid.
+"""A server process: waits for its ready line, and stops it by its pid.
 
-Output goes to a file, which the message of a failed start quotes. None outlives the tests, however they end: a process
-beside them reads from a pipe who runs, and kills those when the pipe's other end is gone.
+Output goes to a file, and the message of a failed start quotes it. No server outlives the tests, however they end: a
+watch process reads the pids of running servers from a pipe, and kills these when the other end of the pipe is closed.
 """
 
 import atexit
@@ -33,7 +33,7 @@ for pid in running:
 
 
 class ServerProcess:
-    """One running server; leaving the `with` block kills what is still there."""
+    """One running server. Leaving the `with` block kills the process if it still runs."""
 
     def __init__(self, command: Sequence[str | Path], log: Path, env: Mapping[str, str] | None = None) -> None:
         self.log = log
@@ -46,7 +46,7 @@ class ServerProcess:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=None if env is None else dict(env),
-                start_new_session=True,  # an interrupt at the terminal is ours to pass on
+                start_new_session=True,  # this process passes an interrupt of the terminal on
             )
         os.write(_watchman(), b"+%d\n" % self.pid)
 
@@ -57,7 +57,7 @@ class ServerProcess:
     def wait_ready(self, pattern: str, timeout_seconds: float) -> re.Match[str]:
         """Wait until a line of the output matches.
 
-        Raises RuntimeError when the process ends first, TimeoutError when it takes longer.
+        Raises RuntimeError: the process exits first. Raises TimeoutError: it takes longer.
         """
         found: list[re.Match[str]] = []
 
@@ -79,7 +79,7 @@ class ServerProcess:
     def stop(self, how: signal.Signals, timeout_seconds: float) -> int:
         """Signal the process and return its exit code; negative is the signal that ended it.
 
-        Raises TimeoutError, after killing it, when it does not end in time.
+        Raises TimeoutError: the process did not exit in time and was killed.
         """
         if self._popen.poll() is None:
             self._popen.send_signal(how)
@@ -93,7 +93,7 @@ class ServerProcess:
         return self.kill()
 
     def kill(self) -> int:
-        """End it if it runs; its exit code."""
+        """Kill the process if it runs. Return its exit code."""
         self._popen.kill()
         exit_code = self._popen.wait()
         os.write(_watchman(), b"-%d\n" % self.pid)
@@ -113,15 +113,15 @@ class ServerProcess:
 
 
 def _watchman() -> int:
-    """The writing end of the pipe, for lines with a sign and a process id."""
-    with _starting:  # servers are started in threads, too
+    """Return the writing end of the watch process's pipe, for lines with a sign and a process id."""
+    with _starting:  # threads start servers too
         return _start_watchman()
 
 
 @functools.cache
 def _start_watchman() -> int:
     popen = subprocess.Popen([sys.executable, "-ISc", WATCHMAN], stdin=subprocess.PIPE, start_new_session=True)
-    assert popen.stdin is not None, "it is a pipe"
+    assert popen.stdin is not None, "stdin is a pipe"
     atexit.register(popen.wait)
     atexit.register(popen.stdin.close)
     return popen.stdin.fileno()

@@ -1,4 +1,4 @@
-"""Which files need the Apache servers that a session shares, and so run in one process, one after the other."""
+"""The test files that need the shared Apache servers of a session, and so run in one process, one after the other."""
 
 import functools
 import re
@@ -6,14 +6,16 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent
 PAIR, PROXY = "tests/interop/", "tests/interop/grpc/"
-"""A name server and a broker; a broker with its proxy."""
+"""The pair of name server and broker; the broker with its proxy."""
 TAKES = {PAIR: re.compile(r'apache: ApachePair|getfixturevalue\("apache"\)'), PROXY: re.compile(r"apache_proxy: Place")}
-"""An argument of a test or a fixture that is a shared server, or a request for one."""
+"""Patterns of a shared server as an argument of a test or fixture, or of a request for it."""
 
 
 @functools.cache
 def shared_servers(file: Path) -> str:
-    """What tests of this file may ask for, ``PAIR``, ``PROXY`` or nothing; all of the client suite ask for a pair."""
+    """Return the shared servers that tests of a file may request: ``PAIR``, ``PROXY`` or an empty string. The client
+    suite always requests a pair.
+    """
     if file.parent == FOLDER / "suite":
         return PAIR
     text = file.read_text(encoding="utf-8")

@@ -25,7 +25,7 @@ class Standalone:
     store_dir: Path
 
     def stop(self) -> None:
-        """SIGTERM has to end it with code 0 and a clean store: `abort` is what an unclean stop leaves."""
+        """Send SIGTERM, and check that the exit code is 0 and the store is clean: an unclean stop leaves `abort`."""
         exit_code = self.process.stop(signal.SIGTERM, STOP_SECONDS)
         assert exit_code == 0, f"ended with {exit_code}; {self.process.log_tail()}"
         assert not (self.store_dir / "abort").exists(), f"abort left in {self.store_dir}; {self.process.log_tail()}"
@@ -33,7 +33,9 @@ class Standalone:
 
 @contextmanager
 def run_standalone(store_dir: Path, work_dir: Path, *options: str) -> Iterator[Standalone]:
-    """Start it on free loopback ports; `options` are added to the command line. Killed at the end if it still runs."""
+    """Start `rmq standalone` on free loopback ports, with ``options`` on the command line. It is killed at the end if
+    it still runs.
+    """
     command: Sequence[str | Path] = [
         RMQ,
         "standalone",
@@ -51,7 +53,7 @@ def run_standalone(store_dir: Path, work_dir: Path, *options: str) -> Iterator[S
 
 @contextmanager
 def run_name_server(work_dir: Path, port: int = 0, conf: str = "") -> Iterator[tuple[ServerProcess, str]]:
-    """`rmq namesrv`, and its address."""
+    """Run `rmq namesrv`. Yield its process and address."""
     config = work_dir / f"rmq-namesrv-{port}.conf"
     config.write_text(f"kvConfigPath={work_dir}/kvConfig-{port}.json\n{conf}")
     command: list[str | Path] = [RMQ, "namesrv", "--host", "127.0.0.1", "--port", str(port), "-c", config]
@@ -63,7 +65,9 @@ def run_name_server(work_dir: Path, port: int = 0, conf: str = "") -> Iterator[t
 def run_broker(
     store_dir: Path, work_dir: Path, name_servers: str, conf: Mapping[str, object]
 ) -> Iterator[tuple[ServerProcess, str]]:
-    """`rmq broker` on a free port, and its address; `conf` is its `broker.conf`. Killed at the end if it still runs."""
+    """Run `rmq broker` on a free port. Yield its process and address. `conf` is its `broker.conf`. It is killed at the
+    end if it still runs.
+    """
     config = work_dir / "rmq-broker.conf"
     config.write_text("".join(f"{key}={value}\n" for key, value in {"listenPort": 0, **conf}.items()))
     where = ("--host", "127.0.0.1", "--store", store_dir, "-n", name_servers)
@@ -74,14 +78,14 @@ def run_broker(
 
 @contextmanager
 def run_proxy(work_dir: Path, name_servers: str, conf: Mapping[str, object]) -> Iterator[tuple[ServerProcess, str]]:
-    """`rmq proxy` on free ports, and where it answers gRPC. Killed at the end if it still runs."""
+    """Run `rmq proxy` on free ports. Yield its process and gRPC address. It is killed at the end if it still runs."""
     with _run_proxy(work_dir, name_servers, conf) as (process, grpc_addr, _):
         yield process, grpc_addr
 
 
 @contextmanager
 def run_remoting_proxy(work_dir: Path, name_servers: str) -> Iterator[str]:
-    """Where an `rmq proxy` on free ports answers remoting clients. Its stop has to be clean."""
+    """Run `rmq proxy` on free ports and yield its address for remoting clients. It must stop cleanly."""
     with _run_proxy(work_dir, name_servers, {}) as (process, _, remoting_addr):
         yield remoting_addr
         assert process.stop(signal.SIGTERM, STOP_SECONDS) == 0, process.log_tail()

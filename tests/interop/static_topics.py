@@ -1,4 +1,4 @@
-"""Making static topics the way mqadmin's updateStaticTopic does it."""
+"""Static topics, created as mqadmin's updateStaticTopic does."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command
 
 QUEUES = {5: 0, 3: 1}
-"""Queues by their numbers in the topic, and on the broker; the other six of the topic are nowhere."""
+"""Queues by their numbers in the topic, with their numbers on the broker. The other six queues are on no broker."""
 
 
 def creation(topic: str, broker_name: str, **changes: Any) -> Command:
-    """Request 513 for a topic of 8 queues, of which this broker has `QUEUES`; ``changes`` are of its body."""
+    """Return request 513 for a topic of 8 queues, with `QUEUES` on this broker. ``changes`` replace parts of its
+    body.
+    """
     current = {"bname": broker_name, "gen": 0, "logicOffset": 0, "startOffset": 0, "endOffset": -1}
     detail: dict[str, Any] = {
         "topic": topic,

@@ -80,13 +80,15 @@ def sends(*queue_ids: int, topic: str = SHRUNK) -> list[Asked]:
 
 
 def pulls(*queue_ids: int, **changed: object) -> list[Asked]:
-    """Pulls that begin behind the first message."""
+    """Return pulls that start after the first message."""
     fields = [{**PULL, "queueId": queue_id, "queueOffset": 1, **changed} for queue_id in queue_ids]
     return [Asked(code, one) for one in fields for code in (Code.PULL_MESSAGE, Code.LITE_PULL_MESSAGE)]
 
 
 def readable(queue_id: int, count: int) -> Asked:
-    """Waits for a number of messages: Apache's broker shows them a moment after it took them."""
+    """Return a request that waits for a number of messages: Apache's broker shows them a moment after it stored
+    them.
+    """
     fields = {**PULL, "queueId": queue_id, "queueOffset": count - 1, "sysFlag": 6}
     return Asked(Code.PULL_MESSAGE, fields, is_awaited=True)
 
@@ -221,18 +223,18 @@ SCENARIOS: dict[str, list[Asked]] = {
         Asked(Code.DELETE_SUBSCRIPTIONGROUP),
     ],
     "controls": [
-        # Producers leave queues first, then consumers.
+        # Producers stop using queues first, then consumers.
         *(queues(4, 4), group(), *sends(0, 1, 2, 3), queues(2, 4), *sends(1, 2, 3, 4), readable(1, 2), readable(3, 2)),
         *(*pulls(1, 3, 4), queues(2, 2), *sends(1, 2, 3), readable(1, 3), *pulls(1, 2, 3)),
         *(queues(4, 2), *sends(3), *pulls(3)),
-        # What a topic may.
+        # Permissions of a topic.
         *(queues(4, 4, 4), *sends(0), readable(0, 2), *pulls(0)),
         *(asked for perm in (2, 0, 1) for asked in (queues(4, 4, perm), *sends(0), *pulls(0), *POPS)),
         *(queues(4, 4), queues(4, 4, topic=ORDERED), *sends(0, topic=ORDERED)),
-        # What a broker may: only ordered messages stop at once, for all others the route is withdrawn.
+        # Permissions of a broker: only ordered messages stop at once, for all others the route is withdrawn.
         *(broker_permission(4), *sends(0), *sends(0, topic=ORDERED), broker_permission(2), *pulls(0)),
         *(*POPS, broker_permission(6), readable(0, 6)),
-        # What a group may.
+        # Permissions of a group.
         *(group(consumeEnable=False), *pulls(0), *pulls(0, sysFlag=2), *POPS, group(consumeEnable=True)),
         *(asked for may in (False, True) for asked in (group(consumeFromMinEnable=may), *MIN_OFFSETS, *pulls(0))),
         *(group(whichBrokerWhenConsumeSlowly=3, brokerId=2), *pulls(0), group()),
@@ -273,7 +275,7 @@ SCENARIOS: dict[str, list[Asked]] = {
     "offsets": [
         Asked(Code.UPDATE_AND_CREATE_TOPIC, CREATE),
         Asked(Code.GET_SUBSCRIPTIONGROUP_CONFIG, {"group": GROUP}),
-        # With the default, true, ours answers 0 for an empty queue, so that a new group misses no message.
+        # With the default, true, our broker answers 0 for an empty queue, so that a new group misses no message.
         Asked(Code.QUERY_CONSUMER_OFFSET, {**OFFSET, "setZeroIfNotFound": "false"}),
         *(Asked(Code.SEND_MESSAGE_V2, SEND, b"hello") for _ in range(3)),
         *odd(Code.QUERY_CONSUMER_OFFSET, {**OFFSET, "consumerGroup": "new"}, "queueId", kept="consumerGroup"),

@@ -1,7 +1,7 @@
-"""Every command of mqadmin that ``rmq`` has: ours against Apache's servers and against rmqkit's, row by row.
+"""Every command of mqadmin that ``rmq`` has: our command with Apache's servers and with rmqkit's, row by row.
 
-The rows are in `admin_rows`, what they are run against is in `admin_world`. The outcome is the table in
-`docs/reference/mqadmin.md`, which has to be what this test finds.
+The rows are in `admin_rows`, their objects in `admin_world`. The outcome is the table in `docs/reference/mqadmin.md`,
+which must equal the result of this test.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ This page is generated: `tests/interop/test_admin_table.py` fails while it is ou
 
 @dataclass(slots=True)
 class Outcomes:
-    """What came of the rows, in their order: an empty text is a pass."""
+    """The results of the rows, in their order: an empty text is a pass."""
 
     apache: list[str] = field(default_factory=list)
     ours: list[str] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Outcomes:
 
 
 def _shown(text: str) -> str:
-    """A command as a person would write it: names in place of the world's members."""
+    """Return a command as a person would write it, with names in place of the world's members."""
     shown = text.replace("{", "").replace("}", "").replace("~", " ").replace("|", "\\|")
     return f" {shown}" if shown else ""
 
@@ -65,7 +65,7 @@ def _word(problem: str) -> str:
 
 
 def run_rows(rows: Sequence[Row], world: World) -> tuple[list[str], list[object]]:
-    """What is wrong with each row, and what each answered."""
+    """Return the problem of each row, and each answer."""
     problems: list[str] = []
     answers: list[object] = []
     for row in rows:
@@ -80,7 +80,7 @@ def run_rows(rows: Sequence[Row], world: World) -> tuple[list[str], list[object]
 
 
 def disagreement(row: Row, text: str, answer: object) -> str:
-    """What of mqadmin's output does not agree with our answer."""
+    """Return the part of mqadmin's output that does not agree with our answer."""
     assert row.java is not None
     try:
         return "" if row.java(text, answer) else f"mqadmin printed {text[:600]!r}, we answered {answer!s:.300}"
@@ -108,7 +108,7 @@ def outcomes(managed_apache: ApachePair, tmp_path_factory: pytest.TempPathFactor
 
 
 def mqadmin_texts(apache: ApachePair, world: World, numbers: Sequence[int], folder: Path) -> dict[int, str]:
-    """What mqadmin prints for rows. Some of its commands wait 3 s at their end, so several machines share them."""
+    """Return mqadmin's output for rows. Some of its commands wait 3 s at their end, so several JVMs share them."""
     folder.mkdir()
     commands = [[ROWS[n].command, *world.fill(ROWS[n].options), "-n", world.namesrv] for n in numbers]
     return dict(zip(numbers, run_mqadmin(apache.kit, commands, folder), strict=True))

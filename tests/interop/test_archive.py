@@ -1,5 +1,5 @@
-"""Clients in Java, Go, Node and C++ read messages that are in our archive, and go on in the log, without a change; so
-do Apache's SDKs for gRPC, by receiving and by listening in order.
+"""Clients in Java, Go, Node and C++ read messages that are in our archive, and continue in the log, without a change.
+Apache's SDKs for gRPC do the same with simple consumers and ordered push consumers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SIZES = ("mappedFileSize", "mapperFileSize", "maxHashSlotNum", "maxIndexNum")
 
 
 async def archive_golden(golden: GoldenStore, place: Path) -> int:
-    """Archive every full file of a store and delete it; returns where the log begins then."""
+    """Archive every full file of a store and delete it. Return the new start of the log."""
     settings = msgspec.structs.replace(golden_settings(golden), archive=str(place), file_reserved_hours=0)
     batches = batch_topics(golden.root)
     store = MessageStore(golden.root, settings, is_batch_topic=lambda topic: topic in batches)
@@ -49,7 +49,7 @@ async def archive_golden(golden: GoldenStore, place: Path) -> int:
 
 
 async def archive_all(store: MessageStore, settings: StoreSettings) -> int:
-    """Archive and delete the full files of a store and close it; returns where the log begins then."""
+    """Archive and delete the full files of a store and close it. Return the new start of the log."""
     try:
         store.flusher.flush_log()
         archive = LogArchive(store, settings, NAME, writes=True)
@@ -88,7 +88,7 @@ def test_java_reads_across_the_border(apache_kit: ApacheKit, tmp_path: Path) -> 
 
 
 def fill(folder: Path, topics: Sequence[str], **properties: str) -> dict[str, object]:
-    """A store that has most messages of topics, of one queue each, in its archive alone; its broker's configuration."""
+    """Fill a store with topics of one queue each and archive most messages. Return the configuration of its broker."""
     place = str(folder / "archive")
     settings = StoreSettings(commit_log_file_bytes=FILE_BYTES, archive=place, file_reserved_hours=0)
     store = MessageStore(folder / "store", settings)
@@ -102,7 +102,7 @@ def fill(folder: Path, topics: Sequence[str], **properties: str) -> dict[str, ob
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
-    """A broker whose topics of three clients are archived."""
+    """Run a broker with the archived topics of three clients."""
     folder = tmp_path_factory.mktemp("archived")
     conf = {**fill(folder, TOPICS), "grpcServerPort": -1}
     options = [word for key, value in conf.items() for word in ("--set", f"{key}={value}")]
@@ -142,7 +142,7 @@ def test_cpp_pulls_across_the_border_in_order(server: Standalone, tmp_path: Path
 
 @pytest.fixture(scope="module")
 def sdks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[GrpcBroker, Path]]:
-    """A broker with an endpoint of gRPC, whose topics of each SDK are archived."""
+    """Run a broker with a gRPC endpoint and archived topics of each SDK."""
     folder = tmp_path_factory.mktemp("sdks")
     topics = {f"{language}-{topic}": kind for language in SDKS for topic, kind in ARCHIVED.items()}
     broker = GrpcBroker(folder, fill(folder, list(topics), __SHARDINGKEY="g"))
@@ -161,7 +161,7 @@ async def make(broker: GrpcBroker, topics: Mapping[str, str]) -> None:
             await admin.topics.create(topic, broker=broker.broker, **how)
         for topic, kind in topics.items():  # topics and groups have the same names
             await admin.groups.update(topic, {"consume_message_orderly": kind == "FIFO"}, broker.broker)
-            await admin.offsets.reset(topic, topic, 0)  # a new group begins at the end, as at Apache's
+            await admin.offsets.reset(topic, topic, 0)  # a new group starts at the end, as with Apache's broker
 
 
 @pytest.mark.interop

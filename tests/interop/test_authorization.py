@@ -1,5 +1,5 @@
-"""What users may do by their policies: Apache's broker and ours answer the same requests of the same users alike, with
-code and remark. Source: behaviour.md §9.8."""
+"""The permissions of users by their policies: Apache's broker and ours answer the same requests of the same users with
+equal codes and remarks. Source: behaviour.md §9.8."""
 
 import asyncio
 import json
@@ -53,7 +53,7 @@ CREATE = {
 POP = {
     **BOTH,
     "maxMsgNums": 8,
-    "invisibleTime": 1_800_000,  # longer than this file takes: each broker revives at its own times
+    "invisibleTime": 1_800_000,  # longer than this file takes: each broker redelivers at its own times
     "pollTime": 0,
     "bornTime": 1 << 60,
     "initMode": 0,
@@ -68,7 +68,7 @@ LOCK = {"consumerGroup": GROUP, "clientId": "c", "mqSet": LOCKED}
 
 
 def beat(*topics: str) -> dict[str, object]:
-    """Of a group of its own: brokers forget it some time after its connection is gone."""
+    """Return a heartbeat of a separate group: brokers remove it some time after its connection is closed."""
     subscriptions = [{"topic": topic, "subString": "*", "subVersion": 1} for topic in topics]
     consumer = {"groupName": "granted_beat", "consumeType": "CONSUME_PASSIVELY", "messageModel": "CLUSTERING"}
     return {
@@ -85,7 +85,8 @@ USED = [
     Asked(Code.SEND_MESSAGE_V2, {**SEND, "a": "other", "b": RETRY}, b"1"),
     Asked(Code.CONSUMER_SEND_MSG_BACK, {"offset": 1 << 40, "group": GROUP, "delayLevel": 1, "originTopic": "Other"}),
     Asked(Code.RECALL_MESSAGE, {"topic": TOPIC, "recallHandle": "x"}),
-    # Twice: a reset of offsets stands at ours until its client pulls again, and at Apache's until it has answered once.
+    # Twice: with our broker a reset of offsets is pending until the client pulls again, with Apache's until it has
+    # answered once.
     *(Asked(Code.PULL_MESSAGE, PULL) for _ in range(2)),
     Asked(Code.PULL_MESSAGE, {**PULL, "topic": RETRY}),
     Asked(Code.QUERY_MESSAGE, QUERY),
@@ -111,7 +112,7 @@ USED = [
     Asked(Code.SEARCH_OFFSET_BY_TIMESTAMP, {**QUEUE, "timestamp": 0}),
     Asked(Code.VIEW_MESSAGE_BY_ID, {"topic": TOPIC, "offset": 1 << 40}),
 ]
-"""What producers and consumers ask."""
+"""The requests of producers and consumers."""
 
 ADMINISTERED = [
     Asked(Code.UPDATE_AND_CREATE_TOPIC, CREATE),
@@ -156,7 +157,7 @@ ADMINISTERED = [
     Asked(Code.AUTH_GET_ACL, {"subject": "User:none"}),
     Asked(Code.AUTH_LIST_ACL, {"subjectFilter": "nobody at all"}),
 ]
-"""What operators ask."""
+"""The requests of operators."""
 
 FREE = [
     *(Asked(code) for code in (Code.GET_BROKER_CONFIG, Code.GET_BROKER_RUNTIME_INFO, Code.GET_ALL_TOPIC_CONFIG)),
@@ -167,7 +168,7 @@ FREE = [
     Asked(Code.VIEW_MESSAGE_BY_ID, {"offset": 1 << 40}),
     Asked(Code.SEND_REPLY_MESSAGE, {**LONG_NAMES, "topic": f"{CLUSTER}_REPLY_TOPIC"}, b"1"),
 ]
-"""What any user may."""
+"""The requests that any user may send."""
 
 
 def entry(resource: str, *actions: str, decision: str = "Allow", ips: tuple[str, ...] = ()) -> dict[str, object]:
@@ -222,7 +223,7 @@ CONF = {
     "authorizationMetadataProvider": f"{AUTH}.authorization.provider.LocalAuthorizationMetadataProvider",
     "authenticationWhitelist": "30, 202",
     "authorizationWhitelist": "202,apache.rocketmq.v2.QueryRouteRequest",
-    "recallMessageEnable": "false",  # as Apache's is unless it is told: a standalone of ours calls back
+    "recallMessageEnable": "false",  # Apache's default; our standalone recalls messages by default
     "brokerClusterName": CLUSTER,
     "brokerName": BROKER_NAME,
 }
@@ -230,7 +231,7 @@ CONF = {
 
 @pytest.fixture(scope="module")
 def servers(apache_kit: ApacheKit, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """Apache's broker and ours, which know the users, each with its name server: their addresses."""
+    """Run Apache's broker and ours, which know the users, each with its name server. Yield the addresses."""
     theirs, ours = (tmp_path_factory.mktemp(name) for name in ("theirs", "ours"))
     config = ours / "broker.conf"
     config.write_text("".join(f"{key}={value}\n" for key, value in CONF.items()))
@@ -246,13 +247,13 @@ def servers(apache_kit: ApacheKit, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture
 def brokers(servers: dict[str, str]) -> tuple[str, str]:
-    """The addresses of Apache's broker and ours."""
+    """Return the addresses of Apache's broker and ours."""
     apache, ours = servers
     return apache, ours
 
 
 def prepare(address: str) -> None:
-    """Topic, group and users; every answer has to be a success."""
+    """Create topic, group and users. Every answer must be a success."""
     asked = [
         *(Asked(Code.UPDATE_AND_CREATE_TOPIC, {**CREATE, "topic": name}) for name in (TOPIC, "Worked")),
         *(
@@ -284,13 +285,13 @@ def of(name: str) -> Credentials:
 
 
 def differences(brokers: tuple[str, str], asked: Iterable[Asked], user: Credentials | None) -> dict[str, object]:
-    """What the two brokers answered differently; the text of a Java exception is nobody's business."""
+    """Return the different answers of the two brokers, apart from texts of Java exceptions."""
     apache, own = brokers
     found = {}
     for one in asked:
         ours, theirs = answer(own, one, user), answer(apache, one, user)
         if is_other(theirs, ours) and theirs[0] == ResponseCode.PULL_NOT_FOUND:
-            # Apache's queues are written a moment after it has answered a send.
+            # Apache's queues are written a moment after the broker answered a send.
             wait_until(lambda one=one, ours=ours: not is_other(answer(apache, one, user), ours), 10, f"Apache's {one}")
         elif is_other(theirs, ours):
             found[str(one)] = theirs, ours
@@ -307,7 +308,7 @@ def test_users_may_what_their_policies_say(brokers: tuple[str, str], name: str) 
 
 
 def test_requests_that_do_not_say_what_they_are_about(brokers: tuple[str, str]) -> None:
-    """But for 17, whose numbers Apache's broker misses before it asks for rights."""
+    """Without 17: Apache's broker rejects its missing numbers before it checks the rights."""
     codes = {one.code for one in (*USED, *ADMINISTERED)} - {Code.UPDATE_AND_CREATE_TOPIC}
     assert differences(brokers, [Asked(code) for code in sorted(codes)], of("none")) == {}
 
@@ -320,7 +321,7 @@ def test_white_lists(brokers: tuple[str, str]) -> None:
     for user in (None, *guessed):
         assert [answer(brokers[1], one, user)[0] for one in asked] == [16, 16, 0]
     believed = [answer(brokers[0], asked[0], user)[0] for user in guessed]
-    assert believed == [16, 0, 0, 16], "Apache's broker believes the name where no signature is looked at"
+    assert believed == [16, 0, 0, 16], "without signatures, Apache's broker accepts the user name as it is"
 
 
 def test_changes_hold_at_once(brokers: tuple[str, str]) -> None:
@@ -357,7 +358,7 @@ def test_what_apache_lets_everybody_do_and_ours_does_not(brokers: tuple[str, str
 
 
 def sent(address: str, properties: str) -> int:
-    """Where in the log a message lies, sent by a user who may that."""
+    """Send a message as a user with the permission. Return its place in the log."""
     command = Asked(Code.SEND_MESSAGE_V2, {**SEND, "i": properties}, b"1").command({})
     of("literal").sign(command)
     answered = ask(address, command)
@@ -366,7 +367,7 @@ def sent(address: str, properties: str) -> int:
 
 
 def test_apache_lets_everybody_reach_messages_by_their_place_and_ours_does_not(brokers: tuple[str, str]) -> None:
-    """At ours who has the rights may still."""
+    """Users with the permission may still do it with our broker."""
     codes: list[int] = []
     for address in brokers:
         plain, half = sent(address, ""), sent(address, "TRAN_MSG\x01true\x02PGROUP\x01p\x02")
@@ -428,7 +429,7 @@ def test_mqadmin_signs_and_is_told_what_it_may_not(
 
 @pytest.mark.real_time
 async def test_the_console_lets_a_user_do_what_the_policies_say(servers: dict[str, str]) -> None:
-    """Apache's broker and ours: `anna` logs in, and the broker decides; when she is removed, so is her login."""
+    """With Apache's broker and ours: `anna` logs in, and the broker decides. When she is removed, her login ends."""
     for number, namesrv in enumerate(servers.values()):
         anna, password = f"anna{number}", "secret-of-anna"
         async with (

@@ -1,4 +1,4 @@
-"""Apache's broker 5.5 takes over a store that ours had in between and that was killed there.
+"""Apache's broker 5.5 opens a store of 5.5 that our broker used in between until it was killed.
 
 A broker of 5.5 begins its recovery at the log file that ``logicsPhysicalOffset`` of the check point names. With
 ``enableAcceleratedRecovery`` it refuses to start when that number is 0. Source: store.md §8.1, delta-5.5.md §3.
@@ -55,7 +55,7 @@ def logics_physical_offset(folder: Path) -> int:
 
 @pytest.fixture(scope="module")
 def killed(kit: ApacheKit, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store of 5.5 that lost its last log file, was opened and filled by ours, and killed."""
+    """Return a store of 5.5 that lost its last log file and that our broker opened, filled and left by a kill."""
     folder = new_folder(tmp_path_factory.mktemp("checkpoint") / "killed")
     with opened(kit, folder) as theirs:
         asyncio.run(send(theirs.namesrv_addr, "theirs"))
@@ -63,7 +63,7 @@ def killed(kit: ApacheKit, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "store/abort").touch()
     assert logics_physical_offset(folder) > 0, "a broker of 5.5 writes the field when it stops"
     newest = max(path for path in (folder / "store/commitlog").iterdir() if any(path.read_bytes()))
-    newest.write_bytes(bytes(newest.stat().st_size))  # so the number of 5.5 is now past the end of the log
+    newest.write_bytes(bytes(newest.stat().st_size))  # now the number of 5.5 is greater than the end of the log
     with run_standalone(folder / "store", folder, "-c", str(folder / "ours.conf")) as ours:
         end_when_opened = log_end(ours.broker_addr)
         assert logics_physical_offset(folder) == end_when_opened

@@ -1,7 +1,7 @@
-"""What Apache's Java client sees of a broker, ours and Apache's: the same program, the same facts.
+"""Apache's Java client with our broker and Apache's: the same program, the same facts.
 
-`java/src/interop/ClientBehaviours.java` runs every behaviour side by side in one virtual machine and tells facts that
-name no id, address or time; here the facts that the two brokers gave are compared, behaviour by behaviour.
+`java/src/interop/ClientBehaviours.java` runs all behaviours in parallel in one JVM and reports facts without ids,
+addresses or times. This test compares the facts for the two brokers, behaviour by behaviour.
 """
 
 import subprocess
@@ -50,14 +50,14 @@ Facts = dict[str, list[str]]
 
 @pytest.fixture(scope="module")
 def told(apache: ApachePair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Facts]]:
-    """The facts by peer and behaviour; the program runs against both brokers at the same time."""
+    """Return the facts by peer and behaviour. The program runs with both brokers at the same time."""
     kit = kit_or_skip(default_version())
     work_dir = tmp_path_factory.mktemp("behaviours")
     conf = work_dir / "broker.conf"
     conf.write_text("".join(f"{key}={value}\n" for key, value in CONF.items()))
     with run_standalone(work_dir / "store", work_dir, "-c", str(conf)) as ours:
         with Producer("first", ours.namesrv_addr, settings=producing()) as producer:
-            # A record at offset 0 is one that Java takes for none.
+            # Java treats a record at offset 0 as missing.
             producer.send(Message(topic="First", body=b"first"))
         for address in (apache.broker_addr, ours.broker_addr):
             assert ask(address, creation("Behaviour-static-topic", BROKER_NAME)).code == ResponseCode.SUCCESS

@@ -1,4 +1,5 @@
-"""What clients and tools ask with missing, empty, unreadable and extreme fields: Apache's broker and ours answer alike.
+"""Requests of clients and tools with missing, empty, unreadable and extreme fields: Apache's broker and ours answer
+alike.
 
 The other codes are in `test_send_answers` and `test_admin_codes`. Left out, because ours deliberately answers better:
 an SQL92 expression in a pull that does not compile (Apache's broker delivers everything, ours refuses it), a count of
@@ -52,7 +53,7 @@ def changed(code: int, good: dict[str, object], *changes: dict[str, object]) -> 
 def handle_of(
     version: str = "v1", topic: str = "CodesTimer", broker: str = BROKER_NAME, at: object = SOON_MS, key: str = "K"
 ) -> str:
-    """A recall handle (remoting.md §7.6)."""
+    """Return a recall handle (remoting.md §7.6)."""
     return base64.urlsafe_b64encode(f"{version} {topic} {broker} {at} {key}".encode()).decode()
 
 
@@ -89,11 +90,11 @@ POLICIES: tuple[object, ...] = (
     *({"customizedRetryPolicy": {"next": [5000]}}, {"customizedRetryPolicy": {}}),
     {"exponentialRetryPolicy": {"initial": -5, "max": "x"}},
 )
-"""``groupRetryPolicy``: kept and shown by brokers, used by proxies."""
+"""Values of ``groupRetryPolicy``, which brokers store and return and proxies use."""
 
 
 def readable(topic: str, count: int = 1) -> Asked:
-    """A pull that waits for a number of messages: Apache's broker shows them a moment after it took them."""
+    """Return a pull that waits for a number of messages: Apache's broker shows them a moment after it stored them."""
     return Asked(Code.PULL_MESSAGE, {**PULL, "topic": topic, "queueOffset": count - 1, "sysFlag": 6}, is_awaited=True)
 
 
@@ -125,7 +126,7 @@ SCENARIOS: dict[str, list[Asked]] = {
                 *({"queueId": 1}, {"queueId": 1, "queueOffset": 5}, {"queueId": 1, "queueOffset": -5}),
             )
         ),
-        # What a registered group may be told.
+        # Requests about a registered group.
         member("c1", GROUP, "CodesPull"),
         *changed(
             *(Code.PULL_MESSAGE, {**PULL, "sysFlag": 0}, {}, {"subVersion": 5}, {"subVersion": 6}, {"topic": "TBW102"}),
@@ -244,7 +245,7 @@ SCENARIOS: dict[str, list[Asked]] = {
             for name in ("TIMER_DELIVER_MS", "TIMER_DELAY_MS", "TIMER_DELAY_SEC")
             for value in (-5, 0, "x", "", " 3", 1 << 70, FOR_EVER, 4 * DAY_MS)
             for more in ("", "TIMER_DEL_UNIQKEY\x01K\x02")
-            if value != FOR_EVER or name == "TIMER_DELIVER_MS"  # Java's long overflows, and the message is not late
+            if value != FOR_EVER or name == "TIMER_DELIVER_MS"  # Java's long overflows, and the message is due at once
         ),
         send("CodesTimer", "T", f"TIMER_DELIVER_MS\x01{SOON_MS}\x02"),
         send("CodesTimer", "T", f"TIMER_DELIVER_MS\x01{SOON_MS + 1}\x02"),
@@ -287,12 +288,12 @@ def test_every_code_the_broker_answers_is_compared() -> None:
         one.code for scenarios in (SCENARIOS, ADMIN_SCENARIOS) for several in scenarios.values() for one in several
     }
     asked |= {probe.code for probe in probes("T")}
-    # What slaves ask is held against a recorded conversation, in tests.broker.replication.test_slave_sync; static
-    # topics have behaviours of the suite, in suite/test_static_topics.py.
+    # Requests of slaves are compared with a recorded conversation, in tests.broker.replication.test_slave_sync. Static
+    # topics have behaviours in suite/test_static_topics.py.
     asked |= {
         Code.UPDATE_AND_CREATE_STATIC_TOPIC,
         *(Code.GET_ALL_DELAY_OFFSET, Code.GET_ALL_MESSAGE_REQUEST_MODE),
         *(Code.GET_TIMER_CHECK_POINT, Code.GET_TIMER_METRICS),
     }
-    # They take nothing, and their answers are about the process and the moment.
+    # They have no fields, and their answers are about the process and the present time.
     assert served - asked == {Code.GET_BROKER_RUNTIME_INFO, Code.GET_BROKER_CONFIG}

@@ -1,4 +1,6 @@
-"""Our client while a real Apache broker is killed and comes back, and in a rebalance storm; judged as against ours."""
+"""Our client while a real Apache broker is killed and restarted, and in a rebalance storm, with the same checks as for
+our broker.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ STORM_SECONDS = 10.0
 
 
 class Broker:
-    """A broker of this file's own, always on the same ports."""
+    """A separate broker of this file, always on the same ports."""
 
     def __init__(self, kit: ApacheKit, work_dir: Path, namesrv_addr: str) -> None:
         _, port, ha_port = free_ports()

@@ -1,4 +1,4 @@
-"""Apache's ``mqadmin consumerStatus`` shows a Python consumer, and why a queue of it stands still.
+"""Apache's ``mqadmin consumerStatus`` shows a Python consumer, and the reason why one of its queues makes no progress.
 
 Source: behaviour.md §8.15; remoting.md §6.4.12.
 """

@@ -1,5 +1,5 @@
-"""The web console over Apache's brokers, 5.4.0 and 4.9.4 at once: every page answers, and what a broker does not know
-is said in its place."""
+"""The web console over Apache's brokers, 5.4.0 and 4.9.4 at once: every page answers, and shows which data a broker
+does not provide."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_every_page_of_two_clusters_at_once(apache: ApachePair, tmp_path: Path) 
 
 
 async def fill(name_servers: str) -> None:
-    """Six orders, and a group that nobody is in."""
+    """Send six orders, and create a group without members."""
     async with Admin(name_servers) as admin:
         for topic in (TOPIC, LATER):
             await admin.topics.create(topic, cluster=CLUSTER, read_queues=2, write_queues=2)
@@ -69,7 +69,7 @@ async def fill(name_servers: str) -> None:
 
 
 async def cancel_timed(name_servers: str) -> list[str]:
-    """Cancel the timed message at the broker, and return the keys of those that are left."""
+    """Cancel the timed message at the broker, and return the keys of the remaining ones."""
     async with Admin(name_servers) as admin:
         await admin.brokers.update_config({"recallMessageEnable": "true"}, await admin.calls.address(BROKER_NAME))
         (one,) = (await admin.waiting.timed(topic=LATER)).rows
@@ -79,7 +79,7 @@ async def cancel_timed(name_servers: str) -> list[str]:
 
 
 async def never(*_: object) -> TransactionState:
-    """Of a transaction that nobody decides."""
+    """Leave a transaction undecided."""
     return TransactionState.UNKNOWN
 
 
@@ -102,7 +102,7 @@ def look_at_every_page(address: str, env: str, apache: ApachePair) -> None:
         assert told(address, path)["title"], path
     (delays,) = told(address, f"/{env}/waiting/delays")["brokers"]
     (last,) = [one for one in delays["levels"] if one["level"] == 18]
-    assert last["delayMs"] == 4_000  # of tests' settings; other tests may have used the level, too
+    assert last["delayMs"] == 4_000  # a delay level of the tests' settings, which other tests may have used too
     assert last["delivered"] + last["waiting"] >= 2
     assert (delays["trouble"], delays["dueWithinS"]) == ("", None)
     assert (delays["timed"] is None) is (env == "old")
@@ -112,7 +112,7 @@ def look_at_every_page(address: str, env: str, apache: ApachePair) -> None:
     pops = told(address, f"/{env}/waiting/pop")["found"]
     assert ("brokers before 5.0 have none" in str(pops["troubles"])) is (env == "old")
     store = told(address, f"/{env}/brokers/{BROKER_NAME}/store")["store"]
-    # Apache's brokers do not tell the oldest message while the log has less than 8 MiB.
+    # Apache's brokers do not report the oldest message while the log has less than 8 MiB.
     assert store["segmentCount"] and store["diskBytes"] and len(store["limits"]) == 3
     filtered = told(address, f"/{env}/filter?type=TAG&expression=x&topic={TOPIC}")["found"]
     assert [(one["wanted"], one["brokerSays"]) for one in filtered["tested"]] == [(False, False)] * 6
@@ -128,7 +128,7 @@ def look_at_every_page(address: str, env: str, apache: ApachePair) -> None:
 
 
 def is_well(address: str) -> bool:
-    """Whether every cluster has been asked."""
+    """Return True if every cluster has been queried."""
     try:
         return bool(told(address, "/about")["isWell"])
     except urllib.error.HTTPError:
@@ -136,13 +136,13 @@ def is_well(address: str) -> bool:
 
 
 def page(address: str, path: str) -> str:
-    """A page that answers 200, as HTML."""
+    """Return a page that answers 200, as HTML."""
     with urllib.request.urlopen(address + path, timeout=SECONDS) as answer:
         text: str = answer.read().decode()
         return text
 
 
 def told(address: str, path: str) -> dict[str, object]:
-    """The same as JSON."""
+    """Return the same page as JSON."""
     found: dict[str, object] = json.loads(page(address, f"{path}{'&' if '?' in path else '?'}format=json"))
     return found

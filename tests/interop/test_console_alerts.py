@@ -1,8 +1,8 @@
-"""Alert rules of the web console over real servers: a disk that fills up, a slave that stands still, a group that falls
-back. Each fires once and resolves once at a webhook, and what it got is signed.
+"""Alert rules of the web console over real servers: a full disk, a stopped slave, a group with growing lag. Each fires
+once and resolves once at a webhook, with signed requests.
 
-The master's store is a file system of 64 MiB in a mount namespace of its own, which nobody else sees. The slave's
-process is stopped (SIGSTOP) and goes on. Rounds of the watcher follow one after the other, so nobody waits for one.
+The master's store is a file system of 64 MiB in a mount namespace of its own, which other processes do not see. The
+slave's process is stopped (SIGSTOP) and continued. The watcher checks without pauses, so that the test does not wait.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ RULES = (
 
 @contextmanager
 def small_master(folder: Path, name_servers: str) -> Iterator[ServerProcess]:
-    """A master whose store is a file system of 64 MiB. Skips where nobody may mount one."""
+    """Run a master whose store is a file system of 64 MiB. Skip the test if mounting is not allowed."""
     store = folder / "store"
     store.mkdir(parents=True)
     tried = subprocess.run([*OWN_DISK, store, "true"], capture_output=True, text=True, check=False)
@@ -69,7 +69,7 @@ async def test_rules_fire_and_resolve_once_each_over_real_servers(
 ) -> None:
     monkeypatch.setattr(watcher, "ROUND_S", 0.1)
     monkeypatch.setattr(watcher, "PER_SECOND", 1_000)
-    monkeypatch.setattr(watcher, "ANSWER_MS", 500)  # a slave that stands still is asked as well
+    monkeypatch.setattr(watcher, "ANSWER_MS", 500)  # a stopped slave is queried too
     with (
         run_name_server(tmp_path) as (_, name_server),
         small_master(tmp_path / "master", name_server) as master,

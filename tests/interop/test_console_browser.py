@@ -1,10 +1,10 @@
-"""The web console in a real browser: Debian's headless Chromium, driven by Playwright; axe looks at every page.
+"""The web console in a real browser: Debian's headless Chromium, driven by Playwright; axe checks every page.
 
 One browser and one console over the shop of `tests.console.world`, and one with users, serve all tests of this file.
 Each page is loaded once: axe finds no violation of WCAG 2.2 AA, in the dark no contrast that is too low, nothing
-scrolls sideways at 360 px, no other origin is asked, the content policy refuses nothing, no error is on the browser's
-console. Then each form, by keyboard alone, and what comes of it is looked at in the same way. Skipped, with the
-reason, where there is no browser.
+scrolls sideways at 360 px, no other origin is requested, the content policy refuses nothing, and the browser's console
+has no error. Then each form is used by keyboard alone, and its result is checked in the same way. Without a browser the
+tests are skipped with the reason.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ TABS_MAX = 150
 
 
 class Shop(Struct):
-    """What the tests share: a browser, the address of the console, its pages, and of a console with users."""
+    """The objects that the tests share: a browser, the addresses of a console and of one with users, and the pages."""
 
     browser: Any
     base: str
@@ -79,7 +79,7 @@ async def clients_are_known(base: str) -> None:
 
 @asynccontextmanager
 async def console_with_users(users: Path) -> AsyncIterator[str]:
-    """A console of nobody's cluster, for its logins. Its provider is at another name, which is another site."""
+    """Run a console without a cluster, for its logins. Its provider has another host name, so it is another site."""
     loop, until = asyncio.get_running_loop(), asyncio.Event()
     ready: asyncio.Future[str] = loop.create_future()
     async with providing("localhost") as provider:
@@ -95,7 +95,7 @@ async def console_with_users(users: Path) -> AsyncIterator[str]:
 
 
 class Looker:
-    """A page of the browser, and all that was wrong with what it showed."""
+    """A page of the browser, and the faults found on it."""
 
     def __init__(self, shop: Shop, base: str) -> None:
         self.context = shop.browser.new_context(color_scheme="light", viewport=WIDE)
@@ -107,7 +107,7 @@ class Looker:
         self.page.on("request", lambda one: self._said.append(one.url) if not one.url.startswith(base) else None)
 
     def look(self, name: str) -> None:
-        """Look at what is shown now, in both schemes and at both widths."""
+        """Check the present page, in both color schemes and at both widths."""
         options = {"runOnly": {"type": "tag", "values": RULES}, "resultTypes": ["violations"]}
         self._note(name, axe_playwright.Axe().run(self.page, options=options).response)
         self.page.emulate_media(color_scheme="dark")
@@ -119,7 +119,7 @@ class Looker:
             self.faults.append(f"{name}: {wide} px wide at 360 px")
         self.page.set_viewport_size(WIDE)
         self.page.emulate_media(color_scheme="light")
-        # A page that is not there, or refuses, is an error that browsers note.
+        # Browsers log a missing page, or a refused one, as an error.
         self.faults += [
             f"{name}: {text}" for text in self._said if "the server responded with a status of 4" not in text
         ]
@@ -133,7 +133,7 @@ class Looker:
     # -- by keyboard
 
     def reach(self, selector: str) -> None:
-        """Press Tab until an element has the focus, which can be seen."""
+        """Press Tab until an element has the focus, and check that the focus is visible."""
         for _ in range(TABS_MAX):
             if self.page.evaluate("one => document.activeElement.matches(one)", selector):
                 style = self.page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
@@ -143,12 +143,12 @@ class Looker:
         raise AssertionError(f"Tab does not come to {selector} on {self.page.url}")
 
     def press(self, selector: str) -> None:
-        """Come to a button and press it."""
+        """Move to a button and press it."""
         self.reach(selector)
         self.page.keyboard.press("Enter")
 
     def type(self, selector: str, text: str) -> None:
-        """Come to a field and type into it."""
+        """Move to a field and type into it."""
         self.reach(selector)
         self.page.keyboard.type(text)
 
@@ -182,7 +182,7 @@ def test_the_language_is_switched_and_stays(shop: Shop, looker: Looker) -> None:
 
 
 def filters(path: str, text: str, words: str) -> Callable[[Shop, Looker], None]:
-    """The way through a list's filter."""
+    """Return the steps through a list's filter."""
 
     def way(shop: Shop, looker: Looker) -> None:
         looker.page.goto(shop.base + path.format(**shop.paths))
@@ -215,7 +215,7 @@ def searches(shop: Shop, looker: Looker) -> None:
     looker.type("input[name=sql]", "amount > 0")
     looker.press("form.grid button")
     looker.page.wait_for_url("**order=oldest**")
-    # Tags and SQL92 exclude each other: the page says so, and the form can be filled again.
+    # Tags and SQL92 exclude each other: the page shows this, and the form can be filled again.
     looker.page.goto(f"{shop.base}/local/topics/Orders/messages")
     looker.type("input[name=key]", "order-7")
     looker.page.keyboard.press("Enter")
@@ -245,7 +245,7 @@ def sends(shop: Shop, looker: Looker) -> None:
 
 
 def acts(action: str, *typed: tuple[str, str]) -> Callable[[Shop, Looker], None]:
-    """The way of an action on a message, with its review."""
+    """Return the steps of an action on a message, with its review."""
 
     def way(shop: Shop, looker: Looker) -> None:
         looker.page.goto(shop.base + shop.paths["message"])
@@ -311,7 +311,7 @@ FORMS: dict[str, Callable[[Shop, Looker], None]] = {
     "login": logs_in,
     "theme": chooses_dark,
 }
-"""Each form, and the way through it by keyboard alone."""
+"""Each form, and its steps by keyboard alone."""
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -1,6 +1,5 @@
 """The web console changes an Apache cluster: topics, groups, offsets, settings, users, policies; and replays dead
-letters that a consumer of ours left there. Each change is reviewed, done once, and refused when somebody changed it
-meanwhile."""
+letters of a consumer of ours. Each change is reviewed, done once, and refused if the object has changed in between."""
 
 from __future__ import annotations
 
@@ -69,7 +68,7 @@ async def test_forms_change_an_apache_cluster(apache: ApachePair) -> None:
         settings = (await admin.groups.configs(GROUP))[BROKER_NAME]
         assert (settings.retry_max_times, settings.consume_broadcast_enable) == (3, False)
 
-        async with asyncio.timeout(SECONDS):  # the broker tells the name server a little later
+        async with asyncio.timeout(SECONDS):  # the broker registers a little later
             while (await admin.calls.route(TOPIC)).queue_datas[0].perm != 6:
                 admin.calls.forget()
                 await asyncio.sleep(0.1)

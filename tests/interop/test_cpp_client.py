@@ -1,7 +1,8 @@
-"""Apache's C++ client: what it tells of Apache's servers it tells of ours, too.
+"""Apache's C++ client: it reports the same results with Apache's servers and with ours.
 
-One run of `cpp/client.py` and server, with every kind of send and consumer that the client's C interface has, and a
-second one for what groups remember. Where its package cannot be fetched or loaded they are skipped, as for Go and Node.
+`cpp/client.py` runs once with each server, with every kind of send and consumer of the client's C interface, and a
+second time to check the offsets of groups. If its package cannot be fetched or loaded, the tests are skipped, as for Go
+and Node.
 """
 
 from collections.abc import Iterator
@@ -47,7 +48,7 @@ def ours() -> Iterator[tuple[str, str]]:
 
 @pytest.fixture(scope="module", params=["apache", "rmqkit"])
 def server(request: pytest.FixtureRequest) -> tuple[str, str]:
-    """The addresses of a name server and of a broker."""
+    """Return the addresses of a name server and of a broker."""
     if request.param == "rmqkit":
         return request.getfixturevalue("ours")
     pair = request.getfixturevalue("apache")
@@ -62,7 +63,7 @@ def told(cpp: Program, server: tuple[str, str], tmp_path_factory: pytest.TempPat
 
 
 def make_topics(server: tuple[str, str], queue_counts: list[tuple[str, int]]) -> None:
-    """The topics, those with queues, and what their groups retry in; returns when the name server knows them."""
+    """Create the topics and the retry topics of their groups. Return when the name server knows them."""
     wanted = {f"Cpp-{name}": count for name, count in queue_counts if count}
     wanted |= {f"%RETRY%Cpp-{name}": 1 for name, _ in queue_counts}
     for topic, count in wanted.items():
@@ -90,7 +91,9 @@ def test_what_a_cpp_client_gives_up_lies_in_the_dead_letters(
 
 
 def test_apache_keeps_no_dead_letter_of_a_client_that_names_no_origin(apache: ApachePair) -> None:
-    """Such as the C++ client, to which the message then never comes again: what ours does in its place is above."""
+    """Clients such as the C++ client do not get the message again. The test above shows what our broker does
+    instead.
+    """
     with sync.Producer("Cpp-origin", apache.namesrv_addr) as producer:
         sent = producer.send(Message(topic="Cpp-origin", body=b"poison"))
     *_, offset = decode_offset_id(sent.offset_msg_id)

@@ -39,7 +39,7 @@ def stored(topic: str, count: int, *options: object) -> list[dict[str, object]]:
 
 
 def kept(apache: ApachePair) -> list[set[str]]:
-    """Whose offsets of the topic the broker has, and its groups."""
+    """Return the groups with offsets of the topic, and the broker's groups."""
     offsets, groups = (
         loads(ask(apache.broker_addr, Command(code)).payload)[part]
         for code, part in (
@@ -51,7 +51,7 @@ def kept(apache: ApachePair) -> list[set[str]]:
 
 
 async def give_up(namesrv: str, topic: str, count: int) -> None:
-    """Have the broker put the first messages of each queue to the dead letters, as consumers do."""
+    """Send the first messages of each queue to the dead letters, as consumers do."""
     runtime = ClientRuntime(namesrv, settings=pulling())
     await runtime.start()
     async with PullConsumer(GROUP, runtime=runtime, settings=pulling()) as consumer:
@@ -84,7 +84,7 @@ def test_a_message_goes_to_the_dead_letters_and_back(
     assert {one["body"] for one in stored(TOPIC, COUNT)} == {str(i) for i in range(COUNT)}
     assert {one["body"] for one in stored(TOPIC, 2, "--sql", "n BETWEEN 7 AND 8")} == {"7", "8"}
     assert {one["tags"] for one in stored(TOPIC, COUNT // 2, "--tags", "B")} == {"B"}
-    assert kept(apache) == before, "a tail leaves nothing at the broker"
+    assert kept(apache) == before, "a tail leaves no offset or group in the broker"
 
     asyncio.run(give_up(apache.namesrv_addr, TOPIC, 2))
     asyncio.run(known(apache.namesrv_addr, f"%DLQ%{GROUP}"))
@@ -99,9 +99,9 @@ def test_a_message_goes_to_the_dead_letters_and_back(
     assert "; 8 were replayed before" in rmq(*command)
     memory = json.loads((tmp_path / "state").read_text()) | {"places": {}, "marks": {}, "is_done": False}
     (tmp_path / "state").write_text(json.dumps(memory))
-    assert "8 were there already" in rmq(*command), "as after a kill: what is in the target is found by the index"
+    assert "8 were there already" in rmq(*command), "after a kill, the index finds the messages that are in the target"
 
-    # Apache's consumer gets each of them through its retry topic, under the topic of the first delivery.
+    # Apache's consumer gets each of them through its retry topic, under its original topic.
     probe = run_probe(
         apache_kit,
         "consume",

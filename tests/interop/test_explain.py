@@ -1,6 +1,6 @@
-"""Planted causes and a thousand healthy messages: `rmq explain` names what is, at our servers and at Apache's.
+"""Planted causes and a thousand healthy messages: `rmq explain` names the causes, with our servers and with Apache's.
 
-The same scenes are planted at both at once. What has to have happened in a scene is waited for before anybody is asked.
+The same scenes are planted in both at once. Each scene waits until its state is reached before `explain` runs.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ HOUR_MS = 3_600_000
 LOG_FILE_BYTES = 1 << 20
 QUEUE_FILE_BYTES, SLOTS, ENTRIES = 6000, 1000, 20_000
 
-# The first retry comes after a second, level 18 after two hours; transactions are given up after ten questions.
+# The first retry comes after a second, level 18 after two hours. Transactions are given up after ten checks.
 CONF = {
     "recallMessageEnable": "true",
     "enablePropertyFilter": "true",
@@ -85,7 +85,7 @@ CONF = {
 
 @dataclass
 class Planted:
-    """A message somebody misses, and why it was not consumed."""
+    """A missing message, and the reason why it was not consumed."""
 
     cause: Cause
     topic: str
@@ -124,7 +124,7 @@ class Peer:
         return name
 
     async def have_popped(self, group: str, topic: str) -> None:
-        """As an operator does it (setConsumeMode)."""
+        """Set the group's mode to POP, as an operator does (setConsumeMode)."""
         mode = MessageRequestMode(topic=topic, consumer_group=await self.group(group), mode="POP")
         await self.admin.calls.set_request_mode(self.address, mode)
 
@@ -164,7 +164,9 @@ class Peer:
     async def raw(
         self, topic: str, *, age_ms: int, pairs: dict[str, str], sys_flag: int = 0
     ) -> tuple[str, SendMessageResponse]:
-        """A message of a producer whose clock is behind, or that does not wait for questions; its unique key."""
+        """Send a message of a producer whose clock is slow, or that ignores transaction checks. Return its unique
+        key.
+        """
         unique_key, born_ms = new_key(self), self.admin.calls.clock.now_ms() - age_ms
         properties = encode_properties({**pairs, prop.UNIQ_KEY: unique_key}).decode()
         header = SendMessageV2Request("explain_half", topic, "TBW102", 4, 0, sys_flag, born_ms, 0, properties)
@@ -183,7 +185,7 @@ class Peer:
             raise AssertionError(f"{self.name}: not within {SECONDS} s: {what}") from None
 
     async def passed(self, group: str, topic: str, offset: int = 0, queue_id: int = 0) -> None:
-        """Wait until the broker knows that a group is past an offset."""
+        """Wait until the broker's offset of a group is greater than an offset."""
 
         async def is_past() -> bool:
             header = QueryConsumerOffsetRequest(group, topic, queue_id, set_zero_if_not_found=False)
@@ -204,7 +206,7 @@ class Peer:
 
 
 async def consume(message: ReceivedMessage) -> None:
-    """A handler that is content."""
+    """Consume a message successfully."""
 
 
 def later(level: int) -> Callable[[ReceivedMessage], Awaitable[None]]:
@@ -467,7 +469,7 @@ async def timed(peer: Peer) -> Planted:
 
 
 async def timed_by_a_fast_clock(peer: Peer) -> Planted:
-    """What is to be delivered now, by a clock that is an hour ahead."""
+    """Send a message that is due now by a clock that is an hour fast."""
     topic = await peer.topic("FastClock")
     theirs_ms = str(peer.admin.calls.clock.now_ms() + HOUR_MS)
     unique_key, _ = await peer.raw(topic, age_ms=-HOUR_MS, pairs={prop.TIMER_DELIVER_MS: theirs_ms})
@@ -524,7 +526,7 @@ SCENES = (
 
 
 async def healthy(peer: Peer) -> dict[str, list[str | Key | At]]:
-    """Group → messages that it consumed, some on a retry and some delayed, named in all ways in turn."""
+    """Return group → messages that it consumed, some on a retry and some delayed, named in every way in turn."""
     topic = await peer.topic("Healthy", queues=HEALTHY_QUEUES)
     consumed: dict[str, set[str]] = {group: set() for group in HEALTHY_GROUPS}
 
@@ -559,7 +561,7 @@ async def healthy(peer: Peer) -> dict[str, list[str | Key | At]]:
         )
         wanted[group].add(sent.msg_id)
         key = Key(f"key-{number}")
-        at = key if delay_level else At(sent.queue.queue_id, sent.queue_offset)  # it is not yet in its queue
+        at = key if delay_level else At(sent.queue.queue_id, sent.queue_offset)  # the message is not in its queue yet
         named[group].append((sent.msg_id, sent.offset_msg_id, key, at)[number // len(HEALTHY_GROUPS) % 4])
 
     wanted: dict[str, set[str]] = {group: set() for group in HEALTHY_GROUPS}
@@ -577,7 +579,7 @@ async def healthy(peer: Peer) -> dict[str, list[str | Key | At]]:
 
 @dataclass
 class Told:
-    """What was explained at one peer."""
+    """The explanations at one peer."""
 
     planted: list[tuple[Planted, Explanation]]
     healthy: list[Explanation]
@@ -585,7 +587,7 @@ class Told:
 
 async def ask_all(peer: Peer) -> Told:
     planted, named = await asyncio.gather(asyncio.gather(*(scene(peer) for scene in SCENES)), healthy(peer))
-    planted.append(await transaction_pending(peer))  # it is given up after ten seconds
+    planted.append(await transaction_pending(peer))  # the transaction is given up after ten seconds
     peer.admin.calls.forget()
     causes = [await Explainer(peer.admin, one.topic, one.group).explain(one.message) for one in reversed(planted)]
     permits = asyncio.Semaphore(16)
@@ -612,7 +614,7 @@ async def connected(name: str, namesrv: str, address: str, folder: Path) -> Asyn
 
 
 async def store_that_lost_its_beginning(root: Path) -> None:
-    """A store whose first log file expired, with a topic that had messages in it."""
+    """Write a store whose first log file expired, with a topic that had messages in it."""
     broker = BrokerSettings(listen_port=0, bind_address="127.0.0.1", broker_name=BROKER_NAME, cluster_name=CLUSTER)
     store = StoreSettings(
         commit_log_file_bytes=LOG_FILE_BYTES,
@@ -629,7 +631,7 @@ async def store_that_lost_its_beginning(root: Path) -> None:
 
 @pytest.fixture(scope="module")
 def told(apache_kit: ApacheKit, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Told]]:
-    """Everything planted and asked at both peers at the same time."""
+    """Plant and explain everything at both peers at the same time."""
     folder = tmp_path_factory.mktemp("explain")
     for name in ("ours", "apache"):
         (folder / name).mkdir()

@@ -1,8 +1,9 @@
-"""Apache's Go client and the Node client ali-ons: what they tell of Apache's servers they tell of our plugin's, too.
+"""Apache's Go client and the Node client ali-ons: they report the same results with Apache's servers and with our
+plug-in's.
 
-One run of each program and server, with every kind of send and consumer that the client has (`go/main.go`,
-`node/client.js`), and a second one for what groups remember. What needs a tool or a download that is not there is
-skipped, also where Java has to be there.
+Each program runs once with each server, with every kind of send and consumer of the client (`go/main.go`,
+`node/client.js`), and a second time to check the offsets of groups. If a tool or a download is missing, the tests are
+skipped, even if Java is required.
 """
 
 import asyncio
@@ -61,7 +62,7 @@ def node() -> Program:
 
 @pytest.fixture(scope="module", params=["apache", "rmqkit"])
 def server(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
-    """The addresses of a name server and of a broker."""
+    """Return the addresses of a name server and of a broker."""
     if request.param == "apache":
         pair = request.getfixturevalue("apache")
         yield pair.namesrv_addr, pair.broker_addr
@@ -105,7 +106,7 @@ def test_a_node_client_tells_the_same_of_every_server(
 
 
 async def see_offset_and_stacks(name_server: str, group: str) -> None:
-    """Wait until the client tells that it is past a message; it tells its stacks, too."""
+    """Wait until the client reports an offset after the message. It also reports its stacks."""
     async with Admin(name_server) as admin, asyncio.timeout(SECONDS):
         while True:
             (told,) = (await admin.clients.running(group, stacks=True)).values()
@@ -133,7 +134,7 @@ def test_the_plugin_sees_what_a_program_in_another_language_consumes(
     rmq_clock.advance(hours=2)
     assert running.stdout is not None
     assert running.stdout.readline() == "ready\n"
-    if kind == "go":  # it answers operators, which the other one does not
+    if kind == "go":  # only this client answers operators
         asyncio.run(see_offset_and_stacks(rmq_broker.name_server, "Tea"))
     assert told(running)["stay"] == {"bodies": ["ready"]}
     rmq_broker.assert_consumed("Tea", "Tea", count=1)

@@ -1,6 +1,7 @@
 """Our client reads a golden store through a real Apache broker: every message of the manifest, system topics included.
 
-A live broker moves the store on (what is due is delivered), so queues may have grown; nothing that is listed may miss.
+A running broker changes the store (it delivers due messages), so queues may have grown. No listed message may be
+missing.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def test_apache_s_broker_walks_over_the_filler_that_a_repair_wrote(apache_kit: A
     conf["transactionCheckInterval"] = "3600000"
     sizes = golden_settings(golden)
     queues, expected = simple_queues(golden), expected_messages(golden)
-    # Not the first file: a pull of Apache's broker that meets a blank entry passes over all that lies there.
+    # Not the first file: if a pull of Apache's broker meets a blank entry, it skips the rest of the file.
     path = sorted((golden.root / "commitlog").iterdir())[1]
     records = list(iter_records(path.read_bytes()))
     listed = {(one["topic"], one["queueId"], one["queueOffset"]) for one in expected}
@@ -69,7 +70,7 @@ def test_apache_s_broker_walks_over_the_filler_that_a_repair_wrote(apache_kit: A
     filler = next(one for one in iter_records(path.read_bytes()) if one.physical_offset == lost.physical_offset)
     assert is_filler(filler) and filler.size == lost.size
     (golden.root / "abort").touch()
-    (golden.root / "checkpoint").unlink(missing_ok=True)  # the recovery begins with the first file
+    (golden.root / "checkpoint").unlink(missing_ok=True)  # so that the recovery starts with the first file
     with open_store_with_apache(apache_kit, golden.root, tmp_path, conf) as pair:
         found = asyncio.run(pull_all(pair.namesrv_addr, "broker-golden", queues))
     at = {order(message): message for message in found}

@@ -1,7 +1,7 @@
 """h2spec, the conformance test of HTTP/2: 145 requests and faults at our connections.
 
-It asks with GET and wants a page, so it is run against streams that answer every request with a few bytes; what gRPC
-makes of a request has tests of its own (packages/rmqkit-server/tests/proxy/test_grpc_call.py).
+It sends GET and expects a page, so it runs against streams that answer every request with a few bytes. The handling of
+requests by gRPC has other tests (packages/rmqkit-server/tests/proxy/test_grpc_call.py).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from tests.interop.kit import Unavailable, move_into_place
 HERE = Path(__file__).with_name("h2spec")
 SECONDS = 120
 
-# h2spec waits in real time for what a server does not send.
+# h2spec waits in real time for frames that a server does not send.
 pytestmark = pytest.mark.real_time
 
 
 class Page(Http2Stream):
-    """Reads a request and answers with a page."""
+    """A stream that reads a request and answers with a page."""
 
     __slots__ = ()
 
@@ -41,7 +41,7 @@ class Page(Http2Stream):
 
 
 def prepare_h2spec() -> Path:
-    """The program as ``h2spec/go.sum`` pins it. Raises Unavailable."""
+    """Return the program pinned by ``h2spec/go.sum``. Raises Unavailable."""
     program = cached("h2spec", sorted(HERE.glob("go.*")))
     if not program.exists():
         go = find_tool("go")

@@ -1,5 +1,5 @@
-"""The harness itself: a real broker opens a store that another one left behind; the probe notices what is missing; no
-server stays when the tests are killed."""
+"""The harness itself: a real broker opens the store of another one; the probe detects missing messages; no server
+survives killed tests."""
 
 import subprocess
 import sys
@@ -23,7 +23,9 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def by_place(messages: list[Received]) -> dict[tuple[int, int], tuple[int, str, str]]:
-    """Offset message ids are left out: they carry the store host, and the second broker has another port."""
+    """Index messages by place, without offset message ids: these contain the store host, and the second broker has
+    another port.
+    """
     return {
         (message.queue_id, message.queue_offset): (message.physical_offset, message.msg_id, message.body_sha256)
         for message in messages
@@ -81,7 +83,7 @@ def test_servers_end_with_tests_that_are_killed(tmp_path: Path) -> None:
 
 
 def is_running(pid: str) -> bool:
-    """Whether it does more than wait for somebody to ask how it ended."""
+    """Return False for a zombie process, which only waits until its exit code is read."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes() != b""
     except (FileNotFoundError, ProcessLookupError):

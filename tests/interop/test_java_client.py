@@ -21,7 +21,7 @@ from tests.interop.standalone import READY_SECONDS, RMQ, run_name_server
 
 BATCH_COUNT = 20  # Sender.java: the last of them go as one batch, and every 25th of the others is large
 LARGE_EVERY = 25
-COMPRESSED_ABOVE_BYTES = 4096  # the client's compressMsgBodyOverHowmuch
+COMPRESSED_ABOVE_BYTES = 4096  # the client's default of compressMsgBodyOverHowmuch
 EVERYTHING = "group-everything"
 FILTERED = "group-filtered"
 FILTER_TAGS = ("TagA", "TagC")
@@ -29,7 +29,7 @@ FILTER_TAGS = ("TagA", "TagC")
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One finished run of the probe, and the server it talked to."""
+    """One finished run of the probe, and its server."""
 
     run: ProbeRun
     count: int
@@ -59,7 +59,7 @@ def exchange(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 def as_message(message: Message) -> Message:
-    """Only what sender and receiver both know."""
+    """Return only the fields that both sender and receiver know."""
     return Message(**{name: getattr(message, name) for name in Message.__struct_fields__})
 
 

@@ -1,7 +1,7 @@
-"""Every command of Apache's mqadmin, run against Apache's servers and against ours on the same small world.
+"""Every command of Apache's mqadmin, run with Apache's servers and with ours on the same small world.
 
-The lines are in `admin_rows.java`. What comes of each is the table in ``docs/reference/java-mqadmin.md``: it has to be
-what this test finds, and what works at Apache's has to work at ours, or to be refused with the reason.
+The lines are in `admin_rows.java`. The table in ``docs/reference/java-mqadmin.md`` must equal the results of this test.
+A command that works with Apache's servers must work with ours, or be refused with the reason.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ This page is generated: `tests/interop/test_java_mqadmin.py` fails while it is o
 """
 
 Outputs = tuple[list[str], dict[str, str]]
-"""What every line printed, the list of commands first, and the names that stood for the lines' members."""
+"""The output of every line, the list of commands first, and the names that replaced the lines' members."""
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def run_lines(kit: ApacheKit, world: World, folder: Path) -> Outputs:
 
 
 def send_traced(world: World) -> bool:
-    """Have a producer trace a message, and wait until the trace can be found."""
+    """Send a message with a traced producer, and wait until the trace can be found."""
     with sync.Producer("mq_traced", world.namesrv, settings=producing(trace=Tracing())) as producer:
         producer.send(Message(topic=world.empty, body=b"traced", msg_id=TRACED))
     return waits_for(lambda: len(world.ask(f"message trace {TRACED}")) == 1)
@@ -104,7 +104,7 @@ def words(line: Line, names: Mapping[str, str]) -> list[str]:
 
 
 def outcomes(found: Outputs) -> list[str]:
-    """What came of each line: that it works, or why not."""
+    """Return the outcome of each line: that it works, or the reason why not."""
     outputs, names = found
     return [outcome(line, output, names) for line, output in zip(LINES, outputs[1:], strict=True)]
 

@@ -1,5 +1,5 @@
-"""Light queues (LMQ): the same sends, and what is stored, read and remembered, at Apache's broker and at ours.
-Source: behaviour.md §9.6; store.md §9.2, §11."""
+"""Light queues (LMQ): the same sends leave the same messages, reads and offsets in Apache's broker and in ours. Source:
+behaviour.md §9.6; store.md §9.2, §11."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -53,7 +53,7 @@ def asked(address: str, code: RequestCode, header: msgspec.Struct, body: bytes =
 
 
 def sent(address: str, number: int) -> list[Any]:
-    """What is answered and stored."""
+    """Send a message. Return the answer and the stored message."""
     topic, properties = SENDS[number]
     given = {"UNIQ_KEY": f"{number:032X}", **properties}
     header = SendMessageV2Request(
@@ -113,7 +113,7 @@ def facts(address: str) -> list[Any]:
 
 
 def written(store: Path) -> tuple[Any, ...]:
-    """Entries of the light queues, where numbered from the first record on, and the offsets on the disk."""
+    """Return the entries of the light queues, numbered from the first record on, and the offsets on the disk."""
     table = loads((store / "config/lmqConsumerOffset.json").read_bytes())["lmqOffsetTable"]
     queues = [(store / "consumequeue" / topic / "0" / f"{0:020}").read_bytes() for topic in (A, B)]
     sizes = [[int.from_bytes(queue[at + 8 : at + 12]) for at in range(0, 100, 20)] for queue in queues]

@@ -39,7 +39,7 @@ CONF: Mapping[str, object] = {
 }
 TOPIC, A, B = "LightMoving", "%LMQ%moving-a", "%LMQ%moving-b"
 COUNT = 150
-"""Messages of a sender: more than a file of a queue holds, and than one of the log."""
+"""Number of messages of a sender: more than a file of a queue or of the log holds."""
 
 
 def send(address: str, topic: str, queue_id: int, count: int, mark: str, **properties: str) -> None:
@@ -65,7 +65,7 @@ def send_light(address: str, mark: str) -> None:
 
 
 def make_again(address: str, topic: str) -> None:
-    """A topic with messages in two queues is deleted and made again, and gets messages in the first one."""
+    """Delete a topic with messages in two queues, create it again, and send messages to the first one."""
     create = CreateTopicRequest(topic, "TBW102", 2, 2, 6, "SINGLE_TAG")
     for mark, queue_ids in (("old", (0, 1)), ("new", (0,))):
         assert asked(address, RequestCode.UPDATE_AND_CREATE_TOPIC, create)[0] == 0
@@ -88,7 +88,7 @@ def bounds(address: str, topic: str) -> list[tuple[int, int]]:
 
 
 def messages(address: str, topic: str) -> list[Any]:
-    """All of queue 0: topic, number and body, with their bounds."""
+    """Return all of queue 0: topic, number and body, with the bounds."""
     found: list[Any] = bounds(address, topic)[:1]
     offset, end = found[0]
     while offset < end:
@@ -106,7 +106,9 @@ def look(address: str) -> dict[str, list[Any]]:
 
 @contextmanager
 def opened(kit: ApacheKit | None, store: Path) -> Iterator[tuple[str, Any]]:
-    """A store at Apache's broker, or without the kit at ours: its address, and how to kill it."""
+    """Open a store with Apache's broker, or without the kit with ours. Yield its address, and a function that kills
+    it.
+    """
     folder = store.parent
     if kit is not None:
         with opened_by_apache(kit, store, folder, CONF) as theirs:
@@ -119,7 +121,7 @@ def opened(kit: ApacheKit | None, store: Path) -> Iterator[tuple[str, Any]]:
 
 @dataclass
 class Visits:
-    """What was seen of the light queues and of the topics made again, by who looked."""
+    """The light queues and the recreated topics as each broker showed them."""
 
     light: dict[str, dict[str, list[Any]]]
     again: dict[str, tuple[list[tuple[int, int]], list[Any]]]
@@ -182,7 +184,7 @@ def test_light_queues_of_ours_are_read_the_same(visits: Visits, name: str) -> No
 def test_light_queues_that_apache_s_broker_went_on_with_are_read_the_same(visits: Visits, name: str) -> None:
     assert visits.light[name] == visits.light["theirs"]
     before, after = visits.light["ours"][B], visits.light["theirs"][B]
-    assert after[1 : len(before)] == before[1:], "it went on where ours ended"
+    assert after[1 : len(before)] == before[1:], "Apache's broker continues after our last message"
 
 
 @pytest.mark.parametrize("name", ["ours", "stopped", "killed", "theirs", "back"])
@@ -193,7 +195,7 @@ def test_a_topic_made_again_keeps_what_it_got_with_its_numbers(visits: Visits, n
 
 
 def test_only_ours_knows_what_was_deleted(visits: Visits) -> None:
-    """What the old topic had in a queue that the new one put nothing in."""
+    """The messages of the deleted topic in the queue to which the new topic sent nothing."""
     assert {name: second for name, ((_, second), _) in visits.again.items()} == {
         "ours": (0, 0),
         "stopped": (0, 0),

@@ -1,7 +1,8 @@
-"""Apache's broker and ours tell Prometheus the same after the same requests: names, kinds, labels, buckets, sums.
+"""Apache's broker and ours report the same metrics to Prometheus after the same requests: names, kinds, labels,
+buckets, sums.
 
 Both get the raw requests of `Load`, sent by one client that stays connected while the metrics are read. Times are not
-compared, nor what a broker does by itself: reading half messages, registering. Source: behaviour.md §9.10.
+compared, nor the broker's own work, such as reading half messages and registering. Source: behaviour.md §9.10.
 """
 
 from __future__ import annotations
@@ -79,20 +80,22 @@ POP_TOLD = (
     "rocketmq_pop_offset_buffer_size",
     "rocketmq_pop_checkpoint_buffer_size",
 )
-"""Of these labels are compared, not values: ours revives at once, Apache's reads records more than once."""
+"""Metrics of which labels are compared, not values: our broker redelivers at once, Apache's reads records more than
+once.
+"""
 TIMED = (
     "rocketmq_rpc_latency_milliseconds",
     "rocketmq_topic_create_execution_time_milliseconds",
     "rocketmq_consumer_group_create_execution_time_milliseconds",
 )
 OWN_REQUESTS = {"update_broker_config", "get_broker_runtime_info", "register_broker", "get_max_offset"}
-"""What the fixture asks, and what is asked until something is so."""
+"""Requests of the fixture, and requests that are repeated until a state is reached."""
 
 Page = Mapping[str, Family]
 
 
 class Load:
-    """The requests, to one broker."""
+    """The requests to one broker."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -169,7 +172,7 @@ class Load:
     async def _send_all(self) -> None:
         for size in (*[10] * 10, *[2000] * 8, *[50_000] * 2):
             await self._send(b"x" * size)
-        await asyncio.gather(*(self._send(b"%d" % n, "KEYS\x01k\x02") for n in range(30)))  # as one run, or several
+        await asyncio.gather(*(self._send(b"%d" % n, "KEYS\x01k\x02") for n in range(30)))  # in one run or several
         await self._send(encode_batch([BatchEntry(b"abc", b"", 0)] * 5), code=Code.SEND_BATCH_MESSAGE, m="true")
         await self._send(b"ordered", "__SHARDINGKEY\x01k\x02")
         await self._send(b"later", "DELAY\x011\x02")
@@ -177,7 +180,7 @@ class Load:
         await self._send(b"forbidden", b="SELF_TEST_TOPIC")
 
     async def _send_timed(self) -> None:
-        """One message that is delivered meanwhile, but waits before, and one that waits two hours."""
+        """Send one message that is delivered during the load after a wait, and one that waits two hours."""
         for seconds in (5, 7200):
             at_ms = (time.time_ns() // 10**9 + seconds) * 1000
             await self._send(
@@ -186,7 +189,7 @@ class Load:
         await self._until_max(TIMED_TOPIC, 1)
 
     async def pop(self) -> None:
-        """Three messages popped, two of them acknowledged, the third popped again; two that nobody acknowledges."""
+        """Pop three messages, acknowledge two, and pop the third again. Pop two more without an acknowledgement."""
         queues = {"readQueueNums": 1, "writeQueueNums": 1, "perm": 6, "topicFilterType": "SINGLE_TAG"}
         topic = {"topic": POP_TOPIC, "defaultTopic": "TBW102", "topicSysFlag": 0, "order": "false"}
         await self._ask(Code.UPDATE_AND_CREATE_TOPIC, **topic, **queues)
@@ -220,7 +223,7 @@ class Load:
         )
 
     async def _end_transactions(self) -> None:
-        """Two commits, one of them late, a rollback, and one that stays open."""
+        """Commit twice, once late, roll back one transaction, and leave one open."""
         for decision, age_ms in ((8, 0), (8, 7000), (12, 0), (None, 0)):
             properties = f"TRAN_MSG\x01true\x02PGROUP\x01{PRODUCERS}\x02"
             born_ms = time.time_ns() // 1_000_000 - age_ms
@@ -238,7 +241,7 @@ class Load:
                 )
 
     async def _consume(self) -> None:
-        """Pulls, one of them held, messages sent back, a dead letter, and retries."""
+        """Pull, also with a wait at the broker, send messages back, and get a dead letter and retries."""
         await self._until_max(TOPIC, 59)
         for offset, count in ((0, 10), (10, 32), (42, 32)):
             await self._pull(offset, count)
@@ -269,7 +272,7 @@ class Load:
 
 @pytest.fixture(scope="module")
 def told(apache_kit: ApacheKit, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[tuple[Page, Page]]]:
-    """What Apache's broker and ours tell after the load, and after pops."""
+    """Yield the metrics of Apache's broker and ours after the load, and after pops."""
     work = tmp_path_factory.mktemp("metrics")
     port = free_port()
     conf = {
@@ -290,8 +293,8 @@ def pages(told: list[tuple[Page, Page]]) -> tuple[Page, Page]:
 
 @pytest.fixture(scope="module")
 def pops(told: list[tuple[Page, Page]]) -> tuple[Page, Page]:
-    """What is told of POP; check points count as timed messages, too, at Apache's, and other families have a label more
-    of groups that pop."""
+    """Return the metrics of POP. Apache's broker counts check points as timed messages too, and other families have one
+    more label for groups that pop."""
     theirs, ours = ({name: one for name, one in page.items() if "_pop_" in name} for page in told[1])
     return theirs, ours
 
@@ -323,7 +326,9 @@ async def both_pages(apache: str, apache_metrics: str, root: Path) -> list[tuple
 
 
 def settled(addresses: tuple[str, str], names: Sequence[str], timed: Sequence[str]) -> tuple[Page, Page]:
-    """What both tell when they counted the same, or do not get so: what nobody waits for may be on its way."""
+    """Return the metrics of both when their counts are equal, or at the end of the time: background work may be in
+    progress.
+    """
 
     def counts(page: Page) -> list[object]:
         return [*(sums(page, name) for name in names), *(times_of(page, name) for name in timed)]
@@ -341,7 +346,7 @@ def sums(page: Page, name: str) -> dict[tuple[object, ...], float]:
 
 
 def times_of(page: Page, name: str) -> dict[tuple[object, ...], float]:
-    """How many were timed."""
+    """Return the number of timed operations."""
     return {
         key: count
         for key, count in samples(page.get(name)).items()
@@ -356,7 +361,7 @@ def page(address: str) -> Page:
 
 
 def samples(family: Family | None) -> dict[tuple[object, ...], float]:
-    """Values by suffix and labels, without what says who tells them."""
+    """Return values by suffix and labels, without labels that name the server."""
     return {
         (
             sample.name,

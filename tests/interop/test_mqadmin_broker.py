@@ -1,7 +1,7 @@
-"""Apache's mqadmin about topics, groups, offsets and messages: the same commands to Apache's broker and to ours.
+"""Commands of Apache's mqadmin for topics, groups, offsets and messages, with Apache's broker and with ours.
 
-Each side runs one list of commands in one virtual machine, both at the same time, while a consumer of ours is online at
-both brokers. Addresses, ids, times and places in the log are replaced before outputs are compared.
+Each side runs one list of commands in one JVM, both at the same time, while a consumer of ours is online at both
+brokers. Addresses, ids, times and positions in the log are replaced before outputs are compared.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ from tests.patience import TIMEOUT_MS
 TOPIC, MESSAGES, ORDERED = "BrokerAdmin", "BrokerAdminMessages", "BrokerAdminOrdered"
 GROUP, TWIN, ONLINE = "broker_admin", "broker_admin_twin", "broker_admin_online"
 CLIENT_ID = "192.0.2.1@broker-admin"
-UNIQUE_KEY = "7F0000010001234518B4AAC210FB0000"  # ends in the number of the message
+UNIQUE_KEY = "7F0000010001234518B4AAC210FB0000"  # the end is the number of the message
 MESSAGE_COUNT = 3
 HEARTBEAT_SECONDS = 5
 
@@ -99,7 +99,7 @@ COMMANDS = {
 
 @dataclass
 class Side:
-    """One broker, its tool's outputs, and what our consumer was asked through it."""
+    """One broker, its tool's outputs, and the requests that our consumer got through it."""
 
     namesrv: str
     broker: str
@@ -119,7 +119,9 @@ class Side:
             await client.close()
 
     async def _keep_online(self, client: RemotingClient) -> None:
-        """Brokers forget who is silent for two minutes, which the commands may take on a busy machine."""
+        """Send heartbeats: brokers forget a client that is silent for two minutes, and on a busy machine the commands
+        may take that long.
+        """
         while True:
             await self._beat(client)
             await asyncio.sleep(HEARTBEAT_SECONDS)
@@ -149,7 +151,9 @@ class Side:
         return dispatch
 
     async def _prepare(self, client: RemotingClient) -> str:
-        """Messages, a group online with an offset, and routes to both; the id of the first message."""
+        """Send messages, set an offset of a connected group, and create routes to both. Return the id of the first
+        message.
+        """
         message_id = ""
         for number in range(MESSAGE_COUNT):
             keys = {"UNIQ_KEY": f"{UNIQUE_KEY[:-1]}{number}", "KEYS": f"key-{number}", "TAGS": "tag"}
@@ -185,7 +189,7 @@ class Side:
 def sides(
     apache: ApachePair, apache_kit: ApacheKit, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Side, Side]]:
-    """Apache's side and ours, after all commands."""
+    """Return Apache's side and ours, after all commands."""
     ours = tmp_path_factory.mktemp("ours")
     config = ours / "broker.conf"
     config.write_text(f"brokerClusterName={CLUSTER}\nbrokerName={BROKER_NAME}\n")
@@ -203,7 +207,7 @@ def sides(
 
 
 def comparable(text: str) -> str:
-    """Without addresses, ids, times and places in the log; columns kept apart by one blank."""
+    """Return a text without addresses, ids, times and positions in the log, with one blank between columns."""
     for pattern, word in (
         (r"127\.0\.0\.1:\d+", "ADDRESS"),
         (r"\b([0-9A-F]{32}|[0-9A-F]{56})\b", "ID"),

@@ -1,7 +1,7 @@
-"""Apache's mqadmin against our name server and broker: the same commands as against Apache's own, the same output.
+"""Apache's mqadmin with our name server and broker: the same commands as with Apache's servers, the same output.
 
-Both sides run one list of commands, each in one virtual machine and at the same time. Addresses are replaced before
-outputs are compared, and numbers where they are figures of the moment.
+Both sides run one list of commands, each in one JVM and at the same time. Addresses, and numbers that change with time,
+are replaced before outputs are compared.
 """
 
 import json
@@ -22,7 +22,7 @@ TOPIC = "AdminTopic"
 ORDER = f"{BROKER_NAME}:4"
 ROUTE = f"topicRoute -t {TOPIC}"
 WITHOUT_ROCKSDB = "RMQ_SYS_ROCKSDB_"
-"""Topics of Apache's broker for a kind of transaction store that needs RocksDB."""
+"""The prefix of topics of Apache's broker for a transaction store that needs RocksDB."""
 
 COMMANDS = {
     "create topic": f"updateTopic -c {CLUSTER} -t {TOPIC} -r 4 -w 4",
@@ -56,20 +56,20 @@ NAMESRV_FLAGS = """
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """What the commands printed, by name, and the KV file that they left."""
+    """The commands' output by name, and the KV file that they left."""
 
     by_name: dict[str, str]
     kv_file: Path
 
     def settings(self, name: str) -> dict[str, str]:
-        """The printed settings."""
+        """Return the printed settings."""
         lines = [line.partition("=") for line in self.by_name[name].splitlines()[1:]]
         return {key.strip(): value.strip() for key, _, value in lines}
 
 
 @pytest.fixture(scope="module")
 def both(apache_kit: ApacheKit, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Outputs, Outputs]]:
-    """Apache's outputs and ours."""
+    """Return Apache's outputs and ours."""
     theirs, ours = tmp_path_factory.mktemp("theirs"), tmp_path_factory.mktemp("ours")
     config = ours / "broker.conf"
     config.write_text(f"brokerClusterName={CLUSTER}\nbrokerName={BROKER_NAME}\n")
@@ -87,7 +87,7 @@ def both(apache_kit: ApacheKit, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 def without_numbers(text: str) -> str:
-    """Figures of the moment as one letter, columns kept apart by one blank."""
+    """Replace numbers that change with time by one letter, with one blank between columns."""
     return re.sub(r"[ \t]+", " ", re.sub(r"\d+(\.\d+)?", "N", text))
 
 

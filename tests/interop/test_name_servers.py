@@ -1,7 +1,7 @@
-"""Name servers and brokers of both makers know each other, and a name server may go and come back.
+"""Name servers and brokers of both makers work together, and a name server may stop and restart.
 
-Java clients work over both mixtures. Brokers tell every name server everything, again and again, so a name server that
-comes back empty is full again within one registration interval; clients go on with the others meanwhile.
+Java clients work with both mixtures. Brokers register with every name server again and again, so a name server that
+restarts empty is complete after one registration interval. Meanwhile clients use the others.
 """
 
 import asyncio
@@ -40,13 +40,13 @@ INNER = {"accessKey": "inner", "secretKey": "inner-secret"}
 READY_SECONDS = 150
 STOP_SECONDS = 150
 REGISTER_INTERVAL_SECONDS = 10
-"""The shortest there is (`registerNameServerPeriod=10000`)."""
+"""The shortest allowed interval (`registerNameServerPeriod=10000`)."""
 MARGIN_SECONDS = 120
 
 
 @contextmanager
 def run_broker(work_dir: Path, name_servers: str) -> Iterator[tuple[ServerProcess, str]]:
-    """Our broker, and its address; its stop has to be clean."""
+    """Run our broker and yield its process and address. It must stop cleanly."""
     conf = {
         "brokerName": "broker-rmqkit",
         "listenPort": 0,
@@ -81,7 +81,7 @@ def is_known(namesrv: str, topic: str) -> bool:
 
 
 def members(namesrv: str) -> dict[str, str]:
-    """The brokers of the name, by their true ids."""
+    """Return the brokers of the name, by their true ids."""
     fields = {"clusterName": CLUSTER, "brokerName": BROKER_NAME}
     answer = ask(namesrv, Command(RequestCode.GET_BROKER_MEMBER_GROUP, fields=fields))
     group: dict[str, str] = loads(answer.payload)["brokerMemberGroup"]["brokerAddrs"]
@@ -89,7 +89,7 @@ def members(namesrv: str) -> dict[str, str]:
 
 
 def queues_and_addresses(namesrv: str) -> tuple[list[int], list[dict[str, str]]]:
-    """Permissions and broker addresses in the route of a topic that every broker has."""
+    """Return permissions and broker addresses in the route of a topic that every broker has."""
     route = loads(ask(namesrv, route_request("BenchmarkTest")).payload)
     return [queue["perm"] for queue in route["queueDatas"]], [broker["brokerAddrs"] for broker in route["brokerDatas"]]
 
@@ -126,7 +126,7 @@ def test_apache_s_broker_may_compress_its_registration(version: str, tmp_path: P
 
 
 def test_apache_s_broker_signs_its_registration(tmp_path: Path) -> None:
-    """Where our name server wants that; a broker that does not sign stays out."""
+    """Our name server requires signatures here; a broker that does not sign is refused."""
     inner = f"innerClientAuthenticationCredentials={json.dumps(INNER)}"
     conf = f'authenticationEnabled=true\ninitAuthenticationUser={{"username":"root","password":"secret12"}}\n{inner}\n'
     signs = {
@@ -152,7 +152,7 @@ def test_apache_s_broker_signs_its_registration(tmp_path: Path) -> None:
 
 
 async def asked_fully(address: str, user: Credentials) -> int:
-    """What a broker answers our client, whose signatures cover more than Apache's."""
+    """Return a broker's answer to our client, whose signatures cover more fields than Apache's."""
     client = RemotingClient(credentials=user)
     try:
         command = Command(RequestCode.GET_TOPIC_CONFIG, fields={"topic": "TBW102"})
@@ -189,9 +189,7 @@ def test_apache_s_slave_acts_as_master_at_our_name_server(apache_kit: ApacheKit,
         assert queues_and_addresses(namesrv) == ([6], [{"0": master_addr, "1": slave_addr}])
         master.kill()
         wait_until(lambda: members(namesrv) == {"1": slave_addr}, MARGIN_SECONDS, "end of the killed master")
-        assert queues_and_addresses(namesrv) == ([4], [{"0": slave_addr}]), (
-            "readable at the slave, which looks a master"
-        )
+        assert queues_and_addresses(namesrv) == ([4], [{"0": slave_addr}]), "the slave is readable without a master"
 
 
 @pytest.mark.faults
@@ -215,7 +213,7 @@ def test_one_of_two_name_servers_may_die_and_come_back(tmp_path: Path) -> None:
 
 
 async def send_while_one_dies(name_server: ServerProcess, name_servers: str) -> None:
-    """One producer is there before, one comes after; topics that are new need a name server for their route."""
+    """Use one producer that started before and one that starts later. New topics need a name server for their route."""
     async with Producer("old", name_servers, settings=producing()) as old:
         for _ in range(20):
             await old.send(Message(topic="Before", body=b"before"))
@@ -227,7 +225,7 @@ async def send_while_one_dies(name_server: ServerProcess, name_servers: str) -> 
 
 
 async def read_everything(name_servers: str) -> None:
-    """What was sent is found by a client that knows only the name server that came back."""
+    """Check that a client that knows only the restarted name server finds all sent messages."""
     bodies: dict[str, list[bytes]] = {"Before": [], "After": []}
     async with PullConsumer("reader", name_servers, settings=pulling()) as consumer:
         for topic, found in bodies.items():

@@ -17,7 +17,7 @@ GROUPS = 30
 QUEUES = 8
 HEAP_MB = 300
 SECONDS_MAX = 120
-"""How long the program waits for messages before it counts those that are missing."""
+"""The time after which the program counts the missing messages."""
 
 
 @pytest.mark.parametrize("version", ["4.9.4", "5.4.0"])

@@ -1,7 +1,7 @@
-"""Ordered consumption by Apache's Java client while our broker is killed and comes back: in order, nothing left out.
+"""Ordered consumption by Apache's Java client while our broker is killed and restarted: in order, without gaps.
 
-The locks of the queues are in memory and gone with the broker; the consumer locks its queues again, and goes on from
-the offsets that were stored. What was not stored comes a second time, behind the messages before it.
+The locks of the queues are in memory and lost with the broker. The consumer locks its queues again, and continues from
+the stored offsets. Messages after a stored offset are consumed a second time, in order.
 """
 
 import subprocess

@@ -1,6 +1,7 @@
-"""Our slave at a master of Apache's whose log is another one from some place on: it says where, and serves nothing.
+"""Our slave with a master of Apache's whose log differs from an offset on: the slave logs the offset, and serves
+nothing.
 
-The request that it compares the logs by (VIEW_MESSAGE_BY_ID) is answered differently by each release where no record
+It compares the logs with VIEW_MESSAGE_BY_ID. Each release answers this request differently at an offset where no record
 begins.
 """
 
@@ -40,7 +41,7 @@ PULL = {
 
 
 async def send(namesrv: str, mark: str, count: int) -> None:
-    """There are no slaves yet to wait for."""
+    """Send messages. There are no slaves yet to wait for."""
     async with Producer("parting", namesrv, settings=producing()) as producer:
         each = (Message(topic=TOPIC, body=f"{mark} {i}".encode(), wait_store=False) for i in range(count))
         await asyncio.gather(*map(producer.send, each))
@@ -68,5 +69,5 @@ def test_our_slave_follows_no_other_history_and_says_where_they_part(version: st
                 assert (
                     ask(slave.address, Command(RequestCode.PULL_MESSAGE, fields=PULL)).code == ResponseCode.SYSTEM_BUSY
                 )
-                assert slave.log_end == end > common, "nothing is removed"
+                assert slave.log_end == end > common, "the slave's log does not shrink"
                 slave.stop()

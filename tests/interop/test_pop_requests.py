@@ -24,7 +24,7 @@ _numbers = itertools.count()
 
 
 class Broker(Client):
-    """One connection to a broker, anybody's."""
+    """One connection to a broker of either maker."""
 
     async def ask(self, code: int, body: bytes = b"", **fields: object) -> Command:
         command = Command(code, fields={name: str(value) for name, value in fields.items()}, body=body)
@@ -36,14 +36,14 @@ class Broker(Client):
         return await self.ask(Code.UPDATE_AND_CREATE_TOPIC, topic=topic, defaultTopic="TBW102", **places, **kind)
 
     async def post(self, topic: str, body: str, properties: str = "", queue: int = 1) -> str:
-        """Send; the queue that it went to."""
+        """Send a message. Return its queue."""
         header = SendMessageV2Request("p", topic, "TBW102", 4, queue, 0, 1, 0, properties=properties)
         answer = await self.call(Code.SEND_MESSAGE_V2, header, body.encode())
         assert answer.code == 0, answer.remark
         return decode_fields(answer)["queueId"]
 
     async def show(self, topic: str, body: str, properties: str = "", queue: int = 1) -> str:
-        """Send, and wait until the queue has it: the order of pops says nothing about what comes to queues late."""
+        """Send a message, and wait until the queue has it: the order of pops is defined only for messages in queues."""
         before = [await self.queue_end(topic, number) for number in range(4)]
         queue_id = await self.post(topic, body, properties, queue)
         async with asyncio.timeout(SECONDS):
@@ -55,7 +55,7 @@ class Broker(Client):
         return int(decode_fields(await self.ask(Code.GET_MAX_OFFSET, topic=topic, queueId=queue_id))["offset"])
 
     async def pop_all(self, topic: str, group: str, count: int, **more: object) -> dict[str, tuple[object, str]]:
-        """Pop until so many messages came: body → message and handle, in the order in which they came."""
+        """Pop until ``count`` messages have arrived. Return body → message and handle, in the order of arrival."""
         found: dict[str, tuple[object, str]] = {}
         async with asyncio.timeout(SECONDS):
             while len(found) < count:
@@ -65,7 +65,7 @@ class Broker(Client):
 
 
 def of_both(scenario: Scenario, apache: ApachePair, root: Path) -> tuple[object, object]:
-    """What a scenario found at Apache's broker and at ours."""
+    """Return the results of a scenario with Apache's broker and with ours."""
     topic = f"Popped{next(_numbers)}"
 
     async def at(address: str) -> object:
@@ -105,7 +105,7 @@ def test_handles_of_eight_and_of_nine_words_are_accepted(apache: ApachePair, tmp
         for body, words in (("d", 8), ("e", 9)):
             codes[f"change {words} {body}"] = (await change(broker, popped[body][1], 500, **about(body, words)))[0]
         codes["ack 3"] = (await ack(broker, popped["f"][1], **about("f", 3))).code
-        # The two whose time was made short come again; what was acknowledged does not.
+        # The two messages with a shortened time are redelivered. The acknowledged one is not.
         again = await broker.pop_all(topic, group, 2)
         return codes, sorted(again)
 

@@ -1,7 +1,7 @@
-"""Remoting clients through `rmq proxy`, before Apache's broker and before ours: Apache's Java clients of 5.4.0 and
-4.9.4, mqadmin, and our own clients, each told nothing but the proxy's address. Source: grpc.md §11.
+"""Remoting clients through `rmq proxy`, in front of Apache's broker and of ours: Apache's Java clients of 5.4.0 and
+4.9.4, mqadmin, and our own clients, which know only the proxy's address. Source: grpc.md §11.
 
-What Apache's proxy 5.4.0 answers at its remoting port is in tests.proxy.test_remoting_port, as literals.
+The answers of Apache's proxy 5.4.0 at its remoting port are in tests.proxy.test_remoting_port, as literals.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def places(apache: ApachePair, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @dataclass(frozen=True, slots=True)
 class JavaRuns:
-    """What Apache's programs did: by name, a probe's run; and how the one with transactions ended."""
+    """The runs of Apache's programs: the probes by name, and the end of the program with transactions."""
 
     probes: Mapping[str, Future[ProbeRun]]
     transactions: Future[tuple[str, Counter[str]]]
@@ -78,7 +78,7 @@ class JavaRuns:
 
 @pytest.fixture(scope="module")
 def java(places: Mapping[str, Place], tmp_path_factory: pytest.TempPathFactory) -> JavaRuns:
-    """All at a time: most of it is Java that starts, and waits for questions."""
+    """Start all programs at the same time: they mostly start Java and wait for transaction checks."""
     kits = {version: kit_or_skip(version) for version in ("5.4.0", "4.9.4")}
     with ThreadPoolExecutor() as threads:
         folders = {name: tmp_path_factory.mktemp(name) for name in ("transactions", *RUNS)}
@@ -101,7 +101,7 @@ def java(places: Mapping[str, Place], tmp_path_factory: pytest.TempPathFactory) 
 
 
 def run_transactions(kit: ApacheKit, namesrv: str, work_dir: Path) -> tuple[str, Counter[str]]:
-    """What Apache's transaction producer said at its end, nothing if it ended well; and its events, counted."""
+    """Run Apache's transaction producer. Return its error output (empty if it succeeded), and its events, counted."""
     out = work_dir / "out.jsonl"
     arguments = ["run", "--namesrv", namesrv, "--topic", "ProxiedTransactions", "--out", out]
     arguments += ["--checks-max", CHECKS_MAX, "--timeout-seconds", int(SECONDS)]
@@ -153,7 +153,7 @@ def test_mqadmin_finds_routes_and_members(apache_kit: ApacheKit, places: Mapping
     assert place.broker_addr not in route
     assert "ProxiedTools" in at_proxy
     assert at_proxy == at_broker
-    assert "ProxiedTools" in status, "a broker is asked, and reaches the client through the proxy"
+    assert "ProxiedTools" in status, "a broker's request reaches the client through the proxy"
 
 
 # -- our own clients

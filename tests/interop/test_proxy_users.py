@@ -1,5 +1,6 @@
-"""Users at a proxy in front of a broker that asks for signatures and has policies: Apache's proxy and `rmq proxy`
-answer the same calls of the same users alike, at Apache's broker and at ours. Source: grpc.md §2.2, §2.3, §11."""
+"""Users at a proxy in front of a broker that requires signatures and has policies: Apache's proxy and `rmq proxy`
+answer the same calls of the same users alike, in front of Apache's broker and of ours. Source: grpc.md §2.2, §2.3,
+§11."""
 
 import asyncio
 import json
@@ -87,7 +88,7 @@ NAMES_OF_USERS = (
 
 @pytest.fixture(scope="module")
 def places(apache_kit: ApacheKit, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """Where a proxy listens: Apache's, ours in front of the same broker, ours in front of ours."""
+    """Yield the addresses of three proxies: Apache's, ours in front of the same broker, ours in front of our broker."""
     theirs, ours, proxy = (tmp_path_factory.mktemp(name) for name in ("theirs", "ours", "proxy"))
     config = ours / "broker.conf"
     config.write_text("".join(f"{key}={value}\n" for key, value in CONF.items()))
@@ -107,8 +108,8 @@ def places(apache_kit: ApacheKit, tmp_path_factory: pytest.TempPathFactory) -> I
 
 
 async def told(address: str, user: Credentials | None, **metadata: str | None) -> dict[str, str]:
-    """What each call is answered: the whole refusal of a user, of others that there was none."""
-    client_id = "client" if user is None else user.access_key  # at ours an id belongs to its first user
+    """Return the answer to each call: the whole refusal of the user, or that there was no refusal."""
+    client_id = "client" if user is None else user.access_key  # in our proxy an id belongs to its first user
     client = Client(address, client_id, user, **metadata)
     found = {name: said(await client.ask(call, **fields)) for name, (call, fields) in CALLS.items()}
     for name, settings in SETTINGS.items():
@@ -129,7 +130,8 @@ def said(answer: Answer) -> str:
 @pytest.mark.parametrize("name", NAMES_OF_USERS)
 def test_a_user_may_what_policies_say(places: dict[str, str], name: str) -> None:
     found = {place: asyncio.run(told(address, of(name))) for place, address in places.items()}
-    # On purpose: ours needs Sub on the topic, too, or a made-up handle would have a message of any topic delivered.
+    # A deliberate difference: ours also requires Sub on the topic. Otherwise an invented handle could deliver a message
+    # of any topic.
     expected = found["apache"] | {"change": found["apache"]["ack"]}
     assert found["ours before apache"] == expected
     assert found["ours"] == expected
@@ -162,7 +164,7 @@ def test_a_user_sends_and_receives_by_a_proxy_that_signs(places: dict[str, str])
 
 
 async def sends_and_receives(address: str, user: Credentials) -> None:
-    """What users are refused is told above; here a message goes all the way."""
+    """Check that a message of a user with the rights is sent and received. The refusals are tested above."""
     client = Client(address, "worker", user)
     await consumer(client, TOPIC, GROUP)
     body = b"signed"

@@ -1,7 +1,7 @@
-"""Our pop consumer, and Java's, against a real Apache broker, which serves POP as it is shipped, and against ours.
+"""Our pop consumer, and Java's, with a real Apache broker with default settings for POP, and with ours.
 
-At Apache's a message comes again some three seconds after its invisible time: its timer and its revive loop, both 1 s.
-Source: behaviour.md §4.7–§4.15, §8.13.
+Apache's broker redelivers a message about three seconds after its invisible time, because of its timer and its revive
+loop, both 1 s. Source: behaviour.md §4.7–§4.15, §8.13.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ from tests.patience import producing, pulling, pushing
 FIRST = pushing(start_from=StartFrom.FIRST_OFFSET)
 QUICK = msgspec.structs.replace(FIRST, rebalance_interval_ms=200, suspend_queue_ms=10)
 INVISIBLE_SECONDS = 10
-"""For tests that see it end: long enough to have everything popped, and acknowledged or renewed, on a busy machine."""
+"""For tests that wait for its end: long enough to pop all messages, and acknowledge or renew them, on a busy
+machine.
+"""
 MIXED_MESSAGES = 2000
 
 
@@ -81,7 +83,7 @@ def run(scenario: Coroutine[None, None, None]) -> None:
 
 
 async def send(namesrv: str, topic: str, numbers: range) -> None:
-    """Returns when they can be read: Apache's queues follow its log."""
+    """Send messages. Return when they can be read: Apache's queues are written after its log."""
     async with (
         Producer(f"PG-{topic}", namesrv, settings=producing()) as producer,
         PullConsumer(f"PG-{topic}-end", namesrv, settings=pulling()) as reader,
@@ -98,19 +100,19 @@ async def send(namesrv: str, topic: str, numbers: range) -> None:
 
 
 async def is_readable(reader: PullConsumer, sent: SendResult) -> bool:
-    with contextlib.suppress(NoRoute):  # it takes a moment until name servers know a topic that was just made
+    with contextlib.suppress(NoRoute):  # name servers know a new topic after a moment
         return await reader.max_offset(sent.queue) > sent.queue_offset
     return False
 
 
 async def popped(consumer: PopConsumer, topic: str, count: int, **options: object) -> dict[int, ReceivedMessage]:
-    """So many messages by their number."""
+    """Pop ``count`` messages and return them by their number."""
     found: dict[int, ReceivedMessage] = {}
     async with asyncio.timeout(SECONDS):
         while len(found) < count:
             try:
                 messages = await consumer.pop(topic, wait=1, **options)
-            except NoRoute:  # it takes a moment until name servers know a topic that was just made
+            except NoRoute:  # name servers know a new topic after a moment
                 await asyncio.sleep(0.05)
                 continue
             found |= {int(one.body): one for one in messages}
@@ -134,7 +136,7 @@ def test_what_is_not_acknowledged_in_time_comes_again(servers: Servers) -> None:
                 5: (1, "PopTimes"),
                 7: (1, "PopTimes"),
             }
-            # Those that came again are acknowledged in the retry topic they came through.
+            # Redelivered messages are acknowledged in the retry topic through which they came.
             await consumer.ack_many([*again.values(), first[4]])
             assert await consumer.pop("PopTimes", wait=0.5) == []
 
@@ -142,7 +144,7 @@ def test_what_is_not_acknowledged_in_time_comes_again(servers: Servers) -> None:
 
 
 def test_retry_topics_of_the_second_version_are_acknowledged(servers: Servers) -> None:
-    """Also of a broker that gives messages the topic they come through, and leaves the handles to the client."""
+    """Also for a broker that returns messages with their retry topic, and leaves the handles to the client."""
 
     def configure(value: str) -> None:
         conf = f"enableRetryTopicV2={value}\npopResponseReturnActualRetryTopic={value}".encode()
@@ -157,7 +159,7 @@ def test_retry_topics_of_the_second_version_are_acknowledged(servers: Servers) -
             assert {one.properties["POP_CK"].split()[4] for one in again.values()} == {"2"}
             await consumer.ack_many([again[0], again[1]])
             await consumer.change_invisible_time(again[2], 0.5)
-            assert list(await popped(consumer, "PopSecond", 1)) == [2], "only that one comes a third time"
+            assert list(await popped(consumer, "PopSecond", 1)) == [2], "only this message is delivered a third time"
 
     configure("true")
     try:
@@ -214,7 +216,7 @@ def test_handlers_acknowledge_fail_take_long_and_give_up(servers: Servers) -> No
             seen[number].append(message.reconsume_times)
             match number:
                 case 5:
-                    raise ConsumeLater(delay=0.1)  # two times, then it is given up
+                    raise ConsumeLater(delay=0.1)  # two times, then the message is a dead letter
                 case 6:
                     await long_ones.wait()  # longer than the invisible time
 
@@ -233,7 +235,8 @@ def test_handlers_acknowledge_fail_take_long_and_give_up(servers: Servers) -> No
                         (queue,) = await reader.queues("%DLQ%CG-pop-handled")
                         dead = (await reader.pull(queue, 0, wait=1)).messages
                     await asyncio.sleep(0.05)
-            # What nobody renews comes again: so would have, by now, the message whose handler takes long.
+            # Messages that are not renewed are redelivered. The message whose handler takes long would have been too by
+            # now.
             await popped(control, "PopHandled", 1)
             long_ones.set()
         assert [one.body for one in dead] == [b"5"]
@@ -291,7 +294,7 @@ def test_members_pop_in_order_one_after_the_other(servers: Servers) -> None:
         running: set[int] = set()
 
         async def handler(one: ReceivedMessage) -> None:
-            assert one.queue_id not in running, "two handlers in one queue"
+            assert one.queue_id not in running, "a queue has one handler at a time"
             running.add(one.queue_id)
             await asyncio.sleep(0.001)
             running.discard(one.queue_id)
@@ -326,7 +329,7 @@ def test_an_ordered_pop_is_blocked_until_all_of_it_is_acknowledged(servers: Serv
             assert await two.pop("PopBlocked", queue=queue) == []
             waiting = asyncio.create_task(two.pop("PopBlocked", queue=queue, max_count=3, wait=20))
             await one.change_invisible_time(first[2], 0.5)
-            again = await waiting  # the one that was not acknowledged, and what follows
+            again = await waiting  # the message that was not acknowledged, and the ones after it
             assert [(message.queue_offset, message.reconsume_times) for message in again] == [(2, 1), (3, 0), (4, 0)]
             await two.ack_many(again)
             (after,) = await one.pop("PopBlocked", queue=queue, max_count=1, wait=20)
@@ -356,7 +359,9 @@ def test_a_java_producers_messages_are_popped(servers: Servers, apache_kit: Apac
 
 
 def test_java_and_python_members_share_what_is_popped(servers: Servers, apache_kit: ApacheKit, tmp_path: Path) -> None:
-    """A Java push consumer in mode POP, our push consumer in it and our pop consumer: every message goes to one."""
+    """A Java push consumer in mode POP, our push consumer in this mode and our pop consumer: every message goes to one
+    of them.
+    """
     topic, group = "PopMixed", "CG-pop-mixed"
 
     async def scenario(java: list[int]) -> None:
@@ -387,10 +392,10 @@ def test_java_and_python_members_share_what_is_popped(servers: Servers, apache_k
                 if end > 400 and len(java) > 1 and all(python[name] for name in members):
                     break
             assert {one.queue_id for one in pop.held_queues()} == {-1}
-        assert len(java) > 1, "the Java member had some"
-        assert python["push"], "our push consumer had some"
-        assert python["pop"], "our pop consumer had some"
-        assert set(counted().values()) == {1}, "and nobody one of another"
+        assert len(java) > 1, "the Java member got messages"
+        assert python["push"], "our push consumer got messages"
+        assert python["pop"], "our pop consumer got messages"
+        assert set(counted().values()) == {1}, "every message goes to one member"
 
     run(send(servers.namesrv_addr, topic, range(1)))
     create_group(servers, group)
@@ -400,7 +405,7 @@ def test_java_and_python_members_share_what_is_popped(servers: Servers, apache_k
 
 
 def test_a_group_changes_from_popping_to_pulling(servers: Servers) -> None:
-    """What was popped and not acknowledged is pulled from the retry topic that popping uses."""
+    """Popped messages without an acknowledgement are pulled from the retry topic of POP."""
     topic, group, namesrv = "PopSwitched", "CG-pop-switched", servers.namesrv_addr
 
     async def scenario() -> None:
@@ -459,7 +464,7 @@ def test_the_example_shows_how_workers_share(servers: Servers) -> None:
     assert done.stdout.splitlines() == ["popped: by hand", "jobs done: 100", "done again: ['7']"]
 
 
-# -- what operators do, and Java
+# -- operators, and Java
 
 
 def create_group(servers: Servers, group: str) -> None:
@@ -480,7 +485,7 @@ async def set_mode(servers: Servers, topic: str, group: str, mode: str) -> None:
 
 @contextlib.contextmanager
 def java_reader(servers: Servers, kit: ApacheKit, work_dir: Path, topic: str, group: str) -> Iterator[list[int]]:
-    """The numbers of the messages that a Java member got so far."""
+    """Run a Java member. Yield the growing list of its message numbers."""
     command = kit.jvm(
         "interop.PopReader", [servers.namesrv_addr, topic, group], heap_mb=PROBE_HEAP_MB, work_dir=work_dir
     )

@@ -1,4 +1,4 @@
-"""The trace topic and namespaces against a real Apache broker, beside Java clients that do the same.
+"""The trace topic and namespaces with a real Apache broker, compared with Java clients that do the same.
 
 Source: behaviour.md §7.11, §9.7; remoting.md §3.2, §7.7.
 """
@@ -41,7 +41,7 @@ JAVA_RECALLS = "-Dcom.rocketmq.recall.default.trace.enable=true"
 
 @pytest.fixture(scope="module")
 def java(apache: ApachePair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, subprocess.Popen[str]]]:
-    """Java programs that do what we do, at the same time."""
+    """Run Java programs with the same work as ours, at the same time."""
     ask(apache.broker_addr, Command(RequestCode.UPDATE_BROKER_CONFIG, body=b"recallMessageEnable=true"))
     running = {}
     for command, *options in (("acts", "--name", "TraceJava"), ("exchange", "--name", "Spaced", "--namespace", "NsA")):
@@ -110,7 +110,9 @@ def test_the_trace_of_the_same_acts_is_that_of_a_java_client(apache, java, tmp_p
 
 
 def mqadmin_reads_it(apache: ApachePair, traces: list[ReceivedMessage], tmp_path: Path) -> None:
-    """What `mqadmin queryMsgTraceById` shows of a message that we sent, and that failed and then succeeded here."""
+    """Check the output of `mqadmin queryMsgTraceById` for a message that we sent, and that failed and then succeeded
+    here.
+    """
     (sent,) = [
         line for one in traces for line in lines(one, "TracePyth") if "|TracePyth-T|" in line and "|A|k1" in line
     ]
@@ -126,7 +128,7 @@ def mqadmin_reads_it(apache: ApachePair, traces: list[ReceivedMessage], tmp_path
 
 
 async def acts(namesrv: str, name: str) -> None:
-    """What `TraceProbe acts` does, in the same order."""
+    """Do the work of `TraceProbe acts`, in the same order."""
     async with Producer(f"{name}-P", namesrv, settings=TRACED) as producer:
         await producer.send(Message(topic=f"{name}-T", body=b"plain"))
         await producer.send(Message(topic=f"{name}-T", body=b"tagged", tags="A", keys=["k1", "k2"]))
@@ -189,7 +191,7 @@ async def consumes(consumer: PushConsumer, topic: str, count: int) -> None:
 
 
 async def read_traces(namesrv: str) -> list[ReceivedMessage]:
-    """Everything in the trace topic."""
+    """Return all messages of the trace topic."""
     found: list[ReceivedMessage] = []
     async with PullConsumer("Trace-reader", namesrv, settings=pulling()) as reader:
         for queue in await reader.queues(TRACE_TOPIC):
@@ -202,26 +204,27 @@ async def read_traces(namesrv: str) -> list[ReceivedMessage]:
 
 
 def lines(message: ReceivedMessage, name: str) -> list[str]:
-    """The records of clients whose names begin so, their fields divided by a bar."""
+    """Return the records of clients whose names have this prefix, their fields joined by a bar."""
     records = message.body.decode().replace("\x01", "|").split("\x02")
     return [record for record in records if f"|{name}-" in record]
 
 
 def alike(line: str, name: str) -> str:
-    """A record without what differs from one run to the next: names, ids, times, and whose store it was."""
+    """Return a record without values that differ between runs: names, ids, times, and the store's address."""
     fields = line.replace(name, "Trace").split("|")
     cost = {"Pub": 10, "SubAfter": 3}.get(fields[0])
     if cost is not None:
         assert int(fields[cost]) < SECONDS * 1000
         fields[cost] = "COST"
-    if "," in fields[5]:  # the body of a batch has its members' ids, which are longer where Java finds an IPv6 address
+    # The body size of a batch depends on its members' ids, which are longer if Java finds an IPv6 address.
+    if "," in fields[5]:
         fields[9] = str(int(fields[9]) - len(fields[5]))
     line = re.sub(r"[0-9A-F]{32,}", "ID", "|".join(fields))
     return re.sub(r"\|\d{13}(?=\||$)", "|TIME", line)
 
 
 def keys_in(message: ReceivedMessage) -> set[str]:
-    """What the keys of a trace message have to be: ids and keys of what it tells of."""
+    """Return the expected keys of a trace message: the ids and keys of its records."""
     records = decode_traces(message.body)
     words = {str(record.msg_id) for record in records}
     return words.union(*((getattr(record, "keys", None) or "").split() for record in records))

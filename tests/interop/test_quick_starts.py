@@ -1,7 +1,7 @@
-"""The quick-starts of FastStream, Celery, kombu and OpenTelemetry, at our broker and at Apache's.
+"""The quick-starts of FastStream, Celery, kombu and OpenTelemetry, with our broker and with Apache's.
 
-A program is the one that the framework itself prints: in the README that its installed release carries, or in the page
-named beside it. It runs as there, as processes of its own. Only the class of the broker, or its URL, is another.
+Each program is the framework's own: from the README of its installed release, or from the page named with it. It runs
+unchanged in separate processes, except for the class or the URL of the broker.
 """
 
 from __future__ import annotations
@@ -30,21 +30,23 @@ BIN = Path(sys.executable).parent
 
 @pytest.fixture(params=["ours", "Apache's"])
 def address(request: pytest.FixtureRequest) -> str:
-    """The name server of a cluster."""
+    """Return the name server of a cluster."""
     if request.param == "ours":
         return request.getfixturevalue("standalone").namesrv_addr
     return request.getfixturevalue("apache").namesrv_addr
 
 
 def each_at_one(*cases: object) -> pytest.MarkDecorator:
-    """Two cases, the first at our broker, the second at Apache's: what differs is the framework's, not the broker's."""
+    """Parametrize two cases, the first with our broker, the second with Apache's: they differ in the framework's part
+    only.
+    """
     where = ["ours", "Apache's"]
     placed = list(zip(cases, where, strict=True))
     return pytest.mark.parametrize(("case", "address"), placed, indirect=["address"], ids=where)
 
 
 def printed(package: str, word: str) -> str:
-    """The first block of Python with a word in it, of the README of a package."""
+    """Return the first Python block of a package's README that contains a word."""
     readme = str(metadata(package).get_payload())
     fenced = re.findall(r"^```python\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)
     indented = re.findall(r"^ *\.\. code(?:-block)?:: python\n((?:\s*\n| +.*\n)+)", readme, re.MULTILINE)
@@ -52,7 +54,7 @@ def printed(package: str, word: str) -> str:
 
 
 def changed(program: str, changes: Mapping[str, str]) -> str:
-    """A program with other texts, each of which was there once."""
+    """Return a program with replaced texts. Each old text must occur once."""
     for text, other in changes.items():
         assert program.count(text) == 1, f"{text!r} in\n{program}"
         program = program.replace(text, other)
@@ -61,7 +63,7 @@ def changed(program: str, changes: Mapping[str, str]) -> str:
 
 @contextmanager
 def running(folder: Path, *command: str | Path) -> Iterator[ServerProcess]:
-    """A program of a folder, as from a shell that stands there."""
+    """Run a program with a folder as its working directory."""
     program = [sys.executable, "-c", "import os, sys; os.chdir(sys.argv[1]); os.execv(sys.argv[2], sys.argv[2:])"]
     with ServerProcess([*program, folder, *command], folder / "output", {**os.environ, "PYTHONUNBUFFERED": "1"}) as one:
         yield one
@@ -106,7 +108,7 @@ def add(x, y):
 
 
 def test_celery(address: str, tmp_path: Path) -> None:
-    """A call from Python, and a worker that does it."""
+    """A call from Python, and a worker that executes it."""
     url = f"rocketmq://{address}//"
     (tmp_path / "tasks.py").write_text(changed(FIRST_STEPS, {"pyamqp://guest@localhost//": url}))
     call = "from tasks import add; result = add.delay(4, 4); print(result.id)"
@@ -117,7 +119,7 @@ def test_celery(address: str, tmp_path: Path) -> None:
 
 
 def test_kombu(address: str, tmp_path: Path) -> None:
-    """README, "Quick overview". Its second half is left out: it uses names that it does not define."""
+    """README, "Quick overview". Its second half is left out, because it uses undefined names."""
     program, _, _ = printed("kombu", "video_queue").partition("# Consume from several queues")
     program = changed(program, {"amqp://guest:guest@localhost//": f"rocketmq://{address}//"})
     (tmp_path / "overview.py").write_text(f"import rmqkit.kombu\n{program}")
@@ -146,7 +148,7 @@ def process(message):
 with consumer:
     processed.wait()
 """
-"""Makes a producer and a consumer, as the usage of the instrumentors in opentelemetry-python-contrib."""
+"""Creates a producer and a consumer, as in the usage of the instrumentors in opentelemetry-python-contrib."""
 
 BY_CODE = """
 from opentelemetry import trace
@@ -165,7 +167,7 @@ trace.set_tracer_provider(provider)
 # Instrument rmqkit
 RmqkitInstrumentor().instrument()
 """
-"""As opentelemetry.io has it for Python, "Instrumentation", and the instrumentors."""
+"""The form of opentelemetry.io for Python, "Instrumentation", and the instrumentors."""
 
 BY_COMMAND = [BIN / "opentelemetry-instrument", *(f"--{one}_exporter=console" for one in ("traces", "metrics", "logs"))]
 

@@ -2,14 +2,14 @@
 
 | Master | Slaves | Messages |
 |---|---|---|
-| Apache 5.4.0 | ours; Apache 5.4.0, which shows that these tests ask for no more than the reference does | every kind |
+| Apache 5.4.0 | ours; Apache 5.4.0, which shows that the reference passes these tests | every kind |
 | ours | Apache 5.4.0 and Apache 4.9.4 | every kind that our broker serves: no timers |
 | Apache 4.9.4 | ours | single ones and batches |
 
-All masters are SYNC_MASTERs with two copies. Ours is killed (SIGKILL) on the way and comes back: as a slave while the
-log grows, as a master when all was sent. In the end the master goes, and each slave is read through a name server that
-knows nobody else. The groups run at the same time, as Apache's slave looks at its master's tables a minute after its
-start.
+All masters are SYNC_MASTERs with two copies. Our broker is killed (SIGKILL) and restarted during the test: a slave
+while the log grows, a master after all sends. At the end the master stops, and each slave is read through a name server
+that knows no other broker. The groups run at the same time, because Apache's slave copies its master's tables a minute
+after its start.
 """
 
 from __future__ import annotations
@@ -117,17 +117,17 @@ ASKED = [
     Asked(RequestCode.QUERY_CONSUMER_OFFSET, {**QUEUE, "consumerGroup": "asker"}),
     Asked(RequestCode.QUERY_CONSUMER_OFFSET, {**QUEUE, "consumerGroup": "nobody"}),
 ]
-"""What a slave without a master refuses, and what it serves."""
+"""Requests that a slave without a master refuses or serves."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Who follows whom (versions are Apache's).
+    """A master and its slaves (versions are Apache's).
 
     Attributes:
-        count: of messages, besides the rare kinds.
-        is_mixed: whether there are such.
-        killed_at_bytes: how long the log is when ours is killed; 0: it is killed when all was sent, and comes back.
+        count: number of messages, without the rare kinds.
+        is_mixed: True if the rare kinds are sent.
+        killed_at_bytes: length of the log when our broker is killed; 0: it is killed and restarted after all sends.
     """
 
     master: str
@@ -147,7 +147,7 @@ PAIRS = [(name, slave) for name, plan in PLANS.items() for slave in plan.slaves]
 
 @dataclass(frozen=True)
 class Answers:
-    """To a message, a batch, and a message that does not wait, sent together."""
+    """The answers to a message, a batch, and a message that does not wait, sent together."""
 
     statuses: list[SendStatus]
     seconds: float
@@ -155,7 +155,7 @@ class Answers:
 
 @dataclass(frozen=True)
 class Copy:
-    """What became of one slave."""
+    """The state of one slave at the end."""
 
     missing_tables: dict[str, object]
     log_difference: str | None
@@ -169,7 +169,7 @@ class Copy:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one master and its slaves."""
+    """The state of one master and its slaves at the end."""
 
     statuses: Counter[SendStatus]
     answers: dict[str, Answers]
@@ -180,7 +180,7 @@ class Outcome:
 
 @dataclass
 class Group:
-    """One master and its slaves while they run; the name server of each slave knows nobody else."""
+    """One running master and its slaves. The name server of each slave knows only this slave and the master."""
 
     plan: Plan
     java: ApacheKit
@@ -192,11 +192,11 @@ class Group:
 
     @property
     def name_server(self) -> str:
-        """Any of them: to talk to the master."""
+        """Return any of the name servers, for requests to the master."""
         return next(iter(self.name_servers.values()))
 
     def send(self) -> Counter[SendStatus]:
-        """The bulk, and every kind beside it; the statuses of the bulk."""
+        """Send the bulk, and every kind at the same time. Return the statuses of the bulk."""
         if not self.plan.is_mixed:
             return asyncio.run(send_bulk(self.name_server, self.plan.count))
         with ThreadPoolExecutor(max_workers=1) as pool:
@@ -216,7 +216,7 @@ class Group:
         return self.master if self.plan.master == OURS else self.slaves[OURS]
 
     def restart_ours(self) -> None:
-        """Ours ends by SIGKILL, if it still runs, and comes back; and everybody is together again."""
+        """Kill our broker if it still runs, restart it, and wait until all brokers are connected again."""
         if self.plan.master == OURS:
             offsets = self.master.store / "config/consumerOffset.json"
             wait_until(lambda: is_in(offsets, b"@resumed"), OFFSETS_SECONDS, f"committed offsets in {offsets}")
@@ -225,9 +225,10 @@ class Group:
             self.master = self.stack.enter_context(restarted(self.ours, list(self.name_servers.values()), 0))
         else:
             self.slaves[OURS] = self.stack.enter_context(restarted(self.ours, [self.name_servers[OURS]], 1))
-        asyncio.run(ask_for_copies(self.name_server))  # what comes now reaches only who follows
+        asyncio.run(ask_for_copies(self.name_server))  # from now on messages reach only connected slaves
         wait_caught_up(self.master, self.slaves.values())
-        if self.plan.master == OURS:  # of links from one address a later one counts once those before it reported again
+        # Of several links from one address, a later one is valid only after the earlier ones have reported again.
+        if self.plan.master == OURS:
             wait_until(self._all_count, CAUGHT_UP_SECONDS, "copies of all slaves that count", poll_seconds=POLL_SECONDS)
 
     def _all_count(self) -> bool:
@@ -235,7 +236,7 @@ class Group:
         return status.in_sync_slave_nums == len(self.slaves)
 
     def answers(self) -> dict[str, Answers]:
-        """While one slave, or all of them, stand still."""
+        """Return the answers while one slave, or all of them, are stopped."""
         standing_still = {name: [slave] for name, slave in self.slaves.items() if len(self.slaves) > 1}
         found = {}
         for name, slaves in {**standing_still, "all": list(self.slaves.values())}.items():
@@ -244,7 +245,7 @@ class Group:
         return found
 
     def copy(self, name: str, end: int, stored: Stored, missing: dict[str, object], committed: int) -> Copy:
-        """A slave after its master's end."""
+        """Return the state of a slave after its master stopped."""
         slave, known, master = self.slaves[name], self.name_servers[name], self.master.store
         wait_until(lambda: not is_member(known, self.master.address), GONE_SECONDS, "end of the master's registration")
         topics = stored.readable_topics()
@@ -255,14 +256,14 @@ class Group:
         is_first = name == self.plan.slaves[0]
         read_by_java = read_with_java(self.java, known, "java", topics, count, self.folder) if is_first else {}
         told = asyncio.run(answers(slave.address, ASKED))
-        slave.stop()  # writes what it has not written of its index yet
+        slave.stop()  # the stop writes the rest of its index
         log, derived = log_difference(master, slave.store, end), derived_differences(master, slave.store)
         return Copy(missing, log, derived, expected, read, resumed, read_by_java, told)
 
 
 @contextmanager
 def running(plan: Plan, kits: dict[str, ApacheKit | None], folder: Path) -> Iterator[Group]:
-    """The master with its topics, and its slaves."""
+    """Run the master with its topics, and its slaves."""
     java = kits[NEW]
     assert java is not None
     with ExitStack() as stack, ThreadPoolExecutor() as pool:
@@ -281,11 +282,11 @@ def running(plan: Plan, kits: dict[str, ApacheKit | None], folder: Path) -> Iter
 
 
 def follow(plan: Plan, kits: dict[str, ApacheKit | None], folder: Path) -> Outcome:
-    """One master and its slaves, from their start until every slave was read after the master's end."""
+    """Run one master and its slaves until every slave was read after the master stopped."""
     with running(plan, kits, folder) as group, ThreadPoolExecutor() as pool:
         tables_deadline = time.monotonic() + TABLES_SECONDS
         slaves = group.slaves.values()
-        asyncio.run(ask_for_copies(group.name_server))  # in time or not: there may be no slave yet
+        asyncio.run(ask_for_copies(group.name_server))  # the answer may be late: there may be no slave yet
         wait_caught_up(group.master, slaves)
         committed = asyncio.run(leave_in_the_middle(group.name_server))
         sending = pool.submit(group.send)
@@ -325,7 +326,7 @@ async def ask_for_copies(namesrv: str) -> Answers:
 
 
 async def leave_in_the_middle(namesrv: str) -> dict[int, int]:
-    """A group reads the first messages of each queue, and says so to the master: its offsets."""
+    """Consume the first messages of each queue with a group that commits to the master. Return its offsets."""
     offsets = {}
     async with (
         Producer("resumed", namesrv, settings=producing()) as producer,
@@ -343,7 +344,7 @@ async def leave_in_the_middle(namesrv: str) -> dict[int, int]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Outcome]]]:
-    """All groups at the same time."""
+    """Run all groups at the same time."""
     root = tmp_path_factory.mktemp("replication")
     kits = {OURS: None, NEW: kit_or_skip(NEW), OLD: kit_or_skip(OLD)}
     with ThreadPoolExecutor() as pool:
@@ -387,7 +388,7 @@ def test_the_log_is_its_master_s_byte_for_byte(copy: Copy) -> None:
 
 @pytest.mark.parametrize(("plan", "slave"), [pair for pair in PAIRS if OLD not in (PLANS[pair[0]].master, pair[1])])
 def test_queues_and_index_are_its_master_s(runs: dict[str, Future[Outcome]], plan: str, slave: str) -> None:
-    """But for the one topic of batches at Apache's slave: it has made plain queues before it hears of their type."""
+    """Except for the topic of batches in Apache's slave: it creates plain queues before it knows their type."""
     names = runs[plan].result().copies[slave].derived_differences
     assert [name for name in names if slave == OURS or INNER_BATCH_TOPIC not in name] == []
 
@@ -424,7 +425,7 @@ def test_an_answer_waits_for_one_copy_and_not_for_longer_than_the_time_limit(out
         is_late = who == "all"
         assert told.statuses == ([LATE, LATE, OK] if is_late else [OK, OK, OK]), f"{who} stood still"
         assert not is_late or told.seconds >= SLAVE_TIMEOUT_SECONDS - 0.1
-    asked_count = 2 + len(outcome.answers)  # at the start, and after ours came back
+    asked_count = 2 + len(outcome.answers)  # at the start, and after our broker restarted
     assert len(outcome.stored.places["Answers", 0]) == asked_count * ASKING_COUNT
 
 
@@ -437,5 +438,5 @@ def test_a_sync_master_without_slaves_stores_and_says_so(maker: str, answer: Sen
     ):
         create_topics(master.address)
         assert asyncio.run(ask_for_copies(known)).statuses == [answer, answer, OK]
-        # Apache's broker writes its queues a moment after it has answered.
+        # Apache's broker writes its queues a moment after it answered.
         wait_until(lambda: message_count(master.address, "Answers") == ASKING_COUNT, SEND_SECONDS, "all messages")

@@ -56,7 +56,7 @@ def short(**changes: str) -> dict[str, str]:
 
 
 def probes(reply_topic: str) -> Iterator[Probe]:
-    """Every request, in the order it is sent."""
+    """Yield every request, in the order of the sends."""
     v2, batch, back = RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE, RequestCode.CONSUMER_SEND_MSG_BACK
     yield Probe("plain", v2, short())
     for code, fields, numbers in (
@@ -67,7 +67,7 @@ def probes(reply_topic: str) -> Iterator[Probe]:
         for name in fields:
             yield Probe(f"{code.name} without {name}", code, {k: v for k, v in fields.items() if k != name})
         for name in numbers:
-            # Which queue a negative id gets is chance.
+            # The queue for a negative id is random.
             for value in WRONG if name not in ("e", "queueId") else WRONG[:3]:
                 yield Probe(f"{code.name} {name}={value!r}", code, {**fields, name: value})
     for name, changes in {
@@ -158,18 +158,18 @@ def probes(reply_topic: str) -> Iterator[Probe]:
 
 
 AS_IF_MISSING = ("", "0", "false", "4")
-"""Apache's broker leaves out of a push what the reply left out, ours fills it in."""
+"""Apache's broker omits fields from a push that the reply omitted. Our broker fills them in."""
 
 STORED = [
     *(("AnswersDelay", 0, 4), ("AnswersDelay", 2, 1), ("AnswersBatch", 0, 7), ("%RETRY%answers", 0, 2)),
     *(("%DLQ%answers", 0, 2), ("%RETRY%back", 0, 1), ("%DLQ%back", 0, 4), ("SCHEDULE_TOPIC_XXXX", 17, 2)),
     *(("SCHEDULE_TOPIC_XXXX", 0, 4), ("SCHEDULE_TOPIC_XXXX", 2, 12), ("AnswersReply", 0, 1)),
 ]
-"""Queues whose messages are compared, and how many to wait for."""
+"""Queues whose messages are compared, and the numbers of messages to wait for."""
 
 
 async def ask_all(address: str, cluster: str) -> dict[str, object]:
-    """What a broker answers to every probe, pushes, and stores."""
+    """Return a broker's answers to every probe, its pushes, and its stored messages."""
     pushed: list[object] = []
 
     def take(connection: object, command: Command) -> Command:
@@ -209,10 +209,10 @@ async def ask_all(address: str, cluster: str) -> dict[str, object]:
 
 
 def _comparable(answer: Command, cluster: str) -> tuple[int, str | None, list[tuple[str, str]]]:
-    """Code, remark and fields, without what differs between two brokers."""
+    """Return code, remark and fields, without values that differ between two brokers."""
     remark = answer.remark and VARYING.sub("*", answer.remark.replace(cluster, "CLUSTER"))
     fields = decode_fields(answer)
-    fields.pop("queueOffset", None)  # compared by what is stored
+    fields.pop("queueOffset", None)  # compared with the stored messages
     shown = sorted((name, VARYING.sub("*", value)) for name, value in fields.items())
     if answer.code == 1 and not fields:
         remark = "(an exception)"
@@ -220,7 +220,7 @@ def _comparable(answer: Command, cluster: str) -> tuple[int, str | None, list[tu
 
 
 async def _end(client: RemotingClient, address: str, topic: str, queue_id: int) -> int:
-    """Where the next message of a queue goes: the broker is shared, and other tests send delayed messages, too."""
+    """Return the end offset of a queue. Tests share the broker, and other tests send delayed messages too."""
     fields = {"topic": topic, "queueId": str(queue_id)}
     answer = await client.call(address, Command(RequestCode.GET_MAX_OFFSET, fields=fields), TIMEOUT_MS)
     return int(decode_fields(answer).get("offset", 0))
@@ -229,7 +229,9 @@ async def _end(client: RemotingClient, address: str, topic: str, queue_id: int) 
 async def _stored(
     client: RemotingClient, address: str, topic: str, queue_id: int, start: int, count: int
 ) -> list[object]:
-    """The messages of a queue; of a retry topic not those of level 3, whose delays differ between the two."""
+    """Return the messages of a queue; for a retry topic without those of level 3, whose delays differ between the two
+    brokers.
+    """
     messages: list[ReceivedMessage] = []
     offset = start
     async with asyncio.timeout(SECONDS_MAX):
@@ -255,7 +257,7 @@ async def _stored(
 
 @pytest.fixture(scope="module")
 def answers(apache: ApachePair, standalone: Standalone) -> tuple[dict[str, object], dict[str, object]]:
-    """Of Apache's broker and of ours."""
+    """Return the answers of Apache's broker and of ours."""
     theirs = asyncio.run(ask_all(apache.broker_addr, "InteropCluster"))
     return theirs, asyncio.run(ask_all(standalone.broker_addr, "DefaultCluster"))
 

@@ -1,4 +1,6 @@
-"""Every setting that a real Apache broker shows is known to ours, with its default where it has no effect."""
+"""Our broker knows every setting that a real Apache broker shows, with Apache's default if the setting has no
+effect.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ OURS_ALONE = """
     adminAllowedAddresses haMasterAddress indexTagsEnable logFile logFileBytesMax logFileCount logFormat logLevel
     proxyProtocolEnable readOnlyCommitLogStorePaths
 """.split()
-# Apache's broker has them, and does not show them.
+# Settings that Apache's broker has but does not show.
 NOT_SHOWN_BY_APACHE = """
     authenticationEnabled authenticationWhitelist authorizationEnabled authorizationWhitelist initAuthenticationUser
     innerClientAuthenticationCredentials
@@ -36,7 +38,7 @@ NOT_SHOWN_BY_APACHE = """
     tls.enable tls.server.certPath tls.server.keyPassword tls.server.keyPath tls.server.mode
     tls.server.need.client.auth tls.server.trustCertPath
 """.split()
-# Apache takes them from the machine, or from how it was started; the last is worked out from other settings.
+# Settings that Apache derives from the machine, or from its start; the last is computed from other settings.
 OF_THE_MACHINE = """
     endTransactionThreadPoolNums heartbeatThreadPoolNums litePullMessageThreadPoolNums processReplyMessageThreadPoolNums
     pullMessageThreadPoolNums putMessageFutureThreadPoolNums queryMessageThreadPoolNums sendMessageThreadPoolNums
@@ -45,7 +47,7 @@ OF_THE_MACHINE = """
 
 
 def shown_by(apache: ApachePair) -> dict[str, str]:
-    """What Apache's broker has; it also shows what its file says besides."""
+    """Return the settings that Apache's broker shows, without those that its file adds."""
     answer = ask(apache.broker_addr, Command(RequestCode.GET_BROKER_CONFIG))
     shown = parse_properties(bytes(answer.payload).decode())
     return {key: text for key, text in shown.items() if key not in ACCESS_CONF}
@@ -55,13 +57,13 @@ def test_every_setting_of_apache_s_broker_is_known_and_ours_are_not_its(apache: 
     theirs = shown_by(apache)
     known = {key for one in BROKER for key in setting_table(one)}
     assert len(theirs) > 400
-    assert theirs.keys() - known == set(), "Apache's broker has them, ours does not know them"
+    assert theirs.keys() - known == set(), "our broker knows every setting of Apache's broker"
     assert {*OURS_ALONE, *NOT_SHOWN_BY_APACHE} <= known - theirs.keys()
 
 
 def test_no_setting_is_both_with_and_without_effect() -> None:
     without = [key for group in UNUSED for key in group.defaults]
-    assert len(without) == len(set(without)), "in two groups"
+    assert len(without) == len(set(without)), "each setting is in one group"
     effective = {key for one in BROKER if one is not UnusedSettings for key in setting_table(one)}
     assert effective.isdisjoint(without)
 
@@ -76,8 +78,8 @@ def test_every_setting_of_apache_s_proxy_is_known_once() -> None:
     effective = {key for one in (ProxySettings, ProxyUserSettings) for key in setting_table(one)}
     without = [key for group in UNUSED_AT_PROXY for key in group.defaults]
     assert len(theirs) > 140
-    assert theirs - effective - RENAMED.keys() - {*without} == set(), "Apache's proxy has them, ours does not know them"
-    assert len(without) == len({*without}), "in two groups"
+    assert theirs - effective - RENAMED.keys() - {*without} == set(), "our proxy knows every setting of Apache's proxy"
+    assert len(without) == len({*without}), "each setting is in one group"
     assert effective.isdisjoint(without)
 
 
@@ -89,7 +91,7 @@ def test_what_has_no_effect_is_shown_with_apache_s_default(apache: ApachePair) -
 
 
 def test_our_broker_accepts_every_setting_as_apache_s_shows_it(apache: ApachePair, tmp_path: Path) -> None:
-    """All that mean nothing, in one request; what must stay as it is has Apache's default."""
+    """All settings without effect in one request. Settings that must not change have Apache's default."""
     theirs = shown_by(apache)
     text = "".join(f"{key}={theirs[key]}\n" for key in to_properties(UnusedSettings()) if key != "rocketmqHome")
 

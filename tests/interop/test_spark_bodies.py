@@ -1,9 +1,9 @@
 """`from_body_avro` and `from_body_protobuf` with Spark's real packages: bodies of a store become columns.
 
-PySpark does not have these packages, so each is fetched from Maven Central once, without what it depends on: Spark has
-that. Where the version of the installed Spark is not served, the oldest that rmqkit works with is taken, which calls
-nothing of Spark that has changed since. A Java machine takes packages when it starts, so the query runs in a process
-of its own: ``python -m tests.interop.test_spark_bodies JAR STORE KIND``, which prints its rows as JSON.
+PySpark does not have these packages, so each is fetched from Maven Central once, without its dependencies, which Spark
+has. If the version of the installed Spark is not available, the oldest version that rmqkit supports is used: Spark's
+functions that it calls have not changed since. A JVM loads packages only at its start, so the query runs in a separate
+process: ``python -m tests.interop.test_spark_bodies JAR STORE KIND``, which prints its rows as JSON.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ pytestmark = pytest.mark.interop
 
 
 def package(name: str, folder: Path) -> Path:
-    """The jar of a package of Spark. Raises Unavailable: no version that fits can be had."""
+    """Return the jar of one of Spark's packages. Raises Unavailable: no suitable version is available."""
     cache = cache_folder().absolute()
     cache.mkdir(parents=True, exist_ok=True)
     reasons = []
@@ -81,7 +81,7 @@ def file_descriptor() -> descriptor_pb2.FileDescriptorProto:
 
 
 def avro_body(cents: int, item: str) -> bytes:
-    """A long and a string, as the specification of Avro has them: numbers in zigzag, seven bits to a byte."""
+    """Return a long and a string in Avro's format: numbers in zigzag, seven bits to a byte."""
     text = item.encode()
     return b"".join((_avro_long(cents), _avro_long(len(text)), text))
 
@@ -103,7 +103,7 @@ def protobuf_body(cents: int, item: str) -> bytes:
 
 
 def rows(jar: Path, store: Path, kind: str) -> list[Any]:
-    """What the query finds in a process that has the package."""
+    """Return the result of the query in a process that has the package."""
     command = [sys.executable, "-m", "tests.interop.test_spark_bodies", jar, store, kind]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=SECONDS_MAX, env=small(), cwd=Path(__file__).parents[2]

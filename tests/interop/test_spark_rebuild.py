@@ -1,5 +1,5 @@
-"""A real Apache broker on a golden store whose queues and index files were lost, and made anew by `rmq pipeline`:
-it serves every message in its place, and finds it by key and by id.
+"""A real Apache broker on a golden store whose queues and index files were deleted and rebuilt by `rmq pipeline`: it
+serves every message in its place, and finds it by key and by id.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REBUILD_SECONDS = 600
 
 
 def rebuild_with_spark(golden: GoldenStore, work_dir: Path) -> dict[str, Any]:
-    """Lose everything that is derived from the log, and have it made anew as a user would."""
+    """Delete all files that are derived from the log, and rebuild them as a user would."""
     for name in ("consumequeue", "consumequeue_ext", "batchconsumequeue", "index"):
         shutil.rmtree(golden.root / name)
     config = work_dir / "broker.conf"
@@ -42,7 +42,7 @@ def rebuild_with_spark(golden: GoldenStore, work_dir: Path) -> dict[str, Any]:
 
 
 async def query_all(namesrv: str, listed: dict[tuple[str, str], set[int]]) -> dict[tuple[str, str], set[int]]:
-    """What is found under topics and keys: physical offsets."""
+    """Return the physical offsets found by topics and keys."""
     async with PullConsumer("audit", namesrv, settings=pulling()) as consumer:
         return {
             (topic, key): {one.physical_offset for one in await consumer.query_messages(topic, key, max_count=64)}
@@ -51,7 +51,7 @@ async def query_all(namesrv: str, listed: dict[tuple[str, str], set[int]]) -> di
 
 
 async def view_all(namesrv: str, messages: list[dict[str, Any]]) -> list[int | None]:
-    """Where messages are found by their ids."""
+    """Return the physical offsets of messages found by their ids."""
     async with PullConsumer("audit", namesrv, settings=pulling()) as consumer:
         found = [await consumer.view_message(one["topic"], one["msgId"]) for one in messages]
     return [None if one is None else one.physical_offset for one in found]

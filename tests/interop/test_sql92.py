@@ -1,4 +1,4 @@
-"""SQL92 filters: our compiler against Apache's own, and Apache's consumers against our broker and Apache's."""
+"""SQL92 filters: our compiler compared with Apache's, and Apache's consumers with our broker and Apache's."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ STRAY = [")", "(", "NOT", "AND", ",", "!", "IS", "--", "-- x\n", "/* y */", "+",
 
 
 class Expressions:
-    """Random expressions, one in five of them with stray tokens; the same for the same seed."""
+    """A generator of random expressions, one in five of them with stray tokens. A seed gives the same expressions."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -92,7 +92,7 @@ class Expressions:
 
 
 def ask_apache(kit: ApacheKit, questions: list[Question], work_dir: Path) -> list[str]:
-    """What Apache's compiler says, in a word: a verdict, `error` or `compile`."""
+    """Return the results of Apache's compiler: a verdict, `error` or `compile`."""
     lines = [
         " ".join(base64.b64encode(part).decode() for part in (text.encode(), encode_properties(properties)))
         for text, properties in questions

@@ -1,9 +1,9 @@
 """Apache's broker and ours count the same under the same load: runtime information, counters, progress of all groups.
 
-Counts and the averages that follow from them are equal; times are in the same unit and not equal. Apache's counters are
-those of its last sample, taken every ten seconds: they are read until they say what ours say at once.
-Not told by ours: IDLE and EXCEPTION of CHANNEL_ACTIVITY. Told by ours alone: the key ``brokerVersion``.
-Source: behaviour.md §9.10; remoting.md §6.6, §6.7.
+Counts and their averages are equal. Times are in the same unit but not equal. Apache's counters are those of its last
+sample, taken every ten seconds: they are read until they equal ours, which are immediate. Our broker does not report
+IDLE and EXCEPTION of CHANNEL_ACTIVITY. Only our broker reports the key ``brokerVersion``. Source: behaviour.md §9.10;
+remoting.md §6.6, §6.7.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ COUNTED = [
     ("SNDBCK_PUT_NUMS", f"{TOPIC}@{GROUP}"),
     ("SNDBCK2DLQ_TIMES", f"null@{TOPIC}@{GROUP}@SEND_BACK_TO_DLQ"),
 ]
-"""Counters that only this load moves."""
+"""Counters that only this load changes."""
 
 TIMED = [
     *(("TOPIC_PUT_LATENCY", f"{queue_id}@{TOPIC}") for queue_id in range(4)),
@@ -64,7 +64,7 @@ OF_THE_BROKER = [
     *((f"QUEUE_PUT_{what}", f"{DELAYED}@0") for what in ("NUMS", "SIZE")),
     *((f"QUEUE_GET_{what}", f"{DELAYED}@0@SCHEDULE_CONSUMER") for what in ("NUMS", "SIZE")),
 ]
-"""Counters that other tests move, too."""
+"""Counters that other tests change too."""
 
 NOT_THERE = [
     *(("TOPIC_PUT_NUMS", "nobody"), ("NONE", TOPIC), ("QUEUE_PUT_NUMS", f"{TOPIC}@0")),
@@ -81,12 +81,12 @@ MOVED = {
     "msgGetTotalTodayMorning": 0,
     "putMessageFailedTimes": 0,
 }
-"""By how much a plain round moves the runtime information; and the bytes, which are compared."""
+"""The changes of the runtime information by a plain round, and the changes of bytes, which are only compared."""
 
 
 @dataclass
 class Side:
-    """One broker, and what it told."""
+    """One broker, and its reported figures."""
 
     address: str
     moved: dict[str, int] = field(default_factory=dict)
@@ -142,7 +142,7 @@ class Side:
         await passer_by.close()
 
     async def plain_round(self, number: int) -> None:
-        """Sends and pulls, and what they move in the runtime information."""
+        """Send and pull, and record the changes in the runtime information."""
         before = await self.info()
         for queue_id in (0, 0, 0, 1, 1, 2):
             await self.send(queue_id)
@@ -162,7 +162,7 @@ class Side:
         self.moved = {name: int(after[name]) - int(before[name]) for name in names}
 
     async def pull(self, queue_id: int, offset: int, count: int) -> None:
-        """Pull some; at the end of the queue for a count of 0."""
+        """Pull messages, or at the end of the queue for a count of 0."""
         where: Fields = {"consumerGroup": GROUP, "topic": TOPIC, "queueId": queue_id, "queueOffset": offset}
         how: Fields = {"maxMsgNums": count or 1, "sysFlag": 7 if count else 5, "commitOffset": offset, "subVersion": 1}
         answer = await self.ask(
@@ -171,7 +171,7 @@ class Side:
         assert answer.code == (0 if count else 19), answer.remark
 
     async def odd_ones(self) -> None:
-        """A message with a delay, one given back, one tried too often, a transaction, a pop and its ack."""
+        """Send a delayed message, a message sent back, one with too many tries, a transaction, and use pop and ack."""
         sent = decode_fields(await self.send(2))
         back: Fields = {
             "group": GROUP,
@@ -213,7 +213,7 @@ class Side:
         self.progress = {name: several for one in groups for name, several in one.items()}
 
     def sums(self) -> dict[tuple[str, str], tuple[int, float]]:
-        """Sums of the last minute, and averages."""
+        """Return sums of the last minute, and averages."""
         minutes = {place: self.counters[place].get("statsMinute", {}) for place in COUNTED}
         return {place: (one.get("sum", -1), round(one.get("avgpt", -1), 3)) for place, one in minutes.items()}
 
@@ -224,7 +224,7 @@ def succeeded(answer: Command) -> Command:
 
 
 async def until(is_so: Callable[[], Awaitable[bool]]) -> None:
-    """Ask until something is so, or for as long as it takes a test to fail with what is so in its place."""
+    """Call ``is_so`` until it returns True or the time of the test is over."""
     deadline = time.monotonic() + SECONDS_MAX
     while not await is_so() and time.monotonic() < deadline:
         await asyncio.sleep(0.2)
@@ -237,7 +237,8 @@ async def measure(theirs: Side, ours: Side) -> None:
         for number in range(ROUNDS_MAX):
             for side in (theirs, ours):
                 await side.plain_round(number)
-            if theirs.moved == ours.moved:  # else a message of another test was delivered in Apache's round
+            # Otherwise Apache's broker delivered a message of another test during the round.
+            if theirs.moved == ours.moved:
                 break
         for side in (theirs, ours):
             await side.odd_ones()
@@ -286,7 +287,7 @@ def test_the_runtime_information_has_the_same_keys_and_forms(sides: tuple[Side, 
     assert ours.keys() - theirs.keys() == {"brokerVersion"}
     assert theirs.keys() - ours.keys() == set()
     spans = [re.sub(r":\d+", "", table["putMessageDistributeTime"]) for table in (theirs, ours)]
-    assert spans[0] in (spans[1], "null")  # Apache's says so until its first minute is over
+    assert spans[0] in (spans[1], "null")  # Apache's broker answers "null" until its first minute is over
     assert spans[1].startswith("[<=0ms] [0~10ms] [10~50ms]")
     for name in ("dispatchMaxBuffer", "pageCacheLockTimeMills", "remainTransientStoreBufferNumbs"):
         assert ours[name] == theirs[name]
@@ -310,7 +311,7 @@ def test_both_brokers_keep_every_counter(sides: tuple[Side, Side], places: list[
     for place in places:
         spans = [{name: sorted(item) for name, item in side[place].items()} for side in (theirs, ours)]
         assert spans[0] == spans[1]
-        if place[0].startswith("BROKER"):  # sums without a number of times
+        if place[0].startswith("BROKER"):  # sums without a count
             assert [side[place]["statsMinute"]["avgpt"] for side in (theirs, ours)] == [0, 0]
 
 

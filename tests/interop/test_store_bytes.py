@@ -1,8 +1,9 @@
-"""The same messages into a real Apache 5.4.0 broker and into ours: the files they leave are equal, byte for byte.
+"""The same messages in a real Apache 5.4.0 broker and in ours: the resulting files are equal, byte for byte.
 
 One Java program (`java/src/interop/FixedSequence.java`) sends the same messages in the same order to both, with the
 same `broker.conf` and topics. After a clean stop of both, every file of the commit log, the queues and the index is
-compared over its whole length, the files' names included. Masked is what differs between any two runs of one broker:
+compared over its whole length, the files' names included. Values that differ between any two runs of one broker are
+masked:
 
 | File | Masked | Because |
 |---|---|---|
@@ -14,8 +15,8 @@ compared over its whole length, the files' names included. Masked is what differ
 | | file names (their order counts) | time of creation |
 
 Nothing else: body checksums, queue and physical offsets, the order of properties, tag codes, hash slots and chains,
-blank records and what is behind the end are compared. What either broker writes for itself (scheduled topics, timer,
-transactions) is no part of this sequence.
+blank records and the bytes after the end are compared. Records that a broker writes for itself (scheduled topics,
+timer, transactions) are not part of this sequence.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ PROPERTY_CRC = b"__CRC32#\x01"
 
 
 def seed_topics(store: Path) -> None:
-    """The topics, as both brokers read them at their start."""
+    """Write the topics that both brokers read at their start."""
     table = {
         name: {
             "topicName": name,
@@ -94,7 +95,7 @@ def send_sequence(kit: ApacheKit, namesrv_addrs: Sequence[str], work_dir: Path) 
 
 @pytest.fixture(scope="module")
 def written(apache_kit: ApacheKit, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Path]]:
-    """Of each variant the store that Apache's broker left, and ours; all brokers run at the same time."""
+    """Return for each variant the store of Apache's broker, and ours. All brokers run at the same time."""
     folders = {name: tmp_path_factory.mktemp(name) for name in VARIANTS}
     with ExitStack() as stack:
         apaches, ours = [], []
@@ -117,12 +118,12 @@ def written(apache_kit: ApacheKit, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture(params=VARIANTS)
 def stores(written: dict[str, tuple[Path, Path]], request: pytest.FixtureRequest) -> tuple[Path, Path]:
-    """The store that Apache's broker left, and ours."""
+    """Return the store of Apache's broker, and ours."""
     return written[request.param]
 
 
 def records(data: bytes) -> Iterator[tuple[int, int]]:
-    """Start and end of every record of a commit-log file."""
+    """Yield start and end of every record of a commit-log file."""
     start = 0
     while data[start + 4 : start + 8] == RECORD_MAGIC:
         end = start + int(struct.unpack_from(">i", data, start)[0])
@@ -141,7 +142,7 @@ def masked_log(data: bytes) -> bytes:
 
 
 def masked_entries(data: bytes, *, first: int, size: int, field: int, width: int) -> bytes:
-    """A file of equal entries without one field of each."""
+    """Return a file of equal entries without one field of each entry."""
     masked = bytearray(data)
     for at in range(first, len(data) - size + 1, size):
         masked[at + field : at + field + width] = bytes(width)
@@ -149,7 +150,7 @@ def masked_entries(data: bytes, *, first: int, size: int, field: int, width: int
 
 
 def masked_units(data: bytes) -> bytes:
-    """An extension file without the store timestamp of each unit."""
+    """Return an extension file without the store timestamp of each unit."""
     masked, at = bytearray(data), 0
     while at + 20 <= len(data) and (size := int(struct.unpack_from(">h", data, at)[0])) > 0:
         masked[at + 10 : at + 18] = bytes(8)

@@ -8,9 +8,9 @@
 | theirs-killed | ours and Apache's | Apache's kill -9 | ours, which recovers |
 | theirs-recovered | ours and Apache's | Apache's recovery after its kill -9, and its clean stop | ours |
 
-Whoever opens a store truncates nothing: the ends of log and queues are those from before, and the files keep every
-byte (a recovery may rewrite the newest index file). A real consumer then reads everything. Two Apache
-brokers run at a time, as the stop of one takes 15 seconds.
+A broker that opens a store truncates nothing: the ends of log and queues do not change, and neither do the bytes of the
+files (a recovery may rewrite the newest index file). A real consumer then reads everything. Two Apache brokers run at a
+time, because a stop takes 15 seconds.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Messages = dict[tuple[int, int], tuple[str, str, str | None, str]]
 
 @dataclass
 class Seen:
-    """What a broker said about a store, and the store's files while it had it open."""
+    """A broker's view of a store, and the store's files while the broker had it open."""
 
     log_max: int
     bounds: dict[int, tuple[int, int]]
@@ -76,7 +76,7 @@ SENT_BY_SEND = COUNT + 20
 
 
 async def send_until_killed(running: Standalone) -> set[tuple[int, int]]:
-    """Load from many senders at once, and kill -9 in the middle of it; the places that were acknowledged."""
+    """Send from many clients at once, and kill the broker (SIGKILL) during the load. Return the acknowledged places."""
     acknowledged: set[tuple[int, int]] = set()
 
     async def one(producer: Producer, number: int) -> None:
@@ -100,7 +100,7 @@ def digest(body: bytes) -> str:
 
 
 async def read(namesrv: str) -> tuple[dict[int, tuple[int, int]], Messages]:
-    """The bounds of every queue, and everything in them."""
+    """Return the bounds of every queue, and all messages."""
     bounds: dict[int, tuple[int, int]] = {}
     found: Messages = {}
     async with PullConsumer("reader", namesrv, settings=pulling()) as consumer:
@@ -130,7 +130,7 @@ def look(namesrv_addr: str, broker_addr: str, store: Path) -> Seen:
 
 
 def look_with_ours(store: Path, work_dir: Path) -> Seen:
-    """Open a store with our broker, look, and stop it cleanly."""
+    """Open a store with our broker, read it, and stop the broker cleanly."""
     with run_standalone(store, work_dir, "-c", str(work_dir / "ours.conf")) as ours:
         seen = look(ours.namesrv_addr, ours.broker_addr, store)
         ours.stop()
@@ -145,7 +145,7 @@ def new_folder(root: Path) -> Path:
 
 @dataclass
 class Move:
-    """A store of ours, before Apache's broker opens it and while it has it open."""
+    """A store of ours, before Apache's broker opens it and while it is open."""
 
     folder: Path
     before: Seen
@@ -159,7 +159,7 @@ class Move:
 
 @pytest.fixture(scope="module")
 def ours(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Move]:
-    """The stores that our broker left."""
+    """Return the stores that our broker left."""
     root = tmp_path_factory.mktemp("moves")
     clean, recovered, killed = (new_folder(root / name) for name in ("clean", "recovered", "killed"))
     with run_standalone(clean / "store", clean, "-c", str(clean / "ours.conf")) as running:
@@ -184,7 +184,7 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Move]:
 
 @dataclass
 class Returned:
-    """What Apache's broker left after its kill -9, twice: as it was, and after it recovered and stopped cleanly."""
+    """Two stores of Apache's broker: after its kill -9, and after it recovered and stopped cleanly."""
 
     killed: Path
     recovered: Path
@@ -192,7 +192,7 @@ class Returned:
 
 
 def visit(kit: ApacheKit, move: Move, *, send_more: bool = False) -> None:
-    """Open a store with Apache's broker, look, have a Java consumer read everything, and kill the broker."""
+    """Open a store with Apache's broker, read it, let a Java consumer read everything, and kill the broker."""
     with opened_by_apache(kit, move.store, move.folder, CONF) as theirs:
         move.after = look(theirs.namesrv_addr, theirs.broker_addr, move.store)
         run = run_probe(
@@ -211,7 +211,7 @@ def visit(kit: ApacheKit, move: Move, *, send_more: bool = False) -> None:
 
 
 def visit_twice(kit: ApacheKit, move: Move) -> Returned:
-    """A visit with further messages; then Apache's broker recovers from its end, and stops cleanly."""
+    """Visit a store and send more messages. Then Apache's broker recovers from its kill, and stops cleanly."""
     visit(kit, move, send_more=True)
     killed = new_folder(move.folder.with_name("theirs-killed"))
     shutil.copytree(move.store, killed / "store")
@@ -223,7 +223,7 @@ def visit_twice(kit: ApacheKit, move: Move) -> Returned:
 
 @pytest.fixture(scope="module")
 def visits(apache_kit: ApacheKit, ours: dict[str, Move]) -> Returned:
-    """All visits at Apache's, the long one beside the others."""
+    """Run all visits with Apache's broker, the long one in parallel to the others."""
     with ThreadPoolExecutor(max_workers=1) as pool:
         returned = pool.submit(visit_twice, apache_kit, ours["clean"])
         for name in ("recovered", "killed"):
@@ -233,13 +233,13 @@ def visits(apache_kit: ApacheKit, ours: dict[str, Move]) -> Returned:
 
 @pytest.fixture
 def at_apache(ours: dict[str, Move], visits: Returned) -> dict[str, Move]:
-    """The stores that our broker left, after their visit."""
+    """Return the stores that our broker left, after their visit."""
     return ours
 
 
 @pytest.fixture
 def returned(visits: Returned) -> Returned:
-    """What came back."""
+    """Return the stores that Apache's broker left."""
     return visits
 
 

@@ -6,7 +6,8 @@
 | waiting, recalled | ours | Apache's, which leaves out the recalled one |
 | theirs, recalled there | Apache's | ours, which leaves out the recalled one |
 
-What a broker delivered within a second of its kill may come again (at least once). Source: store.md §18.2 to §18.6.
+Messages that a broker delivered within a second before its kill may be delivered again (at least once). Source:
+store.md §18.2 to §18.6.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ CONF: Mapping[str, object] = {
     "brokerClusterName": CLUSTER,
     "recallMessageEnable": "true",
     "mappedFileSizeTimerLog": 3 * 52 + 16,
-    "timerFlushIntervalMs": 1000,  # what a killed broker leaves behind is that old
+    "timerFlushIntervalMs": 1000,  # the state of a killed broker is at most this old
 }
 
 
@@ -53,7 +54,7 @@ class Link:
         return decode_fields(answer), bytes(answer.payload) if answer.code == 0 else b""
 
     async def send(self, body: str, seconds: float) -> str:
-        """Send a message for a time; returns its recall handle."""
+        """Send a message for a time. Return its recall handle."""
         properties = f"TIMER_DELIVER_MS\x01{int((time.time() + seconds) * 1000)}\x02UNIQ_KEY\x01{body:0>32}\x02"
         values = ("p", TOPIC, "TBW102", 1, 0, 0, 1_700_000_000_000, 0, properties, 0, "false")
         header = dict(zip("abcdefghijk", values, strict=True))
@@ -64,7 +65,7 @@ class Link:
         await self.ask(RequestCode.RECALL_MESSAGE, producerGroup="p", topic=TOPIC, recallHandle=handle)
 
     async def delivered(self, last: str) -> list[str]:
-        """What the topic holds, once a message is there."""
+        """Return the bodies of the topic, as soon as ``last`` is among them."""
         pull: dict[str, Any] = {
             "consumerGroup": "g",
             "topic": TOPIC,
@@ -84,7 +85,7 @@ class Link:
 
 
 async def noted(store: Path, queue_offset: int) -> None:
-    """Wait until a broker has written down how far it is: so many messages, and the seconds up to now."""
+    """Wait until a broker has stored its progress: the queue offset, and the present second."""
     async with asyncio.timeout(SECONDS_MAX):
         while True:
             known = load_timer_checkpoint(store / "config" / "timercheck")

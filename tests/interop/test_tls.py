@@ -55,7 +55,7 @@ def test_a_java_client_with_tls_sends_and_consumes(apache_kit: ApacheKit, tmp_pa
 
 
 def test_a_client_with_tls_is_answered_out_of_the_box_by_both_brokers(apache: ApachePair, tmp_path: Path) -> None:
-    """Nobody was given a certificate: both make one."""
+    """Both brokers create a certificate, because none is configured."""
 
     async def ask(address: str) -> int:
         client = RemotingClient(tls=ClientTls(Tls(verify=False)))

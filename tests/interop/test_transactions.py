@@ -1,8 +1,8 @@
 """Apache's transaction producer against our broker and against Apache's own: every way a transaction can end.
 
-One run of the Java program per pair: commit, rollback, unknown and then committed, rolled back or never decided,
-listeners that throw or answer null, a large body, an immunity of the message's own. Ids and places apart, all see and
-leave behind the same.
+The Java program runs once per pair: commit, rollback, unknown and then committed, rolled back or never decided,
+listeners that throw or answer null, a large body, an immunity time of a message. Except for ids and places, all events
+and stored messages are equal.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ CLIENTS_OWN = ("MIN_OFFSET", "MAX_OFFSET", "CONSUME_START_TIME")
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one run reported, ids and places apart; and what it left in the store."""
+    """The report of one run without ids and places, and the messages that it left in the store."""
 
     events: list[dict[str, Any]]
     given_up: list[dict[str, str]]
@@ -57,14 +57,14 @@ class Outcome:
         )
 
     def comparable(self, kind: str) -> list[dict[str, Any]]:
-        """What does not depend on when the rounds came: not the message with its own immunity, first questions, none
-        about what was decided at once."""
+        """Return the events that do not depend on the times of the check cycles: without the message with its own
+        immunity time, and only first checks, without those of transactions that were decided at once."""
         found = [e for e in self.of(kind) if "immune" not in e["kind"] and e.get("count", "1") == "1"]
         found = [e for e in found if kind != "question" or e["kind"] not in AT_ONCE]
         return [e for i, e in enumerate(found) if e not in found[:i]]
 
     def asked(self) -> Counter[str]:
-        """How often about which transaction."""
+        """Return the number of checks of each transaction."""
         return Counter(question["kind"] for question in self.of("question"))
 
 
@@ -73,7 +73,7 @@ Run = Callable[[str, str], Outcome]
 
 @pytest.fixture(scope="module")
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Runs the program against a kind of server with a client's version; each pair once."""
+    """Run the program with a kind of server and a client version, once for each pair."""
     done: dict[tuple[str, str], Outcome | BaseException] = {}
 
     def once(server: str, version: str) -> Outcome:
@@ -147,7 +147,9 @@ def _without_ids(event: dict[str, Any]) -> dict[str, Any]:
 
 
 def _own(properties: dict[str, str]) -> dict[str, str]:
-    """Properties without the values of ids, places and counters; what clients add themselves is left out."""
+    """Return properties without the values of ids, places and counters, and without those that clients add
+    themselves.
+    """
     return {name: "" if name in IDS else value for name, value in properties.items() if name not in CLIENTS_OWN}
 
 
@@ -162,7 +164,7 @@ def test_what_is_committed_arrives_once_and_nothing_else(run: Run, pair: tuple[s
 
     times = Counter(message["kind"] for message in received)
     assert sorted(times) == COMMITTED
-    # Where the answer to a question took longer than a round on a busy machine, both that were asked are committed.
+    # If the answer to a check took longer than a check cycle on a busy machine, both checks are answered with a commit.
     assert all(count <= max(1, outcome.asked()[kind]) for kind, count in times.items())
     assert len(received) <= outcome.stored <= sum(max(1, outcome.asked()[kind]) for kind in COMMITTED)
     assert all(message["hasTransactionId"] for message in received)
@@ -177,7 +179,8 @@ def test_who_is_asked_and_how_often(run: Run, pair: tuple[str, str]) -> None:
     assert {kind: count for kind, count in asked.items() if kind in NEVER_DECIDED} == dict.fromkeys(
         NEVER_DECIDED, CHECKS_MAX
     )
-    # Of those that were decided at once only one whose decision took longer than a round on a busy machine.
+    # Transactions that were decided at once are checked only if the decision took longer than a check cycle on a busy
+    # machine.
     decided = {kind for kind in asked if kind.startswith(("commit", "rollback"))}
     assert len(decided) < len(AT_ONCE)
     assert asked.keys() - decided == {"unknown:commit", "unknown:rollback", "throw:commit", "null:rollback",

@@ -44,7 +44,9 @@ class Survivor(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """How many changes of a room were tried and noticed, and the survivors with and without a reason."""
+    """The numbers of tried and noticed changes of a room, and of survivors with a reason, and the survivors without
+    one.
+    """
 
     tried: int
     noticed: int
@@ -110,7 +112,7 @@ class Mutation:
         return subprocess.run(command, cwd=self._tree, env=environ, check=check, capture_output=True, text=True)
 
     def _leave_out(self, most: int, seed: int) -> None:
-        """Skip changes of the numbers of module constants, which tests read by name, and those that are not picked."""
+        """Skip the changes that the seed did not pick, and changes of module constants: tests read these by name."""
         with sqlite3.connect(self._session) as session:
             query = "SELECT job_id FROM mutation_specs WHERE job_id NOT IN (SELECT job_id FROM work_results)"
             rows = session.execute(f"{query} ORDER BY module_path, operator_name, occurrence").fetchall()

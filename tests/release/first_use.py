@@ -1,13 +1,13 @@
-"""A person who has only the wheels: how long until the first message, and until the first test with the pytest plugin.
+"""The time that a user with only the wheels needs for the first message, and for the first test with the pytest plugin.
 
 ``python -m tests.release.first_use --python python3.12 --wheel dist/rmqkit-….whl`` makes two empty environments with
-venv and pip, as a person would. The wheels of the other packages lie beside it (``--find-links``):
+venv and pip, as a user does. The wheels of the other packages are in the same folder (``--find-links``):
 
 1. ``pip install 'WHEEL[server]'``, ``rmq standalone``, and README's client in a second process: the first message.
-2. ``pip install WHEEL``, with nothing but what a client needs: its size, and README's two clients against the same
+2. ``pip install WHEEL``, with only the dependencies of a client: its size, and README's two clients against the same
    broker. Then ``pip install 'WHEEL[testing]'`` and the tutorial's first test.
 
-Time counts from the making of each environment. Packages come from where this machine's pip takes them.
+Time is measured from the creation of each environment. Packages come from the index that this machine's pip uses.
 """
 
 from __future__ import annotations
@@ -35,12 +35,14 @@ _ADDRESS = "127.0.0.1:9876"
 
 
 class Unusable(Exception):
-    """Something that was built does not do what it should."""
+    """Raised when a built package does not work as it should."""
 
 
 @dataclass(slots=True)
 class FirstUse:
-    """Seconds and sizes. ``site-packages`` without pip and what it brings of its own, after pip compiled it."""
+    """Seconds and sizes. The size of ``site-packages`` is without pip and its dependencies, after pip compiled the
+    files.
+    """
 
     python: str
     client_mb: float
@@ -51,7 +53,7 @@ class FirstUse:
     first_test: float
 
     def faults(self) -> list[str]:
-        """Which limits were not kept."""
+        """Return the limits that were exceeded."""
         limits = [
             ("a client's site-packages, MB", self.client_mb, CLIENT_MB_MAX),
             ("first message, s", self.first_message, FIRST_MESSAGE_SECONDS_MAX),
@@ -72,8 +74,10 @@ class FirstUse:
 
 
 def first_use(python: Path, wheel: Path, folder: Path, more: tuple[Path, ...] = ()) -> FirstUse:
-    """Install the wheel twice and use it. ``more``: wheels for the server's environment, too.
-    Raises Unusable: something failed; the text is what was printed."""
+    """Install the wheel twice and use it.
+
+    ``more``: additional wheels for the server's environment.
+    Raises Unusable: something failed. The text is the printed output."""
     began = time.monotonic()
     server = Environment.made(python, folder / "server", wheel.parent)
     server.install(f"{wheel}[server]", *more)
@@ -117,7 +121,7 @@ print("zlib lz4 zstd")
 
 
 def readme_clients(address: str) -> tuple[str, str]:
-    """README's two client programs: one for a name server at ``address``, one for that of ``NAMESRV_ADDR``."""
+    """Return README's two client programs: one for a name server at ``address``, one that reads ``NAMESRV_ADDR``."""
     programs = [block.text for block in blocks_of(ROOT / "README.md") if block.language == "python"]
     clients = [text for text in programs if "rmqkit.connect(" in text or "sync.Producer(" in text]
     if len(clients) != 2 or _ADDRESS not in clients[0]:
@@ -127,7 +131,7 @@ def readme_clients(address: str) -> tuple[str, str]:
 
 @dataclass(slots=True)
 class Environment:
-    """A virtual environment that pip fills, with the wheels of a folder and what they need."""
+    """A virtual environment into which pip installs the wheels of a folder and their dependencies."""
 
     home: Path
     wheels: Path
@@ -135,7 +139,7 @@ class Environment:
 
     @classmethod
     def made(cls, python: Path, home: Path, wheels: Path) -> Environment:
-        """An empty one."""
+        """Create an empty environment."""
         _run([python, "-m", "venv", home], home.parent)
         made = cls(home, wheels, "")
         made.version = made.run("-c", "import platform; print(platform.python_version())").strip()
@@ -146,20 +150,20 @@ class Environment:
         return self.home / "bin"
 
     def install(self, *what: str | Path) -> None:
-        """Install by pip."""
+        """Install packages with pip."""
         quiet = ("--quiet", "--disable-pip-version-check", "--find-links", self.wheels)
         self.run("-m", "pip", "install", *quiet, *what)
 
     def run(self, *words: str | Path, cwd: Path | None = None, may_fail: bool = False, **environ: str) -> str:
-        """Run its Python, with more in its environment: what that prints."""
+        """Run the environment's Python, with additional environment variables. Return its output."""
         return _run([self.bin / "python", *words], cwd or self.home.parent, may_fail=may_fail, **environ)
 
     def rmq(self, *words: str | Path, may_fail: bool = False) -> str:
-        """Run its command: what that prints."""
+        """Run the environment's ``rmq`` command. Return its output."""
         return _run([self.bin / "rmq", *words], self.home.parent, may_fail=may_fail)
 
     def mb(self) -> float:
-        """Millions of bytes in its site-packages, without pip and setuptools."""
+        """Return the size of its site-packages in MB, without pip and setuptools."""
         (packages,) = self.home.glob("lib/python*/site-packages")
         own = [
             one
@@ -189,7 +193,7 @@ def _expect(printed: str, pattern: str) -> None:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description="Time a person who has only the wheel.")
     parser.add_argument("--python", type=Path, default=Path(sys.executable), help="the interpreter of the environments")
     parser.add_argument("--wheel", type=Path, required=True)

@@ -1,8 +1,8 @@
-"""The same commit, tested again and again beside a load: the result has to be the same each time.
+"""Repeated test runs of one commit on a busy machine: every run must have the same result.
 
-``python -m tests.tree.again`` (`make again`) runs `make test` `--runs` times beside `--busy` processes that only
-compute, and prints a line of JSON for each run: seconds, exit code, pytest's last line, the names of what failed. It
-ends with exit code 1 if one run failed.
+``python -m tests.tree.again`` (`make again`) runs `make test` `--runs` times while `--busy` processes use the CPU. It
+prints a line of JSON for each run: seconds, exit code, pytest's last line, the names of the failed tests. The exit code
+is 1 if a run failed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 @contextmanager
 def busy(processes: int) -> Iterator[None]:
-    """As many processes that never wait for anything."""
+    """Run a number of processes that use the CPU without a pause."""
     running = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
     try:
         yield
@@ -34,7 +34,7 @@ def busy(processes: int) -> Iterator[None]:
 
 
 def run(command: list[str]) -> dict[str, object]:
-    """One run of the tests; what it prints is summed up."""
+    """Run the tests once and return a summary of the output."""
     begin = time.monotonic()
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     return {
@@ -46,7 +46,7 @@ def run(command: list[str]) -> dict[str, object]:
 
 
 def summary(printed: str) -> dict[str, object]:
-    """pytest's last line, and the tests that failed."""
+    """Return pytest's last line, and the failed tests."""
     results = re.findall(r"^=* ?(\d+ (?:passed|failed|error).*?)=*$", printed, re.MULTILINE)
     return {
         "result": results[-1].strip() if results else "no result",

@@ -1,7 +1,7 @@
-"""Figures of the source tree: how large its files are, how much of them is comment, and which imports run in circles.
+"""Figures of the source tree: how large its files are, how much of them is comment, and which imports form cycles.
 
 ``python -m tests.tree.house`` (`make house`) prints them for every room and every package; ``--json`` for programs. A
-code line is one that holds a token which is neither a comment, a docstring nor part of an import.
+code line is a line with a token that is neither a comment, nor a docstring, nor part of an import.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BLANK = {tokenize.NEWLINE, tokenize.NL, tokenize.INDENT, tokenize.DEDENT, token
 
 @dataclass(frozen=True)
 class FileFigures:
-    """One file, in lines: all, code, those with a comment; and its asserts."""
+    """Figures of one file: all lines, code lines, lines with a comment, and asserts."""
 
     room: str
     lines: int
@@ -35,7 +35,7 @@ class FileFigures:
 
 @dataclass(frozen=True)
 class RoomFigures:
-    """The files of a room together; ``median_code`` is of its files that hold code."""
+    """Figures of the files of a room. ``median_code`` counts only files that hold code."""
 
     files: int
     lines: int
@@ -91,7 +91,7 @@ def together(files: list[FileFigures]) -> RoomFigures:
 
 LINES_MAX = 60
 REASON = "# Long: "
-"""A comment that begins so, on the line above a function, says why the function has more than `LINES_MAX` lines."""
+"""A comment that begins with this text, above a function, gives the reason for more than `LINES_MAX` lines."""
 
 
 def long_functions(path: Path) -> list[str]:
@@ -112,8 +112,8 @@ _PUBLIC = {"_asdict", "_fields", "_make", "_replace"}
 
 
 def foreign_privates(path: Path) -> list[str]:
-    """Return the accesses of a file to private attributes of other objects: `other._name`. The documented names of
-    named tuples and enums, as `_replace` and `_value_`, are public."""
+    """Return the accesses of a file to private attributes of other objects: `other._name`. Documented names of named
+    tuples and enums, such as `_replace` and `_value_`, are public."""
     tree = ast.parse(path.read_text())
     own = _OWN | {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
     return [
@@ -130,13 +130,13 @@ def foreign_privates(path: Path) -> list[str]:
 
 
 def imports() -> dict[str, set[str]]:
-    """Module → the modules of rmqkit it imports, wherever the import stands: in a function, under TYPE_CHECKING."""
+    """Return module → the modules of rmqkit that it imports anywhere: also in a function or under TYPE_CHECKING."""
     named = {_name(path): path for path in modules()}
     return {name: set(_imported(path, named)) - {name} for name, path in named.items()}
 
 
 def circles(graph: dict[str, set[str]]) -> list[list[str]]:
-    """Groups of modules that reach each other (Tarjan's strongly connected components of two or more)."""
+    """Return groups of modules that import each other (Tarjan's strongly connected components of two or more)."""
     order: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []

@@ -1,4 +1,4 @@
-"""`make again` counts the runs that failed, and names what failed in them."""
+"""`make again` counts the failed runs, and names the failed tests."""
 
 from __future__ import annotations
 

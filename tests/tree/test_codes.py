@@ -1,5 +1,5 @@
-"""The catalog of requests against the index of remoting.md §4.1, the handlers against the catalog, and every header
-type through both header forms. A request of our own, which Apache does not have, needs no row here."""
+"""The catalog of requests compared with the index of remoting.md §4.1, the handlers with the catalog, and every header
+type in both header formats. Requests that Apache does not have need no row here."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def through_the_wire(code: int, header: msgspec.Struct, serialize_type: int) -> 
 
 
 HEADERS: dict[type[msgspec.Struct], int] = {}
-"""Header → the lowest code that has it: only codes below 32,768 have a binary form."""
+"""Header → its lowest code: only codes below 32,768 have a binary form."""
 for _code, _row in sorted(CATALOG.items(), reverse=True):
     HEADERS |= {header: _code for header in (_row.request_header, _row.response_header) if header is not None}
 

@@ -1,4 +1,4 @@
-"""A folder of many modules has an order: an exhaustive contract of import-linter, which `make check` holds."""
+"""A folder of many modules has an order: an exhaustive contract of import-linter, which `make check` checks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import tomllib
 from tests.sources import FOLDERS, ROOT
 
 MOST = 6
-"""Modules and folders that may lie together without an order between them."""
+"""The largest number of modules and folders in one folder without an order between them."""
 
 
 def test_a_folder_of_many_modules_has_an_exhaustive_contract():

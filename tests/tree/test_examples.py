@@ -1,4 +1,4 @@
-"""The programs in ``examples/`` do what they say."""
+"""The programs in ``examples/`` work as described."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 SECONDS_MAX = 200
 ROOT = EXAMPLES.parent
 CONF = "transactionCheckInterval=1000\ntransactionTimeOut=4000\n"
-"""A decision that is later than the time-out is asked about, and the example says so."""
+"""The broker checks a transaction whose decision comes after the time-out, and the example reports that."""
 
 PATIENT = """
 import runpy, sys
@@ -28,7 +28,7 @@ del sys.argv[0]
 sys.path[0] = sys.argv[0].rpartition("/")[0]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
-"""Runs a program whose sends are not tried again after 3 s, as what it prints has no message twice."""
+"""A program that runs an example without retries of sends after 3 s, because its output shows no duplicate messages."""
 
 PRINTS = {
     "hello.py": r"""sent: SEND_OK
@@ -85,7 +85,7 @@ def namesrv(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def test_every_example_is_run():
-    others = {"demo.py", "service.py"}  # `make demo`, for people to watch; the other has a test of its own
+    others = {"demo.py", "service.py"}  # `make demo` is for people to watch; the other program has a test of its own
     assert {path.name for path in EXAMPLES.glob("*.py")} - others <= PRINTS.keys()
 
 

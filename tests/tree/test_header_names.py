@@ -1,6 +1,6 @@
-"""The wire names of every header, as the tables of remoting.md §4 give them; a star marks a required field.
+"""The wire names of every header, as in the tables of remoting.md §4. A star marks a required field.
 
-Round trips cannot find a misspelled name, so the names stand here a second time.
+Encoding and decoding cannot find a misspelled name, so the names are repeated here.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ REQUESTS = {
     17: CREATE_TOPIC, 21: "topicSeq dataVersion maxTopicNum",
     29: "topic* queueId* timestamp* boundaryType bname", 30: QUEUE, 31: QUEUE, 32: QUEUE, 33: "offset* topic",
     35: "clientID* producerGroup consumerGroup", 38: "consumerGroup*",
-    61: "dueWithin",  # rmqkit's own
+    61: "dueWithin",  # a code of rmqkit only
     40: "consumerGroup*", 203: "consumerGroup*",
     36: "offset* group* delayLevel* originMsgId originTopic unitMode maxReconsumeTimes bname",
     37: "topic producerGroup tranStateTableOffset* commitLogOffset* commitOrRollback* fromTransactionCheck msgId "
-        "transactionId bname decidedByLedger",  # the last one is ours
+        "transactionId bname decidedByLedger",  # the last field exists in rmqkit only
     39: "topic tranStateTableOffset* commitLogOffset* msgId transactionId offsetMsgId bname",
     100: "namespace key value*", 101: "namespace* key*", 102: "namespace* key*", 219: "namespace*",
     103: "brokerName* brokerAddr* clusterName* brokerId* haServerAddr heartbeatTimeoutMillis enableActingMaster "

@@ -1,4 +1,4 @@
-"""A setting marked hot is read where it is used, each time: never once, when a part is made or started."""
+"""A hot setting is read at each use, never only once when an object is created or started."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rmqkit.store.settings import StoreSettings
 from tests.sources import modules, place
 
 ONCE = {"__init__", "start", "_start", "open", "_open", "load"}
-"""Functions that run once; what is inside a lambda or a function of theirs may run later."""
+"""Functions that run once. A lambda or nested function in them may run later."""
 FOLDERS = {
     BrokerSettings: ("broker", "remoting"),
     StoreSettings: ("store", "broker"),
@@ -25,7 +25,7 @@ FOLDERS = {
 
 
 def reads(tree: ast.AST, names: set[str], once: bool = False) -> Iterator[tuple[str, bool]]:
-    """Attributes of anything called settings or logs, and whether they are read once only."""
+    """Yield the attributes of every object named settings or logs, each with True if it is read only once."""
     for node in ast.iter_child_nodes(tree):
         later = isinstance(node, ast.Lambda | ast.FunctionDef | ast.AsyncFunctionDef)
         inside = getattr(node, "name", "") in ONCE and not once if later else once
@@ -42,5 +42,5 @@ def test_every_hot_setting_is_read_when_it_is_used(settings_type):
     files = [file for file in modules() if place(file).parts[0] in FOLDERS[settings_type]]
     found = {read for file in files for read in reads(ast.parse(file.read_text()), hot)}
     assert hot
-    assert hot <= {name for name, _ in found}, "marked hot and read by nobody"
-    assert {name for name, once in found if once} == set(), "marked hot and read only at start"
+    assert hot <= {name for name, _ in found}, "every hot setting is read somewhere"
+    assert {name for name, once in found if once} == set(), "no hot setting is read only at start"

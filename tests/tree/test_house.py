@@ -1,4 +1,4 @@
-"""Modules do not import in circles, wherever the import stands: at the top, in a function, under TYPE_CHECKING."""
+"""Modules do not import each other in cycles, neither at the top, in a function, nor under TYPE_CHECKING."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.sources import modules
 from tests.tree.house import LINES_MAX, circles, foreign_privates, imports, long_functions
 
 KNOWN = {"rmqkit.remoting.connection", "rmqkit.cli.servers.serve"}
-"""The first module of circles that are still to be cut; nothing may be added."""
+"""The first modules of the import cycles that still exist. Add no other module."""
 
 
 def test_a_circle_is_found_over_several_modules():
@@ -17,7 +17,7 @@ def test_a_circle_is_found_over_several_modules():
 
 
 def test_a_long_function_has_a_reason_in_place():
-    """`# Long: ` above a function begins the reason."""
+    """A comment that begins with `# Long: ` above a function gives the reason."""
     assert [one for path in modules() for one in long_functions(path)] == []
 
 

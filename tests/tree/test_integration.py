@@ -1,4 +1,6 @@
-"""A package's own tests need no other package: files that do carry a mark, or are left out where one is missing."""
+"""A package's own tests need no other package: test files that do carry a mark, or are left out if the package is
+missing.
+"""
 
 from __future__ import annotations
 

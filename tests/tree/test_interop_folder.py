@@ -1,4 +1,4 @@
-"""What `make test` leaves out is a folder: tests that start other people's programs are in tests/interop."""
+"""`make test` leaves out one folder: tests that start other people's programs are in tests/interop."""
 
 from __future__ import annotations
 

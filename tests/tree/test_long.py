@@ -1,4 +1,4 @@
-"""The list of long programs: every name starts a program that exists, and pages name only programs of the list."""
+"""The list of long programs: every name starts an existing program, and pages name only programs of the list."""
 
 from __future__ import annotations
 

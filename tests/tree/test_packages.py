@@ -1,4 +1,4 @@
-"""The packages: which of them may import which, one version, one licence, and the extras that bring them."""
+"""The packages: their allowed imports, one version, one licence, and the extras that install them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ BELOW = {
     "rmqkit-spark": {"rmqkit", "rmqkit-store", "rmqkit-tools"},
     "rmqkit-contrib": {"rmqkit"},
 }
-"""Package → those that it may import."""
+"""Package → the packages that it may import."""
 NEEDS_AN_EXTRA = {("rmqkit-spark", "rmqkit-tools"): ("spark/commands",)}
-"""Imports of a package that only an extra brings: by these modules alone."""
+"""Imports of a package that only an extra installs. Only these modules may import it."""
 MAP_LINES_MAX = 10
 
 
@@ -72,7 +72,7 @@ def test_a_package_has_licence_types_and_a_map(name: str):
     rows = [line for line in readme if line.startswith("| `")]
     assert readme[0] == f"# {name}"
     assert 0 < len(rows) <= MAP_LINES_MAX
-    # An editable installation of this package has no other mark for mypy and pyright.
+    # mypy and pyright need this mark to find an editable installation of the package
     marked = {path.parent for path in FOLDERS[name].glob("**/py.typed")}
     folders = {FOLDERS[name]} if name == "rmqkit" else {path.parent for path in FOLDERS[name].glob("*/__init__.py")}
     assert marked == folders

@@ -1,4 +1,4 @@
-"""Ports that tests choose: what a process gets no other one does."""
+"""The ports that tests choose: no two processes get the same port."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ def test_another_process_gets_none_of_them():
     theirs = {int(port) for port in done.stdout.split()}
     assert len(theirs) > BLOCK / 2
     assert ours.isdisjoint(theirs)
-    assert {port // BLOCK for port in ours}.isdisjoint(port // BLOCK for port in theirs), "nor those between"
+    assert {port // BLOCK for port in ours}.isdisjoint(port // BLOCK for port in theirs), (
+        "the two processes use different blocks"
+    )
 
 
 def test_a_port_comes_again_after_all_others_and_one_in_use_does_not():

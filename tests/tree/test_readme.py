@@ -1,4 +1,4 @@
-"""What documents say about files is true; what their examples do is tested in tests/docs."""
+"""Documents name only files that exist. The examples of the documents are tested in tests/docs."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
 """Commands and settings that errors, pages and help texts name: each command parses, and each setting exists.
 
-Texts are taken from the source: strings that are no docstrings, the docstrings of commands (their help), and templates.
-A value in an f-string, or of the console's ``shell``, becomes a word that fits everywhere. A text from ``rmq`` on, up
-to a mark such as a semicolon, has to be
+Texts are taken from the source: strings other than docstrings, the docstrings of commands (their help), and templates.
+A value in an f-string, or of the console's ``shell``, is replaced by a word that every option accepts. The text from
+``rmq`` up to a mark such as a semicolon must be
 
 =======  ==================================================================================================
-remedy   a whole command that its own checks accept, without a placeholder: people paste it
-page     a whole command; a page of the console writes TOPIC where a form is still empty
-help     a command, or its name alone, with words of the sentence behind it
+remedy   a whole command without placeholders that its own checks accept: people paste it
+page     a whole command; a page of the console writes TOPIC if a form is still empty
+help     a command, or its name alone, followed by words of the sentence
 =======  ==================================================================================================
 """
 
@@ -37,7 +37,7 @@ from tests.client.peers import standalone
 from tests.sources import FOLDERS, modules, place
 
 VALUE = "7"
-"""Stands for a value: a number, a name, and a time."""
+"""The replacement of a value: valid as a number, a name, and a time."""
 ENDS = re.compile(r"[`\";,()·\n]|(?<! )'|: | \| |\. |\.$|:$| {2}")
 NOT_COMMANDS = (
     "rmq chaos",
@@ -47,17 +47,17 @@ NOT_COMMANDS = (
     f"rmq pipeline {VALUE}",
     "rmq bench needs",
 )
-"""Other texts that begin like a command."""
+"""Texts that begin like a command but are none."""
 USAGE = next(one for one in typer.BadParameter.__mro__ if one.__name__ == "ClickException")
-"""The base of what the parser raises; where it is depends on typer's version."""
+"""The base class of the parser's errors. Its module depends on the version of typer."""
 NAMED_PLACES = re.compile(r"\{\w+(?:![rs])?(?::[^{}]*)?\}|%[sd]")
-"""Places of marked sentences, of texts that are formatted later, and of log lines."""
+"""Placeholders of translated sentences, of texts that are formatted later, and of log lines."""
 UNKNOWN = {"MASTERS_STORE"}
-"""Placeholders that nobody can fill in: the directory is on another machine."""
+"""Placeholders that the program cannot fill in: the directory is on another machine."""
 
 
 def texts_of(path: Path) -> Iterator[tuple[str, str]]:
-    """Return the texts of a module or of a template, each with its kind."""
+    """Yield the texts of a module or of a template, each with its kind."""
     if path.suffix == ".html":
         text = path.read_text()
         for call in re.findall(r"shell\([^()]*\)", text):
@@ -68,7 +68,7 @@ def texts_of(path: Path) -> Iterator[tuple[str, str]]:
         yield from (("page", re.sub(r"\{\{.*?\}\}", VALUE, one)) for one in found)
         return
     source = path.read_text()
-    if not re.search(r"rmq\b", source):  # every process of a test run comes here, and a walk over all modules takes 4 s
+    if not re.search(r"rmq\b", source):  # every process of a test run reads all modules, and parsing them takes 4 s
         return
     tree = ast.parse(source)
     if "cli" in path.parts:
@@ -96,7 +96,9 @@ def _strings(tree: ast.AST, kind: str) -> Iterator[tuple[str, str]]:
 
 
 def _words(node: ast.expr) -> list[str]:
-    """Return the words that an argument of ``shell`` adds to a command; of a choice, those of the first."""
+    """Return the words that an argument of ``shell`` adds to a command. For a conditional expression, use the first
+    branch.
+    """
     match node:
         case ast.Constant():
             return [str(node.value)]
@@ -133,7 +135,7 @@ def verbs(noun: str) -> set[str]:
 
 
 def accepts(words: list[str]) -> bool:
-    """Return True if the command line accepts these words: its parser, and the checks before a request."""
+    """Return True if the command line accepts these words: its parser, and the checks before a request is sent."""
     ran: list[Any] = []
 
     def note(*given: Any, **_: Any) -> bool:
@@ -146,7 +148,7 @@ def accepts(words: list[str]) -> bool:
             if not rest:
                 return True  # a noun
             if rest[0].startswith("-") and context.parent is not None:
-                break  # the options of a server, which is a noun, too
+                break  # the options of a server, which is also the name of a command group
             name, found, rest = command.resolve_command(context, rest)
             context, command = typer.Context(found, info_name=name, parent=context), found
         made = command.make_context(context.info_name, rest, parent=context.parent)
@@ -164,7 +166,9 @@ def accepts(words: list[str]) -> bool:
 
 
 def is_leaf(words: list[str], *, has_more: bool = False) -> bool:
-    """Return True if words name a command with names of its options alone; with ``has_more``, with anything."""
+    """Return True if the words name a command, followed only by names of its options. ``has_more`` allows any words to
+    follow.
+    """
     command, context = root(), typer.Context(root(), info_name="rmq")
     rest = list(words)
     while hasattr(command, "get_command"):
@@ -176,16 +180,16 @@ def is_leaf(words: list[str], *, has_more: bool = False) -> bool:
 
 
 def longest(words: list[str]) -> list[str]:
-    """The longest beginning of words that is a command."""
+    """Return the longest prefix of the words that is a command."""
     for end in range(len(words), 0, -1):
-        # A noun is one only if nothing follows that could have been a verb.
+        # The name of a command group counts as a command only if no possible subcommand follows.
         if (end == len(words) or is_leaf(words[:end], has_more=True)) and accepts(words[:end]):
             return words[:end]
     return []
 
 
 def split(text: str) -> list[str]:
-    """Return the words of a command, as a shell does where that is possible."""
+    """Split a command into words as a shell does, if possible."""
     try:
         words = shlex.split(text)[1:]
     except ValueError:
@@ -254,7 +258,7 @@ def test_wrong_commands_are_not_accepted() -> None:
 
 
 def settings() -> set[str]:
-    """The keys of all settings, of servers and clients."""
+    """Return the keys of all settings of servers and clients."""
     from rmqkit.cli.servers.sources import BROKER, NAMESRV
     from rmqkit.client.runtime.settings import ProducerSettings, PullConsumerSettings, PushConsumerSettings
 

@@ -1,7 +1,7 @@
 """The rights that requests require, as a literal: a changed row of the catalog must not change a right by accident.
 
 A row is: actions | fields with flags | position of a message: actions on its topic, or ``send``, or ``body``.
-``tests/interop/test_authorization.py`` compares them with Apache's broker. Source: behaviour.md §9.8.
+``tests/interop/test_authorization.py`` compares the rights with Apache's broker. Source: behaviour.md §9.8.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A second try is for a few tests of other people's programs, and decides whether the run fails."""
+"""Only few tests, all of other people's programs, get a second try, and its result decides whether the run fails."""
 
 from pathlib import Path
 

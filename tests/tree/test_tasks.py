@@ -1,7 +1,7 @@
 """Every task has an owner: the result of `create_task` and `ensure_future` is stored or awaited where it is made.
 
-An event loop holds its tasks by weak references only, and nobody cancels or awaits a task without an owner when a
-program stops. `rmqkit.remoting.tasks.Tasks` owns tasks that end by themselves.
+An event loop holds only weak references to its tasks, and no code cancels or awaits a task without an owner when a
+program stops. `rmqkit.remoting.tasks.Tasks` owns tasks that return by themselves.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tests.sources import modules, place
 
 STARTS = ("create_task", "ensure_future")
 KEEPS = ("add", "append", "push_async_callback")
-"""Methods of objects that own their argument."""
+"""Methods of objects that become the owner of their argument."""
 KEPT = tuple(f".{name}" for name in KEEPS)
 
 
@@ -42,7 +42,7 @@ def function_of(node, parents):
 
 
 def is_task_group(call, parents):
-    """A TaskGroup awaits its tasks itself."""
+    """Return True if the call is of a TaskGroup, which awaits its tasks itself."""
     receiver = ast.unparse(call.func.value)
     opened = [
         item
@@ -75,7 +75,7 @@ def is_shield(node):
 
 
 def is_stored_or_awaited(name, function):
-    """Return whether a function stores a local task in an object, or awaits it itself."""
+    """Return whether a function stores the task of a local variable in an object, or awaits it."""
     return any(keeps(node, name) for node in ast.walk(function))
 
 

@@ -1,4 +1,4 @@
-"""The loop on which nobody waits, and the fixtures that run on it."""
+"""The loop in virtual time, and the fixtures that run on it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ HOUR = 3600.0
 
 @pytest.fixture
 async def server():
-    """Answers a line an hour after it came."""
+    """Start a server that answers a line after an hour."""
 
     async def answer(reader, writer):
-        # A cancelled handler makes asyncio print a traceback.
+        # asyncio prints a traceback for a cancelled handler
         with contextlib.closing(writer), contextlib.suppress(asyncio.CancelledError):
             line = await reader.readline()
             await asyncio.sleep(HOUR)

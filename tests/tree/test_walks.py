@@ -1,4 +1,4 @@
-"""The paths in docs/architecture.md name every file that a request, or a scan, enters."""
+"""The paths in docs/architecture.md name every file that a request or a scan enters."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from tests.tree.walks import walks
 
 PAGE = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
 FILES_MAX = {"send": 10, "pull": 15, "pop": 24, "scan": 16}
-"""So many files each path enters, and no more: whoever adds one merges another, or says why here."""
+"""The number of files that each path enters. If you add a file, merge another one, or give the reason here."""
 BROKER_FILES_MAX = {"send": 2, "pull": 6, "pop": 8}
-"""So many of them in `broker/`."""
+"""The number of these files in `broker/`."""
 
 
 @pytest.fixture(scope="module")
 def entered() -> dict[str, list[str]]:
-    # Without the compiled core its twin looks at every request whether it is a send, also at those of the other walks.
+    # Without the compiled core, the Python twin checks for every request whether it is a send, also for the other
+    # paths.
     return {
         walk: [name for name in files if name != "protocol/sends" or walk == "send"] for walk, files in walks().items()
     }
 
 
 def named(walk: str) -> set[str]:
-    """The modules that the section of a path names."""
+    """Return the modules that the section of a path names."""
     section = PAGE.split(f"## The path of a {walk}\n")[1].split("\n## ")[0]
     places = {name: found(name) for name in re.findall(r"`([a-z0-9_/]+)`", section)}
     return {name for name, path in places.items() if path is not None and path.is_file()}

@@ -1,13 +1,13 @@
-"""Which files of `src` a request enters, in the order it first enters them.
+"""The source files that a request enters, in the order of the first entry.
 
 ``python -m tests.tree.walks`` prints them for a plain send, a pull that finds a message, a pop with its ack, and a scan
-of a store by one Spark task. Requests are followed at the broker, from the bytes that come in to those that go out; the
-client is a plain socket, and what the first requests make is there, such as the queues of the revive topic. A scan is
-followed without Spark.
+of a store by one Spark task. Requests are traced in the broker, from the received bytes to the sent bytes. The client
+is a plain socket. Objects that the first requests create, such as the queues of the revive topic, exist already. A scan
+is traced without Spark.
 
-Printed are two counts: of all files, and of those in `broker/`. Counted is what handles the request itself; not counted
-is who only hears of it, `TOLD`: the statistics, those whom the dispatcher tells of new messages (waiting pulls and
-pops, slaves), the clock, and what goes by time meanwhile.
+The program prints two counts: of all files, and of the files in `broker/`. Only code that handles the request itself is
+counted. Code that is only notified is not: the statistics, listeners of the dispatcher (waiting pulls and
+pops, slaves), the clock, and periodic work.
 """
 
 from __future__ import annotations
@@ -78,15 +78,15 @@ POP = {
 
 
 def walks() -> dict[str, list[str]]:
-    """Walk → files below `rmqkit`, without their ending."""
+    """Return walk → files below `rmqkit`, without their suffix."""
     with LocalCluster() as cluster:
         cluster.create_topic("T", queues=1)
         host, port = cluster.brokers[0].address.split(":")
         with socket.create_connection((host, int(port))) as peer:
-            for _ in range(REVIVE_QUEUES):  # check points go to each queue of the revive topic in turn
+            for _ in range(REVIVE_QUEUES):  # each queue of the revive topic receives check points in its turn
                 ask(peer, 310, SEND, b"body")
                 pop_and_ack(peer)
-            for _ in range(2):  # what is made at the first request is there at the next
+            for _ in range(2):  # objects that the first request creates exist for the next one
                 ask(peer, 310, SEND, b"body")
                 found = {"send": followed(cluster, lambda: [ask(peer, 310, SEND, b"body")])}
                 found["pull"] = followed(cluster, lambda: [ask(peer, 11, PULL)])
@@ -97,7 +97,7 @@ def walks() -> dict[str, list[str]]:
 
 
 def scanned() -> list[str]:
-    """One task's work on a store that Apache's broker wrote."""
+    """Return the files that one task enters for a store that Apache's broker wrote."""
     walk = Walk()
     with tempfile.TemporaryDirectory() as folder:
         root = unpack_golden("5.4.0", Path(folder)).root
@@ -125,7 +125,7 @@ def pop(peer: socket.socket) -> dict[str, str]:
 
 
 def ask(peer: socket.socket, code: int, fields: dict[str, str], body: bytes = b"") -> dict[str, str]:
-    """Send a request and return the fields of its answer."""
+    """Send a request and return the header fields of its answer."""
     encoded = json.dumps({**HEADER, "code": code, "extFields": fields}, separators=(",", ":")).encode()
     peer.sendall(struct.pack(">ii", 4 + len(encoded) + len(body), len(encoded)) + encoded + body)
     data = b""
@@ -147,7 +147,7 @@ def followed(cluster: LocalCluster, work: Callable[[], object]) -> list[str]:
 
 
 class Walk:
-    """The files entered while `enter` is the profiler of a thread."""
+    """A profiler of one thread: the files entered while `enter` is set."""
 
     def __init__(self) -> None:
         self.entered: dict[str, None] = {}

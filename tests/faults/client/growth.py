@@ -1,8 +1,8 @@
-"""Whether something grows: samples over time, a straight line through those after the warm-up, a verdict.
+"""A test for growth: samples over time, a straight line through the samples after the warm-up, and a verdict.
 
 The line's slope is the median of the slopes between all pairs of samples (Theil and Sen), so one step in a flat series
-is no growth: memory that a burst once needed stays with the process. A series is flat when its slope is within what is
-allowed per hour, or when what it grew in the time measured is too little to tell.
+is no growth: a process retains memory that a burst needed once. A series is flat if its slope is within the limit per
+hour, or if its rise during the measurement is too small to judge.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from pathlib import Path
 _KIB_FIELDS = {"RssAnon": "anonymous_mib", "RssFile": "mapped_mib"}
 
 Sample = tuple[float, float]
-"""Seconds since the begin, value."""
+"""Seconds since the start, and the value."""
 
 
 @dataclass(slots=True)
 class Growth:
-    """How a series went after the warm-up: ``low`` and ``high`` are its bounds, ``grown`` is the line's rise."""
+    """The growth of a series after the warm-up: ``low`` and ``high`` are its bounds, ``grown`` is the rise of the
+    line.
+    """
 
     name: str
     low: float
@@ -41,8 +43,8 @@ class Growth:
 def judge(
     name: str, samples: Sequence[Sample], *, warm_up_seconds: float, per_hour_max: float, noticed: float
 ) -> Growth:
-    """The verdict on one series; what grew by at most ``noticed`` is flat.
-    Raises ValueError: fewer than three samples lie behind the warm-up."""
+    """Return the verdict on one series. A rise of at most ``noticed`` is flat.
+    Raises ValueError: fewer than three samples follow the warm-up."""
     judged = [(seconds, value) for seconds, value in samples if seconds >= warm_up_seconds]
     if len(judged) < 3:
         raise ValueError(f"{name}: {len(judged)} samples after {warm_up_seconds:g} s: run longer or sample more often")
@@ -54,7 +56,9 @@ def judge(
 
 
 def process_figures(pid: int) -> dict[str, float]:
-    """MiB that only this process has, MiB of mapped files (a broker's store: the page cache), threads, open files."""
+    """Return a process's private memory in MiB, MiB of mapped files (a broker's store: the page cache), threads, open
+    files.
+    """
     figures: dict[str, float] = {}
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         name, _, value = line.partition(":")

@@ -1,14 +1,14 @@
-"""What was sent and what arrived, and whether that is right.
+"""The record of sent and consumed messages, and the check of it.
 
-Messages are numbers. A send is acknowledged or in doubt; an arrival has its group, member, place and time. Times are
-monotonic, which all processes of a machine share.
+Messages are numbers. A send is acknowledged or in doubt. An arrival has its group, member, place and time. Times are
+monotonic: all processes of a machine share that clock.
 
 ==============  ========================================================================================================
-duplicate       why at-least-once allows it
+duplicate       reason, if at-least-once allows it
 ==============  ========================================================================================================
-stored twice    the answer to a send was lost and it was tried again: two places, one unique key
-taken over      another member had the queue before, or this one in between: its last offsets were not saved
-sent back       a handler did not consume it: it comes from the retry topic
+stored twice    the answer to a send was lost and the send was retried: two places, one unique key
+taken over      the queue changed hands, and the last offsets of the previous member were not saved
+sent back       a handler failed: the message was redelivered from the retry topic
 unexplained     none of these: a failure
 ==============  ========================================================================================================
 """
@@ -25,14 +25,14 @@ from rmqkit.errors import NoRoute, PeerRefused, RmqError, SendFailed
 from rmqkit.protocol.message import ReceivedMessage
 
 DOCUMENTED = (NoRoute, PeerRefused, SendFailed)
-"""What `Producer.send` raises when servers fail."""
+"""Errors that `Producer.send` may raise when servers fail."""
 
 SAME_OWNER_SECONDS = 0.1
-"""A queue cannot be lost, given to somebody else and be back sooner."""
+"""A queue cannot be lost, assigned to another member and be back within this time."""
 
 
 class Place(NamedTuple):
-    """Where a message is stored."""
+    """The place of a stored message."""
 
     queue: str
     offset: int
@@ -47,7 +47,7 @@ class Acknowledged(NamedTuple):
 
 
 class Arrival(NamedTuple):
-    """A handler's call."""
+    """One call of a handler."""
 
     number: int
     place: Place
@@ -57,7 +57,7 @@ class Arrival(NamedTuple):
 
 
 class Ledger:
-    """One run's sends, and arrivals by group."""
+    """The sends of one run, and its arrivals by group."""
 
     def __init__(self) -> None:
         self.acknowledged: dict[int, Acknowledged] = {}
@@ -67,45 +67,47 @@ class Ledger:
         self.undocumented: list[BaseException] = []
 
     def sent(self, number: int, result: SendResult) -> None:
-        """A send was acknowledged."""
+        """Record an acknowledged send."""
         place = Place(f"{result.queue.broker_name}/{result.queue.queue_id}", result.queue_offset)
         self.acknowledged[number] = Acknowledged(place, result.msg_id, time.monotonic())
 
     def failed(self, number: int, error: RmqError) -> None:
-        """A send raised: the message may be stored or not."""
+        """Record a send that raised: the message may be stored or not."""
         self.in_doubt[number] = error
         if not isinstance(error, DOCUMENTED):
             self.undocumented.append(error)
 
     def arrived(self, group: str, member: str, message: ReceivedMessage) -> None:
-        """A message is consumed."""
+        """Record a consumed message."""
         self.note(group, arrival_of(message, member))
 
     def note(self, group: str, arrival: Arrival) -> None:
-        """A message is consumed, maybe in another process."""
+        """Record an arrival, perhaps from another process."""
         self.arrivals[group].append(arrival)
         self._arrived[group].add(arrival.number)
 
     # -- judging
 
     def lost(self, group: str) -> set[int]:
-        """Acknowledged, and not consumed."""
+        """Return the numbers that were acknowledged but not consumed."""
         return self.acknowledged.keys() - self._arrived[group]
 
     def strangers(self, group: str) -> set[int]:
-        """Consumed, and never sent."""
+        """Return the numbers that were consumed but never sent."""
         return self._arrived[group] - self.acknowledged.keys() - self.in_doubt.keys()
 
     def duplicates(self, group: str) -> Counter[str]:
-        """How many arrivals came again, by explanation."""
+        """Count the repeated arrivals by explanation."""
         return Counter(one.why for one in explained(self.arrivals[group]))
 
     def oldest_taken_over(self, group: str) -> float:
-        """The longest time that what somebody consumed was not saved when somebody took over, in seconds."""
+        """Return the longest time in seconds for which a consumed message was not saved when another member took
+        over.
+        """
         return max((one.age for one in explained(self.arrivals[group]) if one.why == "taken over"), default=0.0)
 
     def stalls(self, group: str, outages: Sequence[tuple[float, float]] = ()) -> dict[str, Stall]:
-        """The longest time each queue stood still with messages in it; outages do not count."""
+        """Return the longest time in which each queue had messages but no arrival. Outages do not count."""
         stored: defaultdict[str, list[tuple[float, int]]] = defaultdict(list)
         for one in self.acknowledged.values():
             stored[one.place.queue].append((one.at, one.place.offset))
@@ -115,7 +117,7 @@ class Ledger:
         return {queue: longest_stall(stored[queue], consumed[queue], outages) for queue in stored}
 
     def order_broken(self, group: str) -> list[str]:
-        """Arrivals that left out one before them: a queue goes on by one; back it may go."""
+        """Return the arrivals that skipped a message. A queue advances by one, but it may go back."""
         reached: defaultdict[str, int] = defaultdict(lambda: -1)
         broken: list[str] = []
         for arrival in sorted(self.arrivals[group], key=lambda one: one.at):
@@ -126,7 +128,7 @@ class Ledger:
         return broken
 
     def check_stored(self, stored: dict[int, list[tuple[Place, str]]], tries: int) -> None:
-        """Hold what the broker has against what was sent. Raises AssertionError: they do not agree."""
+        """Compare the stored messages with the sent ones. Raises AssertionError: they do not agree."""
         for number, one in self.acknowledged.items():
             assert (one.place, one.msg_id) in stored.get(number, []), (
                 f"{number} is not where it was acknowledged: {one}"
@@ -138,13 +140,13 @@ class Ledger:
 
 
 def arrival_of(message: ReceivedMessage, member: str) -> Arrival:
-    """A message as the ledger has it."""
+    """Return a message as an arrival."""
     place = Place(f"{message.broker_name}/{message.queue_id}", message.queue_offset)
     return Arrival(int(message.body.split()[0]), place, member, time.monotonic(), message.reconsume_times > 0)
 
 
 class Duplicate(NamedTuple):
-    """An arrival that came again: why, and how long after the time before, in seconds."""
+    """A repeated arrival: its reason, and the seconds since the previous arrival."""
 
     why: str
     arrival: Arrival
@@ -152,7 +154,7 @@ class Duplicate(NamedTuple):
 
 
 def explained(arrivals: Iterable[Arrival]) -> list[Duplicate]:
-    """The arrivals that came again."""
+    """Return the repeated arrivals."""
     found: list[Duplicate] = []
     earlier: defaultdict[int, list[Arrival]] = defaultdict(list)
     for arrival in sorted(arrivals, key=lambda one: one.at):
@@ -175,7 +177,7 @@ def _why(arrival: Arrival, before: list[Arrival]) -> str:
 
 
 class Stall(NamedTuple):
-    """How long a queue stood still, and the time at which it went on."""
+    """The time for which a queue stood still, and the time at which it continued."""
 
     seconds: float
     until: float
@@ -186,10 +188,10 @@ def longest_stall(
     consumed: Iterable[tuple[float, int]],
     outages: Sequence[tuple[float, float]] = (),
 ) -> Stall:
-    """The longest time without consumption while something waited.
+    """Return the longest time without consumption while messages waited.
 
-    Both sides are (time, offset). A wait begins with the last consumption or with the first message that was stored
-    after it, whatever is later, and anew with the end of an outage in between.
+    Both arguments are pairs of time and offset. A wait starts at the last consumption, or at the first message that was
+    stored after it, if that is later. It starts again at the end of an outage.
     """
     waiting = deque(sorted(stored))
     done: set[int] = set()

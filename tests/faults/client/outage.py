@@ -1,6 +1,6 @@
-"""Sends that a producer left to its defaults rides out while its broker is killed and comes back.
+"""Sends of a producer with default settings while its broker is killed and restarted.
 
-Only the time for it all is longer, as servers may start slowly on a busy machine.
+Only the total time-out is longer, because servers may start slowly on a busy machine.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ SENDERS = 5
 
 
 async def ride_out(namesrv: str, topic: str, outage: Callable[[], Awaitable[None]]) -> None:
-    """Send one after the other, to any queue and in order to one, before, during and after the outage: no send fails,
-    all messages are there, and those of the one queue in their order, some of them perhaps twice."""
+    """Send messages one after the other, to any queue and in order to one queue, before, during and after the outage.
+    Check that no send fails, that all messages are there (perhaps twice), and that those of the one queue are in
+    order."""
     stored: set[str] = set()
     numbers = 0
     is_over = False
@@ -60,5 +61,5 @@ async def ride_out(namesrv: str, topic: str, outage: Callable[[], Awaitable[None
         async with asyncio.timeout(60):
             while not stored <= {msg_id for msg_id, _ in found}:
                 found += [(message.msg_id, message.body) for message in await reader.poll(1)]
-    once = dict(found)  # in the order of their first appearance
+    once = dict(found)  # in the order of first appearance
     assert [body for body in once.values() if body != b"any"] == [b"%d" % number for number in range(numbers)]

@@ -1,8 +1,8 @@
-"""A proxy on loopback that does to connections what networks do: cut, delay, throttle, swallow, garble.
+"""A proxy on loopback that simulates network faults: it cuts, delays, throttles, swallows and garbles data.
 
-A broker tells clients its address, so the proxy listens on the same port of another loopback address, which the
-broker is told to give (``brokerIP1``). The dials count when bytes come; a connection that was ever in the black hole
-stays dead, as half-open ones do: its other end does not learn that an end closed, either.
+A broker registers its own address, so the proxy listens on the same port of another loopback address, which the broker
+registers instead (``brokerIP1``). The dials are read whenever data arrives. A connection that was once in the black
+hole stays dead, as half-open connections do: when one end closes, the other end is not notified.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _LENGTH_BYTES = 4
 
 @dataclass(slots=True)
 class Dials:
-    """What happens to bytes: `delay_seconds` per chunk and way, `bytes_per_second` per connection and way,
-    `is_black_hole` swallows. Per new connection `garble` says what changes the bytes to the client, and `cut` after how
-    many bytes to the server or to the client it breaks."""
+    """The faults: `delay_seconds` per chunk and direction, `bytes_per_second` per connection and direction,
+    `is_black_hole` swallows all data. For each new connection `garble` returns a function that changes the data to the
+    client, and `cut` returns the number of bytes after which the connection breaks."""
 
     delay_seconds: float = 0.0
     bytes_per_second: float = float("inf")
@@ -33,7 +33,9 @@ class Dials:
 
 @dataclass(slots=True)
 class Cut:
-    """After how many bytes in which direction a connection breaks; `is_reset` says whether rudely."""
+    """The number of bytes, and their direction, after which a connection breaks. `is_reset`: it is reset, not
+    closed.
+    """
 
     to_client: bool
     after_bytes: int
@@ -41,21 +43,21 @@ class Cut:
 
     @classmethod
     def any(cls, chance: random.Random, bytes_max: int) -> Cut:
-        """Often early, where the small frames are."""
+        """Return a random cut, often early, where the small frames are."""
         after_bytes = chance.randrange(1, chance.choice([200, 2000, bytes_max]))
         return cls(chance.random() < 0.5, after_bytes, chance.random() < 0.7)
 
 
 @dataclass(slots=True)
 class FrameCursor:
-    """Follows a stream of frames: `inside` is how many bytes of an unfinished frame went by."""
+    """A parser of a stream of frames. `inside` is the number of bytes of the unfinished frame that have passed."""
 
     inside: int = 0
     _size: int = 0
     _length: bytearray = field(default_factory=bytearray)
 
     def feed(self, data: bytes) -> None:
-        """Go on by so many bytes."""
+        """Advance by ``data``."""
         while data:
             if len(self._length) < _LENGTH_BYTES:
                 part = data[: _LENGTH_BYTES - len(self._length)]
@@ -71,12 +73,12 @@ class FrameCursor:
 
 
 class Proxy:
-    """Listens on one address and forwards to another.
+    """A proxy that listens on one address and forwards to another.
 
     Attributes:
         dials: may be changed at any time.
-        cuts: bytes of the frame that had passed when a connection was cut, by direction; 0 is between frames.
-        connections: how many were accepted.
+        cuts: bytes of the current frame that had passed when a connection was cut, by direction; 0 is between frames.
+        connections: number of accepted connections.
     """
 
     def __init__(self, target: str, listen_host: str = "127.0.0.1", listen_port: int = 0) -> None:
@@ -97,12 +99,12 @@ class Proxy:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        assert self._server is not None, "it was entered"
+        assert self._server is not None, "the proxy is started"
         self._server.close()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for writer in self._writers:  # also one that waits for a peer that takes nothing
+        for writer in self._writers:  # also writers that wait for a peer that reads nothing
             writer.transport.abort()
         await asyncio.sleep(0)
         await self._server.wait_closed()
@@ -154,7 +156,7 @@ class Proxy:
         cut: Cut | None,
         garble: Callable[[bytes], bytes] | None = None,
     ) -> None:
-        """Forward until an end closes, or the cut."""
+        """Forward until an end closes, or until the cut."""
         cursor, passed, is_dead = FrameCursor(), 0, False
         while chunk := await _read(reader):
             dials = self.dials
@@ -181,7 +183,7 @@ class Proxy:
 
 
 async def _read(reader: asyncio.StreamReader) -> bytes:
-    """What has come; nothing once the end is closed, rudely or not."""
+    """Return the received data, or nothing if the peer closed or reset the connection."""
     try:
         return await reader.read(READ_BYTES)
     except ConnectionError:

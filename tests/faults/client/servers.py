@@ -1,4 +1,4 @@
-"""Our servers as processes that can be killed and come back on their ports."""
+"""Our servers as processes that can be killed and restarted on the same ports."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ READY_SECONDS = 150
 _RMQ = Path(sys.executable).with_name("rmq")
 HOST = "127.0.0.1"
 PROXIED_HOST = "127.0.0.2"
-"""What a broker tells clients where a proxy is to be between."""
+"""The address that a broker registers if clients connect through a proxy."""
 
 
 class Server:
-    """One process; ``port`` 0 is a free one, which it keeps, with those beside it."""
+    """One process. For ``port`` 0 it chooses a free port, which it retains over restarts."""
 
     def __init__(self, name: str, options: Sequence[str], folder: Path, *, port: int = 0) -> None:
         self._name = name
@@ -37,7 +37,7 @@ class Server:
         return self._process.pid
 
     async def start(self) -> None:
-        """Start it, the second time on the port of the first; returns when it is ready."""
+        """Start the process, after the first time on the same port. Return when it is ready."""
         kind = self._name.rstrip("0123456789")
         options = [*self._options, "--port", str(self._port)]
         self._process = ServerProcess([_RMQ, kind, *options], self._log)
@@ -45,17 +45,17 @@ class Server:
         self.address = ready[1]
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
         if self._process is not None:
             self._process.kill()
 
 
 class Servers:
-    """Name servers and one broker over a store that stays; all are killed at the end.
+    """Name servers and one broker over a store that remains; all are killed at the end.
 
     Args:
         conf: lines for the broker's file.
-        is_proxied: has the broker give clients the address `PROXIED_HOST`.
+        is_proxied: the broker registers the address `PROXIED_HOST`.
     """
 
     def __init__(self, folder: Path, *, name_servers: int = 1, conf: str = "", is_proxied: bool = False) -> None:
@@ -68,12 +68,12 @@ class Servers:
 
     @property
     def namesrv_addr(self) -> str:
-        """What clients are given."""
+        """Return the name servers' addresses for clients."""
         return ";".join(server.address for server in self.name_servers)
 
     @property
     def broker_target(self) -> str:
-        """Where the broker listens, whatever it tells clients."""
+        """Return the address on which the broker listens, which may differ from the registered one."""
         return f"{HOST}:{split_address(self.broker.address)[1]}"
 
     async def __aenter__(self) -> Self:

@@ -1,14 +1,14 @@
 """A rebalance storm: 20 members of one group, in a few processes, join and leave without end; processes are killed.
 
-``python -m tests.faults.client.storm --seconds 120`` is the long form, against our servers or, with ``--namesrv``,
-any others. The times of joining and leaving follow from the seed, but not what they meet.
+``python -m tests.faults.client.storm --seconds 120`` is the long form, with our servers or, with ``--namesrv``, any
+others. The seed determines the times of joining and leaving, but not the state of the group at these times.
 
-A queue that changes hands rests for the take-over pause of 500 ms, with our clients as with Java's. So a queue moved
-twice a second would rest for ever; members stay long enough for two or three changes a second, each of which moves
-some of the queues. Ordered queues need no pause, their locks say when they are free; but a process that is killed takes
-its locks with it for 60 s, so ordered storms have no kills.
+A queue that changes hands is not consumed for 500 ms, with our clients as with Java's. A queue that moved twice a
+second would never be consumed. So members stay long enough for two or three changes a second, each of which moves some
+of the queues. Ordered queues need no pause, because their locks show when they are free. But the locks of a killed
+process last for 60 s, so ordered storms have no kills.
 
-A member's process (``--member``) is told where to connect, and tells on its output one line per event::
+A member's process (``--member``) is started with the address, and prints one line per event::
 
     join|leave|refused <member>
     got <member> <number> <queue> <offset> <time> <times it was sent back>
@@ -66,7 +66,7 @@ JUDGED = PushConsumerSettings(
 
 @dataclass
 class Outcome:
-    """What a storm came to."""
+    """The result of a storm."""
 
     acknowledged: int
     in_doubt: int
@@ -83,7 +83,7 @@ class Outcome:
 
     @property
     def faults(self) -> list[str]:
-        """What is wrong, one line each."""
+        """Return the faults, one line each."""
         told = [f"left behind: {one}" for one in self.left] + self.order_broken
         if self.lost:
             told.append(f"{len(self.lost)} lost: {sorted(self.lost)[:10]}")
@@ -108,7 +108,7 @@ class Outcome:
 
 
 class Storm:
-    """One run; ``kills`` processes are killed at times spread over it."""
+    """One run, in which ``kills`` processes are killed at random times."""
 
     def __init__(
         self,
@@ -138,10 +138,10 @@ class Storm:
         self._begun = time.monotonic()
 
     async def run(self) -> Outcome:
-        """Let it rage, then let one member that stays take what is left."""
+        """Run the storm, then let one remaining member consume the other messages."""
         settings = ProducerSettings(template_queue_count=QUEUES, send_timeout_ms=TIMEOUT_MS, try_timeout_ms=-1)
         async with Producer("PG-storm", self._namesrv, settings=settings) as producer:
-            await producer.send(Message(topic=TOPIC, body=b"0"))  # so that the topic exists
+            await producer.send(Message(topic=TOPIC, body=b"0"))  # this send creates the topic
             sender = asyncio.create_task(asyncio.sleep(0))
             try:
                 for _ in range(self._processes):
@@ -153,7 +153,7 @@ class Storm:
                     await self._end_processes()
                     self._is_sending = False
                     await sender
-                    with contextlib.suppress(AssertionError):  # the outcome says what is missing
+                    with contextlib.suppress(AssertionError):  # the outcome names the missing messages
                         await until(lambda: not self._ledger.lost(GROUP), "everything", SETTLE_SECONDS)
             finally:
                 sender.cancel()
@@ -165,7 +165,7 @@ class Storm:
 
     @property
     def _changes(self) -> int:
-        """How many members have joined and left."""
+        """Return how often members have joined or left."""
         return self._events["join"] + self._events["leave"]
 
     async def _rage(self) -> None:
@@ -177,7 +177,7 @@ class Storm:
             await process.wait()
             await self._start_process()
         await asyncio.sleep(pause)
-        # A member takes its time to join on a busy machine: the storm lasts until it was one.
+        # On a busy machine members join slowly. The storm lasts until enough members joined or left.
         await until(lambda: self._changes > CHANGES_MIN, "changes of the group", SETTLE_SECONDS)
 
     async def _start_process(self) -> None:
@@ -190,14 +190,14 @@ class Storm:
 
     async def _end_processes(self) -> None:
         for process in self._members:
-            assert process.stdin is not None, "it is a pipe"
+            assert process.stdin is not None, "stdin is a pipe"
             process.stdin.close()
         for process in self._members:
             if await process.wait() != 0:
                 self._left.append(f"member process ended with {process.returncode}")
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stdout is not None, "it is a pipe"
+        assert process.stdout is not None, "stdout is a pipe"
         while (line := await process.stdout.readline()).endswith(b"\n"):
             event, _, rest = line.decode().strip().partition(" ")
             self._events[event] += 1
@@ -237,7 +237,7 @@ class Storm:
             changes=self._changes,
             kills=self._kills,
             lost=ledger.lost(GROUP),
-            strangers=ledger.strangers(GROUP) - {0},  # the first, by which the topic came to be
+            strangers=ledger.strangers(GROUP) - {0},  # number 0 only created the topic
             duplicates=dict(ledger.duplicates(GROUP)),
             oldest_taken_over=ledger.oldest_taken_over(GROUP),
             order_broken=ledger.order_broken(GROUP) if self._is_ordered else [],
@@ -248,7 +248,7 @@ class Storm:
 
 
 def member_of(namesrv: str, member: str, note: Callable[[Arrival], None], *, is_ordered: bool) -> PushConsumer:
-    """A member that is not started."""
+    """Create a member without starting it."""
     consumer = PushConsumer(GROUP, namesrv, settings=JUDGED, ordered=is_ordered)
 
     @consumer.on(TOPIC)
@@ -263,7 +263,7 @@ def member_of(namesrv: str, member: str, note: Callable[[Arrival], None], *, is_
 
 
 async def live(namesrv: str, name: str, seed: int, *, is_ordered: bool) -> None:
-    """Have members join and leave until the input ends."""
+    """Let members join and leave until the input ends."""
     before = asyncio.all_tasks()
     ends = asyncio.Event()
     threading.Thread(target=_wait_for_end, args=(asyncio.get_running_loop(), ends), daemon=True).start()
@@ -290,7 +290,7 @@ async def _come_and_go(
         consumer = member_of(namesrv, member, _tell_arrival, is_ordered=is_ordered)
         try:
             await consumer.start()
-        except RmqError as error:  # on a machine with too much to do
+        except RmqError as error:  # the machine is overloaded
             tell("refused", f"{member}: {error}")
             continue
         tell("join", member)
@@ -304,7 +304,7 @@ def _tell_arrival(one: Arrival) -> None:
 
 
 def tell(event: str, rest: str) -> None:
-    """One line, written at once: what a killed process had told counts."""
+    """Print one line with a single write, so that it is complete even if the process is killed next."""
     os.write(1, f"{event} {rest}\n".encode())
 
 
@@ -322,7 +322,7 @@ async def _pause(ends: asyncio.Event, seconds: float) -> None:
 
 
 async def storm(arguments: argparse.Namespace) -> Outcome:
-    """Against the servers that were named, else against ours."""
+    """Run a storm against the servers of the arguments, else against ours."""
     options = {name: getattr(arguments, name) for name in ("seconds", "seed", "rate", "kills")}
     if arguments.namesrv:
         return await Storm(arguments.namesrv, **options, is_ordered=arguments.ordered).run()

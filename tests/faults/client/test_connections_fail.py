@@ -1,4 +1,4 @@
-"""Connections between clients and their broker are cut in the middle of frames, slow, silent, or carry garbage."""
+"""Connections between clients and their broker that are cut in the middle of frames, slow, silent, or garbled."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CUT_BYTES_MAX = 20_000
 
 @contextlib.asynccontextmanager
 async def proxied(folder: Path) -> AsyncIterator[tuple[Servers, Proxy]]:
-    """Servers, and a proxy through which clients reach the broker."""
+    """Start servers, and a proxy through which clients reach the broker."""
     async with Servers(folder, conf=CONF, is_proxied=True) as servers:
         port = int(servers.broker.address.rpartition(":")[2])
         async with Proxy(servers.broker_target, PROXIED_HOST, port) as proxy:
@@ -94,7 +94,7 @@ async def test_silent_connections_are_given_up_for_new_ones(tmp_path: Path) -> N
 
 
 class Nonsense:
-    """Has some answers of a broker be frames that make no sense, none of which is a plausible lie."""
+    """Replaces some answers of a broker by frames that are obviously invalid."""
 
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance

@@ -1,4 +1,4 @@
-"""The judge of the fault tests finds what is wrong."""
+"""The judge of the fault tests finds each kind of fault."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.faults.client.proxy import FrameCursor
 
 
 def ledger_of(*numbers: int) -> Ledger:
-    """Each number lies at the offset of the same number."""
+    """Return a ledger in which each number is stored at the offset of the same number."""
     ledger = Ledger()
     for number in numbers:
         queue = MessageQueue("T", "broker-a", 0)
@@ -73,13 +73,13 @@ def test_order_may_go_back_and_must_not_leave_out() -> None:
 @pytest.mark.parametrize(
     ("stored", "consumed", "outages", "seconds"),
     [
-        ([(0, 0), (1, 1)], [(0.5, 0), (1.5, 1)], [], 0.5),  # nothing waited from 0.5 to 1
-        ([(0, 0), (0, 1), (0, 2)], [(1, 0), (4, 1), (5, 2)], [], 3),  # it stood still from 1 to 4
+        ([(0, 0), (1, 1)], [(0.5, 0), (1.5, 1)], [], 0.5),  # no message waited from 0.5 to 1
+        ([(0, 0), (0, 1), (0, 2)], [(1, 0), (4, 1), (5, 2)], [], 3),  # the queue stood still from 1 to 4
         ([(0, 0), (2, 1)], [(9, 0), (9, 1)], [], 9),
-        ([(0, 0), (2, 1)], [(9, 0), (9, 1)], [(1, 8)], 1),  # only what followed the outage counts
+        ([(0, 0), (2, 1)], [(9, 0), (9, 1)], [(1, 8)], 1),  # only the time after the outage counts
         ([(0, 0), (2, 1)], [(9, 0), (9, 1)], [(1, 8), (8, 20)], 0),
-        ([(5, 0)], [(1, 0)], [], 0),  # it arrived before the answer to the send
-        ([(0, 0), (0, 1)], [(1, 0), (2, 0), (6, 1)], [], 4),  # duplicates are a sign of life, too
+        ([(5, 0)], [(1, 0)], [], 0),  # the message arrived before the answer to the send
+        ([(0, 0), (0, 1)], [(1, 0), (2, 0), (6, 1)], [], 4),  # repeated arrivals count as consumption too
     ],
 )
 def test_a_queue_stands_still_while_something_waits(

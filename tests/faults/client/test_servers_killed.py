@@ -1,4 +1,4 @@
-"""Servers die and come back while clients work."""
+"""Servers are killed and restarted while clients work."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def test_one_of_two_name_servers_is_enough(tmp_path: Path) -> None:
         async with Trial(servers.namesrv_addr, patient=True) as trial:
             servers.name_servers[0].kill()
             await trial.arrivals(40)
-            for number in range(4):  # a client begins with either of the two
+            for number in range(4):  # a client starts with either of the two
                 async with Producer("PG-new", servers.namesrv_addr, settings=PATIENT) as producer:
                     assert await is_sent(producer, f"New{number}")
             await trial.settle()
@@ -74,7 +74,7 @@ async def test_one_of_two_name_servers_is_enough(tmp_path: Path) -> None:
 
 
 async def is_sent(producer: Producer, topic: str) -> bool:
-    """Send to a topic that does not exist; whether there is a route."""
+    """Send to a topic that does not exist. Return whether there was a route."""
     try:
         await producer.send(Message(topic=topic, body=b"1"))
     except NoRoute:

@@ -1,4 +1,4 @@
-"""Clients of every kind under load while something breaks, and the verdict on them.
+"""Clients of every kind under load while a server or connection fails, and the verdict on them.
 
 ::
 
@@ -9,7 +9,7 @@
         await trial.settle()                # all that was acknowledged has arrived
     trial.judge()
 
-Intervals are short, so that a stall of two rebalance intervals is seconds and not most of a minute.
+Intervals are short, so that two rebalance intervals take seconds instead of most of a minute.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ CONF = """
 flushConsumerOffsetInterval=500
 mappedFileSizeCommitLog=16777216
 """
-"""For the broker: offsets are written twice a second, so that a kill costs little more than that."""
+"""Lines for the broker: it saves offsets twice a second, so that a kill repeats little more than half a second of
+messages.
+"""
 
 _QUICK = {
     "rebalance_interval_ms": int(REBALANCE_SECONDS * 1000),
@@ -76,7 +78,9 @@ PATIENT = msgspec.structs.replace(SENDING, send_timeout_ms=TIMEOUT_MS, try_timeo
 
 
 def on_real_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """Run a coroutine function as a test, with times as users have them; servers start slowly on a busy machine."""
+    """Run a coroutine function as a test on a real loop, with longer time-outs, because servers start slowly on a busy
+    machine.
+    """
 
     @pytest.mark.timeout(TEST_SECONDS_MAX + 100)
     @functools.wraps(test)
@@ -90,12 +94,12 @@ def on_real_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
 class Trial:
     """A producer, two push consumers of a group, a pull consumer, an ordered consumer; `rate` messages a second.
 
-    `take_over_seconds` is how long ago a message may have been consumed that comes again because its queue was taken
-    over: what was not saved, besides the time of an outage. `patient`: no send is to fail on a busy machine.
+    `take_over_seconds` is the maximal age of a consumption that is repeated because the queue was taken over before its
+    offset was saved; outages are added. `patient`: no send may fail on a busy machine.
 
     Attributes:
-        ledger: what they did.
-        outages: when nothing could be consumed, by `outage`.
+        ledger: the sends and arrivals.
+        outages: the times in which no message could be consumed, by `outage`.
     """
 
     def __init__(
@@ -146,25 +150,25 @@ class Trial:
         self.ledger.undocumented += [error for error in ended if isinstance(error, Exception)]
         await self._stack.aclose()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(60):  # threads end by themselves
+            async with asyncio.timeout(60):  # wait until the threads have exited
                 while self._leftovers():
                     await asyncio.sleep(0.01)
         self._left = self._leftovers()
 
     async def work(self, seconds: float) -> None:
-        """Let the clients do."""
+        """Let the clients work for some seconds."""
         await asyncio.sleep(seconds)
 
     @contextlib.asynccontextmanager
     async def outage(self) -> AsyncIterator[None]:
-        """Nothing can be consumed meanwhile."""
+        """Record an outage: no message can be consumed in the block."""
         down = time.monotonic()
         yield
         self.outages.append((down, time.monotonic()))
 
     async def arrivals(self, count: int) -> None:
-        """Until every group got so many more messages, and the producer some answers: by this they show that they go
-        on."""
+        """Wait until every group got ``count`` more messages and the producer some answers, which shows that they work
+        again."""
         wanted = {group: len(self.ledger.arrivals[group]) + count for group in GROUPS}
         acknowledged = len(self.ledger.acknowledged) + ANSWERS_LEAST
         await until(
@@ -177,15 +181,15 @@ class Trial:
         )
 
     async def settle(self) -> None:
-        """Stop sending and wait until every group has everything; then read what is stored."""
+        """Stop sending and wait until every group has all messages. Then read the stored ones."""
         self._is_sending = False
         await asyncio.gather(*self._senders)
-        with contextlib.suppress(AssertionError):  # `judge` says what is missing
+        with contextlib.suppress(AssertionError):  # `judge` names the missing messages
             await until(lambda: not any(self.ledger.lost(group) for group in GROUPS), "everything", SETTLE_SECONDS)
         self._stored = await self._read_stored()
 
     def judge(self, *, in_doubt_max: int | None = None) -> None:
-        """Raise AssertionError unless everything is as it has to be; tells the figures."""
+        """Print the figures. Raise AssertionError if one of them is wrong."""
         ledger = self.ledger
         duplicates = {group: dict(ledger.duplicates(group)) for group in GROUPS}
         stalls = {group: max(ledger.stalls(group, self.outages).values()).seconds for group in GROUPS}
@@ -201,10 +205,10 @@ class Trial:
             assert not ledger.strangers(group), f"{group} got what was never sent: {ledger.strangers(group)}"
             assert not duplicates[group].get("unexplained"), f"{group}: {duplicates[group]}"
             assert ledger.oldest_taken_over(group) < self._take_over_seconds + longest_outage, (
-                "its offset should have been saved"
+                "no consumed offset stays unsaved for longer than the limit"
             )
             assert stalls[group] <= STALL_SECONDS_MAX, f"{group} stood still: {ledger.stalls(group, self.outages)}"
-        assert self._stored is not None, "it is settled"
+        assert self._stored is not None, "`settle` was called"
         ledger.check_stored(self._stored, SEND_TRIES)
         assert in_doubt_max is None or len(ledger.in_doubt) <= in_doubt_max, Counter(
             str(error) for error in ledger.in_doubt.values()
@@ -253,7 +257,7 @@ class Trial:
     def _leftovers(self) -> list[str]:
         tasks = asyncio.all_tasks() - self._before
         threads = set(threading.enumerate()) - self._threads_before
-        # The proxy's tasks and the loop's own threads, which start servers, are the test's.
+        # The proxy's tasks, and the loop's threads that start servers, belong to the test.
         return [one.get_name() for one in tasks if one.get_name() != "proxy"] + [
             one.name for one in threads if not one.name.startswith("asyncio_")
         ]

@@ -1,18 +1,18 @@
 """Replication under kills, ``make kill T=ha``: SIGKILL for master or slave at any instant, and bad links between them.
 
 A SYNC_MASTER with ``inSyncReplicas=2`` and its slave, both SYNC_FLUSH, with senders on the master and readers on both.
-A round chooses, by the seed, who is killed, when, what is wrong with the links meanwhile, and how it goes on:
+In each round the seed chooses the killed brokers, the time, the fault of the links, and the next step:
 
 ==========  ==========================================================================================================
-who         master, slave, or both; now and then it is killed again while it starts
-link        whole, cut, torn (breaks inside a frame), delayed, slow, half-open; only that of replication, or both
-healed      before who was killed comes back, or after
-next        at once, or when messages are acknowledged again, which has to be soon
+who         master, slave, or both; sometimes it is killed again while it starts
+link        whole, cut, torn (breaks inside a frame), delayed, slow, half-open; the replication link, or both
+healed      before the killed broker restarts, or after
+next        at once, or when messages are acknowledged again, which must be soon
 ==========  ==========================================================================================================
 
-At the end everything stops for good, by SIGKILL, and is judged (`tests.faults.ha.history`): nothing that a send was
-told SEND_OK about is lost at either, logs and queues are equal, no place was ever served as two messages. Then come the
-split histories (`tests.faults.ha.split`). Times are real: a seed repeats the plan, but not what it meets.
+At the end both brokers are killed and checked (`tests.faults.ha.history`): both have every message that a send answered
+with SEND_OK, logs and queues are equal, and no offset was ever served with two messages. Then the split histories
+follow (`tests.faults.ha.split`). Times are real: a seed repeats the plan, but not the exact timing.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ BOTH = "both"
 VICTIMS = {MASTER: 45, SLAVE: 45, BOTH: 10}
 FAULTS = {Fault.NONE: 25, Fault.CUT: 15, Fault.TORN: 20, Fault.DELAYED: 15, Fault.SLOW: 10, Fault.HALF_OPEN: 15}
 DELAYED_TOPIC, DELAYED_SHARE, DELAY_SECONDS = "Delayed", 0.1, 1.0
-"""So that the master writes messages of its own accord, too."""
+"""Delayed messages, which the master writes by itself at their time."""
 
 AGAIN_COUNT = 60
 AGAIN_SECONDS = 200.0
@@ -66,7 +66,7 @@ SENDING = ProducerSettings(
 
 @dataclass
 class Outcome:
-    """What a run came to; ``outages`` are seconds from a kill until messages were acknowledged again."""
+    """The result of a run. ``outages``: seconds from a kill until messages were acknowledged again."""
 
     seed: int
     kills: Counter[str] = field(default_factory=Counter)
@@ -83,7 +83,7 @@ class Outcome:
     faults: list[str] = field(default_factory=list)
 
     def table(self) -> str:
-        """For people."""
+        """Return a table for people."""
         refused = [f"{role} {code}: {count}" for (role, code), count in sorted(self.refused.items())]
         rows = {
             "kills": _counts(self.kills) + f", {self.in_start} of them in a start",
@@ -104,7 +104,7 @@ def _counts(counter: Counter[str]) -> str:
 
 
 class Trial:
-    """One run over a pair that stands."""
+    """One run over a started pair."""
 
     def __init__(self, pair: Pair, kills: int, seed: int) -> None:
         self._pair = pair
@@ -119,8 +119,8 @@ class Trial:
         self._begun = time.monotonic()
 
     async def run(self) -> Outcome:
-        """Kill as often as wanted, let the logs become equal, stop everything, and judge.
-        Raises AssertionError: it does not go on."""
+        """Kill the brokers the given number of times, wait until the logs are equal, stop everything, and check.
+        Raises AssertionError: the brokers do not continue."""
         outcome, pair = self._outcome, self._pair
         async with Producer("PG-ha", pair.name_server.address, settings=SENDING) as producer:
             senders = [asyncio.create_task(self._keep_sending(producer)) for _ in range(SENDERS)]
@@ -147,7 +147,7 @@ class Trial:
         return outcome
 
     async def _settled(self) -> int:
-        """Where the logs end when what is delayed is delivered and read."""
+        """Return the end of the logs after all delayed messages are delivered and read."""
         end = -1
         while (found := await self._pair.converge()) != end:
             end = found
@@ -185,7 +185,9 @@ class Trial:
             await asyncio.sleep(PAUSE_SECONDS * self._chance.random())
 
     def _note(self, numbers: list[int], result: SendResult) -> None:
-        """Only SEND_OK says that both have it; every other answer leaves it open."""
+        """Record a result. Only SEND_OK means that both brokers have the messages; every other answer leaves it
+        open.
+        """
         if result.status is not SendStatus.SEND_OK:
             name = result.status.name
             self._outcome.in_doubt[name] += len(numbers)
@@ -242,19 +244,19 @@ class Trial:
             watch.go_back()
 
     async def _start(self, role: str) -> None:
-        """Start a broker; maybe kill it while it starts."""
+        """Start a broker, and perhaps kill it while it starts."""
         broker = self._pair.brokers[role]
         if self._chance.random() < 0.15:
             starting = asyncio.create_task(broker.start())
             await asyncio.sleep(0.6 * self._chance.random())
             self._kill(role)
             self._outcome.in_start += 1
-            with contextlib.suppress(RuntimeError):  # it ended before it was ready
+            with contextlib.suppress(RuntimeError):  # the broker was killed before it was ready
                 await starting
         await broker.start()
 
     async def _acknowledged_again(self) -> float:
-        """Wait for messages that both have; returns the seconds it took. Raises AssertionError: there are none."""
+        """Wait for messages that both brokers have. Return the seconds. Raises AssertionError: there are none."""
         begun = time.monotonic()
         goal = len(self._ledger.acknowledged) + AGAIN_COUNT
         with contextlib.suppress(TimeoutError):
@@ -284,7 +286,7 @@ class Trial:
 
 
 async def crash(folder: Path, *, kills: int, seed: int) -> Outcome:
-    """One run over a pair of its own."""
+    """Run over a new pair."""
     async with Pair(folder) as pair:
         return await Trial(pair, kills, seed).run()
 
@@ -303,7 +305,7 @@ def main() -> int:
     arguments = parse()
     logging.getLogger("rmqkit").setLevel(logging.CRITICAL)
     print(f"crash-ha: {arguments.kills} kills, seed {arguments.seed}", flush=True)
-    folder = Path(tempfile.mkdtemp(prefix="rmq-crash-ha-"))  # stays when the run cannot be judged
+    folder = Path(tempfile.mkdtemp(prefix="rmq-crash-ha-"))  # remains if the run fails
     outcome = asyncio.run(crash(folder, kills=arguments.kills, seed=arguments.seed))
     print(f"crash-ha: what happened\n{outcome.table()}", flush=True)
     if not outcome.faults:

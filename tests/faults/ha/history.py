@@ -1,8 +1,9 @@
-"""What two brokers ever served, what they have in the end, and whether that is one history.
+"""Everything that two brokers served, their final stores, and the check that these are one history.
 
-A place is a queue and an offset in it. Both brokers are read all the time, from some way back again after each kill; a
-place that had one message and then another, at whichever broker, is a split history. In the end, when both processes
-are gone: equal log files up to the end, both stores sound, equal queues, everything served and acknowledged in both.
+A place is a queue and an offset in it. Both brokers are read all the time; after each kill reading restarts some
+messages earlier. A place with two different messages, on either broker, is a split history. At the end, when both
+processes have exited, log files and queues must be equal, both stores must be sound, and everything that was served or
+acknowledged must be in both.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _GROUP = "CG-history"
 
 
 class Message(NamedTuple):
-    """What makes two messages the same."""
+    """The identity of a message."""
 
     msg_id: str
     physical_offset: int
@@ -47,16 +48,16 @@ class Message(NamedTuple):
 
 
 def body_of(number: int) -> bytes:
-    """The body of a message is known from its number; some span frames of the replication."""
+    """Return the body of a message, which depends on its number. Some bodies span several frames of the replication."""
     chance = random.Random(number)
     return b"%d " % number + chance.randbytes(chance.randrange(chance.choices(BODY_BYTES, [2, 40, 20, 5, 1])[0] + 1))
 
 
 class History:
-    """Messages by place, as they were served.
+    """Messages by place, as the brokers served them.
 
     Attributes:
-        splits: places that had two, in words.
+        splits: descriptions of the places with two messages.
         counts: messages served, by broker.
         refusals: pulls without messages, by broker and code.
     """
@@ -68,14 +69,14 @@ class History:
         self.refusals: Counter[tuple[str, int]] = Counter()
 
     def note(self, role: str, place: Place, message: Message) -> None:
-        """A broker has served a message."""
+        """Record a message that a broker served."""
         self.counts[role] += 1
         if (before := self.served.setdefault(place, message)) != message:
             self.splits.append(f"{place} was {before}, and {role} served {message}")
 
 
 class Watch:
-    """Reads all queues of one broker, again and again."""
+    """A reader that reads all queues of one broker again and again."""
 
     def __init__(self, pair: Pair, role: str, history: History) -> None:
         self._pair = pair
@@ -84,18 +85,18 @@ class Watch:
         self._offsets = [0] * QUEUES
 
     def go_back(self) -> None:
-        """Read again what was read last: who has been killed may serve it otherwise."""
+        """Read the last messages again: a killed broker may serve other ones at their offsets."""
         self._offsets = [max(0, offset - BACK_COUNT) for offset in self._offsets]
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Read until cancelled."""
         while True:
             for queue_id in range(QUEUES):
                 await self._pull(queue_id)
             await asyncio.sleep(PAUSE_SECONDS)
 
     async def pull_all(self) -> None:
-        """Ask for every queue once."""
+        """Pull from every queue once."""
         for queue_id in range(QUEUES):
             await self._pull(queue_id)
 
@@ -106,7 +107,7 @@ class Watch:
         )
         try:
             answer = await self._pair.ask(self._role, request(RequestCode.PULL_MESSAGE, header))
-        except RmqError:  # it is dead
+        except RmqError:  # the broker is killed
             return
         if answer.code == ResponseCode.SUCCESS:
             self._take(queue_id, answer)
@@ -122,13 +123,13 @@ class Watch:
         self._offsets[queue_id] = max(self._offsets[queue_id], following)
 
 
-# -- when all is over
+# -- the final check
 
 
 def verdict(
     stores: Mapping[str, Path], settings: StoreSettings, end: int, ledger: Ledger, history: History
 ) -> list[str]:
-    """What is wrong with the stores of brokers that are gone, one line each; both logs have to end at ``end``."""
+    """Return the faults of the stores of stopped brokers, one line each. Both logs must end at ``end``."""
     faults = [f"split history: {split}" for split in history.splits[:5]]
     if difference := log_difference(stores[MASTER], stores[SLAVE], end):
         faults.append(f"the logs differ: {difference}")
@@ -145,7 +146,7 @@ def verdict(
 
 
 def _checked(root: Path, settings: StoreSettings, end: int, ledger: Ledger, history: History) -> dict[Place, Message]:
-    """What a store has, by place. Raises AssertionError: it is not what it should be."""
+    """Return the content of a store by place. Raises AssertionError: the content is wrong."""
     with opened(root, settings) as store:
         assert store.max_physical_offset == end, f"its log ends at {store.max_physical_offset}, not at {end}"
         everything = read_everything(store)

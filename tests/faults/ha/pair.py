@@ -1,4 +1,4 @@
-"""A master and its slave as processes that can be killed and come back, and proxies on both links between them.
+"""A master and its slave as processes that can be killed and restarted, and proxies on both links between them.
 
 ::
 
@@ -6,8 +6,8 @@
       ├─── replication proxy ─► master, HA port
       └─────── normal proxy ──► master, port ◄──── senders
 
-The master tells the name server another loopback address than it listens on, where the proxies have its ports. What it
-is asked by the test itself goes to it directly. Replication notices dead links within seconds here.
+The master registers another loopback address than the one on which it listens. The proxies listen on its ports there.
+Requests of the test itself go directly to the master. In these tests replication detects dead links within seconds.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ STORE: Mapping[str, object] = {
     "maxIndexNum": 4000,
     "diskMaxUsedSpaceRatio": 95,
 }
-"""Small files; the settings of the stores, too."""
+"""Small files. The check opens the stores with these settings too."""
 CONF: Mapping[str, object] = {
     "brokerName": BROKER,
     "slaveReadEnable": "true",
@@ -73,14 +73,14 @@ SLAVE_CONF: Mapping[str, object] = {"brokerRole": "SLAVE", "brokerId": 1, "broke
 
 
 def store_settings() -> StoreSettings:
-    """What both stores are written with."""
+    """Return the settings of both stores."""
     properties = {key: str(value) for key, value in STORE.items()}
     settings: StoreSettings = load([StoreSettings], properties, source="the pair").values[0]
     return settings
 
 
 class Fault(enum.Enum):
-    """What a link does to bytes."""
+    """A fault of a link."""
 
     NONE = "whole"
     CUT = "cut"
@@ -90,10 +90,10 @@ class Fault(enum.Enum):
     DELAYED = "delayed"
     SLOW = "slow"
     HALF_OPEN = "half-open"
-    """Nothing comes through, and no end learns of it."""
+    """No data passes, and neither end notices it."""
 
     def dials(self, chance: random.Random) -> Dials:
-        """How a proxy does it."""
+        """Return the proxy's dials for this fault."""
         match self:
             case Fault.TORN:
                 return Dials(cut=lambda: Cut.any(chance, CUT_BYTES_MAX))
@@ -107,7 +107,7 @@ class Fault(enum.Enum):
                 return Dials()
 
     def befall(self, link: Proxy, chance: random.Random) -> None:
-        """Have it happen to a link from now on, until something else befalls it."""
+        """Apply the fault to a link until another fault is applied."""
         link.dials = self.dials(chance)
         if self in (Fault.CUT, Fault.TORN):
             link.break_all()
@@ -117,8 +117,8 @@ class Pair:
     """A name server, a master, a slave and the proxies; all are killed at the end.
 
     Attributes:
-        brokers, stores: by role; the folders of what they store.
-        replication, normal: the links from the slave to the HA port, and from everybody to the normal port.
+        brokers, stores: by role; the folders of their stores.
+        replication, normal: the links from the slave to the HA port, and from all clients to the normal port.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -142,11 +142,11 @@ class Pair:
         return self._folder / f"{role}.conf"
 
     def log_text(self, role: str) -> str:
-        """What a broker has logged since its last start."""
+        """Return the log of a broker since its last start."""
         return (self._folder / f"broker{int(role == SLAVE)}.log").read_text(errors="replace")
 
     def address(self, role: str) -> str:
-        """Where a broker itself listens, whatever it tells clients."""
+        """Return the address on which a broker listens, which may differ from the registered one."""
         return f"{HOST}:{self._ports[role]}"
 
     def configure(self, role: str, **changes: object) -> None:
@@ -179,17 +179,17 @@ class Pair:
         await self._stack.aclose()
 
     async def ask(self, role: str, command: Command) -> Command:
-        """A broker's answer to a request. Raises RemotingError: there is none."""
+        """Return a broker's answer to a request. Raises RemotingError: there is no answer."""
         return await self.remoting.call(self.address(role), command, ASK_TIMEOUT_MS)
 
     async def replication_state(self) -> HaRuntimeInfo:
-        """What the master knows of its log and its slave's. Raises RmqError: it does not say."""
+        """Return the master's state of its log and of the slave's. Raises RmqError: the master does not answer."""
         answer = await self.ask(MASTER, Command(RequestCode.GET_BROKER_HA_STATUS))
         return decode_as(expect_success(answer, self.address(MASTER)).payload, HaRuntimeInfo)
 
     async def converge(self) -> int:
-        """Wait until the slave has all of a master's log that does not grow any more; returns the log's end.
-        Raises AssertionError: it does not come to that."""
+        """Wait until the slave has the whole log of a master that gets no more messages. Return the end of the log.
+        Raises AssertionError: the slave does not catch up."""
         told = "no answer"
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CONVERGE_SECONDS):

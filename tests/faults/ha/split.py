@@ -1,10 +1,11 @@
-"""Split histories made on purpose: a slave that has what its master has not must stop, say where, and serve nothing.
+"""Deliberate split histories: a slave with messages that its master does not have must stop, log the offset, and serve
+nothing.
 
-After a history that both have, the slave's store is started as a master of its own and takes messages, or the master's
-store is put back to a copy of that time; then the slave is to follow the master again. It has to log a line with the
-offset at which the histories part: one error for good, and before it a warning while it is only ahead. It serves
-nothing of its own history at any time, and nothing at all once it has said so, also when the master is gone; its log
-stays as it is; no send is acknowledged on its account.
+After a common history the slave's store is started as a separate master and stores messages, or the master's store is
+replaced by an earlier copy. Then the slave follows the master again. It must log the offset at which the histories
+differ: a warning while it is only ahead, then one final error. It never serves messages of its own history, and after
+the error it serves none at all, also when the master is gone. Its log does not change, and no send is acknowledged
+because of it.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ SAY_SECONDS = 120.0
 BODY_BYTES = 100
 READS_AT_END = 5
 COPIED = (ResponseCode.SUCCESS, ResponseCode.FLUSH_SLAVE_TIMEOUT)
-"""Where the copy is waited for anyway, it may take longer than `slaveTimeout` on a busy machine."""
+"""If the send waits for the copy, it may take longer than `slaveTimeout` on a busy machine."""
 _POLL_SECONDS = 0.01
 
 
 class Split(NamedTuple):
-    """How many messages each side takes that the other does not get; ``is_old_copy``: the slave's by replication,
-    before the master's store is put back."""
+    """The number of messages that each side stores and the other does not get. ``is_old_copy``: the slave gets its
+    messages by replication, before the master's store is replaced by the copy."""
 
     name: str
     slave_count: int
@@ -54,7 +55,7 @@ SPLITS = [
 
 
 async def judge(split: Split, folder: Path) -> str:
-    """Make it happen; returns the line that the slave logged. Raises AssertionError: it is not as it has to be."""
+    """Run the split and return the line that the slave logged. Raises AssertionError: the slave behaves wrongly."""
     async with Pair(folder) as pair:
         await _put(pair, MASTER, COMMON_COUNT, *COPIED)
         parting = await pair.converge()
@@ -81,7 +82,7 @@ async def judge(split: Split, folder: Path) -> str:
         lines = _lines(pair, parting, " ERROR ")
         assert lines == [line], f"it says it more than once: {lines}"
         pair.brokers[SLAVE].kill()
-        assert _log_bytes(pair) == before, "its log has changed"
+        assert _log_bytes(pair) == before, "the slave's log does not change"
         return line
 
 
@@ -102,7 +103,7 @@ async def _put_back(pair: Pair, split: Split) -> None:
     master.kill()
     shutil.copytree(pair.stores[MASTER], copy)
     await master.start()
-    await pair.converge()  # the slave has come back
+    await pair.converge()  # the slave is connected again
     await _put(pair, MASTER, split.slave_count, *COPIED)
     await pair.converge()
     for broker in (master, slave):
@@ -114,7 +115,7 @@ async def _put_back(pair: Pair, split: Split) -> None:
 
 
 async def _put(pair: Pair, role: str, count: int, *codes: ResponseCode) -> None:
-    """Have a broker take messages, all at a time. Raises AssertionError: it answers otherwise."""
+    """Send messages to a broker, all at once. Raises AssertionError: an answer has another code."""
     answers = await asyncio.gather(*(_send(pair, role, number) for number in range(count)))
     wrong = [answer for answer in answers if answer.code not in codes]
     assert not wrong, f"{role} answered {wrong[0].code} {wrong[0].remark}, not {codes[0].name}"
@@ -128,7 +129,9 @@ async def _send(pair: Pair, role: str, number: int) -> Command:
 
 
 async def _said(pair: Pair, watch: Watch, parting: int, level: str = "") -> str:
-    """The slave's line about the place where the histories part; it is read from all the time until it comes."""
+    """Return the slave's log line about the offset at which the histories differ. Until it appears, read from the
+    slave.
+    """
     try:
         async with asyncio.timeout(SAY_SECONDS):
             while not (lines := _lines(pair, parting, level)):

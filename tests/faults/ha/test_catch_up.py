@@ -1,4 +1,6 @@
-"""A slave that was stopped 64 MiB ago. ``make bench T=ha ARGS="--gib 10"`` is the long form, with figures."""
+"""A slave that restarts 64 MiB behind its master. ``make bench T=ha ARGS="--gib 10"`` is the long form, with
+figures.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ _BEHIND_BYTES = 64 << 20
 @pytest.mark.timeout(900)
 def test_a_slave_that_was_stopped_for_a_while_has_all_of_it_in_the_end(tmp_path: Path) -> None:
     with run_name_server(tmp_path) as (_, namesrv), group(partial(run_ours, tmp_path, namesrv), "ours", ASYNC) as pair:
-        figures = catch_up(Load(1024), pair, _BEHIND_BYTES)  # until its queues are the master's, too
+        figures = catch_up(Load(1024), pair, _BEHIND_BYTES)  # until the slave's queues equal the master's too
         end = pair.replication().master_commit_log_max_offset
     print(figures)
     assert end > _BEHIND_BYTES

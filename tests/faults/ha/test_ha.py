@@ -1,4 +1,4 @@
-"""Replication under kills, in short: four, and two split histories. ``make kill T=ha`` is the long form."""
+"""Replication under kills, in short: four kills, and two split histories. ``make kill T=ha`` is the long form."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_place_that_was_two_messages_is_a_split_history() -> None:
 
 @pytest.fixture
 def copies(tmp_path: Path) -> tuple[dict[str, Path], int, Ledger]:
-    """A master's store, its slave's, where they end, and what was acknowledged."""
+    """Return a master's store, its slave's, the ends of their logs, and the acknowledged messages."""
     stores, ledger = {role: tmp_path / role for role in (MASTER, SLAVE)}, Ledger()
     with opened(stores[MASTER], store_settings()) as store:
         for number in range(5):

@@ -1,22 +1,22 @@
-"""The transactional sink under kills, ``make kill T=eos``: is every row in the topic, and none twice?
+"""The transactional sink under kills, ``make kill T=eos``: every row must be in the topic, and none twice.
 
 A query in a process of its own, with two executors (``local-cluster``; none with ``--local``), reads files of numbered
-rows and writes them to a topic with ``deliveryGuarantee=transactional``. At instants that follow from the seed somebody
+rows and writes them to a topic with ``deliveryGuarantee=transactional``. At moments that the seed determines, a process
 is killed (SIGKILL):
 
 =========  ===========================================================================================================
-who        what happens
+process    effect
 =========  ===========================================================================================================
 driver     all processes of the query, or only the driver's own, so that executors outlive it for a moment; a new one
            starts from the checkpoint
 executor   one Java machine; Spark starts another
-worker     one Python process: a task, the fork server of the tasks, or one that plans or commits beside the driver
-broker     the broker; it starts anew over its store
+worker     one Python process: a task, the fork server of the tasks, or the driver's helper that plans or commits
+broker     the broker; it is restarted over its store
 =========  ===========================================================================================================
 
 At the end the query runs to the end of its files, and the topic is read to its end. The verdict counts each row:
-``lost`` and ``duplicates`` have to be 0. Of every duplicate the copies are shown with the half message they came from:
-two copies of one half message were committed twice, copies of two were staged twice.
+``lost`` and ``duplicates`` must be 0. For each duplicate the report shows the half messages of its copies: two copies
+of one half message were committed twice, copies of two half messages were staged twice.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ GROUP = "eos-sink"
 ROWS_PER_FILE, FILES_PER_BATCH, FILES_AHEAD = 100, 4, 24
 DRIVER, EXECUTOR, WORKER, BROKER = "driver", "executor", "worker", "broker"
 SHARES = {DRIVER: 0.21, BROKER: 0.15, EXECUTOR: 0.3}
-"""The rest are workers."""
+"""The shares of the kills; the rest are of workers."""
 CLUSTER = "local-cluster[2,1,1024]"
 LOCAL = "local[2,1000]"
-"""A task that fails is run again there, too."""
+"""A master that also repeats failed tasks."""
 
 PARTS = {EXECUTOR: "CoarseGrainedExecutorBackend", WORKER: " -m pyspark.", DRIVER: "SparkSubmit"}
 SHOWN = 20
@@ -74,7 +74,7 @@ SPARK_CONF = {
 
 @dataclass
 class Outcome:
-    """What a run came to."""
+    """The result of a run."""
 
     seed: int
     server: str
@@ -92,7 +92,7 @@ class Outcome:
 
     @property
     def faults(self) -> list[str]:
-        """What is wrong, one line each."""
+        """Return the faults, one line each."""
         told = [f"{self.lost} rows are not in the topic"] if self.lost else []
         if self.strangers:
             told.append(f"{self.strangers} messages are of no row")
@@ -112,7 +112,7 @@ class Outcome:
 
 
 class Copy(NamedTuple):
-    """A message of a row."""
+    """A message with a row."""
 
     row: int
     half: int
@@ -120,7 +120,7 @@ class Copy(NamedTuple):
 
 
 def judge(outcome: Outcome, copies: Sequence[Copy], rows: int) -> None:
-    """Count the rows 0 to ``rows`` - 1 in what a topic has."""
+    """Count the rows 0 to ``rows`` - 1 in the content of a topic."""
     of_row: defaultdict[int, list[Copy]] = defaultdict(list)
     for copy in copies:
         of_row[copy.row].append(copy)
@@ -135,7 +135,7 @@ def judge(outcome: Outcome, copies: Sequence[Copy], rows: int) -> None:
 
 
 def read_topic(namesrv: str) -> list[Copy]:
-    """Everything in the target."""
+    """Return all messages of the target topic."""
     brokers = broker_pool(LiveOptions(name_servers=namesrv))
     found: list[Copy] = []
     for queue, bound in brokers.bounds(brokers.queues([TOPIC])).items():
@@ -154,7 +154,7 @@ def _copy(message: ReceivedMessage) -> Copy:
 
 
 class Trial:
-    """One run against servers that stand."""
+    """One run with started servers."""
 
     def __init__(self, running: Servers | ApacheServers, folder: Path, arguments: argparse.Namespace) -> None:
         self._servers = running
@@ -168,7 +168,7 @@ class Trial:
         (folder / "in").mkdir()
 
     async def run(self) -> Outcome:
-        """Kill as often as wanted, let the query come to its end, and judge."""
+        """Kill processes the given number of times, let the query finish, and judge."""
         set_queues(self._servers.broker.address, TOPIC, QUEUES)
         self._write_files()
         self._query.start()
@@ -219,7 +219,9 @@ class Trial:
     # -- kills
 
     async def _goes_on(self) -> None:
-        """Wait for an instant: soon after the last kill now and then, else some time into one of the next batches."""
+        """Wait for the moment of the next kill: sometimes soon after the last kill, else within one of the next
+        batches.
+        """
         if self._chance.random() < 0.4:
             await asyncio.sleep(self._chance.uniform(0, 3))
             return
@@ -250,7 +252,7 @@ class Trial:
         self._query.start()
 
     async def _kill_part(self, who: str) -> None:
-        """Kill a process of a kind, once there is one."""
+        """Kill a process of a kind, as soon as one exists."""
         found: list[int] = []
 
         def is_there() -> bool:
@@ -286,7 +288,7 @@ class Trial:
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """What is asked for."""
+    """Return the arguments of the command line."""
     parser = argparse.ArgumentParser(prog="tests.faults.spark.eos", description=__doc__)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--server", choices=["both", OURS, APACHE], default="both", help="(both, half the kills each)")
@@ -299,7 +301,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 async def eos(arguments: argparse.Namespace, folder: Path) -> Outcome:
-    """One run over servers of its own."""
+    """Run over new servers."""
     async with servers(arguments.server, folder, CONF) as running:
         return await Trial(running, folder, arguments).run()
 
@@ -312,7 +314,7 @@ def main() -> int:
     for kind in kinds:
         own = argparse.Namespace(**{**vars(arguments), "server": kind, "kills": arguments.kills // len(kinds)})
         print(f"eos: {own.kills} kills, {kind}, seed {own.seed}", flush=True)
-        folder = Path(tempfile.mkdtemp(prefix="rmq-eos-"))  # stays when the run cannot be judged
+        folder = Path(tempfile.mkdtemp(prefix="rmq-eos-"))  # remains if the run fails
         outcome = asyncio.run(eos(own, folder))
         shutil.rmtree(folder)
         print(f"eos: {outcome}", flush=True)

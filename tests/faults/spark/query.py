@@ -1,10 +1,10 @@
-"""A Structured Streaming query as a program of its own, so that it can be killed.
+"""A Structured Streaming query as a separate program, so that it can be killed.
 
-``python -m tests.faults.spark.query`` takes a `Plan` as JSON. The query runs until the input says ``finish``; then it
-is run again to the end of what there is then, and the program says ``ended``.
+``python -m tests.faults.spark.query`` takes a `Plan` as JSON. The query runs until the input is ``finish``. Then it
+runs again to the end of the available data, and the program prints ``ended``.
 
-`Query` and `Program` are the other side, which starts it in a session of its own, so that all its processes (Spark's
-Java machines, Python workers) can be found and killed, each by its number.
+`Query` and `Program` are the other side. They start the program in a new session, so that all its processes (Spark's
+Java machines, Python workers) can be found and killed by their ids.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ RESTARTS_MAX = 5
 
 
 class Plan(msgspec.Struct):
-    """From a source through some expressions to a sink."""
+    """The plan of a query: a source, some expressions and a sink."""
 
     source: str
     source_options: dict[str, str]
@@ -55,7 +55,7 @@ class Plan(msgspec.Struct):
 
 
 class Program:
-    """A query that runs. ``log`` has its output."""
+    """A running query. ``log`` has its output."""
 
     def __init__(self, plan: Plan, log: Path) -> None:
         self.log = log
@@ -78,33 +78,33 @@ class Program:
 
     @property
     def said(self) -> str:
-        """Its output so far."""
+        """Return the output so far."""
         with self.log.open("rb") as file:
             file.seek(self._begun)
             return file.read().decode(errors="replace")
 
     @property
     def is_running(self) -> bool:
-        """Whether it has not ended."""
+        """Return True until the process has exited."""
         return self._popen.poll() is None
 
     @property
     def has_ended_well(self) -> bool:
-        """Whether it came to the end of what there was."""
+        """Return True if the query reached the end of the available data."""
         return f"\n{ENDED}\n" in f"\n{self.said}"
 
     def finish(self) -> None:
-        """Have it come to an end."""
-        assert self._popen.stdin is not None, "it is a pipe"
+        """Ask the query to finish."""
+        assert self._popen.stdin is not None, "stdin is a pipe"
         self._popen.stdin.write(f"{FINISH}\n".encode())
         self._popen.stdin.flush()
 
     def members(self) -> dict[int, str]:
-        """All processes of its session: number and command line."""
+        """Return all processes of its session: id and command line."""
         return dict(_of_session(self._popen.pid))
 
     def kill(self) -> None:
-        """SIGKILL for all of them, until none is left."""
+        """Send SIGKILL to all its processes until none is left."""
 
         def is_empty() -> bool:
             for pid in self.members():
@@ -119,14 +119,14 @@ class Program:
 
 
 class Query:
-    """A query that goes on from its checkpoint in one program after the other.
+    """A query that continues from its checkpoint in one program after the other.
 
     Args:
-        say: is told when a program ended by itself, and why.
+        say: called with the reason when a program exits by itself.
 
     Attributes:
-        restarts: how many programs ended by themselves, as a driver does whose Python process is killed, or does not
-            get ready within the ten seconds that Spark gives it.
+        restarts: number of programs that exited by themselves. A driver exits if its Python process is killed, or is
+            not ready within Spark's limit of ten seconds.
     """
 
     def __init__(self, plan: Plan, folder: Path, say: Callable[[str], None]) -> None:
@@ -139,21 +139,21 @@ class Query:
 
     @property
     def program(self) -> Program:
-        """The one that runs."""
+        """Return the running program."""
         return self._programs[-1]
 
     @property
     def planned(self) -> int:
-        """How many batches were planned."""
+        """Return the number of planned batches."""
         return _count(self.checkpoint / "offsets")
 
     @property
     def committed(self) -> int:
-        """How many batches are done."""
+        """Return the number of committed batches."""
         return _count(self.checkpoint / "commits")
 
     def start(self) -> None:
-        """Start a program; one before it that was not killed may be about to end."""
+        """Start a program. A previous program that was not killed may still be exiting."""
         self._programs.append(Program(self._plan, self._log))
 
     async def kill(self) -> None:
@@ -162,8 +162,8 @@ class Query:
             await asyncio.to_thread(program.kill)
 
     async def until(self, condition: Callable[[], bool], what: str) -> None:
-        """Wait for something; a program that ends meanwhile is followed by another.
-        Raises AssertionError: it takes too long, or programs end again and again."""
+        """Wait until a condition holds. Restart the program if it exits meanwhile.
+        Raises AssertionError: it takes too long, or programs exit again and again."""
         deadline = time.monotonic() + WAIT_SECONDS
         restarts_max = self.restarts + RESTARTS_MAX
         while not condition():
@@ -178,12 +178,12 @@ class Query:
             await asyncio.sleep(0.02)
 
     async def finish(self) -> None:
-        """Have it run to the end of what there is."""
+        """Run the query to the end of the available data."""
         asked: Program | None = None
 
         def is_over() -> bool:
             nonlocal asked
-            if asked is not self.program and RUNNING in self.program.said:  # a new one is asked again
+            if asked is not self.program and RUNNING in self.program.said:  # a new program must be asked again
                 asked = self.program
                 asked.finish()
             return self.program.has_ended_well
@@ -201,7 +201,7 @@ def _count(folder: Path) -> int:
 
 
 def kill(pid: int) -> None:
-    """SIGKILL, if it is still there."""
+    """Send SIGKILL to a process, if it still exists."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
 
@@ -221,7 +221,7 @@ def _of_session(session: int) -> Iterator[tuple[int, str]]:
 
 
 def run(plan: Plan) -> None:
-    """The query, until it is to finish; then all there is."""
+    """Run the query until it must finish, then read all available data."""
     from rmqkit.spark import spark_session
 
     is_to_finish = threading.Event()
@@ -252,7 +252,7 @@ def _listen(is_to_finish: threading.Event) -> None:
     for line in sys.stdin:
         if line.strip() == FINISH:
             is_to_finish.set()
-    os._exit(1)  # nobody is there any more
+    os._exit(1)  # the parent process is gone
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Ours or Apache's servers, whose broker can be killed and comes back on its port over its store."""
+"""Our servers or Apache's, whose broker can be killed and restarted on its port over its store."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _PACKAGE = "org.apache.rocketmq"
 
 
 class ApacheProcess:
-    """One of Apache's servers, as `Server` is one of ours."""
+    """One of Apache's servers, with the methods of `Server`."""
 
     def __init__(self, name: str, main: str, conf: Mapping[str, object], heap_mb: int, folder: Path) -> None:
         self._arguments = (name, f"{_PACKAGE}.{main}", conf, heap_mb, folder)
@@ -42,14 +42,14 @@ class ApacheProcess:
         self._namesrv = str(conf.get("namesrvAddr", ""))
 
     async def start(self) -> None:
-        """Start it, and have the name server know a broker; returns when it is ready."""
+        """Start the server, and wait until the name server knows a broker. Return when it is ready."""
         self._process = await asyncio.to_thread(start_apache, self._kit, *self._arguments)
         await asyncio.to_thread(self._process.wait_ready, "boot success", READY_SECONDS)
         if self._namesrv:
             await asyncio.to_thread(register_now, self._namesrv, self.address)
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
         if self._process is not None:
             self._process.kill()
 
@@ -96,15 +96,15 @@ class ApacheServers:
 
 
 def servers(which: str, folder: Path, conf: Mapping[str, object]) -> Servers | ApacheServers:
-    """A name server and a broker of a kind, not started; ``conf`` goes to the broker.
-    Raises Unavailable: the machine lacks what Apache's need."""
+    """Return a name server and a broker of a kind, not started. ``conf`` is the broker's configuration.
+    Raises Unavailable: the machine cannot run Apache's servers."""
     if which == APACHE:
         return ApacheServers(folder, conf)
     return Servers(folder, conf="".join(f"{name}={value}\n" for name, value in conf.items()))
 
 
 def set_queues(broker_addr: str, topic: str, count: int) -> None:
-    """Create a topic, or give it more queues."""
+    """Create a topic, or increase its queues."""
     fields = {"topic": topic, "defaultTopic": "TBW102", "perm": "6", "topicFilterType": "SINGLE_TAG"}
     fields |= {"readQueueNums": str(count), "writeQueueNums": str(count), "topicSysFlag": "0", "order": "false"}
     answer = ask(broker_addr, Command(RequestCode.UPDATE_AND_CREATE_TOPIC, fields=fields))

@@ -1,22 +1,23 @@
-"""A stream under faults, ``make kill T=streams``: does a query's result have every acknowledged message once?
+"""A stream under faults, ``make kill T=streams``: the query's result must have every acknowledged message once.
 
-A producer sends numbered messages in batches while a query in a process of its own writes them to Parquet files, with a
-checkpoint. Meanwhile, at times that follow from the seed:
+A producer sends numbered messages in batches while a query in a separate process writes them to Parquet files, with a
+checkpoint. At times that the seed determines, a fault happens:
 
 =============  =======================================================================================================
-fault          what happens
+fault          effect
 =============  =======================================================================================================
-driver         SIGKILL for all processes of the query: while it starts, in a batch, or between two; then it is started
-               anew from its checkpoint
-broker         SIGKILL, and started anew over its store
+driver         SIGKILL for all processes of the query: while it starts, in a batch, or between two; then it is restarted
+               from its checkpoint
+broker         SIGKILL, and a restart over its store
 queue          the topic gets more queues
 =============  =======================================================================================================
 
-At the end an ``AvailableNow`` query reads what there is, while the producer goes on: it has to stop at its target.
+At the end an ``AvailableNow`` query reads the available messages while the producer continues: it must stop at its
+target.
 
-The verdict compares positions (queue, offset), which the broker answered for every acknowledged batch: a batch whose
-send failed is sent again and may lie in the log twice; such rows are counted apart, as they are no duplicates of the
-stream's making.
+The verdict compares positions (queue, offset), which the broker returned for every acknowledged batch. A batch whose
+send failed is sent again and may be in the log twice. Such rows are counted separately, because the stream did not
+duplicate them.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ Numbers = NDArray[np.int64]
 
 @dataclass(slots=True)
 class Run:
-    """A batch of consecutive numbers at consecutive places of a queue."""
+    """A batch of consecutive numbers at consecutive offsets of a queue."""
 
     queue_id: int
     offset: int
@@ -75,7 +76,7 @@ class Run:
 
 @dataclass
 class Outcome:
-    """What a run came to."""
+    """The result of a run."""
 
     seed: int
     server: str
@@ -95,7 +96,7 @@ class Outcome:
 
     @property
     def faults(self) -> list[str]:
-        """What is wrong, one line each."""
+        """Return the faults, one line each."""
         texts = {
             "lost": "acknowledged messages are not in the result",
             "duplicates": "rows are in the result more than once",
@@ -118,12 +119,12 @@ class Outcome:
 
 
 def judge(rows: Mapping[str, Numbers], sent: Sequence[Run], late: Sequence[Run], doubtful: Numbers) -> Counter[str]:
-    """What is wrong with a result: columns ``queueId``, ``queueOffset``, ``number``.
+    """Return the faults of a result with the columns ``queueId``, ``queueOffset``, ``number``.
 
     Args:
-        sent: acknowledged batches that have to be there.
-        late: acknowledged batches that may be there, in part too.
-        doubtful: numbers whose send failed once: they may be in the log at places that nobody was told.
+        sent: acknowledged batches that must be in the result.
+        late: acknowledged batches that may be in the result, also in part.
+        doubtful: numbers whose send failed once: they may be in the log at unknown offsets.
     """
     places = _places(rows["queueId"], rows["queueOffset"])
     unique, first_rows = np.unique(places, return_index=True)
@@ -147,7 +148,7 @@ def _places(queue_ids: Numbers, offsets: Numbers) -> Numbers:
 
 
 def _spread(runs: Sequence[Run]) -> tuple[Numbers, Numbers]:
-    """Sorted places, and the number at each."""
+    """Return sorted places, and the number at each."""
     if not runs:
         return np.empty(0, np.int64), np.empty(0, np.int64)
     places = np.concatenate([(run.queue_id << 40) + run.offset + np.arange(run.count, dtype=np.int64) for run in runs])
@@ -157,7 +158,7 @@ def _spread(runs: Sequence[Run]) -> tuple[Numbers, Numbers]:
 
 
 def result_of(folder: Path) -> dict[str, Numbers]:
-    """The rows that a Parquet sink holds: those of the files that its own log names."""
+    """Return the rows of a Parquet sink: those of the files that its own log names."""
     names: set[str] = set()
     for log in (folder / "_spark_metadata").glob("[0-9]*"):
         names |= {json.loads(line)["path"] for line in log.read_text().splitlines()[1:]}
@@ -167,7 +168,7 @@ def result_of(folder: Path) -> dict[str, Numbers]:
 
 
 class Trial:
-    """One run against servers that stand."""
+    """One run with started servers."""
 
     def __init__(self, running: Servers | ApacheServers, folder: Path, arguments: argparse.Namespace) -> None:
         self._servers = running
@@ -185,7 +186,7 @@ class Trial:
         self._query = Query(self._plan(), folder, self._tell)
 
     async def run(self) -> Outcome:
-        """Send, break things, finish, judge."""
+        """Send, run the faults, finish, judge."""
         arguments = self._arguments
         events = self._events()
         set_queues(self._servers.broker.address, TOPIC, QUEUES)
@@ -220,10 +221,10 @@ class Trial:
     # -- the producer
 
     async def _send(self, producer: Producer) -> None:
-        """All messages, and more until every fault has happened: a driver on a busy machine starts for longer than
-        they last, and a fault waits for a batch."""
+        """Send all messages, and more until every fault has happened: on a busy machine the driver starts so slowly
+        that the messages run out, and a fault waits for a batch."""
         while (first := self._next) < self._arguments.messages or self._has_faults_left:
-            is_slow = first > self._gate  # slowly, so that a fault finds something under way
+            is_slow = first > self._gate  # send slowly, so that a fault meets running work
             count = SLOW_BATCH if is_slow else min(BATCH, self._arguments.messages - first)
             self._next += count
             await self._send_run(producer, first, count, self._sent)
@@ -248,10 +249,10 @@ class Trial:
             self._doubtful.append((first, count))
             await asyncio.sleep(0.2)
 
-    # -- what happens
+    # -- faults
 
     async def _goes_on(self) -> None:
-        """Wait until the query has done something since it was last disturbed, with messages to do it on."""
+        """Wait until the query has made progress since the last fault, with messages left to read."""
         before = self._query.committed
         await self._query.until(lambda: self._query.committed > before, "a batch")
         await self._query.until(lambda: self._next > self._gate, "messages")
@@ -324,7 +325,7 @@ class Trial:
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """What is asked for."""
+    """Return the arguments of the command line."""
     parser = argparse.ArgumentParser(prog="tests.faults.spark.streams", description=__doc__)
     parser.add_argument("--messages", type=int, default=2_000_000)
     parser.add_argument("--server", choices=["both", OURS, APACHE], default="both")
@@ -338,7 +339,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 async def streams(arguments: argparse.Namespace, folder: Path) -> Outcome:
-    """One run over servers of its own."""
+    """Run over new servers."""
     async with servers(arguments.server, folder, {**CONF, "flushDiskType": arguments.flush}) as running:
         return await Trial(running, folder, arguments).run()
 
@@ -350,7 +351,7 @@ def main() -> int:
     for kind in [OURS, APACHE] if arguments.server == "both" else [arguments.server]:
         own = argparse.Namespace(**{**vars(arguments), "server": kind})
         print(f"streams: {own.messages} messages, {kind}, seed {own.seed}", flush=True)
-        folder = Path(tempfile.mkdtemp(prefix="rmq-streams-"))  # stays when the run cannot be judged
+        folder = Path(tempfile.mkdtemp(prefix="rmq-streams-"))  # remains if the run fails
         outcome = asyncio.run(streams(own, folder))
         shutil.rmtree(folder)
         print(f"streams: {kind}: {outcome}", flush=True)

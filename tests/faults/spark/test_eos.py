@@ -1,4 +1,4 @@
-"""The transactional sink under kills, in short: driver, broker and worker once, and what the judge sees.
+"""The transactional sink under kills, in short: driver, broker and worker once, and the faults that the judge finds.
 ``make kill T=eos`` is the long form."""
 
 from __future__ import annotations

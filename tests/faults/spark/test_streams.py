@@ -1,5 +1,5 @@
-"""A stream under faults, in short: a driver killed in a batch, a broker killed, new queues; and what the judge sees.
-``make kill T=streams`` is the long form."""
+"""A stream under faults, in short: a driver killed in a batch, a broker killed, new queues; and the faults that the
+judge finds. ``make kill T=streams`` is the long form."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_every_acknowledged_message_is_in_the_result_once(tmp_path: Path) -> Non
 
 
 def check_stream(server: str, folder: Path) -> None:
-    """Run a stream at a kind of server. Raises Unavailable: the machine lacks what Apache's need."""
+    """Run a stream with a kind of server. Raises Unavailable: the machine cannot run Apache's servers."""
     outcome = asyncio.run(streams(parse([*SHORT, "--server", server, "--seed", str(SEED)]), folder))
     print(outcome)
     assert outcome.faults == []

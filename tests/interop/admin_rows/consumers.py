@@ -24,20 +24,20 @@ def keys(messages: list[dict[str, Any]]) -> list[str]:
 
 
 def stored_within(messages: list[dict[str, Any]], world: World, first: int, last: int) -> bool:
-    """Whether these are the messages stored from one to another one, both included."""
+    """Return True if these are the messages stored from ``first`` to ``last``, both included."""
     low, high = world.messages[first].store_timestamp, world.messages[last].store_timestamp
     return keys(messages) == [one.unique_key for one in world.messages if low <= one.store_timestamp <= high]
 
 
 def send_traced(world: World) -> bool:
-    """Have a producer trace a message, and wait until the trace can be found."""
+    """Send a message with a traced producer, and wait until the trace can be found."""
     with sync.Producer("row_traced", world.namesrv, settings=producing(trace=Tracing())) as producer:
         producer.send(Message(topic="row_messages", body=b"traced", msg_id=TRACED))
     return waits_for(lambda: len(world.ask(f"message trace {TRACED}")) == 1)
 
 
 def waits_for(is_so: Callable[[], bool]) -> bool:
-    """Brokers enter messages into their queues and indexes some time after they stored them."""
+    """Wait until a condition holds. Brokers add messages to queues and indexes some time after they stored them."""
     deadline = time.monotonic() + SECONDS_MAX
     while True:
         try:

@@ -1,6 +1,7 @@
 """Every command of Apache's mqadmin, to be run against Apache's servers and against ours.
 
-Lines are run in their order; what one destroys, it or another has created under a name that begins with ``mq_``.
+Lines run in their order. A line destroys only objects that it or another line has created, with names that begin with
+``mq_``.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ class Line:
 
     Args:
         command: with its options; ``{name}`` is a member of the world, ``{folder}`` a folder to write to.
-        shows: what has to be in the output where it works, a regular expression.
-        stops_after: a command that never ends is interrupted after so many lines of output.
-        reason: why it cannot work at ours, where the refusal does not say it.
+        shows: a regular expression that the output of a successful command must match.
+        stops_after: number of output lines after which an endless command is interrupted.
+        reason: why it cannot work with our servers, if the refusal does not contain the reason.
     """
 
     command: str

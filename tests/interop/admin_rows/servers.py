@@ -8,18 +8,18 @@ from tests.interop.admin_world import Row
 
 
 def column(text: str, number: int) -> set[str]:
-    """A column of what mqadmin prints, without its title."""
+    """Return a column of mqadmin's output, without its title."""
     return {words[number] for line in text.splitlines()[1:] if len(words := line.split()) > number}
 
 
 def every(done, world, count=1) -> bool:
-    """Whether so many servers have done it."""
+    """Return True if ``count`` servers, all of this world, have done it."""
     return len(done) == count and all(one["where"] in (world.broker, world.namesrv) for one in done)
 
 
 def _stays_wiped(world) -> bool:
-    """Return True if the route shows no write permission. A broker that registers topics of the rows before at the same
-    moment gives it back, so Apache's gets two more tries."""
+    """Return True if the route shows no write permission. A broker that registers topics of earlier rows at the same
+    moment restores the permission, so Apache's broker gets two more tries."""
     for _ in range(3):
         if world.ask("topic route {topic}")["queueDatas"][0]["perm"] == 4:
             return True

@@ -1,11 +1,11 @@
-"""What Apache's C++ client does against one name server, and what came of it, as JSON:
+"""Scenarios of Apache's C++ client with one name server, with the results as JSON:
 
     python client.py NAME_SERVER BROKER PREFIX SCENARIO...
 
-Runs upon the package `rocketmq`, which brings the client's library, without transactions and SQL. Topics and groups are
+It uses the package `rocketmq`, which contains the client's library, without transactions and SQL. Topics and groups are
 called PREFIX-SCENARIO; topics exist before (all but `created`), and so do the groups' topics for retries: a consumer
-that finds none waits 30 s. Scenarios run one after the other, as the client's threads
-get in each other's way; one that fails tells its error.
+without a retry topic waits 30 s. Scenarios run one after the other, because the client's threads disturb each other. A
+failed scenario reports its error.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ LARGE = "large " + "0123456789" * 2000
 
 Facts = dict[str, Any]
 Listener = Callable[[Facts], int]
-_running: list[Any] = []  # until the end: a client that is shut down takes another one's pulls with it
+_running: list[Any] = []  # keep them until the end: shutting a client down also stops another client's pulls
 
 
 def wait_for(what: str, condition: Callable[[], Any]) -> Any:
@@ -45,7 +45,9 @@ def wait_for(what: str, condition: Callable[[], Any]) -> Any:
 
 
 def producer(group: str, **settings: int) -> Producer:
-    """One that is connected: while its heartbeat connects, the client gives up what else is to be sent there."""
+    """Return a connected producer: while its first heartbeat connects, the client drops other requests to that
+    broker.
+    """
     made = Producer(group, timeout=int(PATIENT_SECONDS * 1000), **settings)
     made.set_namesrv_addr(NAME_SERVER)
     ffi_check(dll.SetProducerInstanceName(made._handle, group.encode()))
@@ -72,7 +74,7 @@ def message(topic: str, body: str, tags: str = "") -> Message:
 
 
 def told_of(got: RecvMessage) -> Facts:
-    """What a message that came carries: a copy, as the client frees it after the listener."""
+    """Return the content of a received message: a copy, because the client frees the message after the listener."""
     named = {name: (got[name] or b"").decode() for name in PROPERTIES}
     return {
         "body": got.body.decode(), "id": got.id, "topic": got.topic, "queue": got.queue_id, "offset": got.queue_offset,
@@ -92,7 +94,7 @@ def consume(
     instance: str = "",
     listen: Listener = lambda _: SUCCESS,
 ) -> list[Facts]:
-    """Start a push consumer; what its listener was given, in the order it came."""
+    """Start a push consumer. Return the list of received messages, in the order of arrival."""
     seen: list[Facts] = []
 
     def on_message(_: int, handle: int) -> int:
@@ -103,7 +105,7 @@ def consume(
     made.set_namesrv_addr(NAME_SERVER)
     made.set_instance_name(instance or group)
     ffi_check(dll.Subscribe(made._handle, topic.encode(), tags.encode()))
-    made._register_callback(on_message)  # the package's own answers success for a listener that raises
+    made._register_callback(on_message)  # the package's own callback returns success if a listener raises
     made.start()
     _running.append(made)
     return seen
@@ -122,7 +124,7 @@ def described(answer: Any) -> str:
 
 
 def sends(topic: str) -> Facts:
-    """Alone, with all that a message can carry, compressed, to be told of, not at all, in a batch."""
+    """Send in every way: a plain message, with all fields, compressed, with a callback, one-way, in a batch."""
     sender = producer(topic)
     rich = message(topic, "rich", "TagA")
     rich.set_keys("k1 k2")
@@ -134,7 +136,8 @@ def sends(topic: str) -> Facts:
     sender.send_oneway(message(topic, "one-way"))
     seen = consume(topic, topic)
     wait_for("five messages", lambda: len(seen) >= 5)
-    # It says 1 for true, which is false to the broker: one message, whose body begins with a zero.
+    # The client sends 1 for true, which the broker reads as false: it stores one message, whose body begins with a
+    # zero.
     batched = sender.send_batch([message(topic, f"batch-{number}", "TagB") for number in range(3)])
     wait_for("six messages", lambda: len(seen) >= 6)
     known = {one["id"] for one in seen}
@@ -158,7 +161,7 @@ def sends(topic: str) -> Facts:
 
 
 def created(topic: str) -> Facts:
-    """A topic that the first send makes."""
+    """Let the first send create a topic."""
     answer = producer(topic).send_sync(message(topic, "first", "TagA"))
     reader = puller(f"{topic}-reader")
     wait_for("pull", lambda: pull_queue(reader, topic, "*", 0)["found"])
@@ -188,7 +191,7 @@ def filters(topic: str) -> Facts:
 
 
 def orderly(topic: str) -> Facts:
-    """The order of each key is kept, past a message that makes its queue wait once."""
+    """Check that the order of each key holds, although one message makes its queue wait once."""
     sender = producer(topic)
     keys = ["apples", "pears", "plums"]
     answers = []
@@ -213,7 +216,7 @@ def orderly(topic: str) -> Facts:
 
 
 def retried(topic: str) -> list[Any]:
-    """Comes again after its listener failed."""
+    """Check that a message is redelivered after its listener failed."""
     sent = message(topic, "again", "TagA")
     sent.set_keys("k7")
     producer(topic).send_sync(sent)
@@ -223,7 +226,7 @@ def retried(topic: str) -> list[Any]:
 
 
 def dead(topic: str) -> list[str]:
-    """Lies in the dead letters after the group's one retry."""
+    """Check that a message is in the dead letters after the group's one retry."""
     producer(topic).send_sync(message(topic, "poison", "TagA"))
     consume(topic, topic, listen=lambda _: LATER)
     reader = puller(f"{topic}-reader")
@@ -231,7 +234,9 @@ def dead(topic: str) -> list[str]:
 
 
 def broadcast(topic: str) -> Facts:
-    """Both members get everything. They begin at a queue's end, so that it takes a message to see that they began."""
+    """Check that both members get every message. They start at a queue's end, so a message is needed to see that they
+    run.
+    """
     members = [
         consume(topic, topic, model=MessageModel.BROADCASTING, instance=topic + name) for name in ("one", "other")
     ]
@@ -258,7 +263,9 @@ def puller(group: str) -> PullConsumer:
 
 
 def pull_queue(consumer: PullConsumer, topic: str, tags: str, offset: int, count: int = 32) -> Facts:
-    """What a pull from the topic's first queue brings, as soon as there is a topic and the client is connected."""
+    """Return the result of a pull from the topic's first queue, as soon as the topic exists and the client is
+    connected.
+    """
     queues, size = ctypes.POINTER(_CMessageQueue)(), ctypes.c_int()
     named = consumer._handle, topic.encode(), ctypes.pointer(queues), size
     wait_for(f"route of {topic}", lambda: dll.FetchSubscriptionMessageQueues(*named) == 0 and size.value)
@@ -298,7 +305,7 @@ def pulled(topic: str) -> Facts:
 
 
 def archived(topic: str) -> list[str]:
-    """What a queue holds, pull after pull, from its first message on."""
+    """Return the messages of a queue from its first one on."""
     consumer, offset, found = puller(topic), 0, []
     while True:
         told = pull_queue(consumer, topic, "*", offset)
@@ -309,7 +316,7 @@ def archived(topic: str) -> list[str]:
 
 
 def refused(topic: str) -> Facts:
-    """The broker's reasons, which the client tells nobody but its log."""
+    """Return the broker's reasons for refusals, which the client only logs."""
     sender = producer(topic, max_message_size=64 << 20)
     ffi_check(dll.SetProducerCompressMsgBodyOverHowmuch(ctypes.c_void_p(sender._handle), 64 << 20))
     far = message(topic, "far")
@@ -332,7 +339,7 @@ def reasons() -> list[str]:
 
 
 def again(_: str) -> Facts:
-    """A later run: groups go on where they were."""
+    """Run again: groups continue at their offsets."""
     told: Facts = {}
     for name in ("filters", "orderly"):
         topic = f"{PREFIX}-{name}"
@@ -342,7 +349,7 @@ def again(_: str) -> Facts:
         seen = consume(topic, topic, orderly=name == "orderly")
         fresh = lambda seen=seen: bodies([one for one in seen if one["body"].startswith("again")])  # noqa: E731
         wait_for("two new messages", lambda fresh=fresh: fresh().count("again") >= 2)
-        # The last of each queue may come twice: at least once.
+        # The last message of each queue may be delivered twice: at least once.
         told[name] = {"fresh": fresh(), "goes on": len(seen) <= 2 + 4}
     return told
 
@@ -350,7 +357,7 @@ def again(_: str) -> Facts:
 def scenario(name: str) -> Any:
     try:
         return globals()[name](f"{PREFIX}-{name}")
-    except Exception as error:  # noqa: BLE001 - told, beside what the others found
+    except Exception as error:  # noqa: BLE001 - reported next to the other results
         return {"error": f"{type(error).__name__}: {error}"}
 
 

@@ -24,7 +24,7 @@ from tests.interop.server_process import ServerProcess, wait_until
 from tests.ports import free_port
 
 POM = Path(__file__).with_name("pom.xml")
-# Recall and priority are off as Apache ships it; transactions are asked about soon enough for a test.
+# Recall and priority are off, as Apache ships it. Transaction checks are frequent enough for a test.
 PROXY_BROKER_CONF = {
     **BROKER_CONF,
     "brokerName": BROKER,
@@ -35,7 +35,7 @@ PROXY_BROKER_CONF = {
 
 
 def prepare_proxy(version: str) -> ApacheKit:
-    """Java and the proxy's jars, fetched on first use. Raises Unavailable."""
+    """Return Java and the proxy's jars, fetched on first use. Raises Unavailable."""
     java = find_java()
     cache = cache_folder()
     cache.mkdir(parents=True, exist_ok=True)
@@ -49,7 +49,7 @@ def prepare_proxy(version: str) -> ApacheKit:
 
 @contextmanager
 def run_apache_proxy(kit: ApacheKit, work_dir: Path) -> Iterator[tuple[ServerProcess, Place]]:
-    """A running proxy whose broker is registered. Both Java processes are killed by their ids at the end."""
+    """Run a proxy until its broker is registered. Both Java processes are killed by their ids at the end."""
     with run_apache_name_server(kit, work_dir) as (_, namesrv_addr):
         broker, ha, grpc, remoting = free_port(-2), free_port(), free_port(), free_port()
         store = work_dir / "store"
@@ -97,7 +97,7 @@ def run_apache_proxy(kit: ApacheKit, work_dir: Path) -> Iterator[tuple[ServerPro
 def run_apache_cluster_proxy(
     kit: ApacheKit, work_dir: Path, namesrv_addr: str, conf: Mapping[str, object]
 ) -> Iterator[tuple[ServerProcess, str]]:
-    """Apache's proxy in front of the brokers of a name server, and its address. Killed at the end."""
+    """Run Apache's proxy in front of the brokers of a name server. Yield its process and address. Killed at the end."""
     grpc, remoting = free_port(), free_port()
     proxy_conf = work_dir / "rmq-proxy.json"
     own = {
@@ -121,7 +121,9 @@ def run_apache_cluster_proxy(
 
 
 def proxy_command(kit: ApacheKit, arguments: Sequence[object], work_dir: Path) -> list[str]:
-    """Starts a proxy, with TLS: without it the gRPC port refuses Java's SDK, which speaks nothing else."""
+    """Return the command that starts a proxy with TLS. Without TLS the gRPC port refuses Java's SDK, which always uses
+    it.
+    """
     main = "org.apache.rocketmq.proxy.ProxyStartup"
     return kit.jvm(main, arguments, heap_mb=BROKER_HEAP_MB, work_dir=work_dir)
 

@@ -1,4 +1,4 @@
-"""What becomes of messages: how they are received, filters, handles, dead letters, delays, transactions."""
+"""The flows of messages: receives, filters, handles, dead letters, delays, transactions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ TRIES_MAX = 12
 
 
 async def come(client: Client, topic: str, group: str, *args: object, count: int = 1, **more: object) -> Answer:
-    """Receive until so many came, as one answer: a broker shows what it stored in its own time, and what is due too."""
+    """Receive until ``count`` messages have arrived, and return them as one answer: brokers show messages, also due
+    ones, with a delay.
+    """
     answer = await receive(client, topic, group, *args, **more)
     for _ in range(TRIES_MAX):
         if len(answer.messages) >= count:
@@ -83,7 +85,7 @@ async def in_order(scene: Scene) -> None:
     second = await come(client, "stored-FIFO", "G-stored-FIFO", attempt_id="two")
     scene.check("second of two", second, ["message.body: b'2'"])
     changed = await change(client, "stored-FIFO", "G-stored-FIFO", second.handles[0], 1, "ID2")
-    for item in changed.items:  # its time is what went by since the pop
+    for item in changed.items:  # the value depends on the time since the pop
         item.receipt_handle = " ".join(
             "0" if at == 2 else word for at, word in enumerate(item.receipt_handle.split(" "))
         )
@@ -99,7 +101,7 @@ async def batches(scene: Scene) -> None:
     scene.check("nothing to receive", await receive(client, "many", "G-many", long_polling_timeout={}), NOTHING)
     for number in range(40):
         await send(client, "many", b"%d" % number, f"ID{number}")
-    # It waits for its time, in which all the others are there to be received.
+    # It waits long enough for all other messages to be visible.
     scene.check("0 wanted", await receive(client, "many", "G-many", batch_size=0), NOTHING)
     for size, expected in ((1, 1), (3, 3), (50, 32)):
         answer = await come(client, "many", "G-many", batch_size=size)
@@ -119,7 +121,7 @@ async def batches(scene: Scene) -> None:
 
 @case({"batch-delay": kind("DELAY"), "batch-transaction": kind("TRANSACTION")})
 async def batches_refused(scene: Scene) -> None:
-    """Not the two delayed messages at Apache's: they would stop its timer for ever."""
+    """Leave out the two delayed messages for Apache's broker: they would stop its timer for ever."""
     client = scene.client()
     two = [message("batch-transaction", message_id=f"ID{number}", message_type=4) for number in range(2)]
     why = "a batch holds plain messages only"
@@ -270,7 +272,7 @@ async def priorities(scene: Scene) -> None:
         answer = await send(client, "ranked", b"%d" % priority, f"ID{priority}", priority=priority)
         scene.check(f"sent {priority}", answer, OK)
     answer = await come(client, "ranked", "G-ranked", count=3)
-    # Those that were there at once come from the highest on; the last may come alone.
+    # Messages that are stored at once are received from the highest priority on. The last one may arrive alone.
     answer.items[1:-1] = sorted(answer.items[1:-1], key=lambda item: item.message.body)
     scene.check("received", answer, ["message.system_properties.priority: 9"])
 
@@ -286,7 +288,7 @@ async def transactions(scene: Scene) -> None:
         ids = {"message_id": name, "transaction_id": name, "resolution": resolution, "source": source}
         return await client.ask("EndTransaction", topic={"name": "half"}, **ids)
 
-    # A half message that was born long ago is not decided any more.
+    # A half message that was born long ago is no longer checked.
     born = {"seconds": int(time.time())}
     immune = {"orphaned_transaction_recovery_duration": {"seconds": 600}, "born_timestamp": born}
     for name, resolution in (("commit", 1), ("rollback", 2)):
@@ -306,7 +308,7 @@ async def transactions(scene: Scene) -> None:
     scene.check("commit when asked", await end("asked", 1, 2), OK)
     scene.check("received when asked", await come(reader, "half", "G-half"), ["message.body: b'asked'"])
     await send(client, "half", b"old", "old", message_type=4, **{**immune, "born_timestamp": BORN})
-    # Its time is over; the call does not wait for the broker's answer.
+    # Its time is over. The call does not wait for the broker's answer.
     scene.check("commit of one born long ago", await end("old", 1), OK)
     soon = {"seconds": int(time.time()) + 60}
     answer = await send(client, "half", message_id="both", message_type=4, delivery_timestamp=soon)

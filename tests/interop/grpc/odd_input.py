@@ -1,4 +1,4 @@
-"""What no SDK sends: numbers out of their range, enums of a later version, bytes that are no message, and streams."""
+"""Input that no SDK sends: numbers out of range, enums of a later version, invalid bytes, and streams."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.interop.grpc.scene import (
 UNKNOWN = 99
 INT64_MAX = 2**63 - 1
 OUT_OF_RANGE = "a number out of its range is the caller's error"
-# A time, and where they differ: the codes of a delivery, of a birth and of a transaction's recovery, Apache's and ours.
+# A time, and the codes where they differ: of a delivery, of a birth and of a transaction's recovery, Apache's and ours.
 TIMES: dict[str, tuple[dict[str, int], dict[str, tuple[int, int]]]] = {
     "negative": ({"seconds": -1}, {"delivery": (20000, 40012)}),
     "far": ({"seconds": 253_402_300_800}, {"delivery": (50001, 40012)}),
@@ -162,7 +162,7 @@ async def streams(scene: Scene) -> None:
     fields = {"client_type": 3, "subscription": subscription}
     first = client.telemetry()
     scene.check("settings", await first.ask(settings=fields), OK)
-    await first.tell()  # an empty command is not answered
+    await first.tell()  # an empty command gets no answer
     scene.check("settings after an empty command", await first.ask(settings=fields), OK)
     second = client.telemetry()
     scene.check("second stream", await second.ask(settings=fields), OK)
@@ -200,7 +200,7 @@ async def streams(scene: Scene) -> None:
 
 @case()
 async def no_message(scene: Scene) -> None:
-    """Bytes that cannot be read as the request."""
+    """Send bytes that are not a valid request."""
     for label, data in {
         "cut": b"\x0a\x7f",
         "wrong wire type": b"\x0f",

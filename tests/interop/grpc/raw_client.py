@@ -1,7 +1,7 @@
 """A client of the gRPC service without an SDK: fields in, messages out, each answer as masked ``path: value`` lines.
 
-Masked is what two servers cannot share: times, ports, numbers of receipt handles, positions in the log; and the names
-of Java classes and lines of its stacks that Apache's texts carry.
+Values that differ between two servers are masked: times, ports, numbers of receipt handles, positions in the log, and
+Java class names and stack lines in Apache's texts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SIGNED_DATE = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one call brought: all its messages, or what gRPC said where the call failed."""
+    """The result of one call: all its messages, or gRPC's error."""
 
     items: list[Any]
     failure: str = ""
@@ -42,7 +42,7 @@ class Answer:
 
     @property
     def messages(self) -> list[Any]:
-        """Of a receive."""
+        """Return the messages of a receive."""
         return [item.message for item in self.items if item.WhichOneof("content") == "message"]
 
     @property
@@ -50,7 +50,7 @@ class Answer:
         return [message.system_properties.receipt_handle for message in self.messages]
 
     def lines(self, grpc_port: int) -> list[str]:
-        """The answer to compare."""
+        """Return the answer as lines to compare."""
         found = [f"grpc: {masked_text(self.failure)}"] if self.failure else []
         for number, item in enumerate(self.items):
             found += flattened(item, grpc_port, f"[{number}]." if len(self.items) > 1 else "")
@@ -58,7 +58,7 @@ class Answer:
 
 
 class Client:
-    """A client by its id; ``metadata`` adds to its call's metadata, None takes an entry away. ``user`` signs."""
+    """A client with an id. ``metadata`` changes its call's metadata (None removes an entry). ``user`` signs."""
 
     def __init__(
         self, address: str, client_id: str | None, user: Credentials | None = None, **metadata: str | None
@@ -75,7 +75,7 @@ class Client:
         self._channel = grpc.aio.insecure_channel(address, BODIES_OF_4_MIB)
 
     async def ask(self, name: str, seconds: float | None = CALL_SECONDS, **fields: Any) -> Answer:
-        """One call; ``seconds``: its deadline."""
+        """Make one call. ``seconds``: its deadline."""
         method = METHODS[name]
         kind = self._channel.unary_stream if method.streams_responses else self._channel.unary_unary
         call = kind(method.path, method.request.SerializeToString, method.response.FromString)
@@ -91,7 +91,7 @@ class Client:
         return Answer(items)
 
     async def ask_with_bytes(self, name: str, request: bytes) -> Answer:
-        """One call whose request is any bytes."""
+        """Make one call with any bytes as the request."""
         method = METHODS[name]
         call = self._channel.unary_unary(method.path, None, method.response.FromString)
         try:
@@ -115,15 +115,15 @@ class Stream:
         self._call = call
 
     async def ask(self, **fields: Any) -> Answer:
-        """Send a command; the one that comes back, or what the stream ended with."""
+        """Send a command. Return the next command, or the end of the stream."""
         try:
             await self._call.write(message_class("TelemetryCommand")(**fields))
             return await self.next()
-        except asyncio.InvalidStateError:  # ended by the server before the command was written
+        except asyncio.InvalidStateError:  # the server ended the stream before the command was written
             return Answer([], f"{(await self._call.code()).name} {await self._call.details()}")
 
     async def tell(self, **fields: Any) -> None:
-        """Send a command that is not answered."""
+        """Send a command that gets no answer."""
         await self._call.write(message_class("TelemetryCommand")(**fields))
 
     async def half_close(self) -> None:
@@ -141,7 +141,7 @@ class Stream:
 
 
 def flattened(message: Message, grpc_port: int, path: str = "") -> list[str]:
-    """Every field that is set as ``path: value``, fields in the order of their numbers, maps by key."""
+    """Return every set field as ``path: value``, in the order of field numbers, maps by key."""
     found: list[str] = []
     for field, value in message.ListFields():
         where = f"{path}{field.name}"
@@ -152,7 +152,7 @@ def flattened(message: Message, grpc_port: int, path: str = "") -> list[str]:
         else:
             for number, item in enumerate(value):
                 found += list(_one(field, item, f"{where}[{number}]", grpc_port))
-    # A value that is there without any field of its own, as a Metric that is off.
+    # A present value without fields, such as a disabled Metric.
     return found or [f"{path.rstrip('.') or 'message'}: (empty)"]
 
 
@@ -185,8 +185,8 @@ def masked_text(text: str) -> str:
 
 
 def masked_handle(handle: str) -> str:
-    """Invisible time, revive queue of an ordered pop, flag, broker and queue stay: they mean something to the server.
-    Apache's have one word more after a change."""
+    """Mask a handle. Invisible time, revive queue of an ordered pop, flag, broker and queue remain: the server uses
+    them. Apache's handles have one more word after a change."""
     words = handle.split(" ")
     if not 8 <= len(words) <= 10 or not words[1].isdigit():
         return repr(handle)

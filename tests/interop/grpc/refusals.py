@@ -1,4 +1,4 @@
-"""Calls that are refused, or taken, by a look at their fields: the tables of the spec's sections 2 to 5 and 7."""
+"""Calls that are refused or accepted because of their fields: the tables of the spec's sections 2 to 5 and 7."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ RESERVED = (
     *("TIMER_ROLL_TIMES", "TIMER_OUT_MS", "TIMER_DEL_UNIQKEY", "TIMER_DELAY_LEVEL", "__BORNHOST", "BORN_TIMESTAMP"),
     *("DLQ_ORIGIN_TOPIC", "DLQ_ORIGIN_MESSAGE_ID", "__CRC32#", "_SYS_MSG_PRIORITY_"),
 )
-# Free though the broker has a use for each; and those that make it do something else.
+# Properties that clients may set although the broker uses each of them, and properties that change its behaviour.
 OWN_TO_THE_BROKER = (
     *("TRACE_CONTEXT", "__transactionId__", "CHECK_IMMUNITY_TIME_IN_SECONDS", "TRANSACTION_CHECK_TIMES"),
     *("TRANS_OFFSET", "REDIRECT", "PROPERTY_FORWARD_QUEUE_ID", "TIMER_ROLL_LABEL"),
@@ -256,7 +256,7 @@ async def send_checks(scene: Scene) -> None:
 
 @case({f"typed-{name}": kind(name) for name in TYPES})
 async def types_of_messages(scene: Scene) -> None:
-    """Each type of message at each type of topic."""
+    """Send each type of message to each type of topic."""
     client = scene.client()
     soon = {"seconds": int(time.time()) + 3600}
     sent = {
@@ -285,7 +285,7 @@ async def types_of_messages(scene: Scene) -> None:
 
 
 def masked_offset(answer: Answer) -> Answer:
-    """Half and timed messages have a place in a queue of all topics."""
+    """Mask the offset: half and timed messages have an offset in a queue shared by all topics."""
     for item in answer.items:
         for entry in item.entries:
             entry.offset = min(entry.offset, 0)
@@ -525,7 +525,7 @@ async def handle_checks(scene: Scene) -> None:
 
 @case({"ended": kind("TRANSACTION"), "recalled-from": kind("DELAY"), "recalled-plain": kind("NORMAL")})
 async def small_calls(scene: Scene) -> None:
-    """EndTransaction, RecallMessage, NotifyClientTermination, ForwardMessageToDeadLetterQueue by their fields."""
+    """Check EndTransaction, RecallMessage, NotifyClientTermination, ForwardMessageToDeadLetterQueue by their fields."""
     client = scene.client()
     end = {"message_id": "ID1", "resolution": 1}
     answer = await client.ask("EndTransaction", topic={"name": "ended"}, **end)

@@ -1,7 +1,7 @@
-"""What a case has: a server's place, clients, and the list of what it checked.
+"""The scene of a case: a server's addresses, clients, and the list of checks.
 
-A case is a coroutine function that takes a `Scene`; all cases of a server run together, since many of them wait for
-seconds at Apache's. Each has topics and groups of its own.
+A case is a coroutine function that accepts a `Scene`. All cases of a server run together, because many of them wait for
+seconds with Apache's servers. Each has topics and groups of its own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ GROUPS: dict[str, dict[str, Any]] = {}
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A server that answers gRPC, and the broker and name server behind it."""
+    """A server with a gRPC endpoint, and the broker and name server behind it."""
 
     peer: str
     grpc_addr: str
@@ -38,7 +38,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One answer: its lines, those that the spec names, and why ours is another one, where it is."""
+    """One answer: its lines, the lines that the spec requires, and the reason if ours differs on purpose."""
 
     name: str
     lines: list[str]
@@ -46,7 +46,7 @@ class Check:
     why: str
 
     def missing(self) -> list[str]:
-        """The wanted lines that are not there. In them ``…`` stands for any text."""
+        """Return the wanted lines that are missing. In them ``…`` matches any text."""
         return [line for line in self.wanted if not any(pattern(line).fullmatch(found) for found in self.lines)]
 
 
@@ -57,7 +57,7 @@ class Outcome:
 
 
 class Scene:
-    """One case at one server."""
+    """One case with one server."""
 
     def __init__(self, place: Place, name: str) -> None:
         self.place = place
@@ -67,7 +67,7 @@ class Scene:
 
     @property
     def own_address(self) -> dict[str, Any]:
-        """Endpoints as a client asks with that dialled the server itself."""
+        """Return the endpoints that a client sends if it connects to the server directly."""
         host, _, port = self.place.grpc_addr.rpartition(":")
         return {"scheme": 1, "addresses": [{"host": host, "port": int(port)}]}
 
@@ -76,7 +76,7 @@ class Scene:
         return self.place.peer == "ours"
 
     def client(self, client_id: str | None = "", **metadata: str | None) -> Client:
-        """A client whose id, unless given, is the case's name."""
+        """Return a client. Its default id is the name of the case."""
         client = Client(self.place.grpc_addr, self.name if client_id == "" else client_id, **metadata)
         self._clients.append(client)
         return client
@@ -84,7 +84,9 @@ class Scene:
     def check(
         self, name: str, answer: Answer, wanted: Iterable[str] = (), *, ours: Iterable[str] | None = None, why: str = ""
     ) -> Answer:
-        """Note an answer. ``ours``: the lines wanted of ours where it differs from Apache's on purpose, and ``why``."""
+        """Record an answer. ``ours``: the lines wanted of our server if it differs from Apache's on purpose, with the
+        reason ``why``.
+        """
         assert (ours is None) == (not why), f"{name} says one of ours and why"
         assert name not in self.outcome.checks, f"{name} is there twice"
         port = int(self.place.grpc_addr.rpartition(":")[2])
@@ -106,7 +108,7 @@ class Scene:
 def case(
     topics: Mapping[str, dict[str, Any]] | None = None, groups: Mapping[str, dict[str, Any]] | None = None
 ) -> Callable[[Callable[[Scene], Awaitable[None]]], Callable[[Scene], Awaitable[None]]]:
-    """Make a function a case; its topics with their arguments for `Admin`, its groups with their changes."""
+    """Register a function as a case, with the arguments of its topics for `Admin` and the changes of its groups."""
 
     def register(function: Callable[[Scene], Awaitable[None]]) -> Callable[[Scene], Awaitable[None]]:
         assert not TOPICS.keys() & (topics or {}).keys(), f"{function.__name__} names a topic of another case"
@@ -119,7 +121,7 @@ def case(
 
 
 async def run_all(place: Place) -> dict[str, Outcome]:
-    """Make the topics and groups, then run all cases together."""
+    """Create the topics and groups, then run all cases together."""
     async with Admin(place.namesrv_addr) as admin:
         for topic, options in TOPICS.items():
             await admin.topics.create(
@@ -132,17 +134,17 @@ async def run_all(place: Place) -> dict[str, Outcome]:
 
 
 def kind(name: str, queues: int = 1, **options: Any) -> dict[str, Any]:
-    """A topic's options by its message.type."""
+    """Return a topic's options for its message.type."""
     return {"attributes": f"+message.type={name}", "read_queues": queues, "write_queues": queues, **options}
 
 
 def pattern(line: str) -> re.Pattern[str]:
-    """A wanted line; it may be one of any item of a stream."""
+    """Return the pattern of a wanted line, for any item of a stream."""
     return re.compile(r"(\[\d+\]\.)?" + ".*".join(map(re.escape, line.split("…"))), re.DOTALL)
 
 
 def status(code: int, text: str) -> tuple[str, ...]:
-    """The two lines of a status; only the code where the text may be any."""
+    """Return the two lines of a status, or only the code if any text is allowed."""
     name = CODES.values_by_number[code].name
     return (f"status.code: {name}",) if text == "…" else (f"status.code: {name}", f"status.message: {text!r}")
 
@@ -170,7 +172,7 @@ async def send(client: Client, topic: str, body: bytes = b"hello", message_id: s
 
 
 def wanted_messages(topic: str, group: str, expression: str = "*", kind: int = 1, **more: Any) -> dict[str, Any]:
-    """The fields of a receive."""
+    """Return the fields of a receive."""
     return {
         "group": {"name": group},
         "message_queue": {"topic": {"name": topic}, "broker": {"name": BROKER}},
@@ -189,7 +191,7 @@ async def receive(client: Client, topic: str, group: str, *args: Any, seconds: f
 async def consumer(
     client: Client, topic: str, group: str, expression: str = "*", kind: int = 1, role: int = 3
 ) -> Answer:
-    """Store a consumer's settings; the stream stays."""
+    """Store a consumer's settings. The stream remains open."""
     wanted = {"topic": {"name": topic}, "expression": {"type": kind, "expression": expression}}
     subscription = {"group": {"name": group}, "subscriptions": [wanted]}
     settings = {"client_type": role, "subscription": subscription, "request_timeout": {"seconds": 3}}

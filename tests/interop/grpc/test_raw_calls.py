@@ -1,4 +1,4 @@
-"""The same raw calls at Apache's proxy 5.4.0 and at our endpoint: field by field. Source: grpc.md §2–§9."""
+"""The same raw calls to Apache's proxy 5.4.0 and to our endpoint: field by field. Source: grpc.md §2–§9."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tests.interop.grpc.scene import CASES, Check, Outcome, Place, run_all
 from tests.interop.server_process import ServerProcess
 from tests.interop.standalone import READY_SECONDS, RMQ
 
-assert all((flows, odd_input, refusals))  # their import fills CASES
+assert all((flows, odd_input, refusals))  # importing them fills CASES
 COMPARISONS_MIN = 450
-# Where ours answers otherwise and should not; who mends one takes it out.
+# Known differences of ours that are faults. Remove an entry when you fix it.
 OPEN: Mapping[str, set[str]] = {
     "settings": {"missing group", "neither"},
     "receive_checks": {"blank SQL", "no SQL", "bars as tags"},
@@ -35,13 +35,13 @@ OPEN: Mapping[str, set[str]] = {
 
 @pytest.fixture(scope="module")
 def apache(apache_proxy: Place) -> dict[str, Outcome]:
-    """What Apache's proxy answered."""
+    """Return the answers of Apache's proxy."""
     return asyncio.run(run_all(apache_proxy))
 
 
 @pytest.fixture(scope="module")
 def ours(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
-    """What `rmq standalone` answered, with the settings that Apache's broker has."""
+    """Return the answers of `rmq standalone` with the settings of Apache's broker."""
     work_dir = tmp_path_factory.mktemp("ours")
     config = work_dir / "broker.conf"
     config.write_text("".join(f"{key}={value}\n" for key, value in PROXY_BROKER_CONF.items()))
@@ -54,7 +54,7 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
 
 
 def unexpected(outcome: Outcome) -> str:
-    """What the spec names and the answers lack."""
+    """Return the lines that the spec requires and the answers lack."""
     lines = [outcome.failure] if outcome.failure else []
     for check in outcome.checks.values():
         lines += [f"{check.name}: no {line!r}" for line in check.missing()]
@@ -83,7 +83,7 @@ def test_ours_answers_as_apache(apache: dict[str, Outcome], ours: dict[str, Outc
 
 
 def difference(apache: Check, ours: Check | None) -> list[str]:
-    """Lines that say where ours is neither Apache's nor, where it differs on purpose, as it should be."""
+    """Return the lines in which our answer differs from Apache's, or from the deliberate difference."""
     if ours is None:
         return [f"{apache.name}: no answer"]
     if apache.why:

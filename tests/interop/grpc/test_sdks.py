@@ -1,12 +1,12 @@
-"""Apache's SDKs for gRPC at our endpoints and at Apache's proxy 5.4.0: what they tell has to be the same everywhere.
+"""Apache's SDKs for gRPC with our endpoints and with Apache's proxy 5.4.0: their output must be the same everywhere.
 
-| Place | What answers |
+| Place | Server |
 |---|---|
 | ``broker`` | the endpoint inside our broker; at the end it is stopped and started again under load |
 | ``apache`` | Apache's proxy in local mode, a broker in its own process |
 | ``proxy`` | `rmq proxy` in front of that broker |
 
-Programs and scenarios are those of `tests.interop.sdks.programs`. All languages run at the same time.
+The programs and scenarios are those of `tests.interop.sdks.programs`. All languages run at the same time.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ EVERY_SECOND = {
 IN_ORDER: Mapping[str, Mapping[str, Any]] = {
     "java": {},
     "go": {"group_retry_policy": EVERY_SECOND},
-    "node": {"group_retry_policy": EVERY_SECOND},  # it knows no other kind
-    "python": {},  # it takes the number of attempts of no other kind
+    "node": {"group_retry_policy": EVERY_SECOND},  # the SDK supports no other kind
+    "python": {},  # the SDK reads the number of attempts only from this kind
 }
 COMPRESSED = 5000
 
-# What scenarios tell, the same of all places; and where an SDK goes ways of its own.
+# The results of the scenarios, the same for all places, and the deviations of single SDKs.
 EXPECTED: Mapping[str, Mapping[str, Any]] = {
     "plain": {"message": ["hello", "a", ["k1", "k2"], {"x": "y"}, 1], "same id": True},
     "invisible": {"attempts": [1, 2], "body": "changed"},
@@ -76,14 +76,14 @@ EXPECTED: Mapping[str, Mapping[str, Any]] = {
 SCENARIOS = tuple(EXPECTED)
 CROSSED = {"came": [[kind, COMPRESSED] for kind in ("lz4 ", "zlib", "zstd")]}
 OTHERWISE: Mapping[tuple[str, str], Mapping[str, Any]] = {
-    # Version 5.1.4 goes on with the next message while it waits to try one again: second attempts come anywhere.
+    # Version 5.1.4 continues with the next message while it waits to retry one: second attempts arrive anywhere.
     ("go", "fifo"): {
         "came": [
             *(["f0", 1], ["f1", 1], ["fails once", 1], ["f3", 1], ["f4", 1]),
             *(["fails", 1], ["f6", 1], ["fails", 2], ["fails once", 2]),  # these two in any order
         ]
     },
-    # Version 5.1.2 does not count the attempts that it makes itself.
+    # Version 5.1.2 does not count its own attempts.
     ("python", "fifo"): {
         "came": [
             *(["f0", 1], ["f1", 1], ["fails once", 1], ["fails once", 1], ["f3", 1], ["f4", 1]),
@@ -99,11 +99,11 @@ REFUSED_OTHERWISE = {"python": {"topic": r"failed to fetch topic:\S+-nowhere rou
 
 
 class Told:
-    """What the programs of one place tell, by language and scenario.
+    """The output of the programs at one place, by language and scenario.
 
     Attributes:
-        long: what clients of the other protocol read of a language's long body.
-        broker: that still runs.
+        long: the long body of a language as read by clients of the other protocol.
+        broker: the running broker.
         went_on: seconds from a broker's ready line to a message sent after it, by language and kind of consumer.
     """
 
@@ -115,7 +115,7 @@ class Told:
         self.went_on: dict[str, dict[str, float]] = {}
 
     def facts(self, language: str, scenario: str) -> Any:
-        """Skips the test where the language is missing."""
+        """Return the output of a scenario. Skip the test if the language is missing."""
         if language in self._missing:
             pytest.skip(self._missing[language])
         return self.running[language].facts(scenario)
@@ -125,7 +125,9 @@ class Told:
         self.long = dict(zip(self.running, asyncio.run(bodies_in(name_server, *topics)), strict=True))
 
     def finish(self) -> None:
-        """Wait until all told of all scenarios that come to an end. Of what is late its test tells."""
+        """Wait until all programs have reported all scenarios that end. The test of a late scenario reports the
+        failure.
+        """
         with suppress(TimeoutError):
             wait_until(lambda: all(one.has_told(*SCENARIOS) for one in self.running.values()), RUN_SECONDS, "scenarios")
 
@@ -147,7 +149,7 @@ class Languages:
                 self.missing[language] = str(reason)
 
     def start(self, stack: ExitStack, place: str, endpoint: str, home: Path, *more: str) -> Told:
-        """All programs with all scenarios that every place has, and some more."""
+        """Start all programs with the scenarios of every place, and with ``more``."""
         running = {}
         for language, program in self.programs.items():
             prefix = f"{place}-{language}"
@@ -156,7 +158,7 @@ class Languages:
         return Told(running, self.missing)
 
     async def make(self, place: str, name_server: str, broker: str) -> None:
-        """The topics and groups of all programs, and messages of the other protocol."""
+        """Create the topics and groups of all programs, and send messages of the other protocol."""
         async with Admin(name_server) as admin:
             for language in self.programs:
                 prefix = f"{place}-{language}"
@@ -176,7 +178,7 @@ class Languages:
 
 
 async def bodies_in(name_server: str, *topics: str) -> list[str]:
-    """What a client of the other protocol reads of each topic's bodies, together."""
+    """Return the bodies of each topic, joined, as a client of the other protocol reads them."""
     found = []
     async with PullConsumer("reading", name_server) as consumer:
         for topic in topics:
@@ -194,7 +196,7 @@ def languages() -> Languages:
 
 @pytest.fixture(scope="module")
 def at_broker(languages: Languages, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
-    """Told of our broker's endpoint. It is stopped and started again while the programs send and receive."""
+    """Run the programs with our broker's endpoint, and restart it while they send and receive."""
     home = tmp_path_factory.mktemp("broker")
     with ExitStack() as stack:
         broker = GrpcBroker(home, PROXY_BROKER_CONF)
@@ -231,7 +233,7 @@ def at_broker(languages: Languages, tmp_path_factory: pytest.TempPathFactory) ->
 def at_apaches(
     apache_proxy: Place, languages: Languages, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, Told]]:
-    """Told of Apache's proxy and, at the same time, of `rmq proxy` in front of the same broker."""
+    """Run the programs with Apache's proxy and, at the same time, with `rmq proxy` in front of the same broker."""
     home = tmp_path_factory.mktemp("apaches")
     names, broker = apache_proxy.namesrv_addr, apache_proxy.broker_addr
     with ExitStack() as stack:
@@ -269,7 +271,7 @@ def test_an_sdk_tells_the_same_of_every_place(told: Told, language: str, scenari
         facts = facts | {"came": sorted(facts["came"], key=lambda one: (one[1], one[0] if one[1] > 1 else ""))}
     if scenario == "retries":
         facts = facts | {"came": sorted(facts["came"])}
-    if scenario == "transaction":  # who is slow may be asked before it ends one itself
+    if scenario == "transaction":  # a slow client may be asked before it ends a transaction itself
         facts = facts | {"asked": [body for body in facts["asked"] if body in ("checked", "dropped")]}
     assert facts == EXPECTED[scenario] | OTHERWISE.get((language, scenario), {})
 
@@ -295,7 +297,7 @@ def test_the_other_protocol_reads_long_bodies_of_an_sdk(told: Told, language: st
 
 @pytest.mark.parametrize("told", ["broker"], indirect=True)
 def test_an_sdk_goes_on_when_the_broker_is_back(told: Told, language: str) -> None:
-    assert told.facts(language, "load") == {"push": 0, "simple": 0}, "how many of the answered messages did not come"
+    assert told.facts(language, "load") == {"push": 0, "simple": 0}, "every answered message was received"
     assert told.went_on[language].keys() == set(LOAD)
 
 

@@ -10,7 +10,7 @@ from tests.interop.sdks.programs import GO_BUILD, GO_ENV, HERE
 
 PAGE = HERE.parents[2] / "docs" / "how-to" / "grpc-clients.md"
 SHOWN_ENDPOINT = "127.0.0.1:8081"
-# A word of the block, the file that it becomes, and what is around it there.
+# A word of the code block, its file, and the code around it.
 AROUND: Mapping[str, tuple[str, str, str]] = {
     "java": (
         "ClientServiceProvider",
@@ -48,7 +48,7 @@ func main() {
 
 
 def first_lines(language: str, endpoint: str) -> str:
-    """The block of the page as a whole program that asks this endpoint."""
+    """Return the page's code block as a whole program for this endpoint."""
     word, _, around = AROUND[language]
     (block,) = (block for block in blocks_of(PAGE) if word in block.text)
     assert SHOWN_ENDPOINT in block.text, f"{block.place} names another endpoint"
@@ -56,7 +56,7 @@ def first_lines(language: str, endpoint: str) -> str:
 
 
 def command_of(language: str, program: Program, endpoint: str, home: Path) -> Sequence[str | Path]:
-    """The command that runs the first lines, with what `program` has of the SDK."""
+    """Return the command that runs the first lines, with the SDK of `program`."""
     file = home / AROUND[language][1]
     file.write_text(first_lines(language, endpoint))
     if language != "go":

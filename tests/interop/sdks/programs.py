@@ -1,12 +1,12 @@
-"""Apache's SDKs for gRPC, unmodified, each in a program that runs the same scenarios and tells what came of them.
+"""Apache's SDKs for gRPC, unmodified, each in a program that runs the same scenarios and reports the results.
 
     PROGRAM HOST:PORT PREFIX SCENARIO...
 
-Topics and groups are called ``PREFIX-name``; the test makes them. Scenarios run at the same time. Each tells a line of
-JSON at its end, ``["plain", {…}]``; one that fails tells ``{"error": …}``. ``load`` runs until the standard input is
-closed; of each message that it receives it tells ``["push", body]`` or ``["simple", body]``.
+Topics and groups are called ``PREFIX-name``; the test creates them. Scenarios run at the same time. Each prints a line
+of JSON at its end, ``["plain", {…}]``; a failed one prints ``{"error": …}``. ``load`` runs until the standard input is
+closed, and prints ``["push", body]`` or ``["simple", body]`` for each received message.
 
-What an SDK needs is fetched and built once, into the cache that `kit` describes:
+Each SDK is fetched and built once, into the cache that `kit` describes:
 
 | SDK | Where its version is named | Needs |
 |---|---|---|
@@ -15,7 +15,7 @@ What an SDK needs is fetched and built once, into the cache that `kit` describes
 | Node | ``node/package-lock.json`` | node, npm |
 | Python | ``requirements/sdk.txt`` | pip; an environment of its own |
 
-What is missing raises `Unavailable` with the reason.
+A missing part raises `Unavailable` with the reason.
 """
 
 import os
@@ -50,10 +50,10 @@ LOAD = ("push", "simple")
 
 
 def prepare_java() -> Program:
-    """The SDK of `java/pom.xml`, a single jar with all that it needs. Raises Unavailable."""
+    """Return the SDK of `java/pom.xml`, a single jar with all dependencies. Raises Unavailable."""
     folder = HERE / "java"
     java, pom = find_java(), folder / "pom.xml"
-    find_tool("openssl")  # which servers make a certificate with: as it comes, this SDK wants TLS
+    find_tool("openssl")  # servers create a certificate with it: by default this SDK uses TLS
     lib = cached("java-sdk", [pom])
     if not lib.is_dir():
         fetch_jars("Java SDK", lib, pom)
@@ -74,7 +74,7 @@ def prepare_java() -> Program:
 
 
 def prepare_go() -> Program:
-    """The SDK of `go/go.mod`. Raises Unavailable."""
+    """Return the SDK of `go/go.mod`. Raises Unavailable."""
     folder = HERE / "go"
     program = cached("go-sdk", sorted([*folder.glob("*.go"), *folder.glob("go.*")]))
     if not program.exists():
@@ -88,13 +88,13 @@ def prepare_go() -> Program:
 
 
 def prepare_node() -> Program:
-    """The SDK of `node/package-lock.json`. Raises Unavailable."""
+    """Return the SDK of `node/package-lock.json`. Raises Unavailable."""
     folder = HERE / "node"
     return Program([find_tool("node"), folder / "client.js"], {}, {"NODE_PATH": str(node_modules(folder))})
 
 
 def prepare_python() -> Program:
-    """The SDK of `requirements/sdk.txt`. Raises Unavailable."""
+    """Return the SDK of `requirements/sdk.txt`. Raises Unavailable."""
     pins = HERE.parents[2] / "requirements" / "sdk.txt"
     packages = cached("python-sdk", [pins])
     if not packages.is_dir():
@@ -115,7 +115,7 @@ SDKS: Mapping[str, Callable[[], Program]] = {
 
 
 class Running:
-    """A program that runs; killed at the end of the ``with`` block."""
+    """A running program, killed at the end of the ``with`` block."""
 
     def __init__(self, program: Program, home: Path, endpoint: str, prefix: str, *scenarios: str) -> None:
         home.mkdir()
@@ -136,32 +136,34 @@ class Running:
         self._reader.start()
 
     def _read(self) -> None:
-        assert self._popen.stdout is not None, "it is a pipe"
+        assert self._popen.stdout is not None, "stdout is a pipe"
         for line in self._popen.stdout:
-            if line.startswith(b'["'):  # not what an SDK logs
+            if line.startswith(b'["'):  # not a log line of an SDK
                 name, facts = msgspec.json.decode(line)
                 self._told[name] = facts
                 if name in LOAD:
                     self._came.append((name, int(facts), time.monotonic()))
 
     def has_told(self, *names: str) -> bool:
-        """Whether it told of all of these, or can tell no more."""
+        """Return True if the program has reported all these scenarios, or has closed its output."""
         return self._told.keys() >= set(names) or not self._reader.is_alive()
 
     def facts(self, name: str) -> Any:
-        """What it told of a scenario last. Raises AssertionError: nothing."""
+        """Return the last report of a scenario. Raises AssertionError: there is none."""
         if name not in self._told:
             raise AssertionError(f"nothing told of {name}: {self._errors.read_text(errors='replace')[-2000:]}")
         return self._told[name]
 
     def first_since(self, sent_ms: float) -> dict[str, float]:
-        """When the first message that was sent since then came to each consumer of ``load``, by `time.monotonic`."""
+        """Return the time at which each consumer of ``load`` first received a message sent since ``sent_ms``, by
+        `time.monotonic`.
+        """
         came = [(way, at) for way, body, at in list(self._came) if body >= sent_ms]
         return dict(reversed(came))
 
     def end_load(self) -> None:
-        """Close its standard input."""
-        assert self._popen.stdin is not None, "it is a pipe"
+        """Close the program's standard input."""
+        assert self._popen.stdin is not None, "stdin is a pipe"
         self._popen.stdin.close()
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""The client suite: behaviours of our client, each at our broker and, unchanged, at Apache's.
+"""The client suite: behaviours of our client, each with our broker and, unchanged, with Apache's.
 
 A behaviour is a coroutine function that takes a `scene` (`scene.Scene`); those of a peer run together (`runner`).
 """
@@ -23,7 +23,7 @@ from tests.ports import free_ports
 PEERS = ("ours", "apache")
 _RUNNER = pytest.StashKey[Runner]()
 _outcomes: defaultdict[str, dict[str, bool]] = defaultdict(dict)
-"""Peer → behaviour → whether it passed, in every case of its parameters."""
+"""Peer → behaviour → True if it passed with all its parameters."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -38,7 +38,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def peer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peer]:
-    """Each of the two servers in turn, started once for all behaviours."""
+    """Yield each of the two servers, started once for all behaviours."""
     if request.param == "apache":
         pair: ApachePair = request.getfixturevalue("apache")
         changed = Command(RequestCode.UPDATE_BROKER_CONFIG, body=b"recallMessageEnable=true")
@@ -80,10 +80,10 @@ def with_runner(request: pytest.FixtureRequest, peer: Peer) -> Iterator[Peer]:
 
 @pytest.fixture
 def scene(peer: Peer) -> None:
-    """Asked for by name; the runner makes it, on its loop."""
+    """Request the scene, which the runner creates on its loop."""
 
 
-@pytest.hookimpl(tryfirst=True)  # before the plug-in that gives each coroutine a loop of its own
+@pytest.hookimpl(tryfirst=True)  # before the plug-in that runs each coroutine on a loop of its own
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if not is_behaviour(pyfuncitem):
         return None

@@ -1,4 +1,4 @@
-"""What behaviours of consumers share: handlers that write down, messages to send, what brokers say of groups."""
+"""Helpers for behaviours of consumers: recording handlers, messages to send, and the broker's view of groups."""
 
 from __future__ import annotations
 
@@ -25,12 +25,14 @@ from tests.interop.suite.scene import Scene
 T = TypeVar("T")
 
 SECONDS = 200.0
-"""Longer than a broker keeps a member that left, 130 s, where it carries out a heartbeat of it after its farewell."""
+"""Longer than the 130 s for which a broker remembers a member if it handles the member's heartbeat after its
+goodbye.
+"""
 POLL_SECONDS = 0.02
 
 
 class Received:
-    """A handler that writes down what it gets."""
+    """A handler that records messages."""
 
     def __init__(self) -> None:
         self.messages: list[ReceivedMessage] = []
@@ -43,7 +45,7 @@ class Received:
         return bodies(self.messages)
 
     async def at_least(self, count: int) -> list[str]:
-        """Wait until there are so many; what is in them, in the order of arrival."""
+        """Wait until ``count`` messages have arrived. Return their bodies in the order of arrival."""
         await until(lambda: len(self.messages) >= count, f"{count} messages")
         return self.bodies
 
@@ -53,12 +55,12 @@ def bodies(messages: list[ReceivedMessage]) -> list[str]:
 
 
 async def until(condition: Callable[[], object], what: str, seconds: float = SECONDS) -> None:
-    """As `peers.until`, for a busy machine."""
+    """Call `peers.until` with a time for a busy machine."""
     await peers.until(condition, what, seconds)
 
 
 async def eventually(look: Callable[[], Awaitable[T]], holds: Callable[[T], object], what: str) -> T:
-    """What is seen as soon as it is as it should be. Raises AssertionError naming what was waited for."""
+    """Call ``look`` until the result satisfies ``holds``, and return it. Raises AssertionError with the description."""
     seen: Any = None
     try:
         async with asyncio.timeout(SECONDS):
@@ -76,36 +78,38 @@ def queue(scene: Scene, queue_id: int = 0, topic: str | None = None) -> MessageQ
 async def send(
     scene: Scene, *texts: str, topic: str | None = None, queue_id: int = 0, **fields: Any
 ) -> list[SendResult]:
-    """Send messages to one queue, one after the other, until they can be read; ``fields`` are those of `Message`."""
+    """Send messages to one queue, one after the other, and wait until they can be read. ``fields`` are those of
+    `Message`.
+    """
     sender, reader, place = await scene.sender(), await scene.reader(), queue(scene, queue_id, topic)
     results = [
         await sender.send(Message(topic=place.topic, body=text.encode(), **fields), queue=place) for text in texts
     ]
-    while await reader.max_offset(place) <= results[-1].queue_offset:  # Apache's queues follow its log
+    while await reader.max_offset(place) <= results[-1].queue_offset:  # Apache's queues are written after its log
         await asyncio.sleep(POLL_SECONDS)
     return results
 
 
 async def send_everywhere(scene: Scene, queues: int, count: int, *, first: int = 0) -> set[str]:
-    """So many messages to each of the queues, named ``<queue>-<number>``; their names."""
+    """Send ``count`` messages to each queue, named ``<queue>-<number>``. Return the names."""
     names = [[f"{queue_id}-{i}" for i in range(first, first + count)] for queue_id in range(queues)]
     await asyncio.gather(*(send(scene, *some, queue_id=queue_id) for queue_id, some in enumerate(names)))
     return {name for some in names for name in some}
 
 
 def by_queue(messages: list[ReceivedMessage]) -> dict[int, list[int]]:
-    """Queue → the offsets of its messages in the order of arrival."""
+    """Return queue → the offsets of its messages in the order of arrival."""
     found: defaultdict[int, list[int]] = defaultdict(list)
     for message in messages:
         found[message.queue_id].append(message.queue_offset)
     return dict(found)
 
 
-# -- what the broker says
+# -- the broker's view
 
 
 async def committed(scene: Scene, queue_id: int = 0, *, group: str | None = None, topic: str | None = None) -> int:
-    """The offset the broker has of a group, -1 when it has none."""
+    """Return the broker's offset of a group, -1 if it has none."""
     header = QueryConsumerOffsetRequest(
         group or scene.group, topic or scene.topic, queue_id, set_zero_if_not_found=False
     )
@@ -123,7 +127,7 @@ async def is_committed(
 
 
 async def commit(scene: Scene, offset: int, queue_id: int = 0) -> None:
-    """Have the group exist with an offset, without a member."""
+    """Create an offset of the group, without a member."""
     consumer = await scene.pull_consumer()
     await consumer.pull(queue(scene, queue_id), 0)
     await consumer.commit(queue(scene, queue_id), offset)
@@ -131,7 +135,7 @@ async def commit(scene: Scene, offset: int, queue_id: int = 0) -> None:
 
 
 async def client_ids(scene: Scene, group: str | None = None) -> list[str]:
-    """The members of a group, sorted; none when the broker does not know it."""
+    """Return the members of a group, sorted; none if the broker does not know the group."""
     header = ConsumerGroupRequest(group or scene.group)
     answer = await scene.ask_anyway(request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, header))
     if answer.code != ResponseCode.SUCCESS:
@@ -140,7 +144,7 @@ async def client_ids(scene: Scene, group: str | None = None) -> list[str]:
 
 
 async def connection(scene: Scene, group: str | None = None) -> ConsumerConnection:
-    """Who is in a group and what it subscribes to."""
+    """Return the members of a group and their subscriptions."""
     header = ConsumerGroupRequest(group or scene.group)
     answer = await scene.ask_broker(request(RequestCode.GET_CONSUMER_CONNECTION_LIST, header))
     return fastjson.decode_as(answer.payload, ConsumerConnection)
@@ -149,7 +153,7 @@ async def connection(scene: Scene, group: str | None = None) -> ConsumerConnecti
 async def running_info(
     scene: Scene, client_id: str | None = None, *, group: str | None = None, jstack: bool = False
 ) -> ConsumerRunningInfo:
-    """What a member says of itself through the broker, the only one by default."""
+    """Return a member's report about itself, requested through the broker; by default of the only member."""
     if client_id is None:
         (client_id,) = await eventually(lambda: client_ids(scene, group), lambda ids: len(ids) == 1, "one member")
     header = RunningInfoRequest(group or scene.group, client_id, jstack)
@@ -158,18 +162,18 @@ async def running_info(
 
 
 async def held_counts(scene: Scene) -> dict[int, int]:
-    """Queue of the scene's topic → how many messages the one member holds of it."""
+    """Return queue of the scene's topic → number of its messages that the one member holds."""
     info = await running_info(scene)
     return {one.queue_id: held.cached_msg_count for one, held in info.mq_table.items() if one.topic == scene.topic}
 
 
 async def owners(scene: Scene, group: str | None = None) -> dict[int, list[str]]:
-    """Queue of the scene's topic → which members say that they have it."""
+    """Return queue of the scene's topic → the members that report it as theirs."""
     found: defaultdict[int, list[str]] = defaultdict(list)
     for client_id in await client_ids(scene, group):
         header = RunningInfoRequest(group or scene.group, client_id)
         answer = await scene.ask_anyway(request(RequestCode.GET_CONSUMER_RUNNING_INFO, header))
-        if answer.code == ResponseCode.SUCCESS:  # it may leave in this moment
+        if answer.code == ResponseCode.SUCCESS:  # the member may leave at this moment
             for one, held in fastjson.decode_as(answer.payload, ConsumerRunningInfo).mq_table.items():
                 if one.topic == scene.topic and not held.droped:
                     found[one.queue_id].append(client_id)
@@ -177,7 +181,7 @@ async def owners(scene: Scene, group: str | None = None) -> dict[int, list[str]]
 
 
 async def reset_offset(scene: Scene, timestamp_ms: int, *, queue_id: int = -1, offset: int | None = None) -> None:
-    """What `mqadmin resetOffsetByTime` asks the broker for."""
+    """Send the request of `mqadmin resetOffsetByTime` to the broker."""
     header = ResetOffsetRequest(
         topic=scene.topic,
         group=scene.group,

@@ -1,4 +1,4 @@
-"""Members of groups that are Apache's Java push consumers, in one Java machine per peer while somebody needs one."""
+"""Group members that are Apache's Java push consumers, in one JVM per peer while a test needs it."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Got:
     reconsume_times: int
     body: str
     seconds: float
-    """When it was handled, on the clock of `time.monotonic`."""
+    """The time of its handling, on the clock of `time.monotonic`."""
 
 
 class JavaMembers:
-    """The Java machine; it ends when its input does."""
+    """The JVM, which exits when its input is closed."""
 
     def __init__(self, peer: Peer) -> None:
         work_dir = peer.work_dir / "java-members"
@@ -48,20 +48,20 @@ class JavaMembers:
     async def join(
         self, scene: Scene, mode: str = "concurrent", strategy: str = "AVG", name: str = "java"
     ) -> list[Got]:
-        """A member of the scene's group; what it gets, as it comes."""
+        """Add a member to the scene's group. Return the growing list of its messages."""
         name = f"{scene.name}-{name}"
         self._say(f"join {name} {scene.group} {scene.topic} {mode} {strategy}")
         await until(lambda: f"joined {name}" in self._told, f"{name} to join", JAVA_STARTS_SECONDS)
         return self._got[name]
 
     async def leave(self, scene: Scene, name: str = "java") -> None:
-        """It leaves the group, and has done so."""
+        """Remove a member from the group, and wait until it has left."""
         name = f"{scene.name}-{name}"
         self._say(f"leave {name}")
         await until(lambda: f"left {name}" in self._told, f"{name} to leave")
 
     def close(self) -> None:
-        """Blocks until it has ended."""
+        """Close the input, and wait until the JVM has exited."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
@@ -97,7 +97,7 @@ _changing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
 @contextlib.asynccontextmanager
 async def java_members(scene: Scene) -> AsyncIterator[JavaMembers]:
-    """The peer's Java machine; skips without Java."""
+    """Return the peer's JVM. Skip the test without Java."""
     name = scene.peer.name
     async with _changing[name]:
         if name not in _running:

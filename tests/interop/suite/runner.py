@@ -1,9 +1,9 @@
-"""Behaviours run together: the coroutine tests of one peer share an event loop, several of them at a time.
+"""The runner of behaviours: the coroutine tests of one peer share an event loop, and several of them run at a time.
 
-Most of a behaviour's time is waiting for a broker. So the first one that pytest asks for starts all that were selected
-for its peer, and each test then waits for its own outcome: reports, names and failures are those of separate tests. A
-behaviour marked `patient` waits for what the broker does in its own time: it begins first and does not count among the
-several. One marked `alone` changes what others would notice; it runs when all others are done.
+Behaviours mostly wait for a broker. So the first requested behaviour starts all selected ones of its peer, and each
+test then waits for its own outcome: reports, names and failures are those of separate tests. A behaviour marked
+`patient` waits for periodic work of the broker: it starts first and does not count for the limit. A behaviour marked
+`alone` would disturb others: it runs after all others.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from tests.interop.suite.scene import Peer, Scene
 
 AT_ONCE = 12
 SECONDS_MAX = 500.0
-"""For one behaviour, from its own start; several waits of `consuming.SECONDS` fit into it."""
+"""Time limit of one behaviour, from its own start. Several waits of `consuming.SECONDS` fit into it."""
 
 
 class Runner:
-    """The loop and its thread; `close` ends both."""
+    """The loop and its thread. `close` stops both."""
 
     def __init__(self, peer: Peer) -> None:
         self._peer = peer
@@ -41,7 +41,7 @@ class Runner:
         self._thread.start()
 
     def run(self, item: pytest.Function, others: Iterable[pytest.Function]) -> None:
-        """Wait for the outcome of one behaviour; what it raised is raised here."""
+        """Wait for the outcome of one behaviour, and raise its exception."""
         if is_marked(item, "alone"):
             wait(self._outcomes.values())
             self._start(item)
@@ -52,7 +52,7 @@ class Runner:
         self._outcomes[item.nodeid].result()
 
     def close(self) -> None:
-        """End the loop. Raises AssertionError: an exception reached nobody."""
+        """Close the loop. Raises AssertionError: an exception was never reported."""
         asyncio.run_coroutine_threadsafe(self._cancel_all(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -87,7 +87,7 @@ class Runner:
 
 
 def is_behaviour(item: pytest.Item) -> bool:
-    """Whether the runner runs it: a coroutine function that takes a scene."""
+    """Return True if the runner runs the item: a coroutine function that accepts a scene."""
     return isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj) and "scene" in item.fixturenames
 
 

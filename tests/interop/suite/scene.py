@@ -1,4 +1,4 @@
-"""What a behaviour works with: a peer everybody shares, and a scene it has to itself."""
+"""The objects of a behaviour: a shared peer, and a scene of its own."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ POLL_SECONDS = 0.02
 
 @dataclass(slots=True)
 class Peer:
-    """A running name server and broker, `rmq standalone` ("ours") or Apache's ("apache"); changed by nobody."""
+    """A running name server and broker, `rmq standalone` ("ours") or Apache's ("apache"). No behaviour changes them."""
 
     name: str
     namesrv_addr: str
@@ -61,9 +61,9 @@ class Peer:
     cluster: str
     work_dir: Path
     kit: Callable[[], ApacheKit]
-    """Apache's Java programs; skips where there is no Java."""
+    """Returns Apache's Java programs, or skips the test without Java."""
     kept: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-    """What is ended with the peer."""
+    """Objects that are closed with the peer."""
     java_permits: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(2))
     _shared: dict[object, asyncio.Task[Any]] = field(default_factory=dict)
 
@@ -72,7 +72,7 @@ class Peer:
         return self.name == "ours"
 
     async def shared(self, make: Callable[[Peer], Coroutine[Any, Any, T]]) -> T:
-        """What several behaviours look at, made by the first that asks for it."""
+        """Return an object that several behaviours share. The first caller creates it."""
         if make not in self._shared:
             self._shared[make] = asyncio.create_task(make(self))
         made: T = await asyncio.shield(self._shared[make])
@@ -83,7 +83,7 @@ class Scene:
     """Names that no other behaviour uses, and clients that are closed at its end.
 
     Attributes:
-        topic: a topic name; `create_topic` creates it, a first send would, too.
+        topic: a topic name. `create_topic` or a first send creates the topic.
         group: a group name, of producers or consumers.
     """
 
@@ -109,18 +109,18 @@ class Scene:
     # -- clients
 
     def closing(self, client: C) -> C:
-        """Have any client closed at the end of the scene."""
+        """Close a client at the end of the scene."""
         self._clients.push_async_callback(client.close)
         return client
 
     async def producer(self, group: str | None = None, **settings: Any) -> Producer:
-        """A started producer; `settings` are fields of `ProducerSettings`."""
+        """Return a started producer. `settings` are fields of `ProducerSettings`."""
         made = self.closing(Producer(group or self.group, self.namesrv, settings=producing(**settings)))
         await made.start()
         return made
 
     async def sender(self) -> Producer:
-        """The same producer every time, of a group of its own, for behaviours that are about consumers."""
+        """Return the same producer every time, in a separate group, for behaviours of consumers."""
         if self._sender is None:
             self._sender = await self.producer(f"S{self.name}")
         return self._sender
@@ -128,7 +128,7 @@ class Scene:
     async def transaction_producer(
         self, execute: Execute, check: Check, group: str | None = None, *, hooks: Sequence[Hook] = (), **settings: Any
     ) -> TransactionProducer:
-        """A started producer of transactions."""
+        """Return a started producer of transactions."""
         made = self.closing(
             TransactionProducer(
                 group or self.group,
@@ -143,14 +143,14 @@ class Scene:
         return made
 
     async def pull_consumer(self, group: str | None = None, **settings: Any) -> PullConsumer:
-        """A started pull consumer; `settings` are fields of `PullConsumerSettings`."""
+        """Return a started pull consumer. `settings` are fields of `PullConsumerSettings`."""
         made = PullConsumer(group or self.group, self.namesrv, settings=pulling(**quick_consumer(settings)))
         await self.closing(made).start()
         return made
 
     def push_consumer(self, group: str | None = None, **settings: Any) -> PushConsumer:
-        """A push consumer to subscribe with and to start; it begins at the first message and rebalances twice a
-        second unless `settings`, fields of `PushConsumerSettings`, say otherwise."""
+        """Return a push consumer that is not subscribed or started yet. By default it starts at the first message and
+        rebalances twice a second. `settings` are fields of `PushConsumerSettings`."""
         made = PushConsumer(
             group or self.group, self.namesrv, settings=PushConsumerSettings(**quick_consumer(settings))
         )
@@ -196,7 +196,7 @@ class Scene:
         return topic
 
     async def delete_topic(self, topic: str) -> None:
-        """Delete a topic at the broker and the name server."""
+        """Delete a topic from the broker and the name server."""
         await self.ask_broker(request(RequestCode.DELETE_TOPIC_IN_BROKER, TopicRequest(topic)))
         await self.ask_name_server(
             request(RequestCode.DELETE_TOPIC_IN_NAMESRV, DeleteTopicRequest(topic, cluster_name=self.peer.cluster))
@@ -205,21 +205,21 @@ class Scene:
             await asyncio.sleep(POLL_SECONDS)
 
     async def route(self, topic: str) -> TopicRoute | None:
-        """What the name server says about a topic."""
+        """Return the name server's route of a topic."""
         command = request(RequestCode.GET_ROUTEINFO_BY_TOPIC, RouteRequest(topic, accept_standard_json_only=True))
         answer = await asyncio.to_thread(ask, self.namesrv, command)
         return decode_as(answer.payload, TopicRoute) if answer.code == ResponseCode.SUCCESS else None
 
-    # -- what is stored
+    # -- stored messages
 
     async def reader(self, **settings: Any) -> PullConsumer:
-        """A pull consumer of a group of its own, for reading what is stored; the settings are for its making."""
+        """Return a pull consumer in a separate group, for reading stored messages, with these settings."""
         if self._reader is None:
             self._reader = await self.pull_consumer(f"R{self.name}", **settings)
         return self._reader
 
     async def stored(self, count: int, topic: str | None = None) -> list[ReceivedMessage]:
-        """The messages of a topic, queue by queue, once there are at least so many."""
+        """Return the messages of a topic, queue by queue, as soon as there are at least ``count``."""
         reader = await self.reader()
         while True:
             found: list[ReceivedMessage] = []
@@ -234,7 +234,7 @@ class Scene:
             await asyncio.sleep(POLL_SECONDS)
 
     async def sent_and_stored(self, message: Message, **settings: Any) -> ReceivedMessage:
-        """Send one message of the scene's topic and read it."""
+        """Send one message to the scene's topic and read it."""
         producer = await self.producer(**settings)
         await producer.send(message)
         (one,) = await self.stored(1, message.topic)
@@ -243,22 +243,22 @@ class Scene:
     # -- requests of an operator, and Java programs
 
     async def producers(self) -> list[ClientConnection]:
-        """The producers of the scene's group that the broker knows."""
+        """Return the producers of the scene's group that the broker knows."""
         header = ProducerGroupRequest(self.group)
         answer = await self.ask_anyway(request(RequestCode.GET_PRODUCER_CONNECTION_LIST, header))
         is_known = answer.code == ResponseCode.SUCCESS
         return decode_as(answer.payload, ProducerConnection).connection_set if is_known else []
 
     async def ask_broker(self, command: Command) -> Command:
-        """A request on a connection of its own; anything but success fails."""
+        """Send a request over a new connection. Every answer but success fails."""
         return await self._asked(self.peer.broker_addr, command)
 
     async def ask_name_server(self, command: Command) -> Command:
-        """As `ask_broker`."""
+        """Send a request to the name server, as `ask_broker` does to the broker."""
         return await self._asked(self.namesrv, command)
 
     async def ask_anyway(self, command: Command) -> Command:
-        """A request to the broker whose refusal is an answer, too."""
+        """Send a request to the broker, and return its answer even if it is a refusal."""
         return await asyncio.to_thread(ask, self.peer.broker_addr, command)
 
     async def _asked(self, address: str, command: Command) -> Command:
@@ -267,7 +267,7 @@ class Scene:
         return answer
 
     async def java(self, main: str, arguments: Sequence[object]) -> list[dict[str, Any]]:
-        """Run one of the Java programs to its end with ``--namesrv`` and ``--out``; the events it wrote down."""
+        """Run one of the Java programs to its end with ``--namesrv`` and ``--out``. Return its events."""
         kit = await asyncio.to_thread(self.peer.kit)
         work_dir = self.peer.work_dir / self.name
         work_dir.mkdir(exist_ok=True)
@@ -284,7 +284,7 @@ class Scene:
 
 
 def quick_consumer(settings: dict[str, Any]) -> dict[str, Any]:
-    """What a consumer does every some seconds by default, it does at once."""
+    """Return the settings of a consumer with short intervals."""
     quick = {
         "start_from": StartFrom.FIRST_OFFSET,
         "rebalance_interval_ms": 500,

@@ -142,14 +142,14 @@ async def test_single_sends_that_share_a_request_have_their_own_results(scene: S
         one = found[result.queue.queue_id, result.queue_offset]
         assert (one.body, one.flag, one.tags) == (b"%d" % i, i, "AB"[i % 2])
         assert (one.msg_id, one.offset_msg_id) == (result.msg_id, result.offset_msg_id)
-        assert "CLUSTER" not in one.properties, "it came with others"
+        assert "CLUSTER" not in one.properties, "the message was in a batch"
 
 
 # -- send_many
 
 
 async def check_places(scene: Scene, messages: list[Message], results: list[SendResult]) -> None:
-    """Every message lies where its own result says."""
+    """Check that every message is at the place of its own result."""
     found = {one.offset_msg_id: one for one in await scene.stored(len(messages))}
     assert len(found) == len(messages) == len(results)
     for message, result in zip(messages, results, strict=True):

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.patient
 LEVEL_SECONDS = {1: 1, 2: 2, 4: 3}
 LEVEL_MAX = 18
 PRECISION_MS = 1000
-"""Times of delivery are rounded down to this."""
+"""Delivery times are rounded down to this."""
 
 
 @pytest.mark.parametrize("level", LEVEL_SECONDS)
@@ -68,7 +68,9 @@ async def test_messages_of_a_level_keep_their_order(scene: Scene) -> None:
 
 
 async def test_a_later_message_with_a_lower_level_overtakes(scene: Scene) -> None:
-    """behaviour.md §9.2: a queue per level. On a busy machine it may be sent too late to overtake: then once more."""
+    """behaviour.md §9.2: a queue per level. On a busy machine the send may be too late to overtake: then it is
+    repeated.
+    """
     await scene.create_topic()
     producer = await scene.producer()
     found: list[bytes] = []

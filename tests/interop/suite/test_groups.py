@@ -1,4 +1,4 @@
-"""How the members of a group share queues. Source: behaviour.md §8.4, §8.5, §5.6."""
+"""Members of a group share its queues. Source: behaviour.md §8.4, §8.5, §5.6."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.interop.suite.scene import Scene
 def member(
     scene: Scene, received: Callable[[ReceivedMessage], object], name: str = "", **options: object
 ) -> PushConsumer:
-    """One more member of the scene's group, whose client id ends in ``name``."""
+    """Create one more member of the scene's group, whose client id ends in ``name``."""
     settings = scene.push_consumer(**({"instance_name": f"{scene.name}-{name}"} if name else {})).settings
     made = scene.closing(PushConsumer(scene.group, scene.namesrv, settings=settings, **options))  # type: ignore[arg-type]
     made.subscribe(scene.topic, "*", received)
@@ -35,7 +35,7 @@ def member(
 
 
 def held(scene: Scene, consumer: PushConsumer) -> list[int]:
-    """The queues of the scene's topic that a member has."""
+    """Return the queues of the scene's topic that a member has."""
     return sorted(one.queue_id for one in consumer.held_queues() if one.topic == scene.topic)
 
 
@@ -44,7 +44,7 @@ async def share_is(scene: Scene, members: Sequence[PushConsumer], wanted: list[l
 
 
 async def shared_by(scene: Scene, strategies: Sequence[Allocate], wanted: list[list[int]], queues: int = 8) -> None:
-    """Members a, b, c … with these strategies have these queues, and get the messages of just these."""
+    """Check that members a, b, c … with these strategies have these queues, and get only their messages."""
     await scene.create_topic(queues=queues)
     handlers = [Received() for _ in strategies]
     members = [

@@ -38,7 +38,7 @@ def python_member(
     ordered: bool = False,
     strategy: Allocate | None = None,
 ) -> PushConsumer:
-    # As long as by default: Java gives queues up when it notices, and saves its offsets without an answer.
+    # The default pause: Java gives queues up with a delay, and saves its offsets without waiting for an answer.
     settings = scene.push_consumer(suspend_queue_ms=10, take_over_pause_ms=500).settings
     made = PushConsumer(
         scene.group, scene.namesrv, settings=settings, ordered=ordered, allocate=strategy or allocate.averagely
@@ -48,7 +48,9 @@ def python_member(
 
 
 async def settled(scene: Scene, shares: list[int]) -> dict[int, str]:
-    """Who has which queue, once every queue has one owner and the members have so many each."""
+    """Return the owner of each queue, as soon as every queue has one owner and the members have these numbers of
+    queues.
+    """
 
     def is_settled(seen: dict[int, list[str]]) -> bool:
         one_each = sorted(seen) == list(range(QUEUES)) and all(len(ids) == 1 for ids in seen.values())
@@ -110,7 +112,7 @@ async def test_a_java_member_joins_a_python_group_and_leaves_it(scene: Scene) ->
         got = await java.join(scene)
         await settled(scene, [2, 2])
         shared = await send_everywhere(scene, QUEUES, 5, first=5)
-        # Earlier ones may come to it again; what it gets while it leaves it does not tell us.
+        # The Java member may get earlier messages again. The messages that it gets while it leaves are not reported.
         await until(lambda: len(shared & {one.body for one in got}) == 10, "its half at Java")
         await java.leave(scene)
     await settled(scene, [4])
@@ -120,7 +122,7 @@ async def test_a_java_member_joins_a_python_group_and_leaves_it(scene: Scene) ->
 
 
 async def shares_agree(scene: Scene, strategy: Allocate, name: str) -> None:
-    """A Java and two Python members with one strategy compute shares that fit together."""
+    """Check that a Java and two Python members with one strategy compute matching shares."""
     await scene.create_topic(queues=QUEUES)
     queues = [queue(scene, i) for i in range(QUEUES)]
     async with java_members(scene) as java:
@@ -177,10 +179,10 @@ async def test_java_and_python_members_keep_the_order_while_queues_change_hands(
         turns = [(who, [event[2] for event in some]) for who, some in groupby(mine, key=lambda event: event[3])]
         assert [who for who, _ in turns] == (["Java", "Python", "Java"] if queue_id in moved else ["Java"])
         for _, offsets in turns:
-            assert all(after == before + 1 for before, after in pairwise(offsets)), "in order, nothing twice"
+            assert all(after == before + 1 for before, after in pairwise(offsets)), "offsets are in order, none repeats"
         for (_, before), (_, after) in pairwise(turns):
-            # What a member saved last may reach the broker's table after the next one has looked there.
-            assert after[0] <= before[-1] + 1 <= after[-1], "nothing is left out"
+            # The last offset that a member saves may reach the broker's table after the next member has read it.
+            assert after[0] <= before[-1] + 1 <= after[-1], "no offset is skipped"
 
 
 def set_of(got: list[Got], received: Received) -> set[tuple[int, int]]:
@@ -223,7 +225,7 @@ async def test_what_failed_at_java_is_retried_at_python(scene: Scene) -> None:
     await received.at_least(1)
     (message,) = received.messages
     assert (message.body, message.topic) == (b"x", scene.topic)
-    # What Java was handling as it left may come once more as it was.
+    # A message that Java was handling as it left may be redelivered unchanged.
     assert len(got) - message.reconsume_times in (0, 1)
 
 

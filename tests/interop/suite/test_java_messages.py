@@ -1,6 +1,6 @@
 """Messages between our client and Apache's Java client, both ways, over either broker.
 
-One Java program per peer (`java/src/interop/ExchangeProbe.java`) reads ours, sends its own and asks.
+One Java program per peer (`java/src/interop/ExchangeProbe.java`) reads our messages, sends its own and makes requests.
 Source: remoting.md §7, §8.1; behaviour.md §7.
 """
 
@@ -33,7 +33,7 @@ BATCH_COUNT = 3
 
 @dataclass
 class Exchange:
-    """What one Java program and our clients sent each other; messages by their first key."""
+    """The messages that one Java program and our clients exchanged, by their first key."""
 
     sent: dict[str, tuple[Message, SendResult]]
     read_by_java: dict[str, dict[str, Any]]
@@ -51,7 +51,7 @@ def made(topic: str, kind: str, **fields: Any) -> Message:
 
 
 async def send_ours(scene: Scene, topic: str) -> dict[str, tuple[Message, SendResult]]:
-    """One message of each kind."""
+    """Send one message of each kind."""
     producer = await scene.producer()
     messages = [made(topic, "plain"), made(topic, "sharded", sharding_key="k"), made(topic, "delayed", delay_level=1)]
     sent = {message.keys[0]: (message, await producer.send(message)) for message in messages}
@@ -101,7 +101,7 @@ async def exchange(peer: Peer) -> Exchange:
 
 
 def described(message: Message | ReceivedMessage) -> dict[str, object]:
-    """What the Java program tells about a message, of one of ours."""
+    """Return one of our messages in the form of the Java program's report."""
     return {
         "bodyBytes": len(message.body),
         "bodySha256": hashlib.sha256(message.body).hexdigest(),
@@ -113,12 +113,12 @@ def described(message: Message | ReceivedMessage) -> dict[str, object]:
 
 
 def told(event: dict[str, Any]) -> dict[str, object]:
-    """The same of a message that the Java program tells about."""
+    """Return the same values from the Java program's report."""
     return {**event, "city": event["userProperties"]["city"]}
 
 
 def check_ours(given: Exchange, *kinds: str) -> None:
-    """Java read what was sent, under the ids and at the places that were told."""
+    """Check that Java read the messages as they were sent, with the ids and offsets of the send results."""
     for kind in kinds:
         message, result = given.sent[kind]
         event = told(given.read_by_java[kind])
@@ -128,7 +128,7 @@ def check_ours(given: Exchange, *kinds: str) -> None:
 
 
 def check_theirs(given: Exchange, *kinds: str) -> None:
-    """We read what Java sent, under the ids that Java was told."""
+    """Check that we read the messages as Java sent them, with the ids of Java's send results."""
     for kind in kinds:
         event, one = told(given.sent_by_java[kind]), given.read[kind]
         found = described(one)
@@ -229,7 +229,7 @@ async def test_transactions_of_a_java_producer_that_is_gone_are_answered_here(sc
     await scene.create_topic()
     producer = await scene.transaction_producer(lambda message, argument: None, check, "probe-transactions")
     await producer.send(Message(topic=scene.topic, body=b"so that the broker knows us", keys=["first"]))
-    # It sends one transaction of each kind, waits for nothing and leaves the group.
+    # It sends one transaction of each kind and leaves the group at once.
     arguments = ["run", "--topic", scene.topic, "--checks-max", 1, "--timeout-seconds", 0]
     events = await scene.java("TransactionProbe", arguments)
     sent = {event["kind"] for event in events if event["event"] == "sent"}

@@ -1,4 +1,4 @@
-"""Namespaces, the VIP port, name servers told by a web server. Source: remoting.md §3.2, §9.1, §9.2, §9.4."""
+"""Namespaces, the VIP port, and name servers from a web server. Source: remoting.md §3.2, §9.1, §9.2, §9.4."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ async def test_sends_may_go_to_the_vip_port(scene: Scene, is_vip: bool) -> None:
 
 @contextlib.asynccontextmanager
 async def web_server(text: str) -> AsyncIterator[tuple[str, list[str]]]:
-    """A web server that answers with a text; its address, and the paths it was asked for."""
+    """Run a web server that answers with a text. Yield its address and the requested paths."""
     paths: list[str] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

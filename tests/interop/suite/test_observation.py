@@ -1,4 +1,4 @@
-"""What a producer tells about itself: hooks, the trace topic, its status. Source: behaviour.md §7.6, §7.11, §9.7."""
+"""The reports of a producer: hooks, the trace topic, its status. Source: behaviour.md §7.6, §7.11, §9.7."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.patience import producing
 
 
 class Noted(Hook):
-    """Writes down what it is told, and adds a property to every message."""
+    """A hook that records its calls, and adds a property to every message."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[Sending, SendOutcome]] = []
@@ -32,7 +32,7 @@ class Noted(Hook):
 
 
 class Failing(Hook):
-    """Raises."""
+    """A hook that raises."""
 
     def sending(self, sending: Sending) -> None:
         raise ValueError("a hook of the program's")
@@ -109,7 +109,7 @@ async def test_a_hook_is_told_how_transactions_end(scene: Scene) -> None:
 
 
 async def traces(scene: Scene, count: int) -> list[Trace]:
-    """The records in the scene's trace topic."""
+    """Return the records in the scene's trace topic."""
     found: list[Trace] = []
     while len(found) < count:
         messages = await scene.stored(1, f"{scene.topic}-trace")

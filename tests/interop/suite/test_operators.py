@@ -1,4 +1,4 @@
-"""What operators ask of running consumers through a broker. Source: behaviour.md §8.15, §9.9; remoting.md §4.5."""
+"""Requests of operators to running consumers through a broker. Source: behaviour.md §8.15, §9.9; remoting.md §4.5."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def started(scene: Scene, handler: object, **settings: object) -> PushCons
 
 
 async def consume_directly(scene: Scene, offset_msg_id: str) -> ConsumeMessageDirectlyResult:
-    """What `mqadmin queryMsgById -g -d` asks for."""
+    """Send the request of `mqadmin queryMsgById -g -d`."""
     (client_id,) = await eventually(lambda: client_ids(scene), lambda ids: len(ids) == 1, "one member")
     header = ConsumeDirectlyRequest(
         consumer_group=scene.group, client_id=client_id, msg_id=offset_msg_id, topic=scene.topic
@@ -193,7 +193,7 @@ async def test_an_operator_is_told_what_the_handler_raised(scene: Scene) -> None
     result = await consume_directly(scene, sent.offset_msg_id or "")
     assert result.consume_result == "CR_THROW_EXCEPTION"
     assert "no stock" in (result.remark or "")
-    assert len(times) == 2, "it does not come again"
+    assert len(times) == 2, "the message is not redelivered"
 
 
 async def test_an_ordered_member_says_that_it_is_one(scene: Scene) -> None:

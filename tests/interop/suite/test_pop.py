@@ -1,4 +1,4 @@
-"""POP consumers: brokers keep who has which message. Source: behaviour.md §4.7–§4.11, §8.13."""
+"""POP consumers: the broker stores which consumer holds which message. Source: behaviour.md §4.7–§4.11, §8.13."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def started(scene: Scene) -> PopConsumer:
 
 
 async def popped(consumer: PopConsumer, scene: Scene, count: int, **options: object) -> list[ReceivedMessage]:
-    """What is popped until there are so many."""
+    """Return popped messages as soon as there are ``count``."""
     found: list[ReceivedMessage] = []
     while len(found) < count:
         found += await consumer.pop(scene.topic, wait=5, **options)  # type: ignore[arg-type]
@@ -131,7 +131,7 @@ async def test_one_queue_is_popped(scene: Scene) -> None:
 
 
 async def test_every_member_pops_from_every_queue(scene: Scene) -> None:
-    """behaviour.md §8.13, §4.15: nobody owns a queue."""
+    """behaviour.md §8.13, §4.15: no member owns a queue."""
     await scene.create_topic(queues=1)
     handlers, release = [Received(), Received()], asyncio.Event()
 

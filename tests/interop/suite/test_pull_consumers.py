@@ -150,7 +150,7 @@ async def test_a_queue_has_a_first_and_an_end(scene: Scene) -> None:
 
 
 async def spread(scene: Scene, count: int) -> list[ReceivedMessage]:
-    """So many messages in queue 0, each stored in a millisecond of its own."""
+    """Send ``count`` messages to queue 0, each stored in a different millisecond."""
     while True:
         stored = await scene.stored(0)
         times = [message.store_timestamp for message in stored]
@@ -222,7 +222,7 @@ async def test_the_blocking_consumer_reads_by_hand_as_the_other(scene: Scene) ->
 
 
 async def pulled_and_committed(consumer: PullConsumer, one: MessageQueue, seen: Received) -> None:
-    """What a program does in each call: read on where the group is, one message at a time."""
+    """Do the work of a program in each call: read from the group's offset, one message at a time."""
     result = await consumer.pull(one, await consumer.committed(one) or 0, max_count=1)
     for message in result.messages:
         await seen(message)
@@ -362,7 +362,7 @@ async def test_a_message_is_found_by_its_unique_key(scene: Scene) -> None:
     _, sent, _ = await send(scene, "0", "1", "2", keys=["k"])
     consumer = await scene.pull_consumer()
     found = None
-    while found is None:  # the index follows the log
+    while found is None:  # the index is written after the log
         found = await consumer.view_message(scene.topic, sent.msg_id)
     assert (found.body, found.offset_msg_id) == (b"1", sent.offset_msg_id)
     assert await consumer.view_message(scene.topic, "0" * 32) is None

@@ -26,7 +26,7 @@ from tests.interop.suite.scene import Scene
 
 
 async def polled(consumer: PullConsumer, count: int) -> list[str]:
-    """What is polled until there are so many."""
+    """Return the polled bodies as soon as there are ``count``."""
     found: list[str] = []
     while len(found) < count:
         found += bodies(await consumer.poll(10))
@@ -34,7 +34,7 @@ async def polled(consumer: PullConsumer, count: int) -> list[str]:
 
 
 async def assigned(scene: Scene, *queue_ids: int, **settings: Any) -> PullConsumer:
-    """A consumer of these queues, the first one by default, that saves nothing unasked."""
+    """Return a consumer of these queues, by default the first one, that saves no offsets by itself."""
     consumer = await scene.pull_consumer(**({"auto_commit": False} | settings))
     consumer.assign([queue(scene, queue_id) for queue_id in queue_ids or (0,)])
     return consumer
@@ -301,7 +301,7 @@ async def test_a_polling_member_takes_over_where_another_stopped(scene: Scene) -
     one, two = await scene.pull_consumer(), await scene.pull_consumer()
     one.subscribe(scene.topic)
     assert len(await polled(one, 6)) == 6
-    assert await one.poll(0.01) == []  # what was given before is consumed
+    assert await one.poll(0.01) == []  # messages of the previous poll are consumed
     two.subscribe(scene.topic)
     await until(lambda: len(one.held_queues()) == len(two.held_queues()) == 1, "a queue each")
     await one.close()

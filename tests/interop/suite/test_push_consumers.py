@@ -347,7 +347,7 @@ async def test_closing_waits_for_the_handler_at_work_and_saves_its_offset(scene:
     await send(scene, "0")
     await begun.wait()
     closing = asyncio.create_task(consumer.close())
-    assert await committed(scene) <= 0  # the broker has nothing yet, and time passes
+    assert await committed(scene) <= 0  # the broker has no offset yet, and time passes
     assert not closing.done()
     release.set()
     await closing
@@ -471,7 +471,7 @@ async def test_what_is_held_when_a_consumer_pauses_is_still_handled(scene: Scene
 
 
 class Stuck:
-    """A handler that keeps the messages of queue 0 until `release`; those of queue 1 tell that time passes."""
+    """A handler that holds the messages of queue 0 until `release`. Messages of queue 1 show that time passes."""
 
     def __init__(self) -> None:
         self.release = asyncio.Event()
@@ -487,7 +487,9 @@ class Stuck:
 
 
 async def held_when_full(scene: Scene, stuck: Stuck, count: int) -> int:
-    """How many messages of queue 0 are held once there are so many, and after another pull went round."""
+    """Wait until ``count`` messages of queue 0 are held and one more pull is done. Return the number of held
+    messages.
+    """
     await eventually(lambda: held_counts(scene), lambda held: held.get(0, 0) >= count, f"{count} messages held")
     await send(scene, "time passes", queue_id=1)
     await until(lambda: stuck.passing, "a message in the other queue")
@@ -517,7 +519,7 @@ async def test_no_more_bytes_of_a_queue_are_held_than_the_settings_say(scene: Sc
     consumer = scene.push_consumer(limits=HoldLimits(held_mib_max=1), pull=Pulling(count=1))
     consumer.subscribe(scene.topic, "*", stuck)
     await consumer.start()
-    assert await held_when_full(scene, stuck, 4) == 4  # 1 200 000 bytes are more than a MiB, 900 000 are not
+    assert await held_when_full(scene, stuck, 4) == 4  # 1,200,000 bytes are more than a MiB, 900,000 are not
     stuck.release.set()
     await until(lambda: len(stuck.seen) == 8, "all of them")
 

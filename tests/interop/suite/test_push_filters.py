@@ -1,4 +1,4 @@
-"""What of a topic a consumer gets: tags, SQL92. Source: behaviour.md §6, §8.3, §8.6."""
+"""The messages of a topic that a consumer gets: tags, SQL92. Source: behaviour.md §6, §8.3, §8.6."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ async def test_sql_chooses_by_properties(scene: Scene) -> None:
     for i in range(12):
         await send(scene, str(i), tags="AB"[i % 2], properties={"n": str(i)} | ({"region": "east"} if i > 5 else {}))
     received = Received()
-    # The last message is passed when a pull says that it was in vain.
+    # The offset passes the last message when a pull finds no match.
     consumer = scene.push_consumer(pull=Pulling(suspend_ms=500))
     consumer.subscribe(
         scene.topic, "(n BETWEEN 2 AND 3 OR region = 'east') AND TAGS = 'A'", received, expression_type="SQL92"

@@ -1,4 +1,4 @@
-"""Where push consumers begin, what they save, and how an operator moves them. Source: behaviour.md §5, §8.9."""
+"""Start offsets of push consumers, saved offsets, and resets by an operator. Source: behaviour.md §5, §8.9."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ def broadcasting(scene: Scene, **settings: Any) -> dict[str, Any]:
 
 
 def local_offsets(scene: Scene) -> dict[str, int]:
-    """What the broadcasting consumer has saved: queue as JSON → offset."""
+    """Return the offsets that the broadcasting consumer has saved: queue as JSON → offset."""
     paths: list[Path] = list((scene.peer.work_dir / scene.name).glob(f"*/{scene.group}/offsets.json"))
     return fastjson.loads(paths[0].read_bytes())["offsetTable"] if paths else {}
 
 
 def committed_here(info: ConsumerRunningInfo, one: MessageQueue) -> int | None:
-    """What a member says of its offset in a queue, None while it has not got it."""
+    """Return the offset that a member reports for a queue, None while it does not have the queue."""
     return info.mq_table[one].commit_offset if one in info.mq_table else None
 
 
 async def later_one(scene: Scene) -> ReceivedMessage:
-    """One more message, stored in a later millisecond than the ones before."""
+    """Send one more message, stored in a later millisecond than the earlier ones."""
     before = await scene.stored(1)
     while True:
         await send(scene, "later")
@@ -83,7 +83,7 @@ async def test_a_new_group_begins_at_the_first_message(scene: Scene) -> None:
 async def test_a_new_group_of_a_young_queue_begins_at_its_first_message_anyway(
     scene: Scene, start_from: StartFrom
 ) -> None:
-    """behaviour.md §5.2, §8.9: the broker says 0, not that it has none."""
+    """behaviour.md §5.2, §8.9: the broker answers 0, not that it has no offset."""
     await scene.create_topic()
     await send(scene, "0", "1")
     received = Received()
@@ -157,7 +157,7 @@ async def test_a_broadcasting_consumer_saves_its_file_while_it_runs_and_nothing_
     assert await committed(scene) == -1
 
 
-# -- what is saved
+# -- saved offsets
 
 
 async def test_offsets_are_saved_on_the_interval(scene: Scene) -> None:
@@ -209,14 +209,14 @@ async def test_an_offset_beyond_the_end_is_corrected_by_the_broker(scene: Scene)
     assert await received.at_least(1) == ["2"]
 
 
-# -- what an operator moves
+# -- resets by an operator
 
 
 async def test_an_operator_sets_a_running_group_back_to_a_time(scene: Scene) -> None:
     """behaviour.md §5.4: server-side reset."""
     await scene.create_topic(queues=2)
     received = Received()
-    await started(scene, received, pull=Pulling(suspend_ms=1000))  # a pull that is held may not notice
+    await started(scene, received, pull=Pulling(suspend_ms=1000))  # a waiting pull may not notice the reset
     await send(scene, "0", "1")
     await send(scene, "2", queue_id=1)
     await received.at_least(3)

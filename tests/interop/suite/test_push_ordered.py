@@ -36,14 +36,14 @@ def ordered(scene: Scene, **settings: Any) -> PushConsumer:
 
 
 async def lock(scene: Scene, client_id: str, code: RequestCode = RequestCode.LOCK_BATCH_MQ) -> bool:
-    """Whether the broker gives queue 0 to another client of the group."""
+    """Return True if the broker gives the lock of queue 0 to another client of the group."""
     body = LockBody(client_id=client_id, consumer_group=scene.group, queues=[queue(scene)])
     answer = await scene.ask_broker(request(code, body=msgspec.json.encode(body)))
     return code != RequestCode.LOCK_BATCH_MQ or queue(scene) in fastjson.decode_as(answer.payload, LockedQueues).queues
 
 
 class InOrder(Received):
-    """Writes down what several members get; two handlers in one queue at a time are an error."""
+    """A handler that records the messages of several members. Two handlers in one queue at a time are an error."""
 
     def __init__(self) -> None:
         super().__init__()

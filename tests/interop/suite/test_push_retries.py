@@ -15,11 +15,11 @@ from tests.interop.suite.scene import Scene
 pytestmark = pytest.mark.patient
 
 GROWING_MS = [2000, 3000]
-"""Of the delay levels 3 and 4 at both peers: of the first and second time again."""
+"""The delay levels 3 and 4 of both peers, for the first and second retry."""
 
 
 class Failing(Received):
-    """Writes messages down and raises for the first ``times`` of each."""
+    """A handler that records messages and raises for the first ``times`` of each."""
 
     def __init__(self, error: Exception, times: int = 1) -> None:
         super().__init__()
@@ -93,7 +93,9 @@ async def test_a_handler_chooses_the_delay_by_its_level(scene: Scene) -> None:
 
 
 async def test_a_message_comes_again_after_the_time_that_the_handler_chose(scene: Scene) -> None:
-    """behaviour.md §3.4: the broker's timer has the retry, to the second; the last try ends in the dead letters."""
+    """behaviour.md §3.4: the broker's timer delays the retry, to the second; after the last try the message is a dead
+    letter.
+    """
     await scene.create_topic()
     handler = Failing(ConsumeLater(delay=2), times=99)
     consumer = scene.push_consumer(retries_max=2)
@@ -172,7 +174,7 @@ async def test_the_dead_letters_can_be_consumed_like_any_topic(scene: Scene) -> 
 
 
 async def test_a_failure_does_not_hold_up_what_follows(scene: Scene) -> None:
-    """behaviour.md §8.8: the offset passes what was sent back."""
+    """behaviour.md §8.8: the offset passes a message that was sent back."""
     await scene.create_topic()
     handler = Failing(ValueError("no stock"))
     consumer = scene.push_consumer()

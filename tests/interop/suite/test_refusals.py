@@ -1,4 +1,4 @@
-"""What is not sent, and what brokers do not take: each is told with numbers, place and remedy.
+"""Messages that clients do not send or brokers refuse: each error has numbers, place and remedy.
 
 Source: behaviour.md §3.1, §7.3, §7.6; remoting.md §4.3.1, §8.4, §8.5.
 """
@@ -30,7 +30,7 @@ LIMIT = 4 << 20
 
 
 async def refused(scene: Scene, message: Message, text: str) -> None:
-    """The message is refused before it is sent, and nothing is stored."""
+    """Check that the message is refused before it is sent, and that nothing is stored."""
     await scene.create_topic()
     producer = await scene.producer()
     with pytest.raises(MessageIllegal, match=text):

@@ -13,11 +13,11 @@ from tests.interop.suite.scene import Scene
 
 TIMEOUT_MS = 100_000
 UNANSWERED_MS = 6000
-"""Enough to have the question stored on a busy machine; it is all waited for."""
+"""Long enough to store the request on a busy machine. The test waits for all of it."""
 
 
 async def replier(scene: Scene, handle: Callable[[Producer, ReceivedMessage], Awaitable[object]]) -> PushConsumer:
-    """A consumer of the scene's topic that holds its queues; what `handle` does with each message."""
+    """Return a consumer that has the queues of the scene's topic and calls `handle` with each message."""
     await scene.create_topic(queues=2)
     producer = await scene.producer(f"{scene.group}-replier")
     consumer = scene.push_consumer()

@@ -1,5 +1,5 @@
-"""Which brokers and queues a client uses, and how it follows changes. Source: behaviour.md §7.1, §7.2, §7.6;
-remoting.md §9."""
+"""The brokers and queues that a client uses, and changes of them. Source: behaviour.md §7.1, §7.2, §7.6; remoting.md
+§9."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _KEPT = contextlib.ExitStack()
 
 
 def closed_port() -> str:
-    """An address nobody listens at, nor can from now on."""
+    """Return an address on which no server listens or will listen."""
     return f"{HOST}:{_KEPT.enter_context(silent_port())}"
 
 
@@ -190,7 +190,7 @@ async def test_a_deleted_topic_is_created_again_by_the_next_message(scene: Scene
 
 @contextlib.asynccontextmanager
 async def unreachable_broker(scene: Scene) -> AsyncIterator[str]:
-    """A broker that the name server knows for the scene's topic, and at whose address nobody listens; its name."""
+    """Register a broker for the scene's topic at an address without a server. Yield its name."""
     name = f"broker-{scene.name}"
     header = RegisterBrokerRequest(
         broker_name=name,
@@ -200,7 +200,7 @@ async def unreachable_broker(scene: Scene) -> AsyncIterator[str]:
         ha_server_addr=closed_port(),
         enable_acting_master=False,
     )
-    # With one topic alone a broker that is not known yet is not taken.
+    # A registration with a single topic does not replace an unknown broker.
     topics = (scene.topic, f"{scene.topic}-second")
     table = TopicConfigTable(
         topic_config_table={
@@ -216,7 +216,7 @@ async def unreachable_broker(scene: Scene) -> AsyncIterator[str]:
     finally:
         await registration.close()
         while (route := await scene.route(scene.topic)) is not None and len(route.queue_datas) > 1:
-            await asyncio.sleep(POLL_SECONDS)  # until the name server has forgotten it
+            await asyncio.sleep(POLL_SECONDS)  # until the name server has removed the broker
 
 
 async def test_a_broker_that_is_gone_is_left_for_another(scene: Scene) -> None:
@@ -255,8 +255,8 @@ async def test_a_given_queue_of_a_broker_that_is_gone_is_tried_once_where_that_i
 
 
 async def test_a_slow_or_failing_broker_can_be_avoided(scene: Scene) -> None:
-    """behaviour.md §7.5: sendLatencyEnable; a failed send counts as ten seconds. An answer after 550 ms has its
-    broker avoided, too; then any may be taken."""
+    """behaviour.md §7.5: sendLatencyEnable; a failed send counts as ten seconds. An answer after 550 ms makes the
+    client avoid its broker too; then it may choose any broker."""
     await scene.create_topic(queues=1)
     async with unreachable_broker(scene) as gone:
         producer = await scene.producer(avoid_slow_brokers=True, retries=0)

@@ -1,4 +1,4 @@
-"""Encrypted connections and signed requests, at servers of their own that know one user and take TLS beside plain
+"""Encrypted connections and signed requests, with separate servers that know one user and accept both TLS and plain
 connections. Source: behaviour.md §9.8; remoting.md §2.1, §3.3."""
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PROVIDER = "org.apache.rocketmq.auth.authentication.provider"
 
 @dataclass
 class Secured:
-    """Servers that take signed requests only, and the certificate by which they are known."""
+    """Servers that accept only signed requests, and their certificate."""
 
     namesrv: str
     broker_addr: str

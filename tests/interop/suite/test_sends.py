@@ -1,4 +1,4 @@
-"""Messages sent one by one: where they go, what they carry, how they are found. Source: behaviour.md §3, §7."""
+"""Messages sent one by one: their queues, their content, and queries for them. Source: behaviour.md §3, §7."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COMPRESSION_BITS = 0x700
 TEXT = b"a body that gets smaller, " * 400
 
 
-# -- where a message goes
+# -- the queue of a message
 
 
 async def test_a_sent_message_is_stored_where_the_result_says(scene: Scene) -> None:
@@ -196,7 +196,7 @@ async def test_before_the_topic_is_created_its_queues_are_those_it_will_have(sce
     assert sorted(result.queue for result in results) == sorted(expected)
 
 
-# -- what a message carries
+# -- the content of a message
 
 
 async def test_tag_keys_flag_and_properties_come_back_as_they_were_sent(scene: Scene) -> None:
@@ -366,7 +366,7 @@ async def test_any_buffer_can_be_a_body(scene: Scene, kind: type) -> None:
     assert one.body == b"buffer"
 
 
-# -- how a message is found
+# -- queries
 
 
 async def test_messages_are_found_by_each_of_their_keys(scene: Scene) -> None:

@@ -18,7 +18,7 @@ GLOBAL = "__syslo__global__"
 
 
 async def static_topic(scene: Scene) -> list[MessageQueue]:
-    """The scene's topic as a static one, when the name server shows its mapping."""
+    """Create the scene's topic as a static one, and wait until the name server shows its mapping."""
     await scene.ask_broker(creation(scene.topic, scene.broker_name))
     async with asyncio.timeout(SECONDS):
         while not ((route := await scene.route(scene.topic)) and route.topic_queue_mapping_by_broker):

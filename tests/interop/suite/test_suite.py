@@ -1,4 +1,4 @@
-"""The suite about itself: a behaviour is found by its name."""
+"""A test of the suite itself: the name of each behaviour is unique."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def behaviours() -> Iterator[ast.AsyncFunctionDef]:
-    """Every behaviour of the suite."""
+    """Yield every behaviour of the suite."""
     for path in sorted(Path(__file__).parent.glob("test_*.py")):
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.AsyncFunctionDef) and node.name.startswith("test_"):

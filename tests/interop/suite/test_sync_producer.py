@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 async def in_thread(scene: Scene, program: Callable[[sync.Producer], T]) -> T:
-    """Run a program with a blocking producer; its loop is another one than the behaviours'."""
+    """Run a program with a blocking producer, on a loop different from that of the behaviours."""
 
     def run() -> T:
         with sync.Producer(scene.group, scene.namesrv, settings=producing()) as producer:

@@ -22,14 +22,14 @@ END = b"end"
 
 
 class Answers:
-    """Answers questions about transactions, one after the other (the last one again and again), and counts them."""
+    """Answers to transaction checks, given one after the other (the last one repeatedly) and counted."""
 
     def __init__(self, *states: TransactionState | Exception | None) -> None:
         self.states = states
         self.asked: list[ReceivedMessage] = []
 
     def __call__(self, message: ReceivedMessage) -> TransactionState | None:
-        if message.body == END:  # committed, which the broker learned late
+        if message.body == END:  # the commit reached the broker late
             return COMMIT
         state = self.states[min(len(self.asked), len(self.states) - 1)]
         self.asked.append(message)
@@ -39,7 +39,7 @@ class Answers:
 
 
 class Books:
-    """A local transaction that ends as its argument says, and what it answers when it is asked later."""
+    """A local transaction with the result of its argument, and its answer to later checks."""
 
     def __init__(self) -> None:
         self.states: dict[str | None, TransactionState | None] = {}
@@ -65,7 +65,7 @@ def message(scene: Scene, body: bytes = b"x") -> Message:
 
 
 async def visible(scene: Scene, count: int) -> list[ReceivedMessage]:
-    """At least so many committed messages; a question under way may have had one committed twice."""
+    """Return at least ``count`` committed messages. A check in progress may have committed one of them twice."""
     found: dict[str, ReceivedMessage] = {}
     while len(found) < count:
         found = {one.msg_id: one for one in await scene.stored(count)}
@@ -73,7 +73,7 @@ async def visible(scene: Scene, count: int) -> list[ReceivedMessage]:
 
 
 async def end_of(scene: Scene, producer: TransactionProducer) -> list[bytes]:
-    """What is visible when a transaction that was committed later is visible."""
+    """Commit one more transaction, wait until it is visible, and return all visible messages."""
     await producer.send_in_transaction(message(scene, END), COMMIT)
     found: list[bytes] = []
     while END not in found:
@@ -91,7 +91,7 @@ async def test_a_committed_message_becomes_visible_with_all_it_carries(scene: Sc
     assert (one.body, one.tags, one.keys, one.properties["a"]) == (b"x", "A", ["k"], "ä")
     assert one.msg_id == result.sent.msg_id
     *_, half = decode_offset_id(result.sent.offset_msg_id)
-    assert one.prepared_transaction_offset >= half  # later, where the broker asked before it learned
+    assert one.prepared_transaction_offset >= half  # greater if a check came before the commit
 
 
 async def test_a_rolled_back_message_is_never_visible(scene: Scene) -> None:
@@ -240,7 +240,7 @@ async def test_another_producer_of_the_group_is_asked_when_the_first_is_gone(sce
     result = await first.send_in_transaction(message(scene, b"first"), UNKNOWN)
     await first.close()
     assert sorted(one.body for one in await visible(scene, 2)) == [b"first", b"second"]
-    assert result.sent.msg_id in {one.msg_id for one in answers.asked}  # and about its own, where that took long
+    assert result.sent.msg_id in {one.msg_id for one in answers.asked}  # perhaps also its own, if that took long
 
 
 async def test_transactions_run_beside_each_other(scene: Scene) -> None:

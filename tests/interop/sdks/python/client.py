@@ -1,4 +1,4 @@
-"""Apache's Python SDK for gRPC, unmodified: the scenarios of `tests/interop/sdks`; tells as JSON what came of each.
+"""Apache's Python SDK for gRPC, unmodified: the scenarios of `tests/interop/sdks`, with the results as JSON.
 
     python client.py HOST:PORT PREFIX SCENARIO...
 
@@ -41,7 +41,7 @@ def named(name):
 
 
 class Checker(TransactionChecker):
-    """Decides by the body, and notes what it was asked about."""
+    """A checker that decides by the body, and records the checked messages."""
 
     def __init__(self):
         self.asked = set()
@@ -49,12 +49,12 @@ class Checker(TransactionChecker):
     def check(self, message):
         body = message.body.decode()
         self.asked.add(body)
-        is_good = body in ("checked", "commit")  # who is slow may be asked before it commits
+        is_good = body in ("checked", "commit")  # a slow client may be asked before it commits
         return TransactionResolution.COMMIT if is_good else TransactionResolution.ROLLBACK
 
 
 class Listener(MessageListener):
-    """Notes what comes; ``fails`` always fails, ``fails once`` at the first attempt."""
+    """A listener that records messages. It always fails for ``fails``, and at the first attempt for ``fails once``."""
 
     def __init__(self):
         self.came = []
@@ -70,12 +70,12 @@ class Listener(MessageListener):
         return ConsumeResult.FAILURE if is_failure else ConsumeResult.SUCCESS
 
     def until(self, condition):
-        """What came, as soon as the condition holds for it, or at last."""
+        """Return the received messages, as soon as the condition holds for them or the time is over."""
         wait_for(lambda: condition(list(self.came)))
         return list(self.came)
 
     def until_bodies(self, *bodies):
-        """The bodies that came: a broker may send one again before it has noted an answer."""
+        """Return the received bodies: a broker may redeliver a message before it has stored the answer."""
         return sorted({body for body, _ in self.until(lambda came: set(bodies) <= {body for body, _ in came})})
 
 
@@ -116,8 +116,8 @@ def push(group, topic, listener):
 
 
 def received(consumer, count, acknowledge=True):
-    """As many messages, acknowledged unless told otherwise. A dead-letter topic is there with its first message; and
-    Apache's proxy fails who receives before it has the settings, for which this SDK does not wait."""
+    """Return ``count`` messages, acknowledged by default. A dead-letter topic exists only after its first message.
+    Apache's proxy fails receives before it has the settings, for which this SDK does not wait."""
     found, end = [], time.monotonic() + SECONDS_MAX
     while len(found) < count and time.monotonic() < end:
         try:
@@ -232,7 +232,7 @@ def refused():
 
 
 def crossed():
-    """Bodies that clients of the other protocol compressed; and a long one of ours."""
+    """Return bodies that clients of the other protocol compressed, and a long body of ours."""
     consumer, sender = simple("crossed", named("crossed")), producer("long")
     sender.send(made("long", f"{PREFIX} " * 4000))
     found = received(consumer, 3)
@@ -240,7 +240,7 @@ def crossed():
 
 
 def archived():
-    """What is in an archive and what is in the log, in the order in which it comes; and what is sent after it."""
+    """Return the messages of the archive and the log in their order of arrival, and a message sent afterwards."""
     consumer, sender, listener = simple("archived", named("archived")), producer("archived"), Listener()
     found = received(consumer, ARCHIVED)
     sender.send(made("archived", "after"))
@@ -251,7 +251,7 @@ def archived():
 
 
 def load():
-    """Send and consume through a restart; every body is the time it was sent at, in ms."""
+    """Send and consume during a restart. Every body is its send time in ms."""
     came, answered, ended = {"push": set(), "simple": set()}, set(), threading.Event()
 
     def note(how, body):
@@ -304,4 +304,4 @@ def run(name):
 
 with ThreadPoolExecutor(len(SCENARIOS)) as pool:
     list(pool.map(run, SCENARIOS))
-os._exit(0)  # not after the long polls that still run
+os._exit(0)  # do not wait for long polls that still run
