@@ -1,4 +1,4 @@
-"""When a connection reads on, what counts as its activity, and what it says when it closes. No sockets."""
+"""Reading of a connection, its activity, and the text of its end. No sockets are used."""
 
 from __future__ import annotations
 
