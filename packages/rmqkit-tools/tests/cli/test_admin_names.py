@@ -103,7 +103,7 @@ def terminal(monkeypatch):
 def test_a_person_is_asked_before_something_is_deleted(terminal):
     for text in "", "\n", "n\n", "Yes, why not\n":
         asked = terminal(text)
-        with pytest.raises(RmqError, match="nothing was changed; --yes does not ask"):
+        with pytest.raises(RmqError, match="nothing was changed; --yes skips the question"):
             confirm("delete topic Orders", yes=False)
         assert asked.getvalue() == "delete topic Orders? [y/N] "
     for text in "y\n", "YES\n":

@@ -46,7 +46,8 @@ Remote = Annotated[
 ]
 Conf = Annotated[list[str] | None, _only(metavar="KEY=VALUE", help="Setting of the Spark session; repeatable.")]
 WorkDir = Annotated[
-    str, _only("--work-dir", metavar="DIR", help="Where a store at a URL is copied to meanwhile. (default: temporary)")
+    str,
+    _only("--work-dir", metavar="DIR", help="Folder for the working copy of a store at a URL. (default: temporary)"),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
