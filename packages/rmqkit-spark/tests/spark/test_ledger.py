@@ -95,7 +95,7 @@ def test_other_keys_name_none(key: str) -> None:
 def test_entries_are_what_was_encoded() -> None:
     entry = Entry(Kind.DECISION, BATCH, "me", (b"x",), (1, 2), LOWS, ("0/1",))
     assert Entry.decode(entry.encode()) == entry
-    with pytest.raises(BodyError, match="is no ledger entry"):
+    with pytest.raises(BodyError, match="is not a ledger entry"):
         Entry.decode(entry.encode()[:-1])
 
 

@@ -51,6 +51,6 @@ def test_a_full_tmpfs_is_refused_and_ends_no_process(tmp_path: Path) -> None:
         pytest.skip(f"no mount namespace: {done.stderr.strip()}")
     assert done.returncode == 0, done.stderr
     refused, after = done.stdout.splitlines()
-    assert f"{disk} lies on a tmpfs with 0 bytes free" in refused.replace("/store", "")
+    assert f"{disk} is on a tmpfs with 0 bytes free" in refused.replace("/store", "")
     assert f"mount -o remount,size=... {disk})" in refused
     assert after == "messages 1"

@@ -118,7 +118,7 @@ def test_directory_that_is_no_queue_is_refused(tmp_path: Path) -> None:
         put_all(store, message())
     (tmp_path / "s" / "consumequeue" / "TopicTest" / "zero").mkdir()
     before = tree(tmp_path / "s")
-    with pytest.raises(StoreMismatch, match="its name is no number"):
+    with pytest.raises(StoreMismatch, match="its name is not a number"):
         MessageStore(tmp_path / "s", small_settings()).open()
     assert tree(tmp_path / "s") == before
 

@@ -306,7 +306,7 @@ def test_parts_end_with_files_and_with_what_is_dispatched(tmp_path: Path) -> Non
         assert not len(master.log_part(end, 100)) and len(master.log_part(end - 10, 100)) == 10
         assert [master.file_start(at) for at in (0, 1, FILE_BYTES, end)] == [0, 0, FILE_BYTES, master.file_starts[-1]]
         for offset in (-1, master.max_physical_offset + 1):
-            with pytest.raises(StoreError, match=f"asked for what follows {offset}"):
+            with pytest.raises(StoreError, match=f"requests the log from {offset} on"):
                 master.log_part(offset, 100)
 
 
@@ -318,7 +318,7 @@ def test_part_stays_valid_when_its_file_goes(tmp_path: Path) -> None:
         while master.min_physical_offset == 0:
             master.retention_round()
         assert part == raw
-        with pytest.raises(StoreError, match="asked for what follows 0"):
+        with pytest.raises(StoreError, match="requests the log from 0 on"):
             master.log_part(0, 1000)
 
 
@@ -348,10 +348,10 @@ def poke(parts: list[Part], offset: int, data: bytes) -> list[Part]:
 
 
 FOREIGN = {
-    "zeros": (0, bytes(BLANK_BYTES), "magic 00000000, which are no record"),
-    "text": (0, b"hello, world", "which are no record"),
-    "magic": (4, b"\xdb", "which are no record"),
-    "another place": (35, b"\x01", "a record that says it lies at"),
+    "zeros": (0, bytes(BLANK_BYTES), "magic 00000000, which are not a record"),
+    "text": (0, b"hello, world", "which are not a record"),
+    "magic": (4, b"\xdb", "which are not a record"),
+    "another place": (35, b"\x01", "a record with the offset"),
     "too small": (0, struct.pack(">i", 90), "a record of 90 bytes where the file has"),
     "too large": (0, struct.pack(">i", FILE_BYTES), f"a record of {FILE_BYTES} bytes where the file has"),
     "negative": (0, struct.pack(">i", -1), "a record of -1 bytes"),
@@ -460,7 +460,7 @@ def test_parts_that_do_not_fit_the_log(origin: list[Part], tmp_path: Path) -> No
     with opened(tmp_path / "a", is_replica=True) as slave:
         slave.replica.append(0, origin[0][1][:1000])
         for offset in (0, 999, 1001, FILE_BYTES):
-            with pytest.raises(StoreError, match=f"from {offset} on and ours ends at 1000: connect to it anew"):
+            with pytest.raises(StoreError, match=f"from {offset} on and ours ends at 1000: connect to it again"):
                 slave.replica.append(offset, origin[0][1][1000:1100])
         slave.replica.append(1000, b"")
         append_all(slave, [(1000, origin[0][1][1000:]), *origin[1:]])

@@ -522,7 +522,7 @@ def test_a_killed_replay_goes_on_without_loss_or_doubles(rmq, stored, namesrv, t
         (["replay", "Tens"], 2, "no target: give --to TOPIC"),
         (["replay", "--to", "Tens"], 2, "nothing to replay: give a topic"),
         (["replay", "Tens", "--to", "X", "--sql", "n >"], 2, "replay: "),
-        (["replay", "--store", "/nowhere", "--dry-run"], 1, "/nowhere is no store"),
+        (["replay", "--store", "/nowhere", "--dry-run"], 1, "/nowhere is not a store"),
         (["replay", "Tens", "--to", "X", "--state", __file__], 2, "is not the state of a replay"),
         (["replay", "Tens", "--to", "X", "--audit", "/dev/full"], 2, "/dev/full is no regular file"),
         (["replay", "Tens", "--to", "X", "--state", "/dev/full"], 2, "/dev/full is no regular file"),

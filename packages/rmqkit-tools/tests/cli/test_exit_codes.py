@@ -67,7 +67,7 @@ def test_something_else_listens_there(rmq, greeting):
         code, _, error = rmq("topic", "list", "-n", address)
     assert code == ExitCode.NO_SERVER
     assert f"{address} does not speak RocketMQ's protocol" in said(error)
-    assert "look at the port" in said(error)
+    assert "check the port" in said(error)
 
 
 def test_no_answer(rmq):
@@ -217,7 +217,7 @@ def test_a_name_that_comes_as_bytes_which_are_not_utf8():
 def test_closed_standard_streams_are_of_nothing(tmp_path):
     script = f"exec {sys.executable} -m rmqkit store stat {tmp_path}/none <&- >&-"
     done = subprocess.run(["bash", "-c", script], stderr=subprocess.PIPE, text=True, timeout=SECONDS_MAX, check=False)
-    assert (done.returncode, "is no store" in said(done.stderr)) == (ExitCode.FAILED, True)
+    assert (done.returncode, "is not a store" in said(done.stderr)) == (ExitCode.FAILED, True)
     look = "import os, rmqkit.__main__ as it; it._open_standard_streams(); print(os.readlink('/proc/self/fd/0'))"
     script = f'exec {sys.executable} -c "{look}" <&-'
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=SECONDS_MAX, check=False)
@@ -313,7 +313,7 @@ def test_debug_shows_where_it_happened(rmq):
         ),
         (errors.SendFailed("T", ["a"], errors.PeerRefused(16, None, "a:1")), ExitCode.REFUSED),
         (errors.SendFailed("T", ["a"], OSError("no")), ExitCode.FAILED),
-        (errors.NoRoute("no broker takes messages for topic T"), ExitCode.UNKNOWN),
+        (errors.NoRoute("no broker accepts messages for topic T"), ExitCode.UNKNOWN),
         (errors.StoreLocked("/store"), ExitCode.FAILED),
     ],
 )

@@ -194,7 +194,7 @@ def test_one_line_errors(golden, tmp_path):
     missing = tmp_path / "none"
     for command in ("verify", "stat", "dump", "repair"):
         line = failed(command, missing)
-        assert line == f"{missing} is no store, there is no {missing}/commitlog: name its storePathRootDir"
+        assert line == f"{missing} is not a store, it has no {missing}/commitlog: give its storePathRootDir"
     assert "give the broker.conf of the store" in failed("verify", golden.root)
     unreadable = failed("stat", golden.root, "-c", missing, exit_code=2)
     assert unreadable.startswith(f"cannot read configuration {missing}: ")

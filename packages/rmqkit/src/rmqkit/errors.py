@@ -125,7 +125,7 @@ class BodyMismatch(BodyError):
     """
 
     def __init__(self, type_name: str, reason: str) -> None:
-        super().__init__(f"the body is no {type_name}: {reason}")
+        super().__init__(f"the body is not a valid {type_name}: {reason}")
         self.type_name = type_name
         self.reason = reason
 
@@ -192,7 +192,7 @@ class StoreDamaged(StoreError):
 
     def __init__(self, root: str, physical_offset: int, found: str) -> None:
         super().__init__(
-            f"store {root} is damaged: no record lies at {physical_offset} of its commit log ({found}); a start would "
+            f"store {root} is damaged: no record is at {physical_offset} of its commit log ({found}); a start would "
             f"cut that off; to keep it, run: rmq store repair {shlex.quote(root)}"
         )
         self.physical_offset = physical_offset
@@ -265,8 +265,8 @@ class WrongProtocol(RemotingError):
 
     def __init__(self, address: str, found: str) -> None:
         super().__init__(
-            f"{address} does not speak RocketMQ's protocol: {found}; look at the port: name servers have 9876, brokers "
-            "10911, and a gRPC proxy (8081) is none of them"
+            f"{address} does not speak RocketMQ's protocol: {found}; check the port: name servers use 9876, brokers "
+            "10911, and a gRPC proxy (8081) has another protocol"
         )
         self.address = address
 

@@ -78,21 +78,22 @@ def test_types_of_libraries_may_be_parts_of_others(kind, body, value):
 @pytest.mark.parametrize(
     ("kind", "body", "text"),
     [
-        (Struct, b'{"id":"1"}', "the body is no Struct: Expected `int`, got `str` - at `$.id`"),
-        (Struct, b"{}", "the body is no Struct: Object missing required field `id`"),
-        (Struct, b"{]", "the body is no Struct: JSON is malformed: object keys must be strings (byte 1)"),
-        (Struct, b"\xff", "the body is no Struct: JSON is malformed: invalid character (byte 0)"),
+        (Struct, b'{"id":"1"}', "the body is not a valid Struct: Expected `int`, got `str` - at `$.id`"),
+        (Struct, b"{}", "the body is not a valid Struct: Object missing required field `id`"),
+        (Struct, b"{]", "the body is not a valid Struct: JSON is malformed: object keys must be strings (byte 1)"),
+        (Struct, b"\xff", "the body is not a valid Struct: JSON is malformed: invalid character (byte 0)"),
         (
             Model,
             b'{"id":"x","theNote":"secret secret secret secret"}',
             (
-                "the body is no Model: id: Input should be a valid integer, unable to parse string as an integer; "
+                "the body is not a valid Model: id: Input should be a valid integer, unable to parse string as an "
+                "integer; "
                 "theNote: String should have at most 20 characters"
             ),
         ),
-        (Model, b"not JSON", "the body is no Model: Invalid JSON: expected ident at line 1 column 2"),
-        (Checked, b"{}", "the body is no Checked: id: Field required"),
-        (list[Model], b"[{}]", f"the body is no list[{__name__}.Model]: 0.id: Field required"),
+        (Model, b"not JSON", "the body is not a valid Model: Invalid JSON: expected ident at line 1 column 2"),
+        (Checked, b"{}", "the body is not a valid Checked: id: Field required"),
+        (list[Model], b"[{}]", f"the body is not a valid list[{__name__}.Model]: 0.id: Field required"),
     ],
 )
 def test_a_body_that_does_not_fit_says_why_in_one_line(kind, body, text):

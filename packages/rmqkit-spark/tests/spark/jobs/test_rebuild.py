@@ -73,7 +73,7 @@ def test_files_of_real_brokers_come_out_byte_for_byte(name, index_tags, split_by
 def test_files_of_a_real_broker_come_out_byte_for_byte_on_spark(spark, tmp_path):
     check_golden(spark, "5.4.0", "true", tmp_path, 40_000)
     (tmp_path / "t").mkdir()
-    with pytest.raises(StoreError, match="is no store"):
+    with pytest.raises(StoreError, match="is not a store"):
         rebuild(spark, str(tmp_path / "t"))
 
 

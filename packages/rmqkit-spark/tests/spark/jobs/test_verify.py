@@ -168,7 +168,7 @@ def test_a_store_in_use_is_looked_at_when_asked_for(tmp_path: Path) -> None:
             verify(LOCAL, str(tmp_path / "s"), small_settings())
         found = verify(LOCAL, str(tmp_path / "s"), small_settings(), read_only=True)
         assert (found.is_sound, found.is_live, found.checked["records"]) == (True, True, 30)
-    with pytest.raises(StoreError, match="is no store"):
+    with pytest.raises(StoreError, match="is not a store"):
         verify(LOCAL, str(tmp_path / "t"))
 
 

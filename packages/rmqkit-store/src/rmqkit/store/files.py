@@ -325,7 +325,7 @@ def check_room(path: Path) -> None:
     free_bytes = usage.f_bavail * usage.f_frsize
     if free_bytes < _NEEDED_BYTES and _is_tmpfs(path):
         raise StoreError(
-            f"{path} lies on a tmpfs with {free_bytes} bytes free, and a start needs {_NEEDED_BYTES}: delete files "
+            f"{path} is on a tmpfs with {free_bytes} bytes free, and a start needs {_NEEDED_BYTES}: delete files "
             f"there, or make it larger (mount -o remount,size=... {_mount_point(path)})"
         )
 

@@ -536,7 +536,7 @@ class MessageStore:
                     continue
                 found.append(request_of(decode_record(file.view, at - file.start), self._delays_ms))
             except RecordCorrupt as error:
-                _log.error("record at %d cannot be read, nothing behind it in its file gets keys: %s", at, error.reason)
+                _log.error("record at %d cannot be read, later records of its file get no keys: %s", at, error.reason)
                 at = file.end
                 continue
             at += found[-1].size

@@ -196,9 +196,8 @@ def tell_odd_queues(root: Path, queues: ConsumeQueues, known: Set[tuple[str, int
     topics = configured_topics(root) if made else None
     odd = [(queue, reason) for queue in made if (reason := _oddity(queue, topics, log_start))]
     for queue, reason in odd[:_TOLD_MAX]:
-        said = (
-            "record at %d of the log: it is of queue %s-%d, but %s: it may be damaged, and %d messages be missed there"
-        )
+        said = "record at %d of the log: it belongs to queue %s-%d, but %s: it may be damaged, and %d messages may be "
+        said += "missing there"
         count = queue.max_offset - queue.min_offset
         first = queue.entry(max(queue.first_index, queue.min_offset if isinstance(queue, ConsumeQueue) else 0))[0]
         _log.warning(said, first, queue.topic, queue.queue_id, reason, count)
@@ -324,9 +323,9 @@ def _log_entered_anew(root: Path, broken: list[_Broken], counts: dict[ConsumeQue
             if told <= _TOLD_MAX:
                 lack = f"; the log has none of its messages, the next one is {lost}" if lost else ""
                 place = queue.topic, queue.queue_id
-                _log.warning("%s-%d: %s: %d messages entered anew from the log%s", *place, one.reason, made, lack)
+                _log.warning("%s-%d: %s: %d messages restored from the log%s", *place, one.reason, made, lack)
     if told:
-        said = "store %s: %d queues were damaged: %d messages entered anew from the log, %d messages lost"
+        said = "store %s: %d queues were damaged: %d messages restored from the log, %d messages lost"
         _log.warning(said, root, told, made_all, lost_all)
 
 

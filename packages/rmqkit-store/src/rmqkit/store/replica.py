@@ -76,8 +76,8 @@ def log_part(log: CommitLog, end: int, physical_offset: int, size_max: int) -> m
     """
     if not max(0, log.min_offset) <= physical_offset <= log.max_offset:
         raise StoreError(
-            f"the log holds {max(0, log.min_offset)} to {log.max_offset} and is asked for what follows "
-            f"{physical_offset}: a slave that is behind needs a new copy, one that is ahead another master"
+            f"the log holds {max(0, log.min_offset)} to {log.max_offset}, the slave requests the log from "
+            f"{physical_offset} on: a slave that is behind needs a new copy, one that is ahead another master"
         )
     file = log.queue.find(physical_offset)
     if file is None or physical_offset >= end:
@@ -167,7 +167,7 @@ class Replica:
         end = log.max_offset
         if physical_offset != end and (end or physical_offset % log.queue.file_bytes):
             raise StoreError(
-                f"the master sends its log from {physical_offset} on and ours ends at {end}: connect to it anew; an "
+                f"the master sends its log from {physical_offset} on and ours ends at {end}: connect to it again; an "
                 f"empty log can only begin with a file, and mappedFileSizeCommitLog is {log.queue.file_bytes}"
             )
         if not len(data):
@@ -359,12 +359,12 @@ class Replica:
 def _found(head: bytes, physical_offset: int, file_end: int) -> str:
     """Return a text about the bytes that are in the place of a record's head."""
     if len(head) < _HEAD_BYTES:
-        return f"{len(head)} bytes at the end of a file, which are no record"
+        return f"{len(head)} bytes at the end of a file, which are not a record"
     size, magic, says, _, _ = _HEAD.unpack_from(head)
     if magic == BLANK_MAGIC:
         return f"the end of a file with {size} bytes left where there are {file_end - physical_offset}"
     if magic not in _MAGICS:
-        return f"bytes with magic {magic & 0xFFFFFFFF:08x}, which are no record"
+        return f"bytes with magic {magic & 0xFFFFFFFF:08x}, which are not a record"
     if says != physical_offset:
-        return f"a record that says it lies at {says}"
+        return f"a record with the offset {says}"
     return f"a record of {size} bytes where the file has {file_end - physical_offset} left"

@@ -295,7 +295,7 @@ def test_walk_starts_where_the_checkpoint_allows(tmp_path: Path, caplog: pytest.
     shutil.rmtree(root / "consumequeue")
     with opened(root) as store:
         assert store.min_offset("TopicTest", 0) == 0
-    found = re.search(r"TopicTest-0: messages of the log were not in it: (\d+) messages entered anew", caplog.text)
+    found = re.search(r"TopicTest-0: messages of the log were not in it: (\d+) messages restored", caplog.text)
     assert found is not None, "the walk began behind the first file"
     assert 0 < int(found[1]) < 60
 

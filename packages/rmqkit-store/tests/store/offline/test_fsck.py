@@ -376,7 +376,7 @@ def test_the_messages_of_a_deleted_topic_are_no_damage_and_a_new_one_of_its_name
     (finding,) = verify(tmp_path, read).findings  # without a note nobody knows: the queue may have been lost
     assert (finding.kind, finding.found) == (
         Kind.QUEUE_END,
-        f"number 0 once more at {finding.found.split()[-4]} of the log",
+        f"number 0 again at {finding.found.split()[-4]} of the log",
     )
     (queue,) = [one for one in stat(tmp_path, read).queues if one.topic == "Gone"]
     assert (queue.messages, queue.max_offset) == (7, 2)
@@ -638,7 +638,7 @@ def test_a_store_that_was_killed_says_so(tmp_path):
 
 
 def test_no_store(tmp_path):
-    with pytest.raises(StoreError, match=r"is no store, there is no .*/commitlog: name its storePathRootDir"):
+    with pytest.raises(StoreError, match=r"is not a store, it has no .*/commitlog: give its storePathRootDir"):
         verify(tmp_path)
 
 

@@ -221,7 +221,7 @@ def test_verify_tells_numbers_that_were_given_again(tmp_path):
     with opened(root, SETTINGS) as store:
         assert put_all(store, message(TOPIC, 0, b"next"))[0].queue_offset == 0
     found = [str(one) for one in verify(root, SETTINGS).findings]
-    assert any("Orders/0" in one and "number 0 once more at" in one for one in found), found
+    assert any("Orders/0" in one and "number 0 again at" in one for one in found), found
 
 
 def test_a_topic_deleted_in_order_is_no_finding_when_it_is_made_again(tmp_path):
@@ -277,7 +277,7 @@ def test_after_a_kill_a_lost_queue_is_made_anew_and_said_so(name, has_note, tmp_
         numbers = [one.queue_offset for one in put_all(store, message(TOPIC), message(TOPIC, 1))]
         assert numbers == [COUNT, COUNT + MORE], "no number is given twice"
     assert "messages of the log were not in it" in caplog.text
-    assert "messages entered anew from the log, 0 messages lost" in caplog.text
+    assert "messages restored from the log, 0 messages lost" in caplog.text
     assert verify(root, SMALL).findings == []
 
 
@@ -287,7 +287,7 @@ def test_after_a_kill_a_lost_queue_that_was_made_since_the_start_is_made_anew(tm
     with opened(root, SMALL) as store:
         assert bodies(store, queue_id=2) == [b"0", b"1", b"2"]
         assert put_all(store, message(TOPIC, 2))[0].queue_offset == 3
-    assert f"{TOPIC}-2: messages of the log were not in it: 3 messages entered anew" in caplog.text
+    assert f"{TOPIC}-2: messages of the log were not in it: 3 messages restored" in caplog.text
 
 
 def test_after_a_kill_a_queue_that_its_topic_does_not_have_is_told_of(tmp_path, caplog):

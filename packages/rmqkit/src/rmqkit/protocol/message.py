@@ -148,7 +148,7 @@ def message_of(message: Message | str, body: Body | None, fields: MessageFields)
             raise TypeError(f"the message for topic {message!r} has no body: give it as the second argument")
         return Message(topic=message, body=body, **fields)
     if not isinstance(message, Message):
-        raise TypeError(f"{message!r} is no message: give a topic and a body, or a Message")
+        raise TypeError(f"{message!r} is not a message: give a topic and a body, or a Message")
     if body is not None or fields:
         raise TypeError("a Message has its body and its fields already: give a topic and a body, or a Message")
     return message

@@ -229,7 +229,7 @@ class Authentication:
                 )
             return None
         if not settings.initial_user:
-            raise SettingsError("authenticationEnabled=true needs initAuthenticationUser: nobody could send")
+            raise SettingsError("authenticationEnabled=true needs initAuthenticationUser, or no client can send")
         user = _decoded("initAuthenticationUser", settings.initial_user, _User)
         initial = UserInfo(username=user.username, password=user.password, user_type="Super", user_status="enable")
         return cls(

@@ -76,7 +76,9 @@ async def test_a_handler_gets_values_and_what_does_not_fit_is_a_dead_letter_with
         assert letter.keys == ["k"]
         assert letter.properties["a"] == "b"
         assert letter.properties["RETRY_TOPIC"] == "Orders"
-        assert letter.properties["rmqkit_reason"] == "the body is no Order: Expected `int`, got `str` - at `$.id`"
+        assert (
+            letter.properties["rmqkit_reason"] == "the body is not a valid Order: Expected `int`, got `str` - at `$.id`"
+        )
 
 
 @pytest.mark.parametrize("kind", KINDS)

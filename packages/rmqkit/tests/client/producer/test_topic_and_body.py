@@ -37,8 +37,8 @@ async def test_a_topic_and_a_body_are_a_message():
         (("Orders",), {}, "the message for topic 'Orders' has no body: give it as the second argument"),
         ((Message(topic="Orders", body=b"x"), b"y"), {}, "a Message has its body and its fields already"),
         ((Message(topic="Orders", body=b"x"),), {"tags": "paid"}, "a Message has its body and its fields already"),
-        ((b"x",), {}, "b'x' is no message: give a topic and a body, or a Message"),
-        ((None, b"x"), {}, "None is no message"),
+        ((b"x",), {}, "b'x' is not a message: give a topic and a body, or a Message"),
+        ((None, b"x"), {}, "None is not a message"),
         (("Orders", b"x"), {"tag": "paid"}, "'tag'"),
     ],
 )

@@ -64,7 +64,7 @@ def pairs(texts: list[str] | None) -> dict[str, str]:
     for text in texts or ():
         key, equals, value = text.partition("=")
         if not (key and equals):
-            raise SettingsError(f"{text!r} is no setting: write it as key=value")
+            raise SettingsError(f"{text!r} is not a setting: write it as key=value")
         found[key] = value
     return found
 

@@ -94,7 +94,7 @@ class Objects:
         try:
             self._filesystem, self._path = fs.FileSystem.from_uri(address)
         except (pyarrow.ArrowInvalid, ValueError, OSError) as error:
-            raise StoreError(f"{self._shown} is no address of an archive: {error}") from None
+            raise StoreError(f"{self._shown} is not an address of an archive: {error}") from None
 
     def __str__(self) -> str:
         return self._shown

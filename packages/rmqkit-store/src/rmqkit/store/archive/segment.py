@@ -260,12 +260,12 @@ class SegmentFile:
         self.name = name
         self._read_at = read_at
         if size < len(MAGIC) + FOOTER.size:
-            raise StoreError(f"{name} is no archived segment: it has {size} bytes only")
+            raise StoreError(f"{name} is not an archived segment: it has {size} bytes only")
         # Shorter where the object was cut after its length was listed.
         footer = read_at(size - FOOTER.size, FOOTER.size).ljust(FOOTER.size, b"\0")
         position, stored_bytes, crc, magic = FOOTER.unpack(footer)
         if magic != MAGIC or position + stored_bytes + FOOTER.size != size:
-            raise StoreError(f"{name} is no archived segment, or was not written to its end: it has no footer")
+            raise StoreError(f"{name} is not an archived segment, or was not written to its end: it has no footer")
         self.digest = crc
         content = self.section(Section(position, stored_bytes, crc))
         try:

@@ -216,7 +216,7 @@ class FileQueue:
             try:
                 directory.rmdir()
             except OSError:
-                _log.debug("%s stays: it is missing or holds other files", directory)
+                _log.debug("%s is not deleted: it is missing or holds other files", directory)
 
 
 def sync_names(file: MappedFile, levels: int) -> None:
@@ -278,4 +278,4 @@ def _files_of(directory: Path) -> list[tuple[int, Path, int]]:
 def _start_of(path: Path) -> int:
     if len(path.name) == _NAME_DIGITS and path.name.isascii() and path.name.isdigit():
         return int(path.name)
-    raise StoreMismatch(f"{path} is not a store file (its name is no 20-digit offset): move it elsewhere")
+    raise StoreMismatch(f"{path} is not a store file (its name is not a 20-digit offset): move it elsewhere")

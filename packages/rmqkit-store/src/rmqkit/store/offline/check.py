@@ -312,7 +312,7 @@ def open_log(root: Path, settings: StoreSettings | None, report: Report) -> LogV
     folders = {path for paths in log_directories(root, settings or StoreSettings()) for path in paths}
     if not any(folder.is_dir() for folder in folders):
         missing = ", ".join(sorted(map(str, folders)))
-        raise StoreError(f"{root} is no store, there is no {missing}: name its storePathRootDir")
+        raise StoreError(f"{root} is not a store, it has no {missing}: give its storePathRootDir")
     file_bytes = common_length(folders) if settings is None else settings.commit_log_file_bytes
     log = LogView(list(files_in_order(folders, file_bytes, report)))
     _check_start(root, log, report)
@@ -415,7 +415,7 @@ class LogDamage:
         segment, damage = self._tail
         log_end, indexed = segment.start + damage.position, indexed_end()
         if self.report.is_unclean or indexed != log_end:
-            hint = "" if indexed > log_end else ": a torn record, or stale bytes behind the log's end"
+            hint = "" if indexed > log_end else ": a torn record, or stale bytes after the log's end"
             self.report.tail = self._add(segment, damage, hint)
             self.report.open_ends.remove(self.report.tail)
         else:
@@ -430,7 +430,7 @@ class LogDamage:
                 chunk = bytes(segment.view[at : at + _CHUNK_BYTES])
                 if found := len(chunk) - chunk.count(0):
                     at += len(chunk) - len(chunk.lstrip(b"\0"))
-                    self.report.add(Kind.RECORD, segment.path, at, "zeros behind the end of the log", f"{found} others")
+                    self.report.add(Kind.RECORD, segment.path, at, "zeros after the end of the log", f"{found} others")
                     break
 
     def _add(self, segment: Segment, damage: Damage, hint: str = "") -> Finding:
@@ -478,4 +478,4 @@ def _check_sums(segment: Segment, arrivals: DispatchColumns, report: Report) -> 
 
 def _unreadable(segment: Segment, damage: Damage) -> Finding:
     found = f"{damage.reason} ({damage.end - damage.position} bytes are no record)"
-    return Finding(Kind.RECORD, str(segment.path), damage.position, "a record, or zeros behind the last one", found)
+    return Finding(Kind.RECORD, str(segment.path), damage.position, "a record, or zeros after the last one", found)

@@ -367,7 +367,7 @@ class DerivedFiles:
                 first = min(entries_of(end.path.parent), default=end.path)
                 self._report.add(Kind.QUEUE_END, first, 0, f"entries from {expected.begin} on", f"{end.begin} first")
             if expected.anew_at >= 0:
-                found = f"number {expected.begin} once more at {expected.anew_at} of the log"
+                found = f"number {expected.begin} again at {expected.anew_at} of the log"
                 self._report.add(Kind.QUEUE_END, end.path, 0, "every number once: messages are in no queue", found)
 
     def _were_held(self, end: QueueEnd, expected_end: int) -> bool:

@@ -93,7 +93,7 @@ def repair(
         OSError: the disk refused; what was done before stays.
     """
     renames = list(_renames(root, settings))
-    named = [Step(str(path), f"named {target.name}: its records say that they lie there") for path, target in renames]
+    named = [Step(str(path), f"named {target.name}: its records have these offsets") for path, target in renames]
     if renames and not is_dry_run:
         lock = StoreLock(root)
         lock.acquire()
@@ -219,7 +219,7 @@ def _edit_of_small_file(root: Path, path: Path) -> tuple[str, Callable[[], None]
     if other.is_file() and is_json(other) is None:
         return f"replaced by {other.name}", partial(_copy, other, path)
     if path.name.startswith("timermetrics"):
-        return "removed: the next start counts anew", partial(path.unlink, missing_ok=True)
+        return "removed: the next start counts again", partial(path.unlink, missing_ok=True)
     return "", _nothing
 
 

@@ -218,7 +218,9 @@ class ConsumeQueues:
             for topic_folder in folder.iterdir() if folder.is_dir() else ():
                 for queue_folder in topic_folder.iterdir() if topic_folder.is_dir() else ():
                     if not queue_folder.name.isdecimal():
-                        raise StoreMismatch(f"{queue_folder} is not a queue (its name is no number): move it elsewhere")
+                        raise StoreMismatch(
+                            f"{queue_folder} is not a queue (its name is not a number): move it elsewhere"
+                        )
                     if self._is_batch_topic(topic_folder.name) is not (kind == "BatchCQ"):
                         raise StoreMismatch(f"{topic_folder} holds queues of type {kind}: set its queue.type to {kind}")
                     yield topic_folder.name, int(queue_folder.name)
@@ -395,7 +397,7 @@ class ConsumeQueues:
                 try:
                     (folder / topic).rmdir()
                 except OSError:
-                    _log.debug("%s stays: it is missing or holds other files", folder / topic)
+                    _log.debug("%s is not deleted: it is missing or holds other files", folder / topic)
 
     def destroy_all(self) -> None:
         """Delete every queue, as nothing in the log can be meant any more."""

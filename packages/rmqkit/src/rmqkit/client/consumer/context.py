@@ -80,8 +80,8 @@ class Subscriptions(dict[str, SubscriptionData]):
             raise SettingsError(fault)
         if not isinstance(expression, str):
             raise SettingsError(
-                f"subscription to topic {topic}: {expression!r} is no expression: use '*' or 'A || B'; a handler goes"
-                " in handler="
+                f"subscription to topic {topic}: {expression!r} is not an expression: use '*' or 'A || B'; a handler "
+                "goes in handler="
             )
         version = self._version(topic)
         try:

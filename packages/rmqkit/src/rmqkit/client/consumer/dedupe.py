@@ -239,7 +239,7 @@ class RedisDedupe:
 def _check_done(value: str | bytes | None, name: str) -> None:
     """Raises ConsumeLater: nobody has marked the key as done, so another member is at work on it."""
     if value not in (_DONE, _DONE.encode()):
-        _log.info("key %s is being handled elsewhere: the message comes again later", name)
+        _log.info("another consumer is handling key %s: the message is redelivered later", name)
         raise ConsumeLater
 
 

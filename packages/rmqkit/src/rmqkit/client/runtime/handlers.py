@@ -245,7 +245,7 @@ class PendingReplies:
         # Success all the same: an error would have the broker push it again, and still nobody would wait for it.
         if future is None or future.done():
             _log.warning(
-                "ignoring a reply from %s: it came too late or twice, or nobody asked for it", header.born_host
+                "ignoring a reply from %s: it is late or a duplicate, or no request waits for it", header.born_host
             )
         else:
             future.set_result(Reply(body, properties, header.flag, header.born_timestamp, header.born_host))
