@@ -205,7 +205,7 @@ def test_sentences_in_tables_are_wrapped_and_not_cut(monkeypatch):
 
 
 def test_a_command_in_a_sentence_is_not_broken_over_two_lines():
-    text = "bad: 31 dead letters; see why: rmq dead kinds billing; mend its handler, then: rmq replay --dlq billing"
+    text = "bad: 31 dead letters; see why: rmq dead kinds billing; fix its handler, then: rmq replay --dlq billing"
     for width in range(26, 110):
         lines = wrapped(text, width)
         assert max(map(len, lines)) <= width and " ".join(lines) == text

@@ -110,7 +110,7 @@ class CommitLog:
 
     @property
     def committed_timestamp(self) -> int:
-        """storeTimestamp of a record before `committed_offset`, read in this order; of the newest, give or take."""
+        """storeTimestamp of a record before `committed_offset`, read in this order; of the newest, approximately."""
         return self.last_store_timestamp if self.pool is None else self._committed_timestamp
 
     # ---- opening and closing

@@ -232,7 +232,7 @@ class Alerts:
             kept = self._file.load(_Kept) or _Kept()
         except RmqError as error:
             self._file.set_aside()
-            self.lost = _("{error}: they were given the name …damaged, and there are no rules now", error=error)
+            self.lost = _("{error}: they were renamed to …damaged, and there are no rules now", error=error)
             _log.warning("%s", self.lost)
             return
         self.rules = {one.name: one for one in kept.rules if one.figure in FIGURES and one.operator in OPERATORS}
@@ -406,7 +406,7 @@ class Alerts:
         if not self._pattern(rule).match(alert.target):
             self._resolve(rule, alert, at_ms, _("the rule no longer looks at it"))
         elif at_ms - alert.seen_ms > HOUR_MS:
-            self._resolve(rule, alert, at_ms, _("nobody told of it for an hour"))
+            self._resolve(rule, alert, at_ms, _("no broker has reported it for an hour"))
         elif alert.state == "firing" and not alert.is_told and rule.silent_until_ms <= at_ms:
             alert.is_told = True
             self._tell(rule, self._event(rule, alert, "firing", at_ms))
@@ -503,7 +503,7 @@ class Alerts:
             event = waiting.event
             if waiting.trouble:
                 text = _(
-                    "channel {name} did not take it in {tries} tries: {trouble}",
+                    "channel {name} did not accept it in {tries} tries: {trouble}",
                     name=name,
                     tries=waiting.tries,
                     trouble=waiting.trouble,
