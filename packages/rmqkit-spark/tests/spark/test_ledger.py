@@ -129,5 +129,5 @@ def test_half_messages_take_few_bytes() -> None:
 def test_other_bytes_are_no_half_messages(junk: bytes, cut: int) -> None:
     good = pack_halves([Half("0/1", "T", "b", -1, 1, 2)])[0]
     for packed in (junk, good[:cut] if cut < len(good) else junk):
-        with pytest.raises(BodyError, match="no half messages"):
+        with pytest.raises(BodyError, match="not half messages"):
             unpack_halves(packed)
