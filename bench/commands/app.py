@@ -104,7 +104,7 @@ def pop(
     rounds: Annotated[int, typer.Option(min=1, help="Number of measured rounds.")] = 5,
     as_json: _Json = False,
 ) -> None:
-    """Measure the CPU time of pops and acks in the broker, and the latency of a pop, beside any other broker.
+    """Measure the CPU time of pops and acks in the broker, and the latency of a pop, compared with another broker.
 
     `make bench T=pop` measures Apache's broker in the same run.
     """
@@ -131,11 +131,11 @@ def timer(
         int, typer.Option(min=1000, help="Number of messages that are pending all the time.")
     ] = 1_000_000,
     rate: Annotated[int, typer.Option(min=10, help="Number of messages that become due per second.")] = 1000,
-    seconds: Annotated[int, typer.Option(min=1, help="How long messages become due, in seconds.")] = 30,
+    seconds: Annotated[int, typer.Option(min=1, help="Seconds during which messages become due.")] = 30,
     body_bytes: Annotated[int, typer.Option(min=17, max=1 << 20, help="Body size in bytes.")] = 100,
     as_json: _Json = False,
 ) -> None:
-    """Measure how late timed messages are while many wait, with CPU time and memory, beside any other broker.
+    """Measure how late timed messages are while many wait, with CPU time and memory, compared with another broker.
 
     `make bench T=timer` measures Apache's broker in the same run.
     """
@@ -177,9 +177,9 @@ def spark(
     directory: Annotated[Path | None, typer.Option(help="Directory for temporary files. (default: $TMPDIR)")] = None,
     as_json: _Json = False,
 ) -> None:
-    """Measure the CPU time of the Spark pipeline, beside other ways to do the same.
+    """Measure the CPU time of the Spark pipeline, compared with other ways to do the same.
 
-    `make bench T=spark` fetches what row 2 needs.
+    `make bench T=spark` fetches the files for row 2.
     """
     from bench.commands import spark as spark_figures
 
@@ -214,7 +214,7 @@ def console(
     messages: Annotated[
         int, typer.Option(min=1_000, help="Number of messages in the topic that is searched.")
     ] = 1_000_000,
-    asks: Annotated[int, typer.Option(min=1, help="How often each list page is asked for.")] = 50,
+    asks: Annotated[int, typer.Option(min=1, help="Number of requests for each list page.")] = 50,
     pages: Annotated[int, typer.Option(min=1, max=100, help="Number of open pages.")] = 50,
     seconds: Annotated[float, typer.Option(min=0.1, help="How long pages are open.")] = 20.0,
     pairs: Annotated[

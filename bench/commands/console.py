@@ -283,7 +283,7 @@ class _Load:
             ms, text = _get(console, path)
             found = json.loads(text)
             if number and found["total"] != left:
-                raise RmqError(f"the search goes on with {found['total']:,} messages and not with {left:,}")
+                raise RmqError(f"the search continues with {found['total']:,} messages and not with {left:,}")
             cursor, left = found["cursor"], found["total"] - found["examined"]
             more = {"examined": found["examined"], "left": left, "stopped": found["stopped"]}
             figures.append(_figure(f"search {number + 1} without a match", round(ms), "ms", _SEARCH_MS, **more))
@@ -335,7 +335,7 @@ class _Load:
         more = {"per_second_with": round(rate_with), "per_second_without": round(rate_without)}
         cpu = {"broker_cpu_us_with": round(cpu_with, 1), "broker_cpu_us_without": round(cpu_without, 1)}
         less = round(100 * (1 - ratio), 1)
-        return _figure("sends beside a console that is looked at", less, "% fewer", _SENDS_PERCENT, **more, **cpu)
+        return _figure("sends beside a console with open pages", less, "% fewer", _SENDS_PERCENT, **more, **cpu)
 
     async def _send_for(self, seconds: float) -> int:
         end, sent, body = time.perf_counter() + seconds, 0, bytes(1024)

@@ -25,7 +25,7 @@ def test_bench_console_has_every_figure_with_its_budget() -> None:
     search = figures["search 1 without a match"]["more"]
     assert search == {"examined": 1_000, "left": 0, "stopped": "end"}
     assert figures["8 open pages"]["unit"] == "% of a core"
-    assert figures["sends beside a console that is looked at"]["more"].keys() == {
+    assert figures["sends beside a console with open pages"]["more"].keys() == {
         "per_second_with", "per_second_without", "broker_cpu_us_with", "broker_cpu_us_without",
     }  # fmt: skip
     assert said

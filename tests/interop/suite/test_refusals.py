@@ -252,6 +252,6 @@ async def test_without_topic_and_template_the_error_names_topic_name_servers_and
     """behaviour.md §7.2: No route info of this topic."""
     producer = await scene.producer(template_topic=f"{scene.topic}-template")
     with pytest.raises(
-        NoRoute, match=f"no broker takes messages for topic {scene.topic}, asked name servers {scene.namesrv}: create"
+        NoRoute, match=f"no broker accepts messages for topic {scene.topic}, asked name servers {scene.namesrv}: create"
     ):
         await producer.send(Message(topic=scene.topic, body=b"x"))

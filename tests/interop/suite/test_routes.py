@@ -93,7 +93,7 @@ async def test_a_topic_that_may_only_be_read_takes_no_messages(scene: Scene) -> 
     """behaviour.md §7.2: writable queue data only."""
     await scene.create_topic(perm=4)
     producer, reader = await scene.producer(), await scene.reader()
-    with pytest.raises(NoRoute, match=f"no broker takes messages for topic {scene.topic}"):
+    with pytest.raises(NoRoute, match=f"no broker accepts messages for topic {scene.topic}"):
         await producer.send(Message(topic=scene.topic, body=b"x"))
     assert len(await reader.queues(scene.topic)) == 1
 
@@ -161,7 +161,7 @@ async def test_a_topic_that_becomes_read_only_takes_no_more_messages(scene: Scen
             await asyncio.sleep(POLL_SECONDS)
         except NoRoute as error:
             failure = error
-    assert f"no broker takes messages for topic {scene.topic}" in str(failure)
+    assert f"no broker accepts messages for topic {scene.topic}" in str(failure)
 
 
 async def test_a_topic_that_becomes_writable_again_takes_messages_again(scene: Scene) -> None:

@@ -151,7 +151,7 @@ async def test_what_is_not_archived_is_not_deleted(tmp_path):
         assert broker.delete_old() == 0  # nothing is known of the archive yet
         broker.archive.mkdir()
         (broker.archive / "broker-a").write_text("a file where the folder should be")
-        with pytest.raises(StoreError, match=r"and kept until it is: .*broker-a"):
+        with pytest.raises(StoreError, match=r"and not deleted until then: .*broker-a"):
             await broker.archive_full()
         assert broker.delete_old() == 0
         (broker.archive / "broker-a").unlink()
@@ -177,7 +177,7 @@ async def test_the_archive_of_another_broker_is_left_alone(tmp_path, caplog):
     shutil.rmtree(tmp_path / "store")
     async with Archived(tmp_path) as broker:
         await broker.fill(30)
-        with pytest.raises(StoreError, match=r"the log ends at|is that of another store"):
+        with pytest.raises(StoreError, match=r"the log ends at|belongs to another store"):
             await broker.context.archive.round()
         assert broker.delete_old() == 0
         assert sorted(path.name for path in (broker.archive / "broker-a").iterdir()) == segments
@@ -335,7 +335,7 @@ async def test_a_damaged_block_is_passed_over_with_an_error(tmp_path, caplog):
         expected = [one for one in range(80) if one not in lost]
         for _ in range(2):
             assert await walk(broker) == expected
-        said = f"messages {lost[0]} to {lost[-1]} of queue 0 of topic T are passed over: {path.name} was changed"
+        said = f"messages {lost[0]} to {lost[-1]} of queue 0 of topic T are skipped: {path.name} was changed"
         assert caplog.text.count(said) == 1, "two consumers pass over it, and it is logged once"
         assert "Traceback" not in caplog.text
 
@@ -348,7 +348,7 @@ async def test_pops_pass_over_a_damaged_block(tmp_path, caplog):
         lost = messages_of(path)
         flip(path, 20)
         assert await popped(broker, 80 - len(lost)) == [one for one in range(80) if one not in lost]
-        assert f"messages {lost[0]} to {lost[-1]} of queue 0 of topic T are passed over" in caplog.text
+        assert f"messages {lost[0]} to {lost[-1]} of queue 0 of topic T are skipped" in caplog.text
 
 
 async def test_lookups_pass_over_a_damaged_block(tmp_path, caplog):
@@ -480,7 +480,7 @@ async def test_an_archive_of_another_log_alone_is_refused_and_nobody_is_moved(tm
     shutil.rmtree(tmp_path / "own" / "archive" / "broker-a")
     shutil.copytree(foreign[0].parent, tmp_path / "own" / "archive" / "broker-a")
     async with Archived(tmp_path / "own") as broker:
-        with pytest.raises(StoreError, match="that of another store: it has no segment of this log"):
+        with pytest.raises(StoreError, match="belongs to another store: it has no segment of this log"):
             await broker.context.archive.round()
         assert (await broker.pull(0)).code == ResponseCode.SYSTEM_BUSY
         assert (await broker.pull(low)).code == ResponseCode.SUCCESS

@@ -90,4 +90,4 @@ async def test_a_member_that_cannot_be_reached_is_logged(tmp_path, caplog):
         await refusing.close()
         await ask.register(broker_id=2, broker_addr=address)
         await ask.register(broker_id=1, broker_addr="127.0.0.1:1")
-        await until(lambda: f"cannot tell {address} that the lowest broker id is now 1" in caplog.text)
+        await until(lambda: f"cannot notify {address} that the lowest broker id is now 1" in caplog.text)

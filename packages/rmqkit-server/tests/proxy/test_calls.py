@@ -352,7 +352,7 @@ async def test_acks_of_several_are_told_one_by_one(caller):
     assert [entry.status.code for entry in answer.entries] == [OK, BAD_HANDLE, BAD_HANDLE]
     assert answer.entries[2].status.message == "cannot find broker zzz"
     assert said(await caller.ack()) == (50001, "ack message result is empty")
-    assert said(await caller.ack(*["bla"] * 10_001)) == (40000, "10001 acks in one call: 10000 are taken")
+    assert said(await caller.ack(*["bla"] * 10_001)) == (40000, "10001 acks in one call: the limit is 10000")
 
 
 @pytest.mark.parametrize(("offset", "queue"), [(99, 0), (0, 99), (1 << 62, 0)])

@@ -196,8 +196,8 @@ def test_tasks_are_as_many_and_as_large_as_wanted(broker: Standalone, orders: st
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({}, "give one of subscribe, subscribePattern and assign, it is 0 now"),
-        ({"subscribe": "a", "assign": "{}"}, "give one of subscribe, subscribePattern and assign, it is 2 now"),
+        ({}, "give one of subscribe, subscribePattern and assign, found 0"),
+        ({"subscribe": "a", "assign": "{}"}, "give one of subscribe, subscribePattern and assign, found 2"),
         (
             {"subscribe": "a", "startingOfsets": "latest"},
             "'startingOfsets' is not known: did you mean startingOffsets?",
@@ -577,7 +577,7 @@ def test_a_batch_that_is_planned_again_does_not_read_another_queue(broker: Stand
     start = reader.initialOffset()
     end = reader.latestOffset(start, ReadAllAvailable())
     make_again(broker, "replanned", 12)
-    with pytest.raises(DataLost, match="queue 0 of replanned on broker-a are gone: the queue was deleted and made"):
+    with pytest.raises(DataLost, match="queue 0 of replanned on broker-a are gone: the queue was deleted and created"):
         stream(broker, subscribe="replanned").partitions(start, end)
     lenient = stream(broker, subscribe="replanned", failOnDataLoss="false")
     assert read(lenient, start, end) == []

@@ -139,7 +139,7 @@ def test_errors_are_our_own_in_one_line(found: dict[str, Any]) -> None:
     assert (one, two, three, four) == ("StoreError", "StoreError", "SettingsError", "SettingsError")
     assert damage in damaged
     assert damage in audited
-    assert condition.startswith("replay: where='no such' is no condition over a message's columns: ")
+    assert condition.startswith("replay: where='no such' is not a condition over the columns of a message: ")
     assert nobody == (
         "no Spark Connect at sc://127.0.0.1:1: Connection refused; start it with start-connect-server.sh,"
         " or give its address"

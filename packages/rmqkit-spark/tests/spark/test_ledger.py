@@ -112,7 +112,7 @@ def test_other_keys_name_none(key: str) -> None:
 def test_entries_are_what_was_encoded() -> None:
     entry = Entry(Kind.DECISION, BATCH, "me", (b"x",), (1, 2), LOWS, ("0/1",))
     assert Entry.decode(entry.encode()) == entry
-    with pytest.raises(BodyError, match="is no ledger entry"):
+    with pytest.raises(BodyError, match="is not a ledger entry"):
         Entry.decode(entry.encode()[:-1])
 
 
@@ -174,5 +174,5 @@ def test_half_messages_take_few_bytes() -> None:
 def test_other_bytes_are_no_half_messages(junk: bytes, cut: int) -> None:
     good = pack_halves([Half("0/1", "T", "b", -1, 1, 2)])[0]
     for packed in (junk, good[:cut] if cut < len(good) else junk):
-        with pytest.raises(BodyError, match="no half messages"):
+        with pytest.raises(BodyError, match="not half messages"):
             unpack_halves(packed)

@@ -25,7 +25,7 @@ def test_offsets_are_told_as_other_connectors_tell_them():
     [
         ("{", "Expecting property name"),
         ('{"orders": 5}', "it must look like"),
-        ('{"orders": {"broker-a": {"0": "x"}}}', "'x' is no offset"),
+        ('{"orders": {"broker-a": {"0": "x"}}}', "'x' is not an offset"),
         ('{"orders": {"broker-a": {"first": 1}}}', "invalid literal for int"),
     ],
 )

@@ -348,10 +348,10 @@ def poke(parts: list[Part], offset: int, data: bytes) -> list[Part]:
 
 
 FOREIGN = {
-    "zeros": (0, bytes(BLANK_BYTES), "magic 00000000, which are no record"),
-    "text": (0, b"hello, world", "which are no record"),
-    "magic": (4, b"\xdb", "which are no record"),
-    "another place": (35, b"\x01", "a record that says it lies at"),
+    "zeros": (0, bytes(BLANK_BYTES), "magic 00000000, which are not a record"),
+    "text": (0, b"hello, world", "which are not a record"),
+    "magic": (4, b"\xdb", "which are not a record"),
+    "another place": (35, b"\x01", "a record with the offset"),
     "too small": (0, struct.pack(">i", 90), "a record of 90 bytes where the file has"),
     "too large": (0, struct.pack(">i", FILE_BYTES), f"a record of {FILE_BYTES} bytes where the file has"),
     "negative": (0, struct.pack(">i", -1), "a record of -1 bytes"),

@@ -351,7 +351,7 @@ def test_full_disk_refuses_puts_until_a_round_finds_room(tmp_path: Path, full: s
         assert refused.status is PutStatus.SERVICE_NOT_AVAILABLE
         assert refused.reason == (
             f"disk full, {use} INDEX: 0.39: refused above diskSpaceWarningLevelRatio 0.90, "
-            "taken again at 0.85: free space on the disk"
+            "accepted again at 0.85: free space on the disk"
         )
         assert store.put_batch(message()).status is PutStatus.SERVICE_NOT_AVAILABLE
         assert (store.retention.decision.is_disk_full, store.is_writable) == (True, False)

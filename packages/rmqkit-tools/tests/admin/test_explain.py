@@ -128,7 +128,7 @@ CASES: dict[str, tuple[Facts, Cause, str]] = {
     "before the log": (
         nothing(lookup=Lookup(address="h:1", is_known=True, physical_offset=9, log_min=10)),
         Cause.EXPIRED,
-        "the log of h:1 begins behind it",
+        "the log of h:1 now begins after it",
     ),
     "no record there": (
         nothing(lookup=Lookup(address="h:1", is_known=True, physical_offset=11, log_min=10)),
@@ -147,7 +147,7 @@ CASES: dict[str, tuple[Facts, Cause, str]] = {
     "late": (nothing(copies=[SCHEDULED], due_ms=NOW_MS - 6000), Cause.DELAYED, "which is past"),
     "delayed, delivered": (facts(copies=[SCHEDULED]), Cause.WAITING, ""),
     "timed by a fast clock": (nothing(copies=[TIMED], due_ms=NOW_MS), Cause.CLOCK_SKEW, "10 minutes ahead"),
-    "recalled": (nothing(copies=[SCHEDULED, RECALL]), Cause.RECALLED, "before its time came"),
+    "recalled": (nothing(copies=[SCHEDULED, RECALL]), Cause.RECALLED, "before it was due"),
     "half": (
         nothing(copies=[HALF], transaction=Transaction(half=HALF)),
         Cause.TRANSACTION_PENDING,

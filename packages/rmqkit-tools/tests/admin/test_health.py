@@ -74,7 +74,7 @@ def test_a_master_whose_slaves_are_away() -> None:
 def test_a_master_that_takes_nothing() -> None:
     state = broker(row={"active": False})
     state.figures["brokerActive"] = "false"
-    assert told(state) == [("bad", "broker-a takes no messages")]
+    assert told(state) == [("bad", "broker-a accepts no messages")]
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ async def test_an_id_that_is_nothing_is_told_with_what_it_was_tried_as(admin):
     beyond, elsewhere = sent.offset_msg_id[:16] + "0" * 11 + "FFFFF", "C0000201" + sent.offset_msg_id[8:]
     for name, topic, expected in (
         (sent.msg_id, "", "its port would be [0-9]+; as a unique key it needs its topic"),
-        ("x", "Nothing", "it is no offset message id.*; topic Nothing has no message with that unique key or key"),
+        ("x", "Nothing", "it is not an offset message id.*; topic Nothing has no message with that unique key or key"),
         ("known", "Nothing", "as a key topic Nothing has it 1 times: rmq message by-key Nothing known"),
         (beyond, "", f"it is of 127.0.0.1:[0-9]+, which has no message at {0xFFFFF}"),
         (elsewhere, "", "it is of 192.0.2.1:[0-9]+, which no broker of the cluster has"),

@@ -25,7 +25,7 @@ class Requests:
 
     async def queues(self, topic):
         if topic == "Nowhere":
-            raise NoRoute("no broker takes messages for topic Nowhere")
+            raise NoRoute("no broker accepts messages for topic Nowhere")
         return [MessageQueue(topic, broker, i) for broker in "ab" for i in range(4)]
 
     async def send(self, message, *, queue=None):

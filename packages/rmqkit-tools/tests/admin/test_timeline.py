@@ -41,7 +41,7 @@ def words(known: Facts) -> list[str]:
 
 
 def test_a_message_that_waits() -> None:
-    assert words(facts()) == ["sent by its producer", "stored in Orders", "group has not come to it: 7 before it"]
+    assert words(facts()) == ["sent by its producer", "stored in Orders", "group has not reached it: 7 before it"]
 
 
 def test_a_message_that_was_consumed_with_a_trace() -> None:
@@ -51,14 +51,14 @@ def test_a_message_that_was_consumed_with_a_trace() -> None:
 
 def test_a_message_that_failed_and_comes_again() -> None:
     events = timeline(facts(copies=[TO_RETRY], due_ms=NOW_MS + 9_000, place=place(18)))
-    assert [event.what for event in events[-2:]] == ["failed and put aside: retry 2 comes later", "will be delivered"]
+    assert [event.what for event in events[-2:]] == ["failed: retry 2 follows later", "will be delivered"]
     assert (events[-1].is_due, events[-1].at_ms) == (True, NOW_MS + 9_000)
     assert words(facts(copies=[RETRIED]))[-1] == "retry 2 can be consumed"
 
 
 def test_a_delayed_and_a_half_message() -> None:
     late = nothing(copies=[SCHEDULED], due_ms=NOW_MS - 60_000)
-    assert words(late) == ["its time came", "sent by its producer", "put aside for its delay"]
+    assert words(late) == ["its time came", "sent by its producer", "waiting for its delay"]
     assert words(nothing(copies=[HALF])) == [
         "sent by its producer",
         "half message: its producer was asked, check 4",

@@ -164,7 +164,7 @@ def test_a_group_is_moved(world):
 def test_clients_are_shown(world):
     assert world.client in shown(world, "consumer", "connections", "online")
     text = shown(world, "consumer", "status", "online", "-s")
-    well = "clients in order: the same subscriptions, and none is stuck; whether the group keeps up: "
+    well = "clients in order: the same subscriptions, no stuck client; to see whether the group keeps up, run: "
     assert text.endswith(f"{well}rmq cluster findings\n")
     assert "thread MainThread" in text
     assert shown(world, "producer", "list") == ""

@@ -103,7 +103,7 @@ def terminal(monkeypatch):
 def test_a_person_is_asked_before_something_is_deleted(terminal):
     for text in "", "\n", "n\n", "Yes, why not\n":
         asked = terminal(text)
-        with pytest.raises(RmqError, match="nothing was changed; --yes does not ask"):
+        with pytest.raises(RmqError, match="nothing was changed; --yes skips the question"):
             confirm("delete topic Orders", yes=False)
         assert asked.getvalue() == "delete topic Orders? [y/N] "
     for text in "y\n", "YES\n":
@@ -205,7 +205,7 @@ def test_sentences_in_tables_are_wrapped_and_not_cut(monkeypatch):
 
 
 def test_a_command_in_a_sentence_is_not_broken_over_two_lines():
-    text = "bad: 31 dead letters; see why: rmq dead kinds billing; mend its handler, then: rmq replay --dlq billing"
+    text = "bad: 31 dead letters; see why: rmq dead kinds billing; fix its handler, then: rmq replay --dlq billing"
     for width in range(26, 110):
         lines = wrapped(text, width)
         assert max(map(len, lines)) <= width and " ".join(lines) == text

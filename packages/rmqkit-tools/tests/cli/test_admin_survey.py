@@ -133,7 +133,7 @@ def test_a_page_of_messages_goes_on_where_it_ended(world: tuple[str, str]) -> No
     oldest = said(world, "message", "page", "Orders", "-l", "1", "--oldest-first").splitlines()
     assert oldest[0].endswith(" tags=new 0")
     assert oldest[1] == "looked at 1 of 6 messages"
-    assert oldest[2].startswith("go on with --cursor ")
+    assert oldest[2].startswith("continue with --cursor ")
 
 
 def test_a_timeline_with_and_without_a_group(world: tuple[str, str]) -> None:

@@ -108,7 +108,7 @@ def test_a_console_that_somebody_looks_at_ends_without_a_word(tmp_path: Path) ->
         (["--host", "0.0.0.0", "--cert", "c.pem", "--key", "k.pem"], "without users"),
         (["--cert", "c.pem"], "belong together"),
         (["--env", "prod"], "must be NAME=HOST:PORT"),
-        (["--env", "login=127.0.0.1:9876"], "cannot stand in an address"),
+        (["--env", "login=127.0.0.1:9876"], "cannot be part of an address"),
         (["-n", "nonsense"], "name servers"),
         (["--users", "nowhere"], "users file nowhere"),
     ],

@@ -161,7 +161,7 @@ def test_who_waits_for_a_broker_is_told_for_which(rmq, namesrv, monkeypatch):
     monkeypatch.setattr("rmqkit.admin.messages.sending.SILENT_SECONDS", 0.0)  # before any broker could answer
     for place in ([], ["--queue", "broker-a:0"]):
         lines = CliRunner().invoke(app, ["send", "Waited", "x", "--json", *place]).stderr.splitlines()
-        who = "broker broker-a" if place else "a broker that takes the topic"
+        who = "broker broker-a" if place else "a broker that accepts the topic"
         assert any(line.startswith(f"rmq: waiting for {who}, up to ") for line in lines), lines
     lines = CliRunner().invoke(app, ["replay", "Waited", "--to", "WaitedAgain"]).stderr.splitlines()
     waits = [line for line in lines if line.startswith("rmq: waiting for broker broker-a, up to ")]
@@ -524,8 +524,8 @@ def test_a_killed_replay_goes_on_without_loss_or_doubles(rmq, stored, namesrv, t
         (["replay", "Tens", "--to", "X", "--sql", "n >"], 2, "replay: "),
         (["replay", "--store", "/nowhere", "--dry-run"], 1, "/nowhere is not a store"),
         (["replay", "Tens", "--to", "X", "--state", __file__], 2, "is not the state of a replay"),
-        (["replay", "Tens", "--to", "X", "--audit", "/dev/full"], 2, "/dev/full is no regular file"),
-        (["replay", "Tens", "--to", "X", "--state", "/dev/full"], 2, "/dev/full is no regular file"),
+        (["replay", "Tens", "--to", "X", "--audit", "/dev/full"], 2, "/dev/full is not a regular file"),
+        (["replay", "Tens", "--to", "X", "--state", "/dev/full"], 2, "/dev/full is not a regular file"),
         (["replay", "Tens", "--to", "X", "--audit", __file__], 2, "does not end with a line of an audit"),
     ],
 )

@@ -67,7 +67,7 @@ def test_something_else_listens_there(rmq, greeting):
         code, _, error = rmq("topic", "list", "-n", address)
     assert code == ExitCode.NO_SERVER
     assert f"{address} does not speak RocketMQ's protocol" in said(error)
-    assert "look at the port" in said(error)
+    assert "check the port" in said(error)
 
 
 def test_no_answer(rmq):
@@ -313,7 +313,7 @@ def test_debug_shows_where_it_happened(rmq):
         ),
         (errors.SendFailed("T", ["a"], errors.PeerRefused(16, None, "a:1")), ExitCode.REFUSED),
         (errors.SendFailed("T", ["a"], OSError("no")), ExitCode.FAILED),
-        (errors.NoRoute("no broker takes messages for topic T"), ExitCode.UNKNOWN),
+        (errors.NoRoute("no broker accepts messages for topic T"), ExitCode.UNKNOWN),
         (errors.StoreLocked("/store"), ExitCode.FAILED),
     ],
 )

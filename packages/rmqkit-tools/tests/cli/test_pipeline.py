@@ -63,7 +63,7 @@ def test_pairs_are_read_and_mistakes_named():
     assert pairs(None) == {}
     assert pairs(["a=1", "b=x=y", "c="]) == {"a": "1", "b": "x=y", "c": ""}
     for text in ("a", "=1"):
-        with pytest.raises(SettingsError, match=f"'{text}' is no setting: write it as key=value"):
+        with pytest.raises(SettingsError, match=f"'{text}' is not a setting: write it as key=value"):
             pairs([text])
 
 
@@ -264,8 +264,8 @@ def test_a_person_gets_a_table_and_the_session_goes_on(golden, spark: SparkSessi
     [
         (["/"], StoreError, "/commitlog does not exist: give the store directory"),
         (["/", "-o", "topci=a"], SettingsError, "option 'topci' is not known: did you mean topic?"),
-        (["/", "-o", "topic"], SettingsError, "'topic' is no setting: write it as key=value"),
-        (["/", "--conf", "x"], SettingsError, "'x' is no setting: write it as key=value"),
+        (["/", "-o", "topic"], SettingsError, "'topic' is not a setting: write it as key=value"),
+        (["/", "--conf", "x"], SettingsError, "'x' is not a setting: write it as key=value"),
     ],
 )
 def test_mistakes_are_one_line(arguments, kind, text, spark: SparkSession):

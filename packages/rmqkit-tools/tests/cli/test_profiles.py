@@ -175,7 +175,7 @@ ERRORS = {
         ["add", "a", "-n", "ns"],
         "profile a: address 'ns' must be host:port, for example 127.0.0.1:9876",
     ),
-    "a name that is there": (["add", "prod", "-n", "ns:1"], "there is a profile prod already: --replace replaces it"),
+    "a name that is there": (["add", "prod", "-n", "ns:1"], "profile prod exists already: --replace replaces it"),
     "two keys": (
         ["add", "a", "-n", "ns:1", "--access-key", "k", "--secret-key", "s", "--secret-key-env", "S"],
         "profile a: the secret key is given 2 times: secret_key, secret_key_env",

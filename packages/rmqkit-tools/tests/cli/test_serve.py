@@ -122,7 +122,7 @@ def test_a_proxy_reads_apaches_json(tmp_path):
         assert proxy.stop(signal.SIGTERM, SECONDS_MAX) == 0
     said = proxy.log.read_text()
     assert f"{config}:1: unknown key namesrvAdr is ignored, did you mean namesrvAddr?" in said
-    assert f"{config}: without effect here: proxyName=proxy-a (a proxy is named by its address)\n" in said
+    assert f"{config}: without effect here: proxyName=proxy-a (the name of a proxy is its address)\n" in said
     assert f"{config}: without effect here: userPropertyMaxNum=200 (bounds of messages are Apache's defaults)\n" in said
     assert len(said.splitlines()) == 4, "as many as there is to tell"
 

@@ -178,7 +178,7 @@ async def test_a_deleted_group_is_resolved_after_an_hour() -> None:
         shot.groups.clear()
         found.look(shot)
         assert bool(found.alerts) == (minute < 60)
-    assert "nobody told of it for an hour" in found.happened[-1].text
+    assert "no broker has reported it for an hour" in found.happened[-1].text
 
 
 async def test_while_a_rule_is_silent_nothing_is_sent() -> None:

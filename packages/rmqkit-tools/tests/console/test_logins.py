@@ -160,7 +160,7 @@ async def test_a_cluster_without_users_has_nobody_to_log_in_as(tmp_path: Path) -
     async with served(tmp_path, login=True) as (_, _, browser):
         answer = await browser.post("/login", {"name": "anna", "secret": "secret"})
         assert answer.status == 401
-        assert "lets everybody in" in answer.text
+        assert "accepts everyone" in answer.text
 
 
 async def test_a_user_of_the_cluster_logs_in_and_signs(tmp_path: Path) -> None:

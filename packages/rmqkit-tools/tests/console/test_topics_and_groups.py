@@ -53,7 +53,7 @@ async def test_a_topic_shows_its_size_retention_and_producers(tmp_path: Path) ->
         assert len(sender["clients"]) == 1
         assert 1_500 < shown["storedBytes"] < 4_000
         assert shown["reservedMs"] == 72 * 3_600_000
-        before_raw = page.partition("As the brokers have them")[0]
+        before_raw = page.partition("As on the brokers")[0]
         assert "read queue nums" in page and "read queue nums" not in before_raw
         assert (await browser.json("/local/topics/Orders"))["senders"][0]["messages"] == 6
 

@@ -265,8 +265,8 @@ class WrongProtocol(RemotingError):
 
     def __init__(self, address: str, found: str) -> None:
         super().__init__(
-            f"{address} does not speak RocketMQ's protocol: {found}; look at the port: name servers have 9876, brokers "
-            "10911, and a gRPC proxy (8081) is none of them"
+            f"{address} does not speak RocketMQ's protocol: {found}; check the port: name servers use 9876, brokers "
+            "10911, and a gRPC proxy (8081) has another protocol"
         )
         self.address = address
 

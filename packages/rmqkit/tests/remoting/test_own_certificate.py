@@ -63,7 +63,7 @@ def test_it_is_made_once_for_all_who_want_tls_and_the_log_says_what_it_is_worth(
     assert served(scenario) == [b"hello"] * 5
     assert len(made) == 1
     (line,) = [line for line in warnings(caplog) if "a certificate was made" in line]
-    assert "encrypts against those who only listen and proves nothing" in line
+    assert "protects against eavesdropping only" in line
 
 
 @needs_openssl

@@ -197,12 +197,14 @@ class LogArchive:
         except msgspec.DecodeError:
             raise StoreError(f"{work.path} is not archived: the process that should write it died") from None
         if sealed.error:
-            raise StoreError(f"{work.path} is not archived, and kept until it is: {sealed.error}")
+            raise StoreError(f"{work.path} is not archived, and not deleted until then: {sealed.error}")
         await self._in_thread(lambda: self._archive.add(sealed.name, sealed.size))
         await self._in_thread(lambda: self._identity.archived(self.archived_to))
         _log.info("%s is archived as %s: %d records in %d bytes", work.path, sealed.name, sealed.records, sealed.size)
         if sealed.other_bytes:
-            said = "%s has %d bytes that are no record: they are in its segment; to see them, run: rmq store verify %s"
+            said = (
+                "%s has %d bytes that are not a record: they are in its segment; to see them, run: rmq store verify %s"
+            )
             _log.warning(said, work.path, sealed.other_bytes, shlex.quote(str(self._store.root)))
 
     async def _writing(self, line: bytes) -> bytes:

@@ -257,8 +257,8 @@ class Registration:
         if (address, place) not in self._warned_places and len(self._warned_places) < _WARNED_MAX:
             self._warned_places.add((address, place))
             _log.warning(
-                "%s is registered as another broker %s, but from %s: it is no member for haAllowedAddresses; if it is "
-                "a slave behind a translated address, name there the address it comes from",
+                "%s is registered as another broker %s, but from %s: it does not count as a member for "
+                "haAllowedAddresses; if it is a slave behind NAT, add its source address to that setting",
                 *(address, self._settings.broker_name, place),
             )
         return False

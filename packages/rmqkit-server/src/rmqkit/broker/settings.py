@@ -81,7 +81,10 @@ class BrokerSettings(ConnectionSettings, kw_only=True):
         bool, Setting("autoCreateTopicEnable", "create a topic when its first message arrives", hot=True)
     ] = True
     default_topic_queue_count: Annotated[
-        int, Setting("defaultTopicQueueNums", "queues of the auto-create template", low=1, high=65535)
+        int,
+        Setting(
+            "defaultTopicQueueNums", "number of queues of a topic that is created automatically", low=1, high=65535
+        ),
     ] = 8
     auto_create_group: Annotated[
         bool, Setting("autoCreateSubscriptionGroup", "create a consumer group when it first appears", hot=True)
@@ -169,11 +172,11 @@ class BrokerSettings(ConnectionSettings, kw_only=True):
     ] = 30_000
     transaction_op_bytes_max: Annotated[
         int,
-        Setting("transactionOpMsgMaxSize", "size of an op message, in bytes, at which it is written at once", low=1),
+        Setting("transactionOpMsgMaxSize", "size in bytes at which an op message is written at once", low=1),
     ] = 4096
     transaction_op_interval_ms: Annotated[
         int,
-        Setting("transactionOpBatchInterval", "ms until a decision is written in an op message at the latest", low=1),
+        Setting("transactionOpBatchInterval", "maximum ms until a decision is written in an op message", low=1),
     ] = 3000
     admin_addresses: Annotated[
         AdminAddresses,
@@ -192,7 +195,7 @@ class BrokerSettings(ConnectionSettings, kw_only=True):
     ] = field(default_factory=lambda: AdminAddresses("none"))
     graceful_shutdown: Annotated[
         bool,
-        Setting("enableShutdownGracefully", "before closing its ports, tell clients to go away (GO_AWAY)", hot=True),
+        Setting("enableShutdownGracefully", "before closing its ports, send GO_AWAY to clients", hot=True),
     ] = False
     property_filter: Annotated[bool, Setting("enablePropertyFilter", "accept SQL92 subscriptions", hot=True)] = False
     filter_bitmaps: Annotated[
@@ -212,7 +215,10 @@ class BrokerSettings(ConnectionSettings, kw_only=True):
         int, Setting("maxErrorRateOfBloomFilter", "error rate of a bitmap, in percent", low=1, high=99)
     ] = 20
     filter_keep_ms: Annotated[
-        int, Setting("filterDataCleanTimeSpan", "ms a SQL92 filter is kept after its group has left", low=0, hot=True)
+        int,
+        Setting(
+            "filterDataCleanTimeSpan", "ms until a SQL92 filter is deleted after its group has left", low=0, hot=True
+        ),
     ] = 86_400_000
     filter_retries: Annotated[
         bool, Setting("filterSupportRetry", "filter retried messages by the SQL92 filter of their topic", hot=True)
@@ -222,7 +228,8 @@ class BrokerSettings(ConnectionSettings, kw_only=True):
         bool, Setting("notifyConsumerIdsChangedEnable", "notify members of a group when others join or leave", hot=True)
     ] = True
     notify_at_once: Annotated[
-        bool, Setting("realTimeNotifyConsumerChange", "notify them at once; false means every 15 s", hot=True)
+        bool,
+        Setting("realTimeNotifyConsumerChange", "notify members of a group at once; false means every 15 s", hot=True),
     ] = True
     strict_locks: Annotated[
         bool, Setting("lockInStrictMode", "lock a queue only when most brokers of this name agree", hot=True)
@@ -245,10 +252,13 @@ class BrokerSettings(ConnectionSettings, kw_only=True):
         False
     )
     stops_slow_groups: Annotated[
-        bool, Setting("disableConsumeIfConsumerReadSlowly", "disable groups that are too far behind", hot=True)
+        bool, Setting("disableConsumeIfConsumerReadSlowly", "disable groups with a large lag", hot=True)
     ] = False
     slow_group_bytes: Annotated[
-        int, Setting("consumerFallbehindThreshold", "how far behind, in bytes of the log", low=1, hot=True)
+        int,
+        Setting(
+            "consumerFallbehindThreshold", "lag at which groups are disabled, in bytes of the log", low=1, hot=True
+        ),
     ] = 16 << 30
     slave_read: Annotated[
         bool, Setting("slaveReadEnable", "master: send slow consumers to a slave; slave: serve consumers", hot=True)
@@ -298,7 +308,8 @@ class BrokerSettings(ConnectionSettings, kw_only=True):
     ] = 256 << 20
     ha_flow_control: Annotated[bool, Setting("haFlowControlEnable", "limit the rate of replication", hot=True)] = False
     ha_bytes_per_second_max: Annotated[
-        int, Setting("maxHaTransferByteInSecond", "limit of the rate, in bytes per second", low=1024, hot=True)
+        int,
+        Setting("maxHaTransferByteInSecond", "maximum rate of replication, in bytes per second", low=1024, hot=True),
     ] = 100 << 20
     ha_master_address: Annotated[
         str, Setting("haMasterAddress", "host:port of the HA port of the master; default: ask the name servers")
@@ -312,7 +323,7 @@ class BrokerSettings(ConnectionSettings, kw_only=True):
         ),
     ] = field(default_factory=HaAddresses)
     ha_tls: Annotated[
-        bool, Setting("haTlsEnable", "TLS between master and slave: a slave uses it, a master refuses others")
+        bool, Setting("haTlsEnable", "TLS between master and slave: a slave uses it, a master requires it")
     ] = False
     acts_as_master: Annotated[
         bool,
@@ -356,7 +367,13 @@ class BrokerSettings(ConnectionSettings, kw_only=True):
     ] = True
     pop_retry_percent_by_priority: Annotated[
         int,
-        Setting("popFromRetryProbabilityForPriority", "the same for topics with priorities", low=0, high=100, hot=True),
+        Setting(
+            "popFromRetryProbabilityForPriority",
+            "percentage of pops that read retries first, for topics with priorities",
+            low=0,
+            high=100,
+            hot=True,
+        ),
     ] = 0
     higher_queues_first: Annotated[
         bool,

@@ -31,28 +31,28 @@ UNUSED = (
         must_stay=True,
     ),
     Unused(
-        "name servers are named by namesrvAddr",
+        "namesrvAddr sets the name servers",
         """
         fetchControllerAddrByDnsLookup=false fetchNameSrvAddrByDnsLookup=false fetchNamesrvAddrByAddressServer=false
         """,
         must_stay=True,
     ),
     Unused(
-        "users and policies are those of authenticationEnabled and authorizationEnabled",
+        "users and policies: see authenticationEnabled and authorizationEnabled",
         """
         aclEnable=false
         """,
         must_stay=True,
     ),
     Unused(
-        "connections to others are encrypted by tls.enable",
+        "tls.enable encrypts outgoing connections",
         """
         useTLS=false
         """,
         must_stay=True,
     ),
     Unused(
-        "timed messages are always taken and delivered",
+        "timed messages are always accepted and delivered",
         """
         timerStopDequeue=false timerStopEnqueue=false
         """,
@@ -73,7 +73,7 @@ UNUSED = (
         must_stay=True,
     ),
     Unused(
-        "counters are told since the start",
+        "counters start at 0 when the broker starts",
         """
         metricsInDelta=false
         """,
@@ -221,7 +221,7 @@ UNUSED = (
         """,
     ),
     Unused(
-        "see the page of metrics for what is counted",
+        "the page of metrics lists all counters",
         """
         accountStatsEnable=true accountStatsPrintZeroValues=true autoDeleteUnusedStats=true commercialBaseCount=1
         commercialSizePerMsg=4096 enableConnectionMetrics=true enableDetailStat=true enableLagAndDlqMetrics=true

@@ -217,4 +217,6 @@ class Notices:
         try:
             await self._client.send_one_way(address, notice, NOTICE_TIMEOUT_MS)
         except ConnectFailed as error:
-            _log.warning("cannot tell %s that the lowest broker id is now %d: %s", address, header.min_broker_id, error)
+            _log.warning(
+                "cannot notify %s that the lowest broker id is now %d: %s", address, header.min_broker_id, error
+            )

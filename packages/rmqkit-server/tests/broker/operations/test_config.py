@@ -86,7 +86,7 @@ def test_a_secret_is_shown_to_nobody():
             "timerStopEnqueue=true",
             ERROR,
             (
-                "request: timerStopEnqueue=true is not supported: timed messages are always taken and delivered; "
+                "request: timerStopEnqueue=true is not supported: timed messages are always accepted and delivered; "
                 "use timerStopEnqueue=false"
             ),
         ),

@@ -382,7 +382,7 @@ def test_only_the_master_that_was_known_is_followed_when_it_announces_itself(tmp
         await acting.close()
 
     on_group(scenario, tmp_path)
-    assert ("ignored until the name servers name it" in caplog.text) is not is_believed
+    assert ("ignored until the name servers report it" in caplog.text) is not is_believed
 
 
 def test_a_slave_gives_way_to_a_master_that_announces_itself_and_follows_it(tmp_path):

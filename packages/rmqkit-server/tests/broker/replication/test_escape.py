@@ -130,7 +130,7 @@ def test_what_no_other_master_takes_is_told_once_and_tried_again(other, caplog):
     async def scenario(cluster):
         for _ in range(2):
             assert not await cluster.escape.put(delivered(topic="Nowhere"))
-        assert caplog.text.count("no other broker's master takes messages for topic Nowhere") == 1
+        assert caplog.text.count("no other broker's master accepts messages for topic Nowhere") == 1
         await cluster.ask(18, {"topicConfigList": [{"topicName": "ReadOnly", "perm": 4}]})
         assert not await cluster.escape.put(delivered(topic="ReadOnly"))
 

@@ -148,7 +148,7 @@ def test_members_are_not_somewhere_on_the_internet(caplog):
     asyncio.run(scenario())
     assert sorted(caplog.messages) == [
         f"name servers know {one} as a broker of this name, at a global address that is not in this broker's "
-        "network: it is no member; if it is a slave, add its address to haAllowedAddresses"
+        "network: it does not count as a member; if it is a slave, add its address to haAllowedAddresses"
         for one in ("8.8.4.4:10911", "[2600:1:2:3::4]:10911")
     ]
 
@@ -410,7 +410,7 @@ async def test_a_plain_slave_is_refused_where_tls_is_asked_for_and_taken_where_i
     async with master(tmp_path / "b", tls=server_tls(certificate, mode=TlsMode.ENFORCING)) as it:
         end = it.put()
         assert len(await (await it.slave(0)).has(end)) == end
-    assert "it speaks no TLS, haTlsEnable=true asks for it" in caplog.text
+    assert "it does not use TLS, but haTlsEnable=true requires it" in caplog.text
 
 
 @pytest.mark.skipif(OPENSSL is None, reason=REASON)
@@ -454,5 +454,5 @@ def test_what_users_and_tls_do_not_protect_is_said_at_the_start(tmp_path, caplog
     assert caplog.messages == []
     warn_of_ha_port(BrokerSettings(), both, has_users=True)
     warn_of_ha_port(BrokerSettings(), server_tls(certificate, mode=TlsMode.ENFORCING), has_users=False)
-    assert "haAllowedAddresses=loopback;members get the whole log in plain" in caplog.messages[0]
+    assert "haAllowedAddresses=loopback;members can read the whole log in plain" in caplog.messages[0]
     assert "tls.server.mode=enforcing does not protect the HA port" in caplog.messages[1]

@@ -331,7 +331,7 @@ async def test_an_offset_that_is_not_the_logs_end_ends_the_link(tmp_path, caplog
         await again.send(*frames_of(master.store, again.reports[0]))
         await again.reported(master.store.max_physical_offset)
         assert not slave.is_diverged
-    assert "the master goes on at 1200, the own log ends at 900" in caplog.text
+    assert "the master continues at 1200, but the own log ends at 900" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ async def test_eight_zero_bytes_from_another_address_get_nothing_of_the_log(tmp_
         for each in (stranger, slave):
             await each.close()
     assert caplog.text.count("127.0.0.2:") == 1
-    assert "is refused at the HA port: haAllowedAddresses=127.0.0.1 leaves it out" in caplog.text
+    assert "is refused at the HA port: haAllowedAddresses=127.0.0.1 does not name it" in caplog.text
     assert caplog.text.count("authenticationEnabled does not protect the HA port") == is_guarded
 
 
@@ -146,7 +146,7 @@ async def test_a_local_program_that_is_no_member_gets_the_log_but_is_no_copy(tmp
             program = await Raw.open(ha_port, HERE)
             program.echoes = True
             program.report(0)
-            await until(lambda: "is no copy that answers wait for" in caplog.text, "a warning")
+            await until(lambda: "sends do not wait for this copy" in caplog.text, "a warning")
             assert await raw_send(port, b"1") == FLUSH_SLAVE_TIMEOUT
             assert len(program.log) > 0
             await program.close()

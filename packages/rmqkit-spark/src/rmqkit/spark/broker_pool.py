@@ -64,12 +64,12 @@ class DataLost(RmqError):
         which = f"messages from {low} on" if high is None else f"messages {low} to {high - 1}"
         super().__init__(
             f"{which} of queue {queue.queue_id} of {queue.topic} on {queue.broker_name} are gone:"
-            f" {why}; failOnDataLoss=false goes on without them"
+            f" {why}; failOnDataLoss=false continues without them"
         )
 
 
 class _NotYet(RmqError):
-    """A queue is in no route, or ends before an offset that it had before: its broker may be restarting."""
+    """A queue has no route, or ends before an offset that it had before: its broker may be restarting."""
 
     def __init__(self, found: dict[MessageQueue, Bounds] | None = None, pulled: Pulled | None = None) -> None:
         super().__init__("a queue does not have its former messages again")
@@ -205,7 +205,7 @@ class BrokerPool:
         return dispatched >= end
 
     async def _is_gone(self, queue: MessageQueue, offset: int, master: str | None) -> bool:
-        """Return True if the broker of a queue that is in no route does not have the queue.
+        """Return True if the broker of a queue that has no route does not have the queue.
         A missing route alone is no proof: the name server may have just started, and not know all topics yet."""
         if master is None:
             return False

@@ -196,7 +196,7 @@ class LiveOptions(_Connected, frozen=True):
         Setting(
             "minOffsetsPerTrigger",
             low=0,
-            help="wait with a batch until there are so many messages, or maxTriggerDelay is over; 0 means do not wait",
+            help="wait with a batch for this many messages, or until maxTriggerDelay has passed; 0 means do not wait",
         ),
     ] = 0
     trigger_delay: Annotated[

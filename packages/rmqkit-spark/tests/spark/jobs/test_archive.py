@@ -483,7 +483,7 @@ def test_mistakes_are_one_line(
     fails("cannot partition by 'hour': choose from topic, day", partition_by=["hour"])
     fails("verify='twice' is not known", verify="twice")
     fails("option 'key' cannot be used here: choose from topic,", options={"key": "a"})
-    fails("'report' makes rows that are no messages: choose from fail skip", options={"corruptRecordMode": "report"})
+    fails("'report' makes rows that are not messages: choose from fail skip", options={"corruptRecordMode": "report"})
     fails("with topic=a not all of the log is kept", options={"topic": "a"}, delete_after_hours=1)
     fails("commitlog does not exist", StoreError, path=str(tmp_path))
     fails("target nix://a/b cannot be opened", target="nix://a/b")
@@ -517,5 +517,5 @@ def test_an_archive_keeps_its_settings_and_its_store(
     with Target(str(tmp_path)).held(), pytest.raises(StoreError, match="another run writes to the archive"):
         archive(tasks, store, str(tmp_path))
     (tmp_path / "_archive" / "000001.json").write_text("{}")
-    with pytest.raises(StoreError, match=r"000001\.json is no manifest of an archive: .*: restore it"):
+    with pytest.raises(StoreError, match=r"000001\.json is not a manifest of an archive: .*: restore it"):
         archive(tasks, store, str(tmp_path))

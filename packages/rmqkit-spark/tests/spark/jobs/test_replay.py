@@ -130,7 +130,9 @@ def test_what_is_not_wanted_is_left_out(
     numbers = [number for number in range(1, 60, 2) if number % 3]
     assert done.messages == {"orders": len(numbers)}
     assert Counter(one.body for one in seen(live, "filtered")) == bodies(*numbers)
-    with pytest.raises(SettingsError, match=r"where='colour = 1' is no condition over a message's columns: .*colour"):
+    with pytest.raises(
+        SettingsError, match=r"where='colour = 1' is not a condition over the columns of a message: .*colour"
+    ):
         replay(spark, str(source), "no", sink={"nameServer": broker.namesrv_addr}, wanted=Filter(where="colour = 1"))
 
 

@@ -325,7 +325,7 @@ class Flusher:
         if isinstance(error, BytesLost):
             self._fail("consume queues", error, is_final=True)
         if self.behind is None:
-            said = "%s could not be brought to the disk, so a start after a crash takes longer; tried again: %s"
+            said = "cannot flush %s, so a start after a crash takes longer; trying again: %s"
             _log.error(said, error.filename or "consume queues, index or checkpoint", error)
         self.behind = error
 
@@ -357,6 +357,6 @@ class Flusher:
             self.failure, self._failed_at_ms = error, self._clock.monotonic_ms()
         if was_reported:
             return
-        remedy = "restart the broker, which recovers" if is_final else "it is tried again until the disk takes it"
+        remedy = "restart the broker, which recovers" if is_final else "the flush is retried until it succeeds"
         said = "flush of %s failed, errno %s %s: no message is accepted; %s"
         _log.critical(said, what, error.errno, error.strerror, remedy)

@@ -362,12 +362,12 @@ class Replica:
 def _found(head: bytes, physical_offset: int, file_end: int) -> str:
     """Return a description of the bytes at the position of a record's head."""
     if len(head) < _HEAD_BYTES:
-        return f"{len(head)} bytes at the end of a file, which are no record"
+        return f"{len(head)} bytes at the end of a file, which are not a record"
     size, magic, says, _, _ = _HEAD.unpack_from(head)
     if magic == BLANK_MAGIC:
         return f"the end of a file with {size} bytes left where there are {file_end - physical_offset}"
     if magic not in _MAGICS:
-        return f"bytes with magic {magic & 0xFFFFFFFF:08x}, which are no record"
+        return f"bytes with magic {magic & 0xFFFFFFFF:08x}, which are not a record"
     if says != physical_offset:
-        return f"a record that says it lies at {says}"
+        return f"a record with the offset {says}"
     return f"a record of {size} bytes where the file has {file_end - physical_offset} left"

@@ -204,7 +204,7 @@ class Retention:
         full, force, _ = _percents(self._settings)
         return (
             f"disk full, {self.use}: refused above diskSpaceWarningLevelRatio {full / 100:.2f}, "
-            f"taken again at {min(force, full) / 100:.2f}: free space on the disk"
+            f"accepted again at {min(force, full) / 100:.2f}: free space on the disk"
         )
 
     def lacks_space(self) -> bool:

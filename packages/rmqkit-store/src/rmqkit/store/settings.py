@@ -43,8 +43,8 @@ class StoreSettings(Struct, kw_only=True):
         str,
         Setting(
             "archive",
-            "directory or address (s3://bucket/path) that full commit log files go to before they are deleted; "
-            "clients read on from there. Default: none",
+            "directory or address (s3://bucket/path) to which full commit log files are copied before they are "
+            "deleted; clients can still read them. Default: none",
         ),
     ] = ""
 
@@ -78,7 +78,7 @@ class StoreSettings(Struct, kw_only=True):
         bool, Setting("enableConsumeQueueExt", "store tag code, store time and filter bitmap beside the consume queue")
     ] = False
     enable_light_queues: Annotated[
-        bool, Setting("enableLmq", "assign offsets in light queues (%LMQ%…) to messages that ask for it")
+        bool, Setting("enableLmq", "assign offsets in light queues (%LMQ%…) to messages that request it")
     ] = False
     enable_multi_dispatch: Annotated[bool, Setting("enableMultiDispatch", "add messages to their light queues")] = False
     light_queue_count_max: Annotated[
@@ -141,9 +141,7 @@ class StoreSettings(Struct, kw_only=True):
     ] = 1000
     timer_slot_count_max: Annotated[
         int,
-        Setting(
-            "timerCongestNumEachSlot", "number of messages for one slot above which some are refused", low=0, hot=True
-        ),
+        Setting("timerCongestNumEachSlot", "number of messages per slot above which some are refused", low=0, hot=True),
     ] = _I32_MAX
 
     # ---- flush
@@ -241,7 +239,7 @@ class StoreSettings(Struct, kw_only=True):
         ),
     ] = True
     delete_file_batch_max: Annotated[
-        int, Setting("deleteFileBatchMax", "maximum number of log files to delete in one round", low=1, hot=True)
+        int, Setting("deleteFileBatchMax", "maximum number of log files to delete at a time", low=1, hot=True)
     ] = 10
     clean_resource_interval_ms: Annotated[
         int, Setting("cleanResourceInterval", "interval of checking disk usage and expired files, in ms", low=100)
@@ -252,7 +250,7 @@ class StoreSettings(Struct, kw_only=True):
         bool,
         Setting(
             "checkCRCOnRecover",
-            "check body checksums in recovery, for older messages in pulls, and when a message is stored once more",
+            "check body checksums in recovery, in pulls of older messages, and when a message is stored again",
         ),
     ] = True
     force_verify_property_crc: Annotated[

@@ -180,7 +180,7 @@ def test_a_changed_byte_is_passed_over_with_an_error_and_nothing_wrong_is_read(t
             lost = [decode_record(one).queue_offset for one in records if one not in found]
             assert [one for one in records if one in found] == found
             if lost:
-                said = f"messages {lost[0]} to {lost[-1]} of queue {queue_id} of topic {topic} are passed over"
+                said = f"messages {lost[0]} to {lost[-1]} of queue {queue_id} of topic {topic} are skipped"
                 assert said in caplog.text and segment_name(0) in caplog.text
                 damaged += 1
         assert damaged or share == 0.9  # a part of the tables that this read does not use
@@ -204,7 +204,7 @@ def test_the_archive_of_another_log_is_refused(tmp_path):
     with one_segment(tmp_path) as (_, archive):
         own = archive.record_at(0)
         archive.check(lambda start: own, 1 << 20)
-        with pytest.raises(StoreError, match="is that of another store"):
+        with pytest.raises(StoreError, match="belongs to another store"):
             archive.check(lambda start: bytes(100), 1 << 20)
         with pytest.raises(StoreError, match="reaches to 131072 and the log ends at 1000"):
             archive.check(lambda start: None, 1000)

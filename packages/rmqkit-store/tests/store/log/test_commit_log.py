@@ -259,10 +259,10 @@ def test_file_that_takes_too_long_is_waited_for_once(
     monkeypatch.setattr("rmqkit.store.log.commit_log._CREATE_TIMEOUT_SECONDS", 0.01)
     with monkeypatch.context() as patch:
         patch.setattr(FileQueue, "create", lambda queue, start: (go_on.wait(60), create(start))[1])
-        with pytest.raises(TimeoutError, match="not made after"):
+        with pytest.raises(TimeoutError, match="not created after"):
             append(log, 900)
         for _ in range(2):
-            with pytest.raises(BlockingIOError, match="still being made"):
+            with pytest.raises(BlockingIOError, match="still being created"):
                 append(log, 900)
         go_on.set()
         made = next_file_of(log)._made

@@ -192,7 +192,7 @@ def test_stale_bytes_behind_the_end_of_the_log_are_no_damage(origin, tmp_path):
     assert report.is_sound and report.tail is None
     (root / "abort").touch()  # a record may have been torn then that no queue knows
     (finding,) = verify(root, SIZES).findings
-    assert finding.position == end and "a torn record, or stale bytes behind the log's end" in finding.found
+    assert finding.position == end and "a torn record, or stale bytes after the log's end" in finding.found
 
 
 def test_an_older_segment_cut_short_is_closed(origin, tmp_path):

@@ -306,7 +306,9 @@ def test_after_a_kill_a_queue_that_its_topic_does_not_have_is_told_of(tmp_path, 
     log.write_bytes(content)
     with opened(root, SMALL):
         pass
-    assert f"record at {place} of the log: it is of queue {TOPIC}-2049, but topics.json knows 1 queues" in caplog.text
+    assert (
+        f"record at {place} of the log: it belongs to queue {TOPIC}-2049, but topics.json knows 1 queues" in caplog.text
+    )
 
 
 @pytest.mark.parametrize("has_config", [True, False])
@@ -333,7 +335,7 @@ def test_after_a_kill_a_record_of_a_changed_topic_is_told_of_and_others_keep_the
         assert read == [(i, b"%d" % i) for i in (0, 1, 3, 4)]
         assert put_all(store, message(TOPIC, 0))[0].queue_offset == 5, "no number is given twice"
     why = "topics.json does not know the topic" if has_config else "the log has no message before number 2 of it"
-    assert f"record at {place} of the log: it is of queue {TOPIC.upper()}-0, but {why}" in caplog.text
+    assert f"record at {place} of the log: it belongs to queue {TOPIC.upper()}-0, but {why}" in caplog.text
     assert f"{TOPIC}-0: 1 messages from 2 on are not in the log: lost, their entries are blank" in caplog.text
 
 

@@ -15,7 +15,7 @@ from rmqkit.cli.frame.nouns import PROFILE_NAMES, PROFILE_VARIABLE, Yes, confirm
 from rmqkit.cli.frame.profiles import NAME, Profile, described, read, write
 from rmqkit.errors import SettingsError
 
-_HELP = """Keep clusters by name: their name servers, users and TLS files.
+_HELP = """Save clusters by name: their name servers, users and TLS files.
 
 Commands use the profile that --profile names, else RMQ_PROFILE, else the current one (rmq profile use). Servers do not
 read profiles."""
@@ -36,7 +36,7 @@ def add(
         str, typer.Option(help="User name (access key) that signs the requests.", show_default=False)
     ] = "",
     secret_key: Annotated[
-        str, typer.Option(help="Secret key of that user, kept in the file; - asks for it.", show_default=False)
+        str, typer.Option(help="Secret key of that user, stored in the file; - prompts for it.", show_default=False)
     ] = "",
     secret_key_env: Annotated[
         str, typer.Option(metavar="VARIABLE", help="Environment variable with the secret key.", show_default=False)
@@ -49,7 +49,7 @@ def add(
     ] = False,
     tls_ca: Annotated[str, typer.Option(help="PEM file of the CA.", show_default=False)] = "",
     tls_cert: Annotated[str, typer.Option(help="PEM file of the client certificate.", show_default=False)] = "",
-    tls_key: Annotated[str, typer.Option(help="PEM file of its private key.", show_default=False)] = "",
+    tls_key: Annotated[str, typer.Option(help="PEM file of the private key.", show_default=False)] = "",
     timeout_ms: Annotated[
         int | None, typer.Option("--timeout", min=1, help="Timeout of each request in ms.", show_default=False)
     ] = None,
@@ -59,13 +59,13 @@ def add(
 ) -> None:
     """Add a profile.
 
-    A file with a secret key is readable for you alone. Better, keep the key
-    elsewhere and name its variable or file."""
+    If the profile holds a secret key, only you can read its file. It is better
+    to store the key elsewhere and to name its environment variable or file."""
     if not NAME.fullmatch(name):
         raise SettingsError(f"profile name {name!r} must be 1 to 64 letters, digits, - _ and .")
     profiles = read()
     if name in profiles.profiles and not replace:
-        raise SettingsError(f"there is a profile {name} already: --replace replaces it")
+        raise SettingsError(f"profile {name} exists already: --replace replaces it")
     if secret_key == "-":
         secret_key = _asked(f"Secret key of {access_key}: ")
     try:
@@ -85,7 +85,7 @@ def add(
         raise SettingsError(f"profile {name}: {error}") from None
     if use:
         profiles.current = name
-    show(f"{name} is in {write(profiles)}", as_json=as_json)
+    show(f"profile {name} is saved in {write(profiles)}", as_json=as_json)
 
 
 def _anywhere(path: str) -> str:
@@ -146,7 +146,7 @@ def show_profile(
     ] = None,
     as_json: _Json = False,
 ) -> None:
-    """Show a profile. Its secret key is covered."""
+    """Show a profile. Its secret key is hidden."""
     profiles = read()
     if not (name := name or profiles.current):
         raise SettingsError("no profile is current: name one, or choose one with: rmq profile use")

@@ -297,7 +297,7 @@ class Jobs:
             run.lock.close()
         shown = self.progress(job)
         detail = _(
-            "{id}: {sent:,} sent, {failed:,} not taken{value}",
+            "{id}: {sent:,} sent, {failed:,} not accepted{value}",
             id=job.id,
             sent=shown.sent,
             failed=shown.failed,

@@ -306,7 +306,7 @@ class RemotingClient:
         try:
             await connection.drain(timeout_ms)
         except TimeoutError:
-            raise ConnectFailed(address, f"connected, and it takes nothing more for {timeout_ms:.0f} ms") from None
+            raise ConnectFailed(address, f"connected, but it has read nothing for {timeout_ms:.0f} ms") from None
 
     async def connection(self, address: str, timeout_ms: float = CONNECT_TIMEOUT_MS) -> Connection:
         """Return the open connection to an address, or make one.

@@ -77,8 +77,8 @@ class OwnCertificate:
         if error is None:
             self.context = made.result()
             _log.warning(
-                "a peer wants TLS and tls.server.certPath is not set: a certificate was made for this run. It encrypts "
-                "against those who only listen and proves nothing, as anybody can make one; set tls.server.certPath"
+                "a peer wants TLS and tls.server.certPath is not set: a certificate was made for this run. It protects "
+                "against eavesdropping only, because peers cannot verify it; set tls.server.certPath"
             )
         elif isinstance(error, (OSError, subprocess.SubprocessError)):
             _log.warning(

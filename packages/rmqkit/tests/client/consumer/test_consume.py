@@ -280,7 +280,7 @@ async def test_a_time_that_the_broker_refuses_becomes_a_delay_level(caplog):
         it.put(received(0))
         await until(lambda: it.offset == 1, "sent back")
         assert it.sent_back()[0]["delayLevel"] == "18"
-    assert "comes again after a delay level in place of 2592000000 ms" in caplog.text
+    assert "is redelivered after a delay level instead of 2592000000 ms" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -414,7 +414,7 @@ async def test_an_outcome_that_cannot_be_dealt_with_is_told_and_the_worker_goes_
         it.put(received(0), received(1))
         await until(lambda: it.offset == 2, "both consumed")
     assert sorted(seen) == [0, 0, 1]
-    assert f"messages of {QUEUE} are handled again in 1 ms, what came of them cannot be dealt with" in caplog.text
+    assert f"messages of {QUEUE} are handled again in 1 ms, because their results could not be processed" in caplog.text
 
 
 async def test_a_handler_that_takes_too_long_has_its_message_sent_back():

@@ -265,7 +265,7 @@ async def test_a_function_may_say_what_has_been_handled(is_async, tmp_path):
 
 def test_subscriptions_that_cannot_be_are_refused(database):
     consumer, dedupe = PushConsumer("CG", "127.0.0.1:1"), SqliteDedupe(database)
-    with pytest.raises(SettingsError, match="dedupe for topic T does not go with batch_max"):
+    with pytest.raises(SettingsError, match="dedupe for topic T cannot be combined with batch_max"):
         consumer.subscribe("T", "*", print, dedupe=dedupe, batch_max=2)
     with pytest.raises(SettingsError, match="dedupe of topic T has no handler"):
         consumer.subscribe("T", dedupe=dedupe)
@@ -274,7 +274,7 @@ def test_subscriptions_that_cannot_be_are_refused(database):
     broadcasting = PushConsumer(
         "CG", "127.0.0.1:1", settings=PushConsumerSettings(message_model=MessageModel.BROADCASTING)
     )
-    with pytest.raises(SettingsError, match="dedupe for topic T does not go with broadcasting"):
+    with pytest.raises(SettingsError, match="dedupe for topic T cannot be combined with broadcasting"):
         broadcasting.subscribe("T", "*", print, dedupe=dedupe)
 
 

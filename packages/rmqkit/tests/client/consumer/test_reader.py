@@ -104,7 +104,7 @@ async def test_messages_that_are_gone_are_reported_and_wrong_queues_refused(tmp_
         pulled = await consumer.pull(queue, 99)
         reader = TopicReader(consumer, "T", Start(), Wanted(), notes.append)
         assert await reader._take(queue, 99, pulled, None) == pulled.next_begin_offset == 1
-    assert notes == ["broker-a:0 has no offset 99 (any more), going on at 1"]
+    assert notes == ["broker-a:0 has no offset 99 (any more), continuing at 1"]
 
 
 class ManyQueues:

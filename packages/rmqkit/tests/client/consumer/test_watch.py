@@ -170,7 +170,7 @@ def test_a_broker_that_refuses_or_does_not_answer_is_told_with_its_error(error, 
 def test_a_paused_queue_is_told_and_stands_still_only_with_a_backlog():
     it = Watched()
     it.queue.is_paused = True
-    assert it.told(10_000) == (QueueState.PAUSED, "the program paused it: resume() goes on", True)
+    assert it.told(10_000) == (QueueState.PAUSED, "the program paused it: call resume() to continue", True)
     it.queue.max_offset = 7
     assert it.told(0)[2] is False
     it.queue.max_offset = 10
@@ -186,7 +186,7 @@ def test_a_queue_that_is_taken_over_or_given_up_is_told():
     assert it.told(10_000)[2]
     it.queue.is_taking_over = False
     it.queue.drop()
-    assert it.told(0)[:2] == (QueueState.TAKING_OVER, "its handlers finish before it is given up")
+    assert it.told(0)[:2] == (QueueState.TAKING_OVER, "it is released when its handlers have finished")
 
 
 @pytest.mark.parametrize("wanted", [(), (QUEUE,)], ids=["held", "wanted"])
@@ -194,7 +194,7 @@ def test_a_lock_that_another_member_has_is_told(wanted):
     it = Watched(Locks(), wanted)
     assert it.told(10_000) == (QueueState.WAITING_FOR_LOCK, "another member of the group has it", True)
     it = Watched(Locks(**{"broker-0": UNREACHABLE}), wanted)
-    assert it.told(10_000) == (QueueState.UNREACHABLE, f"its lock cannot be had: {UNREACHABLE}", True)
+    assert it.told(10_000) == (QueueState.UNREACHABLE, f"its lock cannot be acquired: {UNREACHABLE}", True)
     it = Watched(Locks(**{"broker-0": REFUSED}), wanted)
     assert it.told(10_000) == (QueueState.WAITING_FOR_LOCK, str(REFUSED), True)
 

@@ -136,7 +136,7 @@ async def test_a_message_that_waits_for_its_time_is_called_back_where_it_is():
         with pytest.raises(MessageIllegal, match="recall handle 'no' is not"):
             await producer.recall("no")
         elsewhere = encode_recall_handle(RecallHandle("T", "broker-9", 1_900_000_000_000, "UK"))
-        with pytest.raises(NoRoute, match="broker broker-9, which has the message to recall, is in no route"):
+        with pytest.raises(NoRoute, match="broker broker-9, which has the message to recall, has no route"):
             await producer.recall(elsewhere)
 
 

@@ -275,7 +275,7 @@ async def test_no_route_names_topic_name_servers_and_remedy():
         with pytest.raises(NoRoute) as caught:
             await it.sender.send(EncodedMessage("New", b"x", "", "UK"), timeout_ms=30_000)
         assert str(caught.value) == (
-            f"no broker takes messages for topic New, asked name servers {it.cluster.namesrv}: create the topic, or "
+            f"no broker accepts messages for topic New, asked name servers {it.cluster.namesrv}: create the topic, or "
             "start a broker with autoCreateTopicEnable=true"
         )
 
@@ -369,7 +369,7 @@ async def test_a_silent_name_server_does_not_hold_a_send_beyond_its_time():
         asked = []
         it.cluster.name_server.answer(RequestCode.GET_ROUTEINFO_BY_TOPIC, asked.append)
         text = (
-            rf"^no name server said in \d+ ms where topic T is, asked {re.escape(it.cluster.namesrv)}: check whether "
+            rf"^no name server returned the route of topic T in \d+ ms, asked {re.escape(it.cluster.namesrv)}: check "
         )
         with pytest.raises(NoRoute, match=text):
             await it.sender.send(MESSAGE, timeout_ms=10)

@@ -50,7 +50,7 @@ QUICK = PushConsumerSettings(start_from=StartFrom.FIRST_OFFSET, take_over_pause_
             {"delay_level": 99},
             (
                 "message for topic T has delay_level 99: brokers have levels up to 18, give a delay for any time, or "
-                "set delay_level_max to what they have"
+                "set delay_level_max to their highest level"
             ),
         ),
     ],

@@ -104,7 +104,9 @@ async def test_an_answer_without_addresses_is_told_with_its_url(text, monkeypatc
     monkeypatch.delenv("NAMESRV_ADDR", raising=False)
     with web_server(lambda: text) as (domain, _):
         settings = ProducerSettings(name_server_domain=domain)
-        with pytest.raises(NoRoute, match=f"http://{domain}/rocketmq/nsaddr does not say where name servers are: "):
+        with pytest.raises(
+            NoRoute, match=f"http://{domain}/rocketmq/nsaddr does not return addresses of name servers: "
+        ):
             await discover(settings)
         with pytest.raises(NoRoute):
             await Producer("PG", settings=settings).start()

@@ -145,7 +145,7 @@ async def test_routes():
         await failing(said, reader.queues("T"), NoRoute)
         assert said == [
             (
-                f"no broker takes messages for topic T, asked name servers {cluster.namesrv}: create the topic, or "
+                f"no broker accepts messages for topic T, asked name servers {cluster.namesrv}: create the topic, or "
                 "start a broker with autoCreateTopicEnable=true"
             ),
             "no broker lets topic T be read: create it, or send a message to it first",

@@ -248,7 +248,10 @@ def test_coroutine_clients_say_that_they_are_the_parents(tmp_path, loop):
     assert said == [
         left_behind,
         left_behind,
-        "client ID was started before this process was forked, its connections are the parent's: make a new one here",
+        (
+            "client ID was started before this process was forked, its connections belong to the parent: create a new "
+            "client here"
+        ),
     ]
 
 

@@ -168,7 +168,7 @@ async def test_a_topic_without_writable_queues_has_no_publish_queues():
     async with Cluster() as cluster:
         cluster.topic("T", perm=4)
         runtime = ClientRuntime(cluster.namesrv)
-        with pytest.raises(NoRoute, match="no broker takes messages for topic T"):
+        with pytest.raises(NoRoute, match="no broker accepts messages for topic T"):
             await runtime.routes.publish_queues("T", "TBW102", 4)
         await runtime.close()
 

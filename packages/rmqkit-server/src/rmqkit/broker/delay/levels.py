@@ -235,8 +235,8 @@ class Schedule:
             level.stored.clear()
         if self._is_file_missing and pending:
             _log.warning(
-                "%s is missing, and so is its backup: %d messages of %s are delivered when they are due, also those"
-                " that were delivered before",
+                "%s is missing, and so is its backup: %d messages of %s are delivered when they are due, including"
+                " messages that were delivered before",
                 self._file.path,
                 pending,
                 SCHEDULE_TOPIC,

@@ -147,7 +147,7 @@ class EscapeBridge:
                 known = self._queues[topic] = (until_ms, itertools.cycle(queues))
         queue = next(known[1], None)
         if queue is None:
-            raise NoRoute(f"no other broker's master takes messages for topic {topic}: create it on another broker")
+            raise NoRoute(f"no other broker's master accepts messages for topic {topic}: create it on another broker")
         return queue
 
     def _queues_of_others(self, route: TopicRoute) -> Iterator[_Queue]:

@@ -146,7 +146,9 @@ class Link(asyncio.Protocol):
             if data[0] == CLIENT_HELLO and self._master.tls is not None:
                 self._tls = self._master.tls.layer()
             elif self._settings.ha_tls:
-                raise FrameError("it speaks no TLS, haTlsEnable=true asks for it: set that at the slave, too")
+                raise FrameError(
+                    "it does not use TLS, but haTlsEnable=true requires it: set haTlsEnable=true at the slave, too"
+                )
             self._is_known_plain = self._tls is None
         if self._tls is None:
             return data

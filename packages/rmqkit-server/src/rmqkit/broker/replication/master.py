@@ -201,7 +201,7 @@ class HaMaster:
             if not self.copies.count_at(link.ip) and link.looks_begun < self.members.looks_ended:
                 self._warn_once(
                     link,
-                    "%s is sent the log, but is no copy that answers wait for: haAllowedAddresses=%s does not name it, "
+                    "%s receives the log, but sends do not wait for this copy: haAllowedAddresses=%s does not name it, "
                     "and name servers know of no other broker %s there",
                 )
         if self.links:
@@ -229,7 +229,7 @@ class HaMaster:
         )
         self._warn_once(
             link,
-            "%s is refused at the HA port: haAllowedAddresses=%s leaves it out, and name servers know of no other "
+            "%s is refused at the HA port: haAllowedAddresses=%s does not name it, and name servers know of no other "
             f"broker %s there{unsigned}; if it is a slave, add its address to that setting",
         )
 

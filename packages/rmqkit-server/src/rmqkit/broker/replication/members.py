@@ -169,7 +169,7 @@ class Members:
             self._warned_addresses.add(address)
             _log.warning(
                 "name servers know %s as a broker of this name, at a global address that is not in this broker's "
-                "network: it is no member; if it is a slave, add its address to haAllowedAddresses",
+                "network: it does not count as a member; if it is a slave, add its address to haAllowedAddresses",
                 address,
             )
         return near

@@ -91,8 +91,8 @@ def warn_of_ha_port(settings: BrokerSettings, tls: ServerTls | None, *, has_user
         return
     if has_users:
         _log.warning(
-            "authenticationEnabled does not protect the HA port, which knows no users: haAllowedAddresses=%s get the "
-            "whole log%s; to check slaves, set haTlsEnable=true and tls.server.need.client.auth=require",
+            "authenticationEnabled does not protect the HA port, which has no users: haAllowedAddresses=%s can read "
+            "the whole log%s; to check slaves, set haTlsEnable=true and tls.server.need.client.auth=require",
             *(settings.ha_addresses, "" if settings.ha_tls else " in plain"),
         )
     elif tls is not None and tls.mode is TlsMode.ENFORCING and not settings.ha_tls:
@@ -274,6 +274,6 @@ class ReplicationHandlers(Handlers[ReplicationContext]):
         if host not in self._doubted and len(self._doubted) < _DOUBTED_MAX:
             self._doubted.add(host)
             _log.warning(
-                "%s says that the master is %s with its log at %s: ignored until the name servers name it",
+                "%s reports that the master is %s with its log at %s: ignored until the name servers report it",
                 *(connection.peer, master.master_address, master.master_ha_address),
             )

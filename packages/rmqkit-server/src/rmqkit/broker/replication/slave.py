@@ -259,7 +259,7 @@ class HaSlave:
             now_ms = self._clock.monotonic_ms()
             silent_ms = now_ms - link.read_ms
             if silent_ms >= settings.ha_silent_ms_max:
-                link.end(f"nothing came for {silent_ms:.0f} ms (haHousekeepingInterval {settings.ha_silent_ms_max})")
+                link.end(f"no data came for {silent_ms:.0f} ms (haHousekeepingInterval {settings.ha_silent_ms_max})")
                 return
             if now_ms - link.wrote_ms >= settings.ha_heartbeat_interval_ms:
                 link.report(self._reportable)
@@ -281,7 +281,10 @@ class HaSlave:
         for offset, data in frames:
             # An empty log begins where the master's frames begin: at the start of one of its files.
             if end and offset != end:
-                raise StoreError(f"the master goes on at {offset}, the own log ends at {end}: is it another master's?")
+                raise StoreError(
+                    f"the master continues at {offset}, but the own log ends at {end}: it may be the log of another "
+                    "master"
+                )
             if data:
                 store.replica.append(offset, data)
                 end = offset + len(data)

@@ -269,7 +269,7 @@ class SlaveSync:
             except RmqError as error:
                 # A port that does not answer costs the whole timeout: only once in a round, not in each step and try.
                 self._useless_fast = fast
-                _log.info("%s is asked on its main port for the rest of the round: %s", master, error)
+                _log.info("using the main port of %s for the rest of this copy: %s", master, error)
         return read(await self._calls.ask(master, code, header))
 
 

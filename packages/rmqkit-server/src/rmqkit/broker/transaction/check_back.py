@@ -128,7 +128,7 @@ class CheckBack:
                 await asyncio.sleep(0)
         for group, count in walk.given_up.items():
             _log.warning(
-                "%d half messages of producer group %s are given up, nobody decided them: see rmq waiting transactions",
+                "gave up %d undecided half messages of producer group %s: see rmq waiting transactions",
                 *(count, group or "(others)"),
             )
         await self._save(walk)

@@ -167,7 +167,7 @@ class TransactionHandlers(Handlers[TransactionContext]):
     ) -> Command | Awaitable[Command]:
         message = committed(half)
         if message is None:
-            remark = f"half message at {half.physical_offset} does not say for which topic and queue it is"
+            remark = f"half message at {half.physical_offset} does not name its topic and queue"
             return reply(command, ResponseCode.SYSTEM_ERROR, remark)
         level = number(message.parsed.get(property_names.DELAY))
         kept = (

@@ -43,7 +43,7 @@ class ProxyUserSettings(Struct, kw_only=True):
     """The settings of a proxy for users, with the keys of ``rmq-proxy.json``."""
 
     authentication_enabled: Annotated[
-        bool, Setting("authenticationEnabled", "take calls only from users who sign them; brokers tell who they are")
+        bool, Setting("authenticationEnabled", "accept only calls that a user has signed; brokers provide the users")
     ] = False
     authorization_enabled: Annotated[
         bool, Setting("authorizationEnabled", "let users do only what policies allow; needs authenticationEnabled")
@@ -52,13 +52,16 @@ class ProxyUserSettings(Struct, kw_only=True):
         str,
         Setting(
             "innerClientAuthenticationCredentials",
-            'how the proxy signs its requests, as the brokers\' own: {"accessKey":"…","secretKey":"…"}',
+            'credentials for the proxy\'s own requests, the same as the brokers\': {"accessKey":"…","secretKey":"…"}',
             secret=True,
         ),
     ] = ""
     grpc_window_ms: Annotated[int, GRPC_WINDOW] = GRPC_WINDOW_MS
     cluster: Annotated[
-        str, Setting("rocketMQClusterName", "whose brokers tell users; default: the only one that name servers know")
+        str,
+        Setting(
+            "rocketMQClusterName", "cluster that provides the users; default: the only cluster that name servers know"
+        ),
     ] = ""
 
 

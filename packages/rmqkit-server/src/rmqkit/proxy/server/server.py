@@ -68,13 +68,17 @@ class ProxySettings(ConnectionSettings, kw_only=True):
         ),
     ] = 8080
     remoting_host: Annotated[
-        str, Setting("remotingAccessAddr", "host that routes name; default: the address that the client has reached")
+        str,
+        Setting(
+            "remotingAccessAddr",
+            "host in the routes that clients get; default: the address that the client has reached",
+        ),
     ] = ""
     mode: Annotated[
         ProxyMode,
         Setting(
             "proxyMode",
-            "cluster: brokers are other processes; one that answers gRPC itself is `rmq broker`",
+            "cluster: brokers are other processes; `rmq broker` itself can serve gRPC",
             only="cluster",
         ),
     ] = ProxyMode.CLUSTER
@@ -83,7 +87,7 @@ class ProxySettings(ConnectionSettings, kw_only=True):
         AdminAddresses,
         Setting(
             "proxyProtocolAddresses",
-            "balancers whose PROXY preamble is believed: none, loopback, any, or addresses and networks",
+            "load balancers whose PROXY protocol header is trusted: none, loopback, any, or addresses and networks",
             hot=True,
         ),
     ] = field(default_factory=lambda: AdminAddresses("none"))

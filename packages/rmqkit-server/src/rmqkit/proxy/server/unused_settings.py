@@ -20,15 +20,15 @@ RENAMED = {
 
 UNUSED = (
     Unused(
-        "a proxy is named by its address",
+        "the name of a proxy is its address",
         """
         localServeAddr= proxyClusterName=DefaultCluster proxyName= regionId= useEndpointPortFromRequest=false
         """,
     ),
-    Unused("name servers are named by namesrvAddr", "namesrvDomain= namesrvDomainSubgroup="),
-    Unused("a broker that answers gRPC itself is rmq broker", "brokerConfigPath="),
+    Unused("namesrvAddr sets the name servers", "namesrvDomain= namesrvDomainSubgroup="),
+    Unused("rmq broker itself can serve gRPC", "brokerConfigPath="),
     Unused(
-        "proxies do not tell each other of their clients: brokers know them all",
+        "proxies do not exchange their clients, because brokers know all clients",
         """
         heartbeatSyncerThreadPoolNums=4 heartbeatSyncerThreadPoolQueueCapacity=100 heartbeatSyncerTopicClusterName=
         heartbeatSyncerTopicName=DefaultHeartBeatSyncerTopic
@@ -69,7 +69,7 @@ UNUSED = (
     ),
     Unused("the type of a topic is always checked", "enableTopicMessageTypeCheck=true"),
     Unused(
-        "times of receiving and what SDKs are told are Apache's defaults",
+        "receive times and the settings sent to SDKs are Apache's defaults",
         """
         defaultInvisibleTimeMills=60000 grpcClientConsumerLongPollingBatchSize=32
         grpcClientConsumerMaxLongPollingTimeoutMillis=20000 grpcClientConsumerMinLongPollingTimeoutMillis=5000
@@ -79,7 +79,7 @@ UNUSED = (
         """,
     ),
     Unused(
-        "clients are forgotten after Apache's default times, and a stop waits 10 s for calls",
+        "clients expire after Apache's default times, and a stop waits 10 s for calls",
         """
         channelExpiredInSeconds=60 channelExpiredTimeout=120000 contextExpiredInSeconds=30
         grpcClientIdleTimeMills=120000 grpcProxyRelayRequestTimeoutInSeconds=5 grpcShutdownTimeSeconds=30
@@ -93,14 +93,14 @@ UNUSED = (
         """,
     ),
     Unused(
-        "transactions are kept as long as brokers may ask about them",
+        "transactions are kept as long as brokers may check them",
         """
         transactionDataExpireMillis=30000 transactionDataExpireScanPeriodMillis=10000 transactionDataMaxNum=15
         transactionDataMaxWaitClearMillis=30000 transactionHeartbeatBatchNum=100 transactionHeartbeatPeriodSecond=20
         """,
     ),
     Unused(
-        "what brokers and name servers told is kept for 20 s, and for 300 s while they do not answer",
+        "answers of brokers and name servers are cached for 20 s, and for 300 s while they do not answer",
         """
         aclCacheExpiredSeconds=300 aclCacheMaxNum=20000 aclCacheRefreshSeconds=20
         subscriptionGroupConfigCacheExpiredSeconds=300 subscriptionGroupConfigCacheMaxNum=20000
@@ -113,11 +113,11 @@ UNUSED = (
     Unused("brokers decide how messages are delayed", "delayLevelTable={} messageDelayLevel= useDelayLevel=false"),
     Unused("certificates are read again when their files change", "tlsCertWatchIntervalMs=3600000"),
     Unused(
-        "the proxy signs its requests as innerClientAuthenticationCredentials says",
+        "innerClientAuthenticationCredentials signs the requests of the proxy",
         "enableACL=false enableAclRpcHookForClusterMode=false",
     ),
     Unused(
-        "users and policies are those of authenticationEnabled and authorizationEnabled, as brokers tell them",
+        "brokers provide users and policies: see authenticationEnabled and authorizationEnabled",
         """
         authConfigPath= authenticationMetadataProvider= authenticationProvider= authenticationStrategy=
         authenticationWhitelist= authorizationMetadataProvider= authorizationProvider= authorizationStrategy=
@@ -135,20 +135,20 @@ UNUSED = (
         """,
     ),
     Unused(
-        "what hangs is told by the log",
+        "the log reports calls that hang",
         "enablePrintJstack=true printJstackInMillis=60000 printThreadPoolStatusInMillis=3000",
     ),
     Unused(
-        "remoting and gRPC have a port each",
+        "remoting and gRPC have separate ports",
         "enableRemotingLocalProxyGrpc=true localProxyConnectTimeoutMs=3000",
     ),
     Unused(
-        "slow brokers are left to the clients' retries",
+        "clients retry when a broker is slow",
         "detectInterval=2000 detectTimeout=200 sendLatencyEnable=false startDetectorEnable=false",
     ),
-    Unused("acks of one call always go together", "enableBatchAck=false"),
+    Unused("acks of one call are always sent together", "enableBatchAck=false"),
     Unused(
-        "only proxies before 5.4.0 have it",
+        "only proxies before 5.4.0 have this setting",
         """
         aclConfigCacheExpiredSeconds= aclConfigCacheMaxNum= aclConfigCacheRefreshSeconds=
         consumerProxyForwardThreadPoolNums= consumerProxyForwardThreadPoolQueueCapacity=

@@ -348,7 +348,7 @@ class Receiving:
         if not asked.entries:
             raise Refused(Code.INTERNAL_SERVER_ERROR, "ack message result is empty")
         if len(asked.entries) > _ENTRIES_MAX:
-            raise Refused(Code.BAD_REQUEST, f"{len(asked.entries)} acks in one call: {_ENTRIES_MAX} are taken")
+            raise Refused(Code.BAD_REQUEST, f"{len(asked.entries)} acks in one call: the limit is {_ENTRIES_MAX}")
         results = []
         for number, entry in enumerate(asked.entries, 1):
             result = await self._ack_entry(client, topic, group, entry)

@@ -93,7 +93,7 @@ def diff(
     left: Store,
     right: Annotated[str, typer.Argument(metavar="STORE", help="Store to compare with.")],
     content_only: Annotated[
-        bool, typer.Option("--content", help="Compare only topics, properties and bodies, not what the broker adds.")
+        bool, typer.Option("--content", help="Compare only topics, properties and bodies, not the broker's fields.")
     ] = False,
     limit: _Limit = 50,
     options: Options = None,

@@ -46,7 +46,8 @@ Remote = Annotated[
 ]
 Conf = Annotated[list[str] | None, _only(metavar="KEY=VALUE", help="Setting of the Spark session; repeatable.")]
 WorkDir = Annotated[
-    str, _only("--work-dir", metavar="DIR", help="Where a store at a URL is copied to meanwhile. (default: temporary)")
+    str,
+    _only("--work-dir", metavar="DIR", help="Folder for the working copy of a store at a URL. (default: temporary)"),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
@@ -63,7 +64,7 @@ def pairs(texts: list[str] | None) -> dict[str, str]:
     for text in texts or ():
         key, equals, value = text.partition("=")
         if not (key and equals):
-            raise SettingsError(f"{text!r} is no setting: write it as key=value")
+            raise SettingsError(f"{text!r} is not a setting: write it as key=value")
         found[key] = value
     return found
 

@@ -181,7 +181,7 @@ def _settings(
     parsed = store_options({**options, "path": path})
     for value, allowed in ((parsed.verify_crc, "none fail drop"), (parsed.corrupt_records, "fail skip")):
         if value.value not in allowed.split():
-            raise SettingsError(f"archive: {value.value!r} makes rows that are no messages: choose from {allowed}")
+            raise SettingsError(f"archive: {value.value!r} makes rows that are not messages: choose from {allowed}")
     for name in partition_by:
         if name not in PARTITION_COLUMNS:
             raise SettingsError(f"archive: cannot partition by {name!r}: choose from {', '.join(PARTITION_COLUMNS)}")

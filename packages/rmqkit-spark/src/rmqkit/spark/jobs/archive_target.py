@@ -241,4 +241,4 @@ def _load(filesystem: pafs.FileSystem, path: str, target: Target) -> Run:
     try:
         return msgspec.json.decode(content, type=Run)
     except msgspec.MsgspecError as error:
-        raise StoreError(f"{target.root}/{path} is no manifest of an archive: {error}: restore it") from None
+        raise StoreError(f"{target.root}/{path} is not a manifest of an archive: {error}: restore it") from None

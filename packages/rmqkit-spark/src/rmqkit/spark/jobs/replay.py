@@ -208,7 +208,7 @@ class _Source(Struct):
         except (AnalysisException, ParseException) as error:
             line = str(error).strip().splitlines()[0]
             raise SettingsError(
-                f"replay: where={wanted.where!r} is no condition over a message's columns: {line}"
+                f"replay: where={wanted.where!r} is not a condition over the columns of a message: {line}"
             ) from None
 
 

@@ -286,7 +286,7 @@ class ExactlyOnce:
 
     def _queues(self, halves: Iterable[Half]) -> list[MessageQueue]:
         """Return the queues that may contain the rows. A row is on the broker of its half message. Wait for a broker
-        that is in no route now, and for the route of a topic that was just created by sending.
+        that has no route now, and for the route of a topic that was just created by sending.
         Raises NoRoute: the broker or the topic does not appear."""
         wanted = {(half.topic, half.broker_name) for half in halves}
         deadline_ms = self.producer.now_ms + self._options.patience_ms
@@ -330,13 +330,13 @@ def _check_new(batch: Batch, halves: Sequence[Half], now: Progress) -> None:
     missing = now.gone.difference(half.row for half in halves)
     if missing:
         raise ClientError(
-            f"rocketmq: {len(missing)} rows of batch {batch.prefix[:-1]} have to be staged again, and it does not have"
-            f" them any more, the first is {min(missing)}: run it with the rows that it had"
+            f"rocketmq: {len(missing)} rows of batch {batch.prefix[:-1]} have to be staged again, but the batch"
+            f" no longer has them (the first is {min(missing)}): run it with its original rows"
         )
     if now.is_past and not now.is_decided:
         raise ClientError(
             f"rocketmq: sink {batch.sink_id} has committed later batches than {batch.batch_id}, and its ledger knows"
-            " nothing of this one: go on from the newest checkpoint, or set another sinkId"
+            " nothing of this one: continue from the newest checkpoint, or set another sinkId"
         )
 
 

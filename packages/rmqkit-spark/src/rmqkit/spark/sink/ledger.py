@@ -108,7 +108,7 @@ class Entry(Struct, frozen=True, omit_defaults=True):
         try:
             return _DECODER.decode(body)
         except msgspec.MsgspecError as error:
-            raise BodyError(f"a message of {len(body)} bytes is no ledger entry: {error}") from None
+            raise BodyError(f"a message of {len(body)} bytes is not a ledger entry: {error}") from None
 
 
 class Written(Struct, frozen=True):

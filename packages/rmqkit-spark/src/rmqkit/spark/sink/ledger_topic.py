@@ -75,7 +75,7 @@ class LedgerTopic:
                 if batch.batch_id > 0 and self._fails_when_lost:
                     raise ClientError(
                         f"rocketmq: topic {self.topic}, which has the decisions about the batches before"
-                        f" {batch.prefix[:-1]}, is in no route: start its broker; if this query has never been"
+                        f" {batch.prefix[:-1]}, has no route: start its broker; if this query has never been"
                         " transactional before, failOnLedgerLoss=false begins a new one"
                     )
                 return Progress()

@@ -372,9 +372,9 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         for queue in sorted(others):
             found, expected = now[queue].log_offset, marks[queue].log_offset
             why = (
-                f"the queue was deleted and made again: its message {offsets[queue] - 1} is at log offset {found}, not"
+                f"the queue was deleted and created again: its message {offsets[queue] - 1} is at log offset {found}, "
             )
-            why += f" at {expected}"
+            why += f"not at {expected}"
             self._pool().report(DataLost(queue, offsets[queue], None, why))
         return others
 
@@ -396,7 +396,7 @@ def live_options(given: Mapping[str, str]) -> LiveOptions:
     options = parse_options(LiveOptions, {key: text for key, text in given.items() if key.lower() != "path"}, FORMAT)
     asked = [bool(wanted_topics(options)), bool(options.pattern), bool(options.assigned)]
     if sum(asked) != 1:
-        raise SettingsError(f"{FORMAT}: give one of subscribe, subscribePattern and assign, it is {sum(asked)} now")
+        raise SettingsError(f"{FORMAT}: give one of subscribe, subscribePattern and assign, found {sum(asked)}")
     if options.assigned:
         _assigned(options.assigned)
     try:
@@ -480,7 +480,7 @@ def from_json(tree: Mapping[str, Any]) -> Offsets:
     offsets: Offsets = {}
     for queue, offset in _flat({topic: brokers for topic, brokers in tree.items() if topic != _MARKS}):
         if isinstance(offset, bool) or not isinstance(offset, int):
-            raise ValueError(f"{offset!r} is no offset")
+            raise ValueError(f"{offset!r} is not an offset")
         offsets[queue] = offset
     return offsets
 

@@ -268,7 +268,7 @@ class Archive:
             self._enter(one)
         self.changes += bool(gone or own)
         if self._foreign and not self._segments:
-            raise StoreError(f"archive {self.place} is that of another store: it has no segment of this log")
+            raise StoreError(f"archive {self.place} belongs to another store: it has no segment of this log")
         return len(own)
 
     def _ignore(self, one: Found, why: str) -> None:
@@ -357,8 +357,8 @@ class Archive:
         """
         if self._segments and self._segments[-1].end > log_end:
             raise StoreError(
-                f"archive {self.place} reaches to {self._segments[-1].end} and the log ends at {log_end}: it is that "
-                "of another store, or this one lost its end; give another archive, or bring the store back"
+                f"archive {self.place} reaches to {self._segments[-1].end} and the log ends at {log_end}: it "
+                "belongs to another store, or this store lost its end; give another archive, or restore the store"
             )
         for one in self._segments:
             # Offsets alone do not distinguish logs. Retention deletes files that the segments cover, so the segments of
@@ -366,7 +366,7 @@ class Archive:
             record = first_record(one.start)
             if record is not None and identity_of(record) != one.identity:
                 raise StoreError(
-                    f"archive {self.place} is that of another store: {one.name} and the log's file of that offset "
+                    f"archive {self.place} belongs to another store: {one.name} and the log's file of that offset "
                     "begin with different records; give another archive"
                 )
 
@@ -495,9 +495,7 @@ class Archive:
         except StoreError as error:
             rows = self._queues[topic, queue_id]
             at = rows.segments.index(known)
-            self._lost(
-                known.digest, f"{_named(topic, queue_id, rows.firsts[at], rows.ends[at])} are passed over: {error}"
-            )
+            self._lost(known.digest, f"{_named(topic, queue_id, rows.firsts[at], rows.ends[at])} are skipped: {error}")
             yield rows.firsts[at], rows.ends[at], None
             return
         queue = next(one for one in segment.directory.queues if (one.topic, one.queue_id) == (topic, queue_id))
@@ -508,7 +506,7 @@ class Archive:
                 rows_of_block = self._content(known, segment, blocks, block, queue.block_end)
             except StoreError as error:
                 begin, end = blocks[block].first, blocks[block + 1].first if block + 1 < queue.block_end else queue.end
-                self._lost((known.digest, block), f"{_named(topic, queue_id, begin, end)} are passed over: {error}")
+                self._lost((known.digest, block), f"{_named(topic, queue_id, begin, end)} are skipped: {error}")
                 yield begin, end, None
                 continue
             for at in range(bisect_right(rows_of_block.ends, queue_offset), len(rows_of_block.ends)):

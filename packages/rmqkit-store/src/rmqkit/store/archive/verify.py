@@ -161,7 +161,7 @@ def _check(segment: SegmentFile) -> tuple[int, list[int]]:
     if records != directory.record_count:
         raise StoreError(f"{name} has {records} sound records, and its directory says {directory.record_count}")
     if first is not None and first[1] != directory.identity:
-        raise StoreError(f"{name} begins with another record than its directory says")
+        raise StoreError(f"{name} begins with another record than its directory lists")
     for _, part_of_keys in directory.keys:
         segment.section(part_of_keys)
     return records, sorted(changed)

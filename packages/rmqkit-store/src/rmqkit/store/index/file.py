@@ -296,7 +296,7 @@ class IndexFile:
             ("endPhyOffset", self.end_offset, last[1]),
             ("indexCount", self.index_count, count),
         ]
-        faults = [f"{name} is {had} and not {one}" for name, had, one in right if one not in (None, had)]
+        faults = [f"{name} is {had}, not {one}" for name, had, one in right if one not in (None, had)]
         if faults and begun is not None:
             self.begin_timestamp, self.begin_offset = begun, first[1]
         if faults and ended is not None:

@@ -294,7 +294,7 @@ class _NextFile:
             self.start(start)
         assert self._made is not None
         if self._is_late and not self._made.done():
-            raise BlockingIOError(errno.EAGAIN, "the next log file is still being made")
+            raise BlockingIOError(errno.EAGAIN, "the next log file is still being created")
         try:
             file = self._made.result(_CREATE_TIMEOUT_SECONDS)
         except OSError as error:
@@ -302,7 +302,7 @@ class _NextFile:
                 self._made = None
                 raise
             self._is_late = True  # the future's own TimeoutError
-            raise TimeoutError(errno.ETIMEDOUT, f"not made after {_CREATE_TIMEOUT_SECONDS:.0f} s") from None
+            raise TimeoutError(errno.ETIMEDOUT, f"not created after {_CREATE_TIMEOUT_SECONDS:.0f} s") from None
         self._is_late = False
         self.start(file.end)
         return file
@@ -407,5 +407,5 @@ class LogStart:
         return True
 
     def _tell_refusal(self, error: OSError) -> None:
-        said = "%s cannot be written, the next start may tell of log files that retention deleted: %s"
+        said = "%s cannot be written, the next start may report log files that retention deleted as lost: %s"
         _log.warning(said, self._root / _START_NOTE, error)

@@ -218,7 +218,7 @@ class FileQueue:
             try:
                 directory.rmdir()
             except OSError:
-                _log.debug("%s stays: it is missing or holds other files", directory)
+                _log.debug("%s is not deleted: it is missing or holds other files", directory)
 
 
 def sync_names(file: MappedFile, levels: int) -> None:

@@ -93,7 +93,7 @@ BATCH_BYTES = 8 << 20
 _AHEAD_BYTES = 256 << 10
 _SHORT_BYTES = 2048
 
-FALSE_BLANK = "a blank that says to close the file, with records behind it"
+FALSE_BLANK = "a blank that closes the file, with records after it"
 
 _I32 = struct.Struct(">i")
 _I64 = struct.Struct(">q")

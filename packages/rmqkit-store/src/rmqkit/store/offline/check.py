@@ -422,7 +422,7 @@ class LogDamage:
         segment, damage = self._tail
         log_end, indexed = segment.start + damage.position, indexed_end()
         if self.report.is_unclean or indexed != log_end:
-            hint = "" if indexed > log_end else ": a torn record, or stale bytes behind the log's end"
+            hint = "" if indexed > log_end else ": a torn record, or stale bytes after the log's end"
             self.report.tail = self._add(segment, damage, hint)
             self.report.open_ends.remove(self.report.tail)
         else:
@@ -437,7 +437,7 @@ class LogDamage:
                 chunk = bytes(segment.view[at : at + _CHUNK_BYTES])
                 if found := len(chunk) - chunk.count(0):
                     at += len(chunk) - len(chunk.lstrip(b"\0"))
-                    self.report.add(Kind.RECORD, segment.path, at, "zeros behind the end of the log", f"{found} others")
+                    self.report.add(Kind.RECORD, segment.path, at, "zeros after the end of the log", f"{found} others")
                     break
 
     def _add(self, segment: Segment, damage: Damage, hint: str = "") -> Finding:
@@ -485,4 +485,4 @@ def _check_sums(segment: Segment, arrivals: DispatchColumns, report: Report) -> 
 
 def _unreadable(segment: Segment, damage: Damage) -> Finding:
     found = f"{damage.reason} ({damage.end - damage.position} bytes are no record)"
-    return Finding(Kind.RECORD, str(segment.path), damage.position, "a record, or zeros behind the last one", found)
+    return Finding(Kind.RECORD, str(segment.path), damage.position, "a record, or zeros after the last one", found)

@@ -169,7 +169,7 @@ def _check_content(root: Path, log: LogView, report: Report, settings: StoreSett
     if damage is Damage.WHEEL:
         report.add(Kind.TIMER, root / "timerwheel", 0, "the slots that the units of the timer log make", fault)
     elif damage is Damage.LOG:
-        report.add(Kind.TIMER, root / "timerlog", 0, "units that go on as far as config/timercheck says", fault)
+        report.add(Kind.TIMER, root / "timerlog", 0, "units up to the offset in config/timercheck", fault)
 
 
 def _check_units(files: TimerFiles, log: LogView, report: Report, precision_ms: int) -> None:

@@ -93,7 +93,7 @@ def repair(
         OSError: a file cannot be written; completed steps stay.
     """
     renames = list(_renames(root, settings))
-    named = [Step(str(path), f"named {target.name}: its records say that they lie there") for path, target in renames]
+    named = [Step(str(path), f"named {target.name}: its records have these offsets") for path, target in renames]
     if renames and not is_dry_run:
         lock = StoreLock(root)
         lock.acquire()

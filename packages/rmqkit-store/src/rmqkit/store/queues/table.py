@@ -400,7 +400,7 @@ class ConsumeQueues:
                 try:
                     (folder / topic).rmdir()
                 except OSError:
-                    _log.debug("%s stays: it is missing or holds other files", folder / topic)
+                    _log.debug("%s is not deleted: it is missing or holds other files", folder / topic)
 
     def destroy_all(self) -> None:
         """Delete every queue, because the log no longer has their records."""

@@ -129,7 +129,7 @@ class TimerFiles:
         if read_ms == 0 and log.unit(max(log.queue.min_offset, 0)) is not None:  # also after a kill in the first second
             return Damage.LOG, f"{self._path} does not say what was delivered"
         if not self._reaches(flushed) or (not log.queue.files and self._next_offset > 0):
-            return Damage.LOG, f"the log ends before {flushed}, as far as {self._path} says that it goes"
+            return Damage.LOG, f"the log ends before {flushed}, the flushed offset in {self._path}"
         if (
             self._has_wheel
             and total is not None

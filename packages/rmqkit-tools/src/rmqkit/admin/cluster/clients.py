@@ -151,7 +151,7 @@ class Clients:
             if error.code != ResponseCode.SYSTEM_ERROR:
                 raise
             known = {row.group for row in await self.all_producers()}
-            remedy = _("one that sent nothing since it started is not known")
+            remedy = _("producers that have sent nothing since they started are not known")
             raise UnknownName(_("producer group"), group, _("the cluster"), known, remedy) from None
         return _once(one for answer in answers.values() for one in answer.connection_set)
 

@@ -71,7 +71,7 @@ class Cause(enum.StrEnum):
         cause._value_, cause.remedy = text, remedy
         return cause
 
-    CONSUMED = marked("consumed"), marked("none needed; to see what handlers make of messages, switch traces on")
+    CONSUMED = marked("consumed"), marked("none needed; to see the results of handlers, switch traces on")
     FILTERED_BY_TAG = (
         marked("filtered by tag"),
         marked("change the subscription of all its clients, or the tag that is sent"),
@@ -124,11 +124,11 @@ class Cause(enum.StrEnum):
         marked("if it stays so, look at that client (rmq consumer status {group}), or add consumers"),
     )
     SKIPPED = marked("skipped"), marked("go back before the message: rmq offset reset {group} {topic} {stored_ms}")
-    POPPED = marked("popped"), marked("wait for the end of its invisible time: then it is acknowledged or comes again")
-    RETRYING = marked("retrying"), marked("see in the consumer's log why it failed, and mend the handler")
+    POPPED = marked("popped"), marked("wait for the end of its invisible time: then it is acknowledged or redelivered")
+    RETRYING = marked("retrying"), marked("see in the consumer's log why it failed, and fix the handler")
     DEAD_LETTER = (
         marked("dead letter"),
-        marked("mend the handler, then send the dead letters again: rmq replay --dlq {group}"),
+        marked("fix the handler, then send the dead letters again: rmq replay --dlq {group}"),
     )
     DELAYED = marked("delayed"), marked("wait, or send it without a delay")
     RECALLED = marked("recalled"), marked("send it again if it is wanted after all")
@@ -140,7 +140,7 @@ class Cause(enum.StrEnum):
     GIVEN_UP = marked("transaction given up"), marked("have producers of its group answer checks, and send it again")
     CLOCK_SKEW = marked("clock skew"), marked("set the producer's clock, and send it again")
     EXPIRED = marked("expired"), marked("keep messages longer (fileReservedTime), or consume sooner")
-    NOT_STORED = marked("not stored"), marked("look whether the send succeeded, and that the name is whole")
+    NOT_STORED = marked("not stored"), marked("check whether the send succeeded, and whether the name is complete")
     WRONG_KIND_OF_ID = marked("wrong kind of id"), marked("ask with --key, or with the id of one of them")
     NOT_IN_CLUSTER = marked("not in this cluster"), marked("ask the name servers of the cluster it was sent to (-n)")
     WRONG_TOPIC = marked("wrong topic"), marked("ask about the topic it is in")
@@ -210,7 +210,7 @@ def _nothing_stored(f: Facts) -> _Verdict | None:
         return Cause.NOT_STORED, _(
             "{asked} is not stored: {place} ends at offset {end:,}", place=place, end=place.max_offset, **f.named
         )
-    end = _("past it, which does not tell whether it was read in time") if f.is_past else _("not past it")
+    end = _("past it, but this does not show whether it was read in time") if f.is_past else _("not past it")
     return Cause.EXPIRED, _(
         "{asked} is deleted: {place} begins at {begin:,} now; group {group} is {end}",
         place=place,
@@ -237,7 +237,7 @@ def _unknown_name(f: Facts, known: Lookup) -> _Verdict:
         )
     if known.log_min is not None and known.physical_offset < known.log_min:
         return Cause.EXPIRED, _(
-            "{asked} is deleted: the log of {address} begins behind it by now", asked=f.asked, address=known.address
+            "{asked} is deleted: the log of {address} now begins after it", asked=f.asked, address=known.address
         )
     where = (
         _("no message of {address} begins at that place", address=known.address)
@@ -302,7 +302,7 @@ def why_dead(f: Facts, letter: ReceivedMessage) -> str:
 def _scheduled(f: Facts) -> _Verdict | None:
     if (copy := f.scheduled) is None:
         return None
-    when = _("at a time that the broker did not tell") if f.due_ms is None else _("at {time}", time=utc(f.due_ms))
+    when = _("at a time that the broker did not report") if f.due_ms is None else _("at {time}", time=utc(f.due_ms))
     if f.due_ms is not None and f.due_ms < f.now_ms - _LATE_MS:
         when = _("{when}, which is past: the broker does not deliver, or its clock is behind", when=when)
     if copy.properties.get(prop.REAL_TOPIC) != f.topic:
@@ -311,7 +311,7 @@ def _scheduled(f: Facts) -> _Verdict | None:
             "group {group} failed to consume {asked}: {retry} comes {when}", retry=retry, when=when, **f.named
         )
     if any(prop.TIMER_DELETE_KEY in one.properties for one in f.copies):
-        return Cause.RECALLED, _("{asked} was recalled before its time came", asked=f.asked)
+        return Cause.RECALLED, _("{asked} was recalled before it was due", asked=f.asked)
     skew = copy.born_timestamp - copy.store_timestamp
     if prop.TIMER_DELIVER_MS in copy.properties and abs(skew) > _SKEW_MS:
         theirs = _(
@@ -371,7 +371,7 @@ def _passed(f: Facts) -> _Verdict | None:
             place=place,
         )
         return Cause.POPPED, _("group {group} popped past {asked}: {unknown}", unknown=unknown, **f.named)
-    unknown = _("what its handler made of it brokers do not record")
+    unknown = _("brokers do not record the result of its handler")
     return Cause.CONSUMED, _(
         "group {group} is past {asked}: {offsets}, and it did not come back; {unknown}",
         offsets=offsets,

@@ -260,7 +260,7 @@ def _brokers(snapshot: Snapshot) -> Iterator[Finding]:
         name, row = broker_label(broker.row), broker.row
         about: dict[str, Any] = {"kind": "broker", "name": row.broker_name}
         if broker.trouble:
-            remedy = _("look whether it runs and can be reached; its figures here are unknown")
+            remedy = _("check whether it runs and can be reached; its figures here are unknown")
             text = _("{name} does not answer: {trouble}", name=name, trouble=broker.trouble)
             if broker.since_ms:
                 age = span_text(snapshot.at_ms - broker.since_ms)
@@ -286,8 +286,8 @@ def _brokers(snapshot: Snapshot) -> Iterator[Finding]:
         if broker.is_master and not row.active and broker.figures.get("brokerActive") == "false":
             yield Finding(
                 severity=Severity.BAD,
-                text=_("{name} takes no messages", name=name),
-                remedy=_("look in its log why it does not write"),
+                text=_("{name} accepts no messages", name=name),
+                remedy=_("check its log for why it does not write"),
                 **about,
             )
         if broker.half_since_ms and snapshot.at_ms - broker.half_since_ms >= HALF_AGE_MS:
@@ -296,7 +296,7 @@ def _brokers(snapshot: Snapshot) -> Iterator[Finding]:
                 severity=Severity.WARNING,
                 text=_("a half message on {name} has waited {age} for a decision", name=name, age=age),
                 remedy=_(
-                    "see whose it is: rmq waiting transactions -b {broker}; start its producers",
+                    "see its group: rmq waiting transactions -b {broker}; start its producers",
                     broker=shlex.quote(row.broker_name),
                 ),
                 **about,
@@ -311,7 +311,7 @@ def _brokers(snapshot: Snapshot) -> Iterator[Finding]:
             ),
             kind="broker",
             name=row.broker_name,
-            remedy=_("look whether it runs and reaches the name servers"),
+            remedy=_("check whether it runs and reaches the name servers"),
         )
 
 
@@ -326,7 +326,7 @@ def _replication(snapshot: Snapshot) -> Iterator[Finding]:
             yield Finding(
                 severity=Severity.BAD,
                 text=_("{name} has slaves, and none is connected: messages have one copy", name=name),
-                remedy=_("look in the slave's log why it does not connect"),
+                remedy=_("check the slave's log for why it does not connect"),
                 **about,
             )
         for slave in broker.ha.ha_connection_info:
@@ -425,7 +425,7 @@ def _dead(snapshot: Snapshot, group: GroupState) -> Iterator[Finding]:
         kind="group",
         name=group.name,
         remedy=_(
-            "see why: rmq dead kinds {name}; mend its handler, then: rmq replay --dlq {name}",
+            "see why: rmq dead kinds {name}; fix its handler, then: rmq replay --dlq {name}",
             name=shlex.quote(group.name),
         ),
     )

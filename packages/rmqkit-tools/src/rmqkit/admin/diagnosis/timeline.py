@@ -33,9 +33,9 @@ __all__ = ["Event", "merged", "timeline"]
 
 _KINDS = {
     names.HALF_TOPIC: _("stored as a half message: its transaction is open"),
-    names.TRANS_CHECK_MAX_TIME_TOPIC: _("transaction given up: nobody decided it"),
-    names.SCHEDULE_TOPIC: _("put aside for its delay"),
-    names.TIMER_TOPIC: _("put aside until its time"),
+    names.TRANS_CHECK_MAX_TIME_TOPIC: _("transaction given up: it was never decided"),
+    names.SCHEDULE_TOPIC: _("waiting for its delay"),
+    names.TIMER_TOPIC: _("waiting for its time"),
 }
 
 
@@ -113,7 +113,7 @@ def _copy(copy: ReceivedMessage, facts: Facts) -> Event:
         prop.REAL_TOPIC, facts.topic
     ).startswith(names.RETRY_PREFIX):
         what, group = (
-            _("failed and put aside: retry {times} comes later", times=copy.reconsume_times),
+            _("failed: retry {times} follows later", times=copy.reconsume_times),
             facts.group,
         )
     elif copy.topic == names.TIMER_TOPIC and prop.TIMER_DELETE_KEY in copy.properties:
@@ -171,7 +171,7 @@ def _standing(facts: Facts) -> Iterator[Event]:
         ahead = max(0, place.offset - max(facts.consumed_offset or 0, place.min_offset))
         yield Event(
             facts.now_ms,
-            _("group has not come to it: {ahead:,} before it", ahead=ahead),
+            _("group has not reached it: {ahead:,} before it", ahead=ahead),
             where,
             facts.group,
             _("offsets, now"),

@@ -330,10 +330,10 @@ class Messages:
         try:
             ip, port, physical_offset = decode_offset_id(msg_id)
         except ValueError:
-            misses.append(_("it is no offset message id, which has 32 or 56 hexadecimal digits"))
+            misses.append(_("it is not an offset message id, which has 32 or 56 hexadecimal digits"))
             return None
         if not 0 < port < 1 << 16:
-            misses.append(_("it is no offset message id, its port would be {port}", port=port))
+            misses.append(_("it is not an offset message id, its port would be {port}", port=port))
             return None
         address = join_address(ip, port)
         known = {

@@ -182,7 +182,7 @@ def _masters(producer: ChunkProducer) -> set[str]:
 def _named(names: Collection[str]) -> str:
     some = sorted(names)
     if not some:
-        return _("a broker that takes the topic")
+        return _("a broker that accepts the topic")
     more = [_("{count} more", count=len(some) - _NAMES_MAX)] if len(some) > _NAMES_MAX else []
     return _("broker {value}", value=" or ".join([*some[:_NAMES_MAX], *more]))
 

@@ -80,7 +80,7 @@ class TimedMessages:
         """Raise SettingsError if a message is due or nearly due, or if its broker does not allow recalls."""
         if not await self._messages.may_recall(message.broker):
             raise SettingsError(
-                _("broker {broker} recalls no messages: set recallMessageEnable=true there", broker=message.broker)
+                _("broker {broker} cannot recall messages: set recallMessageEnable=true there", broker=message.broker)
             )
         if message.due_ms - self._messages.now_ms < _AHEAD_MS:
             raise SettingsError(_("message {id} is due now: its topic has it", id=message.msg_id))

@@ -169,4 +169,4 @@ def new_id() -> str:
 def refuse_device(path: Path) -> None:
     """Raise SettingsError if a path is a device or a pipe: a read from it may block forever."""
     if path.exists() and not path.is_file():
-        raise SettingsError(_("{path} is no regular file, and may never end: name another", path=path))
+        raise SettingsError(_("{path} is not a regular file, and may never end: name another", path=path))

@@ -275,7 +275,7 @@ class Replay:
         topic = self.target or origin(message)
         if topic is None:
             which = _("message {id} of {topic}", id=message.msg_id, topic=message.topic)
-            raise MessageIllegal(_("{which} does not say where it came from: name a target", which=which))
+            raise MessageIllegal(_("{which} has no original topic: name a target", which=which))
         if self.target is None and self.retries is not None:
             return retry_of(message, topic, self.retries, self._key(picked))
         return PlacedMessage(topic=topic, msg_id=self._key(picked), **copied(message))

@@ -112,7 +112,7 @@ async def put_policy(
     ] = "",
     broker: Broker = None,
 ) -> list[Done]:
-    """Say what a user may do with a resource. It replaces the policy on the same resource."""
+    """Set what a user may do with a resource. This replaces an earlier policy on the resource."""
     split = {"actions": actions.split(","), "networks": [one for one in networks.split(",") if one]}
     return await admin.access.put_policy(_subject(user), resource, decision=decision, broker=broker, **split)
 
@@ -138,10 +138,10 @@ async def may_user(
     user: User,
     resource: Resource,
     action: Annotated[str, typer.Option("-a", "--action", help=f"One of {','.join(ACTIONS)}.")],
-    ip: Annotated[str, typer.Option("-i", "--source-ip", help="Address that the user asks from.")],
+    ip: Annotated[str, typer.Option("-i", "--source-ip", help="Client address of the user.")],
     broker: Broker = None,
 ) -> list[dict[str, Any]]:
-    """Say whether the policies of a user allow an action, on each broker."""
+    """Show whether the policies of a user allow an action, on each broker."""
     users = {row.broker_name: row for row in await admin.access.users(user, broker) if row.username == user}
     if not users:
         raise UnknownName("user", user, "the brokers")

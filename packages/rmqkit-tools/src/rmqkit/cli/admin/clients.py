@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rmqkit.protocol.schemas.clients import ClientConnection, ConsumerConnection, ConsumerRunningInfo, MessageQueue
 
 
-CONSUMER = Noun("consumer", "Connected consumers: list them, show what they hold, check a group for problems.")
+CONSUMER = Noun("consumer", "Connected consumers: list them, show their state, check a group for problems.")
 
 
 class _ConnectionRow(Struct):
@@ -69,7 +69,7 @@ async def status(
     ] = None,
     stacks: Annotated[bool, typer.Option("-s", "--jstack", help="Show the stacks of its threads, too.")] = False,
 ) -> View:
-    """Show what each client of a group holds, and check the group for problems.
+    """Show the state of each client of a group, and check the group for problems.
 
     A healthy group has the same subscriptions on all clients, one client for
     every queue, and no stuck client."""
@@ -159,7 +159,9 @@ def _verdict(found: GroupStatus) -> list[str]:
     same = "the same subscriptions" if found.verdict.same_subscription else "DIFFERENT SUBSCRIPTIONS"
     if not found.verdict.troubles:
         # This is only about the clients: their running infos do not show if the group keeps up.
-        return [f"clients in order: {same}, and none is stuck; whether the group keeps up: rmq cluster findings"]
+        return [
+            f"clients in order: {same}, no stuck client; to see whether the group keeps up, run: rmq cluster findings"
+        ]
     return [f"NOT in order ({same}):", *(f"- {trouble}" for trouble in found.verdict.troubles)]
 
 

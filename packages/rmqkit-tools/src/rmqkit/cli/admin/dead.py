@@ -32,7 +32,7 @@ async def list_groups(admin: Admin) -> View:
 async def kinds(
     admin: Admin,
     group: Group,
-    by: Annotated[str, typer.Option(help=f"What tells kinds apart: {', '.join(BY)} or property:NAME.")] = "kind",
+    by: Annotated[str, typer.Option(help=f"Group dead letters by: {', '.join(BY)} or property:NAME.")] = "kind",
 ) -> View:
     """Show the kinds of dead letters that a group has, and the topics that they came from.
 

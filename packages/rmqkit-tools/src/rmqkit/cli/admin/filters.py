@@ -28,9 +28,9 @@ async def try_filter(
     admin: Admin, expression: Expression, kind: Kind = SQL92, properties: Properties = None, topic: Topic = "",
     count: Count = 20,
 ) -> View:  # fmt: skip
-    """Show what each part of a filter is for some properties, or for the newest messages of a topic.
+    """Show the result of each part of a filter for given properties, or for the newest messages of a topic.
 
-    With a topic the broker is asked, too, which of the messages it would deliver."""
+    With a topic, also show which of the messages the broker would deliver."""
     if not topic:
         one = apply_filter(expression, kind, parse_properties("\n".join(properties or ())))
         found = FilterTest(expression=expression, type=kind, tested=[one])
@@ -45,7 +45,7 @@ async def try_filter(
         }
         for one in found.tested
     ]
-    said = f"the broker does not say: {found.trouble}" if found.trouble else f"the broker differs in {found.differ}"
+    said = f"no result from the broker: {found.trouble}" if found.trouble else f"the broker differs in {found.differ}"
     return View(found, [rows or f"topic {topic} has no messages", said])
 
 

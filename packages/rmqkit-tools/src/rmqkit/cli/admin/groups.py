@@ -149,9 +149,9 @@ async def progress(
 
 @GROUP.verb("lags", watch=True)
 async def group_lags(admin: Admin, broker: Broker = None, cluster: Cluster = None) -> View:
-    """Show how far every group is behind on each of its topics, as a count and as an age, the furthest first.
+    """Show the lag of every group on each of its topics, as a count and as an age, the largest first.
 
-    Each master is asked once for all groups. Apache's brokers read their store to answer."""
+    The command sends each master one request. Apache's brokers read their store to answer it."""
     from rmqkit.admin.cluster.groups import lags
     from rmqkit.admin.diagnosis.health import span_text
 

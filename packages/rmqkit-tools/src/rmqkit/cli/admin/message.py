@@ -84,14 +84,12 @@ async def show(
     ] = "",
     group: Annotated[
         str,
-        typer.Option(
-            "-g", "--group", help="Consumer group that shall handle the message (needs -d).", show_default=False
-        ),
+        typer.Option("-g", "--group", help="Consumer group that handles the message (needs -d).", show_default=False),
     ] = "",
     client_id: Annotated[str, typer.Option("-d", "--client-id", help="Client of that group.", show_default=False)] = "",
     send: Annotated[str, typer.Option("-s", "--send", hidden=True, help="true: send the message again.")] = "",
 ) -> object:
-    """Show a message by its id. With -g and -d, a consumer handles it now."""
+    """Show a message by its id. With -g and -d, pass it to a consumer to handle."""
     if kind not in ("", "offset", "key"):
         raise typer.BadParameter(f"--kind {kind} must be offset or key")
     message = await admin.messages.find(id, topic, kind)
@@ -168,13 +166,13 @@ async def page_of_messages(
     limit: Annotated[int, typer.Option("-l", "--limit", min=1, max=1000, help="Maximum number of messages.")] = 50,
     oldest_first: Annotated[bool, typer.Option("--oldest-first", help="Show the oldest messages first.")] = False,
     cursor: Annotated[
-        str, typer.Option("--cursor", help="Go on where a page ended: what it printed last.", show_default=False)
+        str, typer.Option("--cursor", help="Continue after a page; it printed this cursor last.", show_default=False)
     ] = "",
 ) -> View:
     """Show one page of a topic's messages, the newest first.
 
-    It looks at no more than 20,000 messages, 64 MiB or 3 s, then says how far it came. Use `rmq message list`
-    for all of them."""
+    The command reads at most 20,000 messages, 64 MiB or 3 s, and then prints where it stopped. Use `rmq message list`
+    to see all messages."""
     from rmqkit.admin.messages.listing import page
     from rmqkit.admin.pulls import Span
 
@@ -191,7 +189,7 @@ async def page_of_messages(
     value = {name: getattr(found, name) for name in ("examined", "total", "stopped", "cursor", "troubles")}
     value |= {"messages": [shown(one) for one in found.messages], "reachedMs": found.reached_ms}
     looked = f"looked at {found.examined:,} of {found.total:,} messages"
-    more = [f"go on with --cursor {found.cursor}"] if found.cursor else []
+    more = [f"continue with --cursor {found.cursor}"] if found.cursor else []
     return View(value, [*map(_line, found.messages), *(f"not read: {one}" for one in found.troubles), looked, *more])
 
 
@@ -207,7 +205,7 @@ async def timeline_of(
 ) -> View:
     """Show a message's life from its stored copies: sent, delayed, stored, retried, given up. Needs no traces.
 
-    With a group, also what is known of the group's tries."""
+    With a group, also show the delivery attempts of the group."""
     from rmqkit.admin.diagnosis.timeline import timeline
     from rmqkit.admin.explain import Explainer
     from rmqkit.cli.frame.printing import time_text
@@ -226,7 +224,7 @@ async def timeline_of(
         for one in events
     ]
     explain = shlex.join(["rmq", "explain", topic, group or "GROUP", id])
-    return View(events, [rows or f"nothing of message {id} is stored; to see why, run: {explain}"])
+    return View(events, [rows or f"no copy of message {id} is stored; to see why, run: {explain}"])
 
 
 @MESSAGE.verb("consume")
@@ -435,7 +433,7 @@ async def _explain(
 ) -> View:
     """Explain why a group has not consumed a message: the cause, the evidence, and the remedy.
 
-    The exit code is 5 if there is no such group, or no message of that name in the topic."""
+    The exit code is 5 if the group or the message does not exist."""
     if bool(message) + bool(key) + (offset is not None) != 1 or (queue is None) != (offset is None):
         raise typer.BadParameter("which message? give its id, or --key, or --queue and --offset")
     from rmqkit.admin.diagnosis.causes import UNKNOWN

@@ -41,14 +41,14 @@ async def config_get(admin: Admin, broker: Broker = None, cluster: Cluster = Non
 
 
 Only = Annotated[
-    str, typer.Option("--only", help="changed: not rmqkit's default; differs: servers have unlike values.")
+    str, typer.Option("--only", help="changed: not rmqkit's default; differs: not the same on all servers.")
 ]
 
 
 @BROKER.verb("settings")
 async def settings(admin: Admin, broker: Broker = None, cluster: Cluster = None, only: Only = "") -> View:
     """Show each setting of brokers with its meaning, its default, its bounds, and whether it may change while the
-    broker runs. Secrets are covered."""
+    broker runs. Secrets are hidden."""
     return described_view(await admin.brokers.config(broker, cluster), only)
 
 
@@ -151,9 +151,9 @@ async def ha_status(admin: Admin, broker: Broker = None, cluster: Cluster = None
 
 @BROKER.verb("store")
 async def store(admin: Admin, broker: Broker = None, cluster: Cluster = None) -> View:
-    """Show the files of the log, what retention deletes next, and when the disk is full at the rate of ten minutes.
+    """Show the files of the log, which of them retention deletes next, and when the disk will be full.
 
-    The console also knows how the disk filled over days: its page of the store draws a line through that."""
+    The estimate uses the rate of the last ten minutes. The console shows a longer trend on its page of the store."""
     found = await admin.stores.of(broker, cluster)
     return View(found, [part for one in found for part in _store(one)])
 
@@ -260,7 +260,7 @@ async def findings(
     popped messages, dead letters, versions, client ids.
 
     The exit code is 0 if nothing is wrong, and 8 if there are findings (notes do
-    not count) or if a question was not answered."""
+    not count) or if a request was not answered."""
     from rmqkit.admin.diagnosis.health import Severity
     from rmqkit.admin.diagnosis.health import findings as found_in
     from rmqkit.admin.diagnosis.survey import survey, well_text
@@ -386,7 +386,7 @@ async def wipe_write(admin: Admin, broker: BrokerName) -> list[Done]:
     from rmqkit.admin.calls import Done
 
     counts = await admin.name_servers.wipe_write_permission(broker)
-    return [Done(address, f"broker {broker} is not written to: {n} topics") for address, n in counts.items()]
+    return [Done(address, f"writes to broker {broker} are stopped: {n} topics") for address, n in counts.items()]
 
 
 @NAMESRV.verb("add-write")
@@ -395,7 +395,7 @@ async def add_write(admin: Admin, broker: BrokerName) -> list[Done]:
     from rmqkit.admin.calls import Done
 
     counts = await admin.name_servers.add_write_permission(broker)
-    return [Done(address, f"broker {broker} is written to again: {n} topics") for address, n in counts.items()]
+    return [Done(address, f"writes to broker {broker} are allowed again: {n} topics") for address, n in counts.items()]
 
 
 @NAMESRV.verb("kv-get")

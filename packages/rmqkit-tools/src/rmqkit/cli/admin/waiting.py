@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from rmqkit.admin.messages.waiting import Delays
 
 
-WAITING = Noun("waiting", "What waits inside brokers: delays, transactions, popped messages.")
+WAITING = Noun("waiting", "Messages that wait in brokers: delayed, half and popped ones.")
 
 
 @WAITING.verb("delays", watch=True)
 async def delays(admin: Admin, broker: Broker = None) -> View:
-    """Show how many messages wait in each delay level, and how many timed ones by topic and by when they are due.
+    """Count the messages that wait: in each delay level, and timed messages by topic and by due time.
 
-    Apache's brokers do not tell when timed messages are due."""
+    Apache's brokers do not report due times."""
     from rmqkit.admin.diagnosis.health import span_text
 
     found: list[Delays] = await admin.waiting.delays(broker)
@@ -40,11 +40,11 @@ async def delays(admin: Admin, broker: Broker = None) -> View:
             or "no message with a delay level waits"
         )
         if one.timed is None:
-            parts.append("timed messages: unknown, this broker has no timer or does not tell")
+            parts.append("timed messages: unknown, this broker has no timer or does not report them")
             continue
         parts.append(f"timed messages: {one.timed:,}, the timer is {span_text(one.behind_ms or 0)} late")
         if one.due_within_s is None:
-            parts.append("when they are due: unknown, this broker does not tell")
+            parts.append("due times: unknown, this broker does not report them")
         elif one.timed:
             due = [
                 {"due within": span_text(bound * 1000), "messages": count} for bound, count in one.due_within_s.items()
@@ -57,9 +57,9 @@ async def delays(admin: Admin, broker: Broker = None) -> View:
 
 @WAITING.verb("timed")
 async def timed(admin: Admin, broker: Broker = None, topic: Topic = "") -> View:
-    """List the timed messages that wait, the next one that is due first.
+    """List the timed messages that wait, in the order in which they are due.
 
-    Brokers do not list them: their timer topic is read, the newest first, at most 20,000 records, for 3 seconds."""
+    The command reads the newest records of each broker's timer topic: at most 20,000, for at most 3 seconds."""
     found = await admin.waiting.timed(broker, topic)
     rows = [
         {
@@ -79,9 +79,9 @@ async def timed(admin: Admin, broker: Broker = None, topic: Topic = "") -> View:
 
 @WAITING.verb("transactions", watch=True)
 async def transactions(admin: Admin, broker: Broker = None) -> View:
-    """Show the half messages of transactions: how many are in each state, and those that nobody has decided.
+    """Show the half messages of transactions: how many are in each state, and which are undecided.
 
-    At most 20,000 messages are examined, for 3 seconds."""
+    The command reads at most 20,000 messages, for at most 3 seconds."""
     found = await admin.waiting.transactions(broker)
     rows = [
         {
@@ -102,9 +102,9 @@ async def transactions(admin: Admin, broker: Broker = None) -> View:
 
 @WAITING.verb("pop", watch=True)
 async def pop(admin: Admin, broker: Broker = None) -> View:
-    """Show the popped messages that are not acknowledged: which are invisible, for whom, until when.
+    """Show the popped messages that are not acknowledged: for which group each is invisible, and until when.
 
-    Messages popped in order are not among them. At most 20,000 records are examined, for 3 seconds."""
+    Messages popped in order are not included. The command reads at most 20,000 records, for at most 3 seconds."""
     found = await admin.waiting.pops(broker)
     rows = [
         {
@@ -122,5 +122,5 @@ async def pop(admin: Admin, broker: Broker = None) -> View:
 
 
 def _rest(examined: int, is_whole: bool, troubles: dict[str, str]) -> list[str]:
-    said = [] if is_whole else [f"examined {examined:,} records, which are not all"]
+    said = [] if is_whole else [f"examined {examined:,} records, but not all"]
     return said + [f"{name}: {text}" for name, text in troubles.items()]

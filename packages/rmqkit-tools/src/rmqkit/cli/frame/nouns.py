@@ -78,7 +78,7 @@ def confirm(what: str, *, yes: bool) -> None:
         return
     print(f"{what}? [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise RmqError("nothing was changed; --yes does not ask")
+        raise RmqError("nothing was changed; --yes skips the question")
 
 
 def _names_of(asking: Callable[[Admin, str], Awaitable[Sequence[str]]]) -> Callable[..., list[str]]:
@@ -120,7 +120,7 @@ LIVE_TOPICS = _names_of(_topics)
 Topic = Annotated[str, Named("-t", "--topic", help="Topic name.", complete=LIVE_TOPICS)]
 LIVE_GROUPS = _names_of(_groups)
 Group = Annotated[str, Named("-g", "--group", help="Consumer group name.", complete=LIVE_GROUPS)]
-_BROKER, _CLUSTER = "Broker, by name or host:port.", "Cluster name; the command asks all its masters."
+_BROKER, _CLUSTER = "Broker, by name or host:port.", "Cluster name; the command contacts all masters of it."
 _LIVE_BROKERS, _LIVE_CLUSTERS = _names_of(_brokers), _names_of(_clusters)
 Broker = Annotated[
     str | None, typer.Option("-b", "--broker", help=_BROKER, show_default=False, autocompletion=_LIVE_BROKERS)

@@ -51,7 +51,7 @@ _START = {Begin.BEGINNING: StartFrom.FIRST_OFFSET, Begin.END: StartFrom.NEW_MESS
 def consume(
     topic: Annotated[str, typer.Argument(metavar="TOPIC", show_default=False, autocompletion=LIVE_TOPICS)],
     group: Annotated[str, typer.Option("-g", "--group", help="Consumer group to join.", autocompletion=LIVE_GROUPS)],
-    begin: Annotated[Begin, typer.Option("--from", help="Where a group without an offset begins.")] = Begin.BEGINNING,
+    begin: Annotated[Begin, typer.Option("--from", help="Where a group without offsets starts.")] = Begin.BEGINNING,
     count: Annotated[
         int | None, typer.Option(min=1, help="Stop after this number of messages.", show_default=False)
     ] = None,
@@ -67,14 +67,14 @@ def consume(
         str, typer.Option("--format", help=f"Format of each line. Fields: {', '.join(FIELDS)}.")
     ] = LINE_FORMAT,
     is_whole: Annotated[
-        bool, typer.Option("--whole", help="Show whole bodies. By default a terminal shows what fits on the line.")
+        bool, typer.Option("--whole", help="Show whole bodies. By default bodies are cut to the line.")
     ] = False,
     **options: Any,
 ) -> None:
     """Consume messages as a member of a group, until Ctrl-C. Printed messages count as consumed.
 
     The members of the group share the queues, so all of them must have the same topics, tags and SQL expressions.
-    Messages that --tags or --sql do not select are skipped for the whole group. `rmq tail` only looks."""
+    Messages that --tags or --sql do not select are skipped for the whole group. Use `rmq tail` to look only."""
     if sql is not None and tags != "*":
         raise typer.BadParameter("--tags and --sql exclude each other: write TAGS into the SQL92 text")
     check_format(line_format)

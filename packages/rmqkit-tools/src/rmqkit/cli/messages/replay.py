@@ -94,7 +94,7 @@ def replay(
             help="Only messages of this kind: its number in rmq dead kinds, or a part of its name; repeatable.",
         ),
     ] = None,
-    by: Annotated[str, typer.Option(help=f"What tells kinds apart: {', '.join(BY)} or property:NAME.")] = "kind",
+    by: Annotated[str, typer.Option(help=f"Group dead letters by: {', '.join(BY)} or property:NAME.")] = "kind",
     rate: Annotated[float, typer.Option(min=0, help="Maximum messages per second; 0 means no limit.")] = 0,
     is_dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be sent, but send nothing.")] = False,
     state_path: Annotated[
@@ -103,11 +103,11 @@ def replay(
             "--state",
             metavar="FILE",
             help="Save progress to this file. Run the same command again to continue. (default with --dlq: a file in "
-            "~/.local/state/rmqkit, which remembers what was replayed)",
+            "~/.local/state/rmqkit, which records the replayed messages)",
         ),
     ] = None,
     is_again: Annotated[
-        bool, typer.Option("--again", help="With --dlq: also send what was replayed before; forget what is remembered.")
+        bool, typer.Option("--again", help="With --dlq: discard the record of replays and send all again.")
     ] = False,
     audit_path: Annotated[
         Path | None, typer.Option("--audit", metavar="FILE", help="Append one JSON line per message to this file.")
@@ -119,13 +119,13 @@ def replay(
 ) -> None:
     """Send stored messages again: from a topic, from the dead letters of a group, or from a store directory.
 
-    Dead letters go only to the group they belong to, and each of them once:
-    what was replayed is remembered, and --again repeats it.
+    Dead letters go only to the group they belong to. Each of them is replayed
+    once; --again replays all of them again.
 
     Only messages stored before the command starts are sent. With --state or
-    --dlq, you can interrupt the replay in any way and continue it later: of the
-    chunk in progress, at most 256 messages, those that already arrived are
-    found by their unique keys and are not sent again."""
+    --dlq, you can interrupt the replay at any time and continue it later. The
+    interrupted chunk has at most 256 messages. Messages of it that arrived are
+    recognized by their unique keys and are not sent again."""
     topic = _topic(topic, dlq, store, target, is_again=is_again)
     end_ms = None if end is None else time_ms(end)
     selection = Selection(topic, time_ms(begin or "0"), end_ms, tuple(keys or ()), tags, sql, by)

@@ -54,14 +54,14 @@ def send(
         int,
         typer.Option(
             min=0,
-            help="Delay level, 1 (1 s) to 18 (2 h). A larger one is refused. --delay takes any time.",
+            help="Delay level, 1 (1 s) to 18 (2 h). Larger levels are refused. --delay accepts any time.",
             show_default=False,
         ),
     ] = 0,
     delay: Annotated[
         float | None,
         typer.Option(
-            min=0, metavar="SECONDS", help="Deliver this many seconds after the broker has it.", show_default=False
+            min=0, metavar="SECONDS", help="Deliver this many seconds after the broker received it.", show_default=False
         ),
     ] = None,
     at: Annotated[
@@ -83,7 +83,7 @@ def send(
         int | None,
         typer.Option(
             min=1,
-            help="Number of messages to send. Arguments and files repeat until it is reached.",
+            help="Number of messages to send. Arguments and files repeat until then.",
             show_default=False,
         ),
     ] = None,
@@ -99,9 +99,9 @@ def send(
 
     A JSON line is an object with body or bodyBase64. It may have tags, keys,
     properties, shardingKey, queueId, brokerName, flag, delayLevel, delay
-    (seconds), deliverAt (ISO, or seconds since 1970) and msgId. You can also
-    send what `rmq tail --json` prints. Empty lines are skipped. The exit code is 1 when some messages could not
-    be sent."""
+    (seconds), deliverAt (ISO, or seconds since 1970) and msgId. The lines that
+    `rmq tail --json` prints are accepted, too. Empty lines are skipped. The exit
+    code is 1 if some messages could not be sent."""
     from rmqkit.admin.messages.sending import Pace
     from rmqkit.cli.frame.connected import Tally, note, run, runtime_for, sending_settings
     from rmqkit.cli.frame.printing import time_ms

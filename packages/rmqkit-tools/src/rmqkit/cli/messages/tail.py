@@ -71,7 +71,7 @@ def tail(
         str, typer.Option("--format", help=f"Format of each line. Fields: {', '.join(FIELDS)}.")
     ] = LINE_FORMAT,
     is_whole: Annotated[
-        bool, typer.Option("--whole", help="Show whole bodies. By default a terminal shows what fits on the line.")
+        bool, typer.Option("--whole", help="Show whole bodies. By default bodies are cut to the line.")
     ] = False,
     group: Annotated[
         str, typer.Option(help="Consumer group for the requests. No offsets are saved for it.")

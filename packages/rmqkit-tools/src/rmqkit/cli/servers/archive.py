@@ -43,7 +43,7 @@ def verify(
     config: Config = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Read every segment: checksums, records, order, gaps, and that all belong to one log.
+    """Check every segment: checksums, records, order, gaps, and that all segments belong to one log.
 
     The exit code is 1 if something is wrong. A broker may be running on the archive."""
     from rmqkit.store.archive.places import place_at
@@ -72,7 +72,7 @@ def verify(
 def adopt(
     place: _Place, root: Annotated[Path, typer.Argument(metavar="STORE", help="Store directory (storePathRootDir).")]
 ) -> None:
-    """Declare an archive to be that of a store's log, where a broker cannot know. Stop the broker first."""
+    """Assign an archive to the log of a store if the broker cannot tell that they match. Stop the broker first."""
     from rmqkit.store.archive.identity import adopt as take
     from rmqkit.store.archive.places import place_at
     from rmqkit.store.archive.verify import found_in
@@ -80,4 +80,4 @@ def adopt(
     with one_line_errors():
         where = place_at(place)
         log = take(root, found_in(where))
-    print(f"{root} has log {log} now, as {where}")
+    print(f"{root} now has log {log}, the same as {where}")

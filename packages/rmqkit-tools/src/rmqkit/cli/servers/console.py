@@ -18,9 +18,7 @@ from rmqkit.remoting.authentication import Credentials
 from rmqkit.remoting.tls import ClientTls
 
 PORT = 9875
-_BANNER = (
-    "This console was started with --insecure: anybody who reaches it can look. It changes nothing and shows no bodies."
-)
+_BANNER = "This console was started with --insecure: anyone can read it. It refuses changes and hides bodies."
 
 app = typer.Typer(name="console", invoke_without_command=True, add_completion=False)
 _OPTIONS = {name: option for name, option in COMMON.items() if name != "as_json"}
@@ -33,51 +31,54 @@ def console(
     ctx: typer.Context,
     envs: Annotated[
         list[str] | None,
-        typer.Option("--env", metavar="NAME=HOST:PORT", help="A cluster by name; repeatable.", show_default=False),
+        typer.Option(
+            "--env", metavar="NAME=HOST:PORT", help="Name and address of a cluster; repeatable.", show_default=False
+        ),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 picks a free one.")] = PORT,
     read_only: Annotated[bool, typer.Option("--read-only", help="Refuse all changes.")] = False,
     login: Annotated[bool, typer.Option("--login", help="Log in as a user of the cluster (ACL 2.0).")] = False,
     users: Annotated[
-        Path | None, typer.Option(help="File of users, of lines that rmq console user writes.", show_default=False)
+        Path | None, typer.Option(help="File of users. rmq console user prints its lines.", show_default=False)
     ] = None,
     oidc: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="JSON of a provider of OpenID Connect to log in with.", show_default=False),
+        typer.Option(metavar="FILE", help="JSON file of an OpenID Connect provider for logins.", show_default=False),
     ] = None,
     cert: Annotated[Path | None, typer.Option(help="Certificate for https, PEM.", show_default=False)] = None,
-    key: Annotated[Path | None, typer.Option(help="Its private key, PEM.", show_default=False)] = None,
+    key: Annotated[Path | None, typer.Option(help="Private key of the certificate, PEM.", show_default=False)] = None,
     behind_proxy: Annotated[
-        str, typer.Option(metavar="NETWORKS", help="A proxy there does TLS: 10.0.0.0/8,…", show_default=False)
+        str,
+        typer.Option(metavar="NETWORKS", help="Networks of the proxies that do TLS: 10.0.0.0/8,…", show_default=False),
     ] = "",
     host_names: Annotated[
         list[str] | None,
-        typer.Option("--host-name", help="A name that browsers may use for it; repeatable.", show_default=False),
+        typer.Option("--host-name", help="Host name that browsers may use; repeatable.", show_default=False),
     ] = None,
-    hide_bodies: Annotated[bool, typer.Option("--hide-bodies", help="Viewers see no message bodies.")] = False,
+    hide_bodies: Annotated[bool, typer.Option("--hide-bodies", help="Hide message bodies from viewers.")] = False,
     audit: Annotated[
         Path | None,
-        typer.Option(help="File of the audit (default ~/.local/state/rmqkit/console-audit.jsonl).", show_default=False),
+        typer.Option(help="Audit file (default ~/.local/state/rmqkit/console-audit.jsonl).", show_default=False),
     ] = None,
     state: Annotated[
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="Folder of history and alerts (default ~/.local/state/rmqkit/console).",
+            help="Folder for history and alerts (default ~/.local/state/rmqkit/console).",
             show_default=False,
         ),
     ] = None,
     rules: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="JSON of alert rules and channels, taken at start.", show_default=False),
+        typer.Option(metavar="FILE", help="JSON file of alert rules and channels, read at start.", show_default=False),
     ] = None,
     jobs: Annotated[
         Path | None,
-        typer.Option(help="Folder of replays (default ~/.local/state/rmqkit/console-jobs).", show_default=False),
+        typer.Option(help="Folder for replays (default ~/.local/state/rmqkit/console-jobs).", show_default=False),
     ] = None,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Listen anywhere without users: read-only, and no bodies.")
+        bool, typer.Option("--insecure", help="Allow any address without users; read-only, no bodies.")
     ] = False,
     ends_with_stdin: Annotated[bool, typer.Option(hidden=True)] = False,
     **common: Any,
@@ -197,7 +198,7 @@ def user(
     name: Annotated[str, typer.Argument(help="Name to log in with.", show_default=False)],
     role: Annotated[str, typer.Option(help="viewer, operator or admin.")] = "viewer",
 ) -> None:
-    """Print a line for the file of users; the password is asked for, or read from standard input."""
+    """Print a line for the file of users. Enter the password when prompted, or pipe it to standard input."""
     from rmqkit.console.access.logins import Role, password_line
 
     if role not in set(Role):

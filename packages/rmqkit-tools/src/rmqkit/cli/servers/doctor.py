@@ -43,7 +43,7 @@ def doctor(
         Purpose | None,
         typer.Option(
             "--for",
-            help="development leaves out what only a server needs: kernel settings, limits, disk and clock. "
+            help="development skips the checks for servers: kernel settings, limits, disk and clock. "
             "(default: production with --config or --shards, else development)",
             show_default=False,
         ),
@@ -51,9 +51,9 @@ def doctor(
     set_: Set = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Check whether this machine is ready to run a broker, and say how to fix what is not.
+    """Check whether this machine is ready to run a broker, and show how to fix each problem.
 
-    The exit code is 1 when a line says fail."""
+    The exit code is 1 if a check fails."""
     options = options_of(set_, namesrvAddr=name_servers, storePathRootDir=store)
     given, notes = (sources := Sources(BROKER, config, options)).read()
     everything = Configuration.load(BROKER, given, file=sources.file)

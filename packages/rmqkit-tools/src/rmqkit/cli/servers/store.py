@@ -191,7 +191,7 @@ def query(
     limit: Annotated[
         int | None, typer.Option(min=0, help="Maximum number of rows. [default: 50 in a table, else all]")
     ] = None,
-    skip_damage: Annotated[bool, typer.Option("--skip-damage", help="Leave out damaged messages.")] = False,
+    skip_damage: Annotated[bool, typer.Option("--skip-damage", help="Skip damaged messages.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV instead of a table.")] = False,
     as_json: _Json = False,
     unsafe: Annotated[

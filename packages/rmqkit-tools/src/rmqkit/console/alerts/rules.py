@@ -232,7 +232,7 @@ class Alerts:
             kept = self._file.load(_Kept) or _Kept()
         except RmqError as error:
             self._file.set_aside()
-            self.lost = _("{error}: they were given the name …damaged, and there are no rules now", error=error)
+            self.lost = _("{error}: they were renamed to …damaged, and there are no rules now", error=error)
             _log.warning("%s", self.lost)
             return
         self.rules = {one.name: one for one in kept.rules if one.figure in FIGURES and one.operator in OPERATORS}
@@ -503,7 +503,7 @@ class Alerts:
             event = waiting.event
             if waiting.trouble:
                 text = _(
-                    "channel {name} did not take it in {tries} tries: {trouble}",
+                    "channel {name} did not accept it in {tries} tries: {trouble}",
                     name=name,
                     tries=waiting.tries,
                     trouble=waiting.trouble,

@@ -42,7 +42,8 @@ WORDS = (
     marked("retry policy"),
     # what a client waits for
     marked("another member of the group has it"), marked("its lock was just granted"),
-    marked("the program paused it: resume() goes on"), marked("its handlers finish before it is given up"),
-    marked("its former owner may still save"), marked("the program to iterate further"),
+    marked("the program paused it: call resume() to continue"),
+    marked("it is released when its handlers have finished"), marked("its former owner may still save"),
+    marked("the program to iterate further"),
 )
 # fmt: on

@@ -158,7 +158,7 @@ def tail_rows(
                 finally:
                     task.cancel()
                     await asyncio.gather(task, return_exceptions=True)
-            yield _event("end", say(_("the tail ends after 15 minutes: load the page again to go on")))
+            yield _event("end", say(_("the tail stops after 15 minutes: load the page again to continue")))
         except RmqError as error:
             yield _event("end", say(str(error)))
 

@@ -179,7 +179,7 @@ class Ask:
         """Read the posted form. Raises Fault: the body is too large, or not a form."""
         kind = self.request.headers.get("content-type", "application/x-www-form-urlencoded").partition(";")[0]
         if kind.strip() not in ("application/x-www-form-urlencoded", ""):
-            why = _("content type {kind} is not taken: post application/x-www-form-urlencoded", kind=kind)
+            why = _("content type {kind} is not accepted: post application/x-www-form-urlencoded", kind=kind)
             raise Fault(415, _("Not a form"), why)
         parts, size = [], 0
         async for chunk in self.request.stream():
@@ -208,7 +208,7 @@ class Ask:
         if self.console.read_only:
             why = _("this console is read-only")
         elif self.may_change and right is Right.CONSOLE:
-            why = _("{name} is no admin: alerts make the console send to addresses", name=self.user.name)
+            why = _("{name} is not an admin: alerts make the console send to addresses", name=self.user.name)
         elif self.may_change:
             why = _("{user} is an operator, who sends messages", user=self.user.name)
         self.audit(action, target, "refused", why)
@@ -242,7 +242,7 @@ class Ask:
         Raises Fault: the review has expired, or its subject has changed."""
         review = self.console.reviews.find(token, self.user.name)
         if review is None:
-            why = _("this review is too old, or was of somebody else: fill in the form again")
+            why = _("this review is too old, or belongs to another user: fill in the form again")
             raise Fault(409, _("Review again"), why)
         self.require_change(review.action, review.target, review.right)
         if review.typed and self.form.get("typed", "").strip() != review.typed:

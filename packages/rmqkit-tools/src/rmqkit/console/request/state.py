@@ -286,6 +286,6 @@ def _named(env: str | Mapping[str, str]) -> dict[str, str]:
         raise SettingsError("the console needs the name servers of a cluster: -n HOST:PORT")
     for name in found:
         if name in OUTSIDE or not name or "/" in name or name != quote(name, safe=""):
-            why = _("cluster name {name!r} cannot stand in an address: use letters, digits, - and _", name=name)
+            why = _("cluster name {name!r} cannot be part of an address: use letters, digits, - and _", name=name)
             raise SettingsError(why)
     return found

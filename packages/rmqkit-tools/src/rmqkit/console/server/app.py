@@ -131,7 +131,7 @@ class Console(Hub):
                 return self._to_login(ask, request, path)
             if request.method == "POST":
                 if not route.posts:
-                    raise Fault(405, _("Not a form"), _("{path} shows; it takes no POST", path=route.path))
+                    raise Fault(405, _("Not a form"), _("{path} is a page; it accepts no POST", path=route.path))
                 await ask.read_form()
             elif request.method not in security.SAFE:
                 raise Fault(405, _("Not a method"), _("{method} is not GET, HEAD or POST", method=request.method))
@@ -191,7 +191,7 @@ class Console(Hub):
 
     def _to_login(self, ask: Ask, request: Request, path: str) -> Response:
         if self.authorize is not None:
-            raise Fault(403, _("Not allowed"), _("the program that this console is part of lets you not in"))
+            raise Fault(403, _("Not allowed"), _("the program that contains this console refuses you access"))
         if request.method != "GET" or wants_json(request):
             raise Fault(401, _("Not logged in"), _("log in first: {out}", out=ask.link.out("login")))
         back = path + (f"?{request.url.query}" if request.url.query else "")
@@ -221,7 +221,7 @@ class Console(Hub):
                 env.watcher.look()
             page, __ = await asyncio.gather(view(inner), self._prove(inner))
             if not isinstance(page, Page):
-                raise Fault(404, _("No such page"), _("{path} is no page that refreshes", path=path))
+                raise Fault(404, _("No such page"), _("{path} is not a page that refreshes", path=path))
             page.live_s = found[0].live_s if page.live_s is None else page.live_s
             return page
 
@@ -301,7 +301,7 @@ def _fault(error: Exception) -> Fault:
         case RequestTimedOut() | TimeoutError():
             return Fault(504, _("No answer in time"), str(error) or _("a broker did not answer in time"))
         case SettingsError():
-            return Fault(400, _("That cannot be asked"), str(error))
+            return Fault(400, _("The request is not valid"), str(error))
         case RmqError():
             return Fault(502, _("The cluster did not answer"), str(error))
     return Fault(500, _("The console failed"), _("this is a fault of the console: its log has the reason"))

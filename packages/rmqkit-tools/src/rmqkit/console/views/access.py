@@ -116,7 +116,7 @@ def _verdicts(asked: dict[str, str], users: list[UserRow], acls: dict[str, list[
 async def new_user(ask: Ask) -> Page:
     """Create a user."""
     fields = [
-        Field(name="name", label=_("Name (access key)"), hint=_("how the user is called when it logs in and signs")),
+        Field(name="name", label=_("Name (access key)"), hint=_("name that the user logs in and signs with")),
         Field(
             name="secret",
             label=_("Secret key"),
@@ -143,7 +143,7 @@ async def new_user(ask: Ask) -> Page:
             raise ValueError(_("give a name, and a secret key of at least 8 characters"))
         if given["type"] not in _TYPES:
             raise ValueError(_("type {given} must be {types}", given=given["type"], types=" or ".join(_TYPES)))
-        return [(_("User"), given["name"]), (_("Type"), given["type"]), (_("Secret key"), _("as you gave it"))]
+        return [(_("User"), given["name"]), (_("Type"), given["type"]), (_("Secret key"), _("as you entered it"))]
 
     return await _change(
         ask, _("New user"), _("create user"), user, fields, check, run, "AUTH_CREATE_USER (3001)",

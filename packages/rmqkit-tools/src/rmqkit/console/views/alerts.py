@@ -257,8 +257,8 @@ def _reviewed(
 
     async def done() -> dict[str, str]:
         if (found := present.get(name)) != known:
-            is_there = _("it is not there now") if found is None else _("it is another now")
-            why = _("somebody changed it meanwhile: {is_there}; look again", is_there=is_there)
+            is_there = _("it is not there now") if found is None else _("it has changed")
+            why = _("another user changed it: {is_there}; load the page again", is_there=is_there)
             raise Fault(409, _("Changed since you looked"), why)
         try:
             result = await run()

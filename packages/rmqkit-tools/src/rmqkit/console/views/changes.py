@@ -121,7 +121,7 @@ def _topic_fields(config: TopicConfig) -> list[Field]:
             choices=tuple(dict.fromkeys((*_TYPES, kind))),
             labels={"": _("not set")}, hint=_("what gRPC clients may send to it"),
         ),
-        flag("order", _("Ordered"), config.order, _("name servers tell its queues also while a broker is away")),
+        flag("order", _("Ordered"), config.order, _("name servers return its queues even while a broker is away")),
         Field(name="attributes", label=_("Attributes, name=value, one a line"), kind="area", value=lines),
     ]  # fmt: skip
 
@@ -212,7 +212,7 @@ async def delete_topic(ask: Ask) -> Page:
 
     return await _deleted(
         ask, "topics", name, _("delete topic"), about, shell("rmq topic delete", name), requests, run,
-        admin.topics.config, _("nobody can read its messages any more; a send to it fails, or creates it again"),
+        admin.topics.config, _("its messages can no longer be read; a send to it fails, or creates it again"),
     )  # fmt: skip
 
 
@@ -245,7 +245,7 @@ _GROUP_FIELDS: dict[str, tuple[str, str]] = {
     "consume_from_min_enable": (_("May start at the first message"), _("of a queue in which it has no offset")),
     "consume_broadcast_enable": (_("May broadcast"), _("every member gets every message")),
     "consume_message_orderly": (_("In order"), _("one message of a queue at a time, for members that pop")),
-    "notify_consumer_ids_changed_enable": (_("Tell members of changes"), _("when one joins or leaves")),
+    "notify_consumer_ids_changed_enable": (_("Notify members of changes"), _("when one joins or leaves")),
     "consume_timeout_minute": (_("Handler may take, minutes"), _("kept by brokers; clients have a limit of their own")),
     "broker_id": (_("Read from broker id"), _("0 is the master")),
     "which_broker_when_consume_slowly": (_("Read from when far behind"), _("broker id: 1 is the first slave")),
@@ -283,7 +283,7 @@ async def _group(ask: Ask, known: str, configs: Mapping[str, SubscriptionGroupCo
     fields += [
         Field(
             name="group_retry_policy", label=_("Pauses between retries, as JSON"), kind="area", value=policy,
-            hint=_("brokers tell it to proxies; their own pauses are those of the delay levels"),
+            hint=_("brokers send them to proxies; the brokers' own pauses are those of the delay levels"),
         ),
         Field(name="attributes", label=_("Attributes, name=value, one a line"), kind="area", value=lines),
     ]  # fmt: skip
@@ -419,7 +419,7 @@ async def offsets(ask: Ask) -> Page:
             Field(name="offset", label=_("Offset"), kind="number", hint=_("for one queue")),
             Field(name="source", label=_("Other group"), hint=_("for a move to where another group is")),
         ],
-        hint=_("It works whether members are online or not: they go on from there. The next page shows "
+        hint=_("It works whether members are online or not. Members continue from there. The next page shows "
 "each queue first."),
         back=ask.link("groups", name),
         command=shell("rmq offset reset", name, "TOPIC", "-s", "TIME", "--dry-run"),
@@ -565,7 +565,7 @@ async def _settings(
         fields=[Field(name="settings", label=_("Settings, key=value, one a line"), kind="area", value=prefilled)],
         about=[(key, joined("; ", (meaning, rows[key].bounds or _("any value"))))]
         if key in rows else [],
-        hint=_("What is not named stays as it is. The broker refuses what it cannot take."),
+        hint=_("Settings that you do not name stay as they are. The broker refuses values that it does not accept."),
     )  # fmt: skip
 
     async def plan(given: dict[str, str]) -> Review:

@@ -137,13 +137,13 @@ async def _review(ask: Ask, form: Form, name: str, by: str, given: dict[str, str
         before = _(", and {count:,} of them were replayed before", count=found.remembered) if found.remembered else ""
         raise ValueError(
             _(
-                "nothing is selected: none of {examined:,} dead letters that were looked at{before}",
+                "nothing is selected among {examined:,} dead letters{before}",
                 examined=found.examined,
                 before=before,
             )
         )
     if "" in found.targets:
-        why = _("{targets:,} do not say where they came from: give a topic to send to", targets=found.targets[""])
+        why = _("{targets:,} have no original topic: give a topic to send to", targets=found.targets[""])
         raise ValueError(why)
     others: list[str] = []
     if job.target:
@@ -202,7 +202,7 @@ def _rows(found: Preview, job: Job, retries: Retries | None) -> list[tuple[str, 
     whole = (
         ""
         if found.is_whole
-        else _(" at least: the oldest {examined:,} dead letters were looked at", examined=found.examined)
+        else _(" at least: only the oldest {examined:,} dead letters were examined", examined=found.examined)
     )
     rows = [(_("Group"), job.group), (_("Messages"), _("{count:,}{whole}", count=found.count, whole=whole))]
     rows += [(_("To {topic}", topic=topic), f"{count:,}") for topic, count in found.targets.items()]
@@ -281,7 +281,7 @@ async def _acted(ask: Ask, found: Job) -> Page:
         jobs.resume(found, ask.user.credentials)
         return {"job": found.id, "state": found.status}
 
-    left = _("unknown") if progress.left is None else _("{left:,} dead letters are to be looked at", left=progress.left)
+    left = _("unknown") if progress.left is None else _("{left:,} dead letters are left to examine", left=progress.left)
     return ask.review(
         Review(
             right=Right.SEND, action=_("resume replay"), target=found.group, back=back,

@@ -237,7 +237,7 @@ async def _resend(ask: Ask, message: ReceivedMessage) -> dict[str, Any]:
         "target": message.topic,
         "rows": [
             (_("To"), _("any queue of {topic}", topic=message.topic)),
-            (_("Unique key"), _("{id}, as it has", id=message.msg_id)),
+            (_("Unique key"), _("{id}, the same as before", id=message.msg_id)),
         ],
         "requests": [
             _("SEND_MESSAGE_V2 (310) to {topic}: every group of the topic gets it again", topic=message.topic)

@@ -33,9 +33,9 @@ _BODY_SHOWN = 160
 _BODY_BYTES_MAX = 4 << 20
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _STOPS = {
-    "messages": _("it looked at as many messages as one request may"),
-    "bytes": _("it read as many bytes as one request may"),
-    "time": _("it took as long as one request may"),
+    "messages": _("one request may examine no more messages"),
+    "bytes": _("one request may read no more bytes"),
+    "time": _("one request may take no longer"),
     "count": _("the page is full"),
 }
 _LAST_SENT_MAX = 1_000
@@ -302,7 +302,7 @@ def _delay_text(message: Message) -> str:
     if isinstance(at := message.deliver_at, datetime):
         at = at.astimezone(UTC)
         return _("at {time} UTC", time=f"{at:%Y-%m-%d %H:%M:%S}")
-    return _("{seconds:g} s after the broker has it", seconds=message.delay or 0)
+    return _("{seconds:g} s after the broker receives it", seconds=message.delay or 0)
 
 
 def _remember(

@@ -149,7 +149,7 @@ async def cluster_user(ask: Ask, name_servers: str, name: str, secret: str) -> t
     try:
         # The wrong secret first: if it passes, the right one proves nothing.
         if await _is_let_in(ask, name_servers, wrong):
-            return None, _("the cluster lets everybody in: it has no users to log in as; use --users FILE")
+            return None, _("the cluster accepts everyone: it has no users to log in as; use --users FILE")
         if not await _is_let_in(ask, name_servers, right):
             return None, _("access key or secret key is wrong")
     except RmqError as error:

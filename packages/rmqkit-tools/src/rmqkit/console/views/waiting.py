@@ -81,6 +81,6 @@ async def _timed_changed(ask: Ask) -> Page:
             requests=[recall] if is_cancel else [send, recall],
             back=ask.link("waiting", "timed"),
             run=run,
-            warning=_("nobody receives a message that is cancelled") if is_cancel else "",
+            warning=_("a cancelled message is never delivered") if is_cancel else "",
         )
     )

@@ -116,7 +116,7 @@ FIGURES: dict[str, Figure] = {
     "growth": Figure(of="group", title=_("Dead letters within an hour"), unit=_("messages"), is_kept=False, **_COUNT),
     "members": Figure(of="group", title=_("Members online"), unit=_("clients"), **_COUNT),
     "offline": Figure(of="group", title=_("Offline"), unit=_("1 or 0"), is_kept=False,
-        hint=_("1: nobody is online"), **_COUNT),
+        hint=_("1: no consumer is online"), **_COUNT),
     "put": Figure(of="topic", title=_("Messages in"), **_RATE),
     "in": Figure(of="broker", title=_("Messages in"), **_RATE),
     "out": Figure(of="broker", title=_("Messages out"), **_RATE),

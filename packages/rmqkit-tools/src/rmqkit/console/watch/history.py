@@ -387,7 +387,7 @@ class History:
         """Handle a failed read or write: replace a damaged file. After other errors, the next call retries."""
         if not _is_damage(error):
             self.trouble = _(
-                "history file {path}: {error}; what it has is not shown, and it is tried again",
+                "history file {path}: {error}; its figures are not shown; trying again",
                 path=self.path,
                 error=error,
             )
@@ -399,7 +399,7 @@ class History:
             self._file, self.trouble = (
                 None,
                 _(
-                    "history file {path} is damaged ({error}) and stays: {other}",
+                    "history file {path} is damaged ({error}) and is not deleted: {other}",
                     path=self.path,
                     error=error,
                     other=other,

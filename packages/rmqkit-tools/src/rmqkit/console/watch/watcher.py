@@ -187,7 +187,7 @@ class Watcher:
                 await self._round_or_trouble()
             except Exception:  # noqa: BLE001 - the outer edge of the task: pages say how old the snapshot is
                 _log.exception("console watcher: a round failed")
-                self.trouble = _("the console failed while it asked: its log has the reason")
+                self.trouble = _("the console failed during the request: its log has the reason")
             self._known.set()
             is_looked_at = self._clock.monotonic_ms() - self._looked_ms < LOOKED_MS
             with contextlib.suppress(TimeoutError):

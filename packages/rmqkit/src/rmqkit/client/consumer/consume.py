@@ -376,7 +376,7 @@ class ConcurrentConsumeService:
                 pass  # the interpreter exits: the messages are not consumed
             except Exception as error:  # noqa: BLE001 - the outer edge of a worker, which must not stop
                 pause_ms = self.settings.local_retry_ms
-                said = "messages of %s are handled again in %d ms, what came of them cannot be dealt with"
+                said = "messages of %s are handled again in %d ms, because their results could not be processed"
                 _log.error(said, process_queue.queue, pause_ms, exc_info=error)
                 self._call_later(pause_ms, functools.partial(self._ready.put_nowait, (process_queue, messages)))
             finally:
@@ -581,7 +581,7 @@ class ConcurrentConsumeService:
             prepared = encode_retry(message, self.group, retries_max, namespace, delay_ms=delay_ms)
             await self._resend.send(prepared, timeout_ms=rpc.SEND_BACK_TIMEOUT_MS)
         except (RmqError, ValueError) as error:
-            said = "message %s of %s comes again after a delay level in place of %d ms: %s"
+            said = "message %s of %s is redelivered after a delay level instead of %d ms: %s"
             _log.warning(said, message.msg_id, message.topic, delay_ms, error)
             return False
         return True

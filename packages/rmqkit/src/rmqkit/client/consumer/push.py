@@ -83,7 +83,9 @@ class PushConsumer(Subscribing, Consumer):
     ) -> None:
         self.settings = settings = check(settings or PushConsumerSettings())
         if self._only_pops and settings.is_broadcasting:
-            raise SettingsError("message_model is BROADCASTING: what is popped goes to one member, use a PushConsumer")
+            raise SettingsError(
+                "message_model is BROADCASTING: pop delivers each message to one member, use a PushConsumer"
+            )
         super().__init__(group, name_servers, settings, runtime, clock, hooks, wait_ready)
         runtime = self._runtime
         self._is_ordered = ordered
@@ -141,7 +143,7 @@ class PushConsumer(Subscribing, Consumer):
             raise SettingsError(f"batch_max is {batch_max}: it must be at least 1 and at most {_BATCH_MAX}")
         if dedupe is not None and (batch_max is not None or self.settings.is_broadcasting):
             what = "batch_max" if batch_max is not None else "broadcasting"
-            raise SettingsError(f"dedupe for topic {topic} does not go with {what}: leave one of them out")
+            raise SettingsError(f"dedupe for topic {topic} cannot be combined with {what}: remove one of them")
         asked = {
             "ordered consumption": self._is_ordered or None,
             f"body={body!r}": body,

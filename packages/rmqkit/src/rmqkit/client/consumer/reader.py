@@ -392,7 +392,7 @@ class TopicReader:
             to = pulled.next_begin_offset
             self._note(
                 _(
-                    "{queue} has no offset {offset} (any more), going on at {to}",
+                    "{queue} has no offset {offset} (any more), continuing at {to}",
                     queue=queue_text(queue),
                     offset=offset,
                     to=to,

@@ -167,14 +167,18 @@ class QueueWatch:
         if locks is not None and not locks.is_held(queue):
             error = locks.error_of(queue)
             if error is not None and not isinstance(error, PeerRefused):
-                return QueueState.UNREACHABLE, f"its lock cannot be had: {error}"
+                return QueueState.UNREACHABLE, f"its lock cannot be acquired: {error}"
             return QueueState.WAITING_FOR_LOCK, "another member of the group has it" if error is None else str(error)
         if one is None:
             return QueueState.TAKING_OVER, "its lock was just granted"
         if one.is_paused:
-            return QueueState.PAUSED, "the program paused it: resume() goes on"
+            return QueueState.PAUSED, "the program paused it: call resume() to continue"
         if one.is_taking_over or one.is_dropped:
-            who = "its handlers finish before it is given up" if one.is_dropped else "its former owner may still save"
+            who = (
+                "it is released when its handlers have finished"
+                if one.is_dropped
+                else "its former owner may still save"
+            )
             return QueueState.TAKING_OVER, who
         if one.error is not None:
             is_refused = isinstance(one.error, PeerRefused)

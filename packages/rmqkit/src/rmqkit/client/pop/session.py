@@ -170,7 +170,7 @@ class PopProcessQueue(ProcessQueue):
             if lease is None:
                 continue
             if lease.expires_ms <= now_ms:
-                said = "message %s of %s is handled for too long, or no broker answers: it comes again"
+                said = "message %s of %s is handled for too long, or no broker answers: it is redelivered"
                 _log.warning(said, message.msg_id, message.topic)
                 for lapsed in self.lowest(len(self)) if self.session.is_ordered else [message]:
                     self.remove(lapsed)

@@ -82,7 +82,7 @@ def encode_message(
     if message.delay_level > settings.delay_level_max:
         raise MessageIllegal(
             f"message for topic {message.topic} has delay_level {message.delay_level}: brokers have levels up to "
-            f"{settings.delay_level_max}, give a delay for any time, or set delay_level_max to what they have"
+            f"{settings.delay_level_max}, give a delay for any time, or set delay_level_max to their highest level"
         )
     body = _checked_body(message, settings.limits.message_bytes_max)
     properties = _properties(message, unique_key, own)

@@ -294,7 +294,7 @@ class Producer(Client):
         address = self._runtime.routes.address(handle.broker_name)
         if address is None:
             has = f"broker {handle.broker_name}, which has the message to recall"
-            raise NoRoute(f"{has}, is in no route: {NOT_REGISTERED}")
+            raise NoRoute(f"{has}, has no route: {NOT_REGISTERED}")
         header = RecallMessageRequest(
             producer_group=self.group, topic=handle.topic, recall_handle=recall_handle, bname=handle.broker_name
         )

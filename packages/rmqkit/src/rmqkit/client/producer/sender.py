@@ -96,7 +96,7 @@ class Sender:
             if known is not None:  # it has just arrived
                 return known
             asked = ", ".join(self._runtime.name_servers)
-            where = f"no name server said in {timeout_ms:.0f} ms where topic {topic} is"
+            where = f"no name server returned the route of topic {topic} in {timeout_ms:.0f} ms"
             raise NoRoute(f"{where}, asked {asked}: check whether they run and can be reached") from None
 
     def status(self, state: str) -> ProducerStatus:
@@ -172,7 +172,7 @@ class Sender:
             # asyncio's locks are fair, so sends get the lock in the order in which they failed or arrived.
             if not await self._has_turn(retries, deadline_ms):
                 if not tries.failures:
-                    tries.failures.note(ConnectFailed(queue.broker_name, "sends before this one still wait"))
+                    tries.failures.note(ConnectFailed(queue.broker_name, "earlier sends still wait"))
                 return tries.outcome(message.topic)
             try:
                 while tries.may_go_on and (not tries.brokers or self._left_ms(deadline_ms) > TRY_MS_MIN):

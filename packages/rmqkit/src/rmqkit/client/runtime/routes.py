@@ -170,7 +170,7 @@ async def discover(settings: ClientSettings) -> list[str]:
         # Use a thread: urllib blocks, also while it resolves the name.
         return split_addresses(await asyncio.to_thread(_get, url, settings.api_timeout_ms / 1000.0))
     except (OSError, ValueError) as error:
-        raise NoRoute(f"{url} does not say where name servers are: {error}") from None
+        raise NoRoute(f"{url} does not return addresses of name servers: {error}") from None
 
 
 def address_url(settings: ClientSettings) -> str:
@@ -241,7 +241,7 @@ class ClientRouteTable:
         known = self._publish.get(topic)
         if known is None:
             raise NoRoute(
-                f"no broker takes messages for topic {topic}, asked name servers "
+                f"no broker accepts messages for topic {topic}, asked name servers "
                 f"{', '.join(self._name_servers.addresses)}: create the topic, or start a broker with "
                 "autoCreateTopicEnable=true"
             )

@@ -158,8 +158,8 @@ class ClientRuntime:
         """Raises ClientError: the runtime was started in a parent process, before a fork."""
         if self._is_from_parent:
             raise ClientError(
-                f"client {self.client_id} was started before this process was forked, its connections are the "
-                "parent's: make a new one here"
+                f"client {self.client_id} was started before this process was forked, its connections belong to "
+                "the parent: create a new client here"
             )
 
     async def start(self) -> None:

@@ -160,8 +160,8 @@ class HoldLimits(Struct, kw_only=True, frozen=True):
 class Pulling(Struct, kw_only=True, frozen=True):
     """Requests for messages of a queue."""
 
-    count: Annotated[int, Setting("pullBatchSize", "number of messages that one pull asks for", low=1, high=1024)] = 32
-    bytes_max: Annotated[int, Setting("pullBatchSizeInBytes", "number of bytes that one pull asks for", low=1)] = (
+    count: Annotated[int, Setting("pullBatchSize", "number of messages that one pull requests", low=1, high=1024)] = 32
+    bytes_max: Annotated[int, Setting("pullBatchSizeInBytes", "number of bytes that one pull requests", low=1)] = (
         256 << 10
     )
     suspend_ms: Annotated[
@@ -190,7 +190,7 @@ class Popping(Struct, kw_only=True, frozen=True):
             high=300_000,
         ),
     ] = 60_000
-    count: Annotated[int, Setting("popBatchNums", "number of messages that one pop asks for", low=1, high=32)] = 32
+    count: Annotated[int, Setting("popBatchNums", "number of messages that one pop requests", low=1, high=32)] = 32
     held_max: Annotated[
         int, Setting("popThresholdForQueue", "maximum number of held popped messages per queue or broker", low=1)
     ] = 96
@@ -268,7 +268,7 @@ class ProducerSettings(ClientSettings, kw_only=True):
         int,
         Setting(
             "sendMsgTimeout",
-            "time for all tries and pauses of one send; the time in line behind other sends does not count",
+            "time for all tries and pauses of one send, without the time in line behind other sends",
             low=1,
         ),
     ] = 20_000
@@ -388,7 +388,7 @@ class PushConsumerSettings(ConsumerSettings, kw_only=True):
         int,
         Setting(
             "maxReconsumeTimes",
-            "number of retries before a message goes to the dead letters; -1 means 16, or no limit in order",
+            "number of retries before a message goes to the dead letters; -1 means 16, in order no limit",
             low=-1,
         ),
     ] = -1
@@ -400,7 +400,7 @@ class PushConsumerSettings(ConsumerSettings, kw_only=True):
         int,
         Setting(
             "localRetryPause",
-            "pause before a message is handled again that could not be sent back to the broker",
+            "pause before a message is handled again if it cannot be sent back to the broker",
             low=1,
         ),
     ] = 5000
