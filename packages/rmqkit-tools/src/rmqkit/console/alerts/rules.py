@@ -406,7 +406,7 @@ class Alerts:
         if not self._pattern(rule).match(alert.target):
             self._resolve(rule, alert, at_ms, _("the rule no longer looks at it"))
         elif at_ms - alert.seen_ms > HOUR_MS:
-            self._resolve(rule, alert, at_ms, _("nobody told of it for an hour"))
+            self._resolve(rule, alert, at_ms, _("no broker has reported it for an hour"))
         elif alert.state == "firing" and not alert.is_notified and rule.silent_until_ms <= at_ms:
             alert.is_notified = True
             self._tell(rule, self._event(rule, alert, "firing", at_ms))
