@@ -58,7 +58,7 @@ def test_this_installation_names_its_checkout():
     assert extras.install("server") == f"pip install '{Path(__file__).parents[1]}[server]'"
 
 
-def test_a_package_that_is_missing_is_told_with_what_needs_it(monkeypatch, installed_from):
+def test_a_package_that_is_missing_is_reported_with_what_needs_it(monkeypatch, installed_from):
     installed_from(None)
     monkeypatch.setitem(sys.modules, "google", None)
     with pytest.raises(ExtraMissing) as caught, extras.needed("grpc", "rmq proxy"):
@@ -85,7 +85,7 @@ def test_the_part_for_a_framework_that_is_missing_says_so(ours, module, package,
     assert str(caught.value) == f"{ours} needs {package}, which is not installed: {extras.install(extra)}"
 
 
-def test_a_package_of_another_release_is_told(installed_from):
+def test_a_package_of_another_release_is_reported(installed_from):
     installed_from(None)
     with pytest.raises(ExtraMissing) as caught, extras.needed("testing", "a fixture"):
         from msgspec import no_such_name  # noqa: F401

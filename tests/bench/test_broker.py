@@ -28,7 +28,7 @@ def test_bench_broker_prints_every_load_as_json() -> None:
     assert all(figure["messages_per_second"] > 0 and figure["broker_cpu_us"] > 0 for figure in told["figures"])
 
 
-def test_a_broker_that_is_not_there_is_told_in_one_line() -> None:
+def test_a_broker_that_is_not_there_is_reported_in_one_line() -> None:
     command = [RMQ, "bench", "broker", "--namesrv", "127.0.0.1:1", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=250)
     assert done.returncode != 0

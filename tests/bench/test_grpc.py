@@ -8,7 +8,7 @@ from bench.grpc_bench import parsed, ratios, run
 
 
 @pytest.mark.slow
-def test_bench_grpc_tells_of_every_load() -> None:
+def test_bench_grpc_reports_every_load() -> None:
     short = (
         "--without-apache --messages 64 --rounds 1 --warm-ups 0 --latencies 2 --held 20 --held-seconds 0.1 --starts 1"
     )

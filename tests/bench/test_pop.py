@@ -9,7 +9,7 @@ from bench.commands.served import serve_standalone
 
 
 @pytest.mark.slow
-def test_bench_pop_tells_of_both_brokers() -> None:
+def test_bench_pop_reports_both_brokers() -> None:
     said: list[str] = []
     with serve_standalone() as (name_servers, pid):
         rows = pop_figures.measure(

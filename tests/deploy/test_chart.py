@@ -103,7 +103,7 @@ def test_name_servers_are_all_named():
         assert parse_properties(config["data"]["broker.conf"])["namesrvAddr"].split(";") == addresses
 
 
-def test_a_broker_outside_is_reached_at_the_port_that_it_tells():
+def test_a_broker_outside_is_reached_at_the_port_that_it_reports():
     for one in rendered("outside"):
         for container in one.get("spec", {}).get("template", {}).get("spec", {}).get("containers", ()):
             if container["name"] == "broker":

@@ -184,7 +184,7 @@ def test_the_console_of_the_cluster_shows_it_and_is_healthy(shard, tmp_path):
     assert health[0] == "python"
 
 
-def test_prometheus_and_grafana_find_what_they_are_told():
+def test_prometheus_and_grafana_find_their_targets():
     services = CLUSTER["services"]
     (told,) = documents(DEPLOY / "observability/prometheus.yaml")
     (job,) = told["scrape_configs"]

@@ -94,7 +94,7 @@ def test_a_consumer_has_longer_to_end_than_it_waits_for_its_handlers():
     assert told == {"NAMESRV_ADDR": parse_properties(config["data"]["broker.conf"])["namesrvAddr"]}
 
 
-def test_inside_and_outside_differ_in_the_address_that_is_told():
+def test_inside_and_outside_differ_in_the_address_that_is_reported():
     sets = {name: [one for other, one in SETS if other == name] for name in ("broker.yaml", "broker-outside.yaml")}
     for inside, outside in zip(*sets.values(), strict=True):
         told = [{one["name"]: one for one in container_of(each)["env"]} for each in (inside, outside)]
@@ -230,7 +230,7 @@ def test_a_unit_starts_reloads_and_stops(tmp_path, path):
         assert process.stop(signal.SIGTERM, SECONDS_MAX) == 0
 
 
-def test_the_kernel_settings_are_those_that_the_doctor_asks_for():
+def test_the_kernel_settings_are_those_that_the_doctor_requests():
     wanted = parse_properties((DEPLOY / "systemd/rmqkit.sysctl").read_text())
     assert wanted
     for key, text in wanted.items():

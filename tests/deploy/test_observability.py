@@ -55,7 +55,7 @@ SAMPLES = samples() | OF_PROMETHEUS
 
 
 @pytest.mark.parametrize("query", QUERIES.values(), ids=QUERIES)
-def test_a_query_asks_for_metrics_and_labels_that_there_are(query):
+def test_a_query_requests_metrics_and_labels_that_there_are(query):
     asked = list(wanted(query))
     assert asked
     for name, labels in asked:
@@ -177,6 +177,6 @@ def open_metrics(pages: list[dict[str, str]], first_s: int) -> str:
 
 
 @pytest.mark.parametrize("query", QUERIES.values(), ids=QUERIES)
-def test_prometheus_answers_a_query_over_what_a_shard_tells(ask, query):
+def test_prometheus_answers_a_query_over_what_a_shard_reports(ask, query):
     # No request is refused as busy in a shard with so little load. Other codes show that answers are counted by code.
     assert ask(without_limit(query).replace('"system_busy"', '"success"'))

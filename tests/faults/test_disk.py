@@ -84,7 +84,7 @@ FULL = [
 
 
 @pytest.mark.parametrize(("operation", "path", "status"), FULL)
-def test_put_that_finds_no_room_is_refused_and_the_next_goes_on(
+def test_put_that_finds_no_room_is_refused_and_the_next_continues(
     tmp_path: Path, disk: RefusingDisk, operation: str, path: str, status: PutStatus
 ) -> None:
     settings, taken = quiet(), []

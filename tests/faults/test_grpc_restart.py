@@ -14,7 +14,7 @@ from tests.faults.grpc_restart import restart
 @pytest.mark.slow
 @pytest.mark.real_time
 @pytest.mark.timeout(900)
-async def test_a_hundred_clients_go_on_and_nothing_answered_is_lost(tmp_path: Path) -> None:
+async def test_a_hundred_clients_continue_and_nothing_answered_is_lost(tmp_path: Path) -> None:
     async with GrpcBroker(tmp_path, {"brokerName": "broker-a"}, is_quick=True) as broker:
         outcome = await restart(broker, ["stop", "kill"], pause_seconds=0.5, invisible_seconds=2)
     print(outcome)

@@ -116,7 +116,7 @@ def test_sync_of_a_file_brings_the_journal_before_it(base: Path, tmp_path: Path)
     assert () in loose
 
 
-def test_file_written_anew_holds_the_old_or_the_new_bytes(base: Path, tmp_path: Path) -> None:
+def test_file_rewritten_holds_the_old_or_the_new_bytes(base: Path, tmp_path: Path) -> None:
     write(base / "f", b"old")
     with Recorder(base) as recorder:
         fd = os.open(base / "f", os.O_RDWR | os.O_TRUNC)

@@ -23,7 +23,7 @@ def test_thirty_rounds_cover_files_and_operations() -> None:
 
 
 @pytest.mark.parametrize("way", [pytest.param("core", marks=pytest.mark.slow), "plain Python"])
-def test_a_broker_goes_on_by_itself_after_its_disk_refused(way: str) -> None:
+def test_a_broker_continues_by_itself_after_its_disk_refused(way: str) -> None:
     is_plain = way == "plain Python"
     if not is_plain and CORE.fault:
         pytest.skip("there is no compiled core")

@@ -53,7 +53,9 @@ def samples(per_hour: float, noise: float, seconds: int = 1800) -> list[tuple[fl
     ("per_hour", "noise", "is_flat"),
     [(0, 0, True), (0, 3, True), (-30, 1, True), (6, 0.1, True), (12, 0.1, False), (12, 3, False), (200, 5, False)],
 )
-def test_a_series_that_grows_is_told_from_one_that_only_trembles(per_hour: float, noise: float, is_flat: bool) -> None:
+def test_a_series_that_grows_is_distinguished_from_one_that_only_trembles(
+    per_hour: float, noise: float, is_flat: bool
+) -> None:
     judged = judge("MiB", samples(per_hour, noise), warm_up_seconds=300, per_hour_max=8, noticed=2)
     assert judged.is_flat is is_flat, judged
     assert judged.slope_per_hour == pytest.approx(per_hour, abs=noise + 0.01)
@@ -67,7 +69,7 @@ def test_one_step_is_no_growth_and_two_are() -> None:
     assert not judge("MiB", two, **limits).is_flat
 
 
-def test_what_is_too_little_to_tell_is_flat() -> None:
+def test_what_is_too_little_to_report_is_flat() -> None:
     steep = [(float(at), at / 100) for at in range(10)]
     assert judge("MiB", steep, warm_up_seconds=0, per_hour_max=8, noticed=1).is_flat
     assert not judge("MiB", steep, warm_up_seconds=0, per_hour_max=8, noticed=0.05).is_flat

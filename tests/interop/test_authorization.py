@@ -404,7 +404,7 @@ def test_pub_sub_and_get_are_enough_for_a_producer_and_a_consumer_with_retries(
         wait_until(lambda: tries == [0, 1], 60, "the second try")
 
 
-def test_mqadmin_signs_and_is_told_what_it_may_not(
+def test_mqadmin_signs_and_is_refused_without_permission(
     apache_kit: ApacheKit, servers: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     user = of("operator")

@@ -75,7 +75,7 @@ def make_topics(server: tuple[str, str], queue_counts: list[tuple[str, int]]) ->
 
 
 @pytest.mark.parametrize("scenario", [*SCENARIOS, LATER])
-def test_a_cpp_client_tells_the_same_of_every_server(scenario: str, told: dict[str, Any], cpp: Program) -> None:
+def test_a_cpp_client_sees_the_same_of_every_server(scenario: str, told: dict[str, Any], cpp: Program) -> None:
     assert told[scenario] == cpp.outcome[scenario]
 
 

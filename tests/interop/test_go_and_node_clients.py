@@ -94,12 +94,12 @@ def is_known(name_server: str, topic: str) -> bool:
 
 
 @pytest.mark.parametrize("scenario", [*GO_SCENARIOS, LATER])
-def test_a_go_client_tells_the_same_of_every_server(scenario: str, told_by_go: dict[str, Any], go: Program) -> None:
+def test_a_go_client_sees_the_same_of_every_server(scenario: str, told_by_go: dict[str, Any], go: Program) -> None:
     assert told_by_go[scenario] == go.outcome[scenario]
 
 
 @pytest.mark.parametrize("scenario", [*NODE_SCENARIOS, LATER])
-def test_a_node_client_tells_the_same_of_every_server(
+def test_a_node_client_sees_the_same_of_every_server(
     scenario: str, told_by_node: dict[str, Any], node: Program
 ) -> None:
     assert told_by_node[scenario] == node.outcome[scenario]

@@ -379,7 +379,7 @@ def exposed(family: Family) -> str:
     return f"{family.name}_total" if family.type == "counter" else family.name
 
 
-def test_what_apache_tells_is_told_here_or_is_absent_for_a_reason(pages: tuple[Page, Page]) -> None:
+def test_what_apache_reports_is_reported_here_or_is_absent_for_a_reason(pages: tuple[Page, Page]) -> None:
     theirs, ours = pages
     assert theirs.keys() - ours.keys() == {
         name for name, family in theirs.items() if TABLE_BY_NAME[exposed(family)].absent
@@ -410,7 +410,7 @@ def test_sums_are_apaches(pages: tuple[Page, Page], name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*POP_COUNTED, *POP_TOLD])
-def test_pops_are_told_as_apache_tells_them(pops: tuple[Page, Page], name: str) -> None:
+def test_pops_are_reported_as_apache_reports_them(pops: tuple[Page, Page], name: str) -> None:
     theirs, ours = (samples(one.get(name)) for one in pops)
     assert theirs
     assert ours.keys() == theirs.keys()

@@ -166,7 +166,7 @@ def test_the_kv_file_is_the_same(both: tuple[Outputs, Outputs]) -> None:
     assert stored["configTable"]["PROJECT_CONFIG"] == {"10.0.0.1": "project-a"}
 
 
-def test_the_broker_tells_only_keys_that_apache_s_broker_tells(both: tuple[Outputs, Outputs]) -> None:
+def test_the_broker_reports_only_keys_that_apache_s_broker_reports(both: tuple[Outputs, Outputs]) -> None:
     def keys(outputs: Outputs) -> set[str]:
         found = {line.partition(":")[0].strip() for line in outputs.by_name["broker"].splitlines()}
         return {re.sub("_/.*", "_<path>", key) for key in found}

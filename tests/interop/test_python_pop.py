@@ -119,7 +119,7 @@ async def popped(consumer: PopConsumer, topic: str, count: int, **options: objec
     return found
 
 
-def test_what_is_not_acknowledged_in_time_comes_again(servers: Servers) -> None:
+def test_what_is_not_acknowledged_in_time_is_redelivered(servers: Servers) -> None:
     async def scenario() -> None:
         await send(servers.namesrv_addr, "PopTimes", range(8))
         async with PopConsumer("CG-pop-times", servers.namesrv_addr, settings=FIRST) as consumer:

@@ -411,7 +411,7 @@ def test_it_refuses_and_serves_what_apache_s_slave_does(runs: dict[str, Future[O
     assert differences(list(zip(ASKED, copies[NEW].answers, copies[OURS].answers, strict=True))) == {}
 
 
-def test_a_group_goes_on_where_it_was_at_the_master(outcome: Outcome) -> None:
+def test_a_group_continues_where_it_was_at_the_master(outcome: Outcome) -> None:
     for copy in outcome.copies.values():
         assert copy.resumed == {
             (topic, queue_id): {offset: at for offset, at in queue.items() if offset >= outcome.committed[queue_id]}

@@ -24,7 +24,7 @@ def test_another_process_gets_none_of_them():
     )
 
 
-def test_a_port_comes_again_after_all_others_and_one_in_use_does_not():
+def test_a_port_is_used_again_after_all_others_and_one_in_use_does_not():
     with socket.create_server((HOST, free_port())) as server:
         in_turn = [free_port() for _ in range(BLOCK // 2)]
         assert len(set(in_turn)) == len(in_turn)

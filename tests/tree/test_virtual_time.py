@@ -100,5 +100,5 @@ def test_time_does_not_go_back_between_two_loops():
 
 
 @pytest.mark.real_time
-async def test_a_marker_asks_for_real_time():
+async def test_a_marker_requests_real_time():
     assert not isinstance(asyncio.get_running_loop(), VirtualLoop)

@@ -1,4 +1,4 @@
-"""Docstrings, comments and pages are in plain English: their first words, and words that say nothing."""
+"""Docstrings, comments, pages and names of tests are in plain English: first words, and words that say nothing."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from tests.sources import FOLDERS, ROOT
 
 FIRST = re.compile(r"(What|Whether|Who|Of|As|By|For those|How|Where|When|Those|Nobody|Told|Tells)\b")
 WORDS = re.compile(r"\b(told|tells|anew|whatever|once more|comes again|come again)\b", re.IGNORECASE)
+NAMES = re.compile(r"test_.*(told|tells|anew|once_more|comes?_again)(_|$)")
 PAGE_WORDS = re.compile(r"\b(told|anew|whatever|once more|comes again|come again)\b", re.IGNORECASE)
 _DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -22,6 +23,8 @@ _DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 def faults(source: str) -> Iterator[tuple[int, str]]:
     """Yield the line and the word of each place that is not plain English."""
     for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and NAMES.match(node.name):
+            yield node.lineno, node.name
         if isinstance(node, _DOCUMENTED) and (text := ast.get_docstring(node, clean=False)) is not None:
             line = node.body[0].lineno
             if first := FIRST.match(text):
@@ -69,6 +72,7 @@ def test_pages_are_in_plain_english() -> None:
         ('def f():\n    """Return one.\n\n    The peer is told."""\n', [(4, "told")]),
         ("x = 1  # read anew\n", [(1, "anew")]),
         ('"""Whatsoever."""\nx = "told"\n', []),
+        ("def test_a_file_is_made_anew():\n    pass\n", [(1, "test_a_file_is_made_anew")]),
         ('class A:\n    """Of a queue, whatever comes."""\n', [(2, "Of"), (2, "whatever")]),
     ],
 )

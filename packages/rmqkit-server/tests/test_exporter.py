@@ -47,7 +47,7 @@ async def ask(made, request, *, ends=False):
     return answer
 
 
-async def test_metrics_are_told_with_their_type_and_length():
+async def test_metrics_are_reported_with_their_type_and_length():
     async with exporter(seven) as made:
         head, _, body = (await ask(made, GET)).partition(b"\r\n\r\n")
         assert head.splitlines()[0] == b"HTTP/1.1 200 OK"
@@ -122,7 +122,7 @@ async def test_too_many_requests_at_a_time_are_sent_away_and_the_others_served()
             writer.close()
 
 
-async def test_a_failure_is_told_and_the_next_request_served(caplog):
+async def test_a_failure_is_reported_and_the_next_request_served(caplog):
     rounds = []
 
     async def gather():

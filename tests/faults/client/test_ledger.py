@@ -39,7 +39,7 @@ def test_what_was_never_sent_is_a_stranger_and_what_is_in_doubt_is_not() -> None
     assert (ledger.strangers("g"), ledger.lost("g"), ledger.undocumented) == ({3}, set(), [])
 
 
-def test_an_error_that_send_does_not_document_is_told() -> None:
+def test_an_error_that_send_does_not_document_is_reported() -> None:
     ledger, error = Ledger(), HeaderError("?")
     ledger.failed(1, error)
     assert ledger.undocumented == [error]

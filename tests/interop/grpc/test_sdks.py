@@ -265,7 +265,7 @@ def language(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_an_sdk_tells_the_same_of_every_place(told: Told, language: str, scenario: str) -> None:
+def test_an_sdk_sees_the_same_of_every_place(told: Told, language: str, scenario: str) -> None:
     facts = told.facts(language, scenario)
     if (language, scenario) == ("go", "fifo"):
         facts = facts | {"came": sorted(facts["came"], key=lambda one: (one[1], one[0] if one[1] > 1 else ""))}
@@ -296,7 +296,7 @@ def test_the_other_protocol_reads_long_bodies_of_an_sdk(told: Told, language: st
 
 
 @pytest.mark.parametrize("told", ["broker"], indirect=True)
-def test_an_sdk_goes_on_when_the_broker_is_back(told: Told, language: str) -> None:
+def test_an_sdk_continues_when_the_broker_is_back(told: Told, language: str) -> None:
     assert told.facts(language, "load") == {"push": 0, "simple": 0}, "every answered message was received"
     assert told.went_on[language].keys() == set(LOAD)
 

@@ -237,7 +237,7 @@ async def test_no_messages_are_no_results(scene: Scene) -> None:
     assert await producer.send_many([]) == []
 
 
-async def test_a_failure_among_many_tells_what_became_of_each(scene: Scene) -> None:
+async def test_a_failure_among_many_reports_what_became_of_each(scene: Scene) -> None:
     """behaviour.md §7.8."""
     await scene.create_topic()
     producer = await scene.producer()

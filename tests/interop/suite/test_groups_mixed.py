@@ -250,7 +250,7 @@ async def test_what_failed_at_python_is_retried_at_java(scene: Scene) -> None:
         await java.leave(scene)
 
 
-async def test_java_goes_on_where_python_stopped_and_back(scene: Scene) -> None:
+async def test_java_continues_where_python_stopped_and_back(scene: Scene) -> None:
     """behaviour.md §5.6: offsets of a group."""
     await scene.create_topic(queues=QUEUES)
     first, last = Received(), Received()

@@ -99,7 +99,7 @@ async def web_server(text: str) -> AsyncIterator[tuple[str, list[str]]]:
         yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}", paths
 
 
-async def test_name_servers_are_told_by_a_web_server(scene: Scene) -> None:
+async def test_name_servers_are_found_by_a_web_server(scene: Scene) -> None:
     """remoting.md §9.2."""
     async with web_server(f"{scene.namesrv}\n") as (address, paths):
         settings = producing(name_server_domain=address, unit_name="unit")

@@ -44,7 +44,7 @@ async def hooked(scene: Scene, *hooks: Hook) -> Producer:
     return producer
 
 
-async def test_a_hook_is_told_of_every_send_and_how_it_ended(scene: Scene) -> None:
+async def test_a_hook_is_notified_of_every_send_and_how_it_ended(scene: Scene) -> None:
     """behaviour.md §7.6: send hooks before and after."""
     await scene.create_topic()
     noted = Noted()
@@ -67,7 +67,7 @@ async def test_what_a_hook_adds_is_sent_with_the_message(scene: Scene) -> None:
     assert [one.properties["added"] for one in await scene.stored(5)] == ["by a hook"] * 5
 
 
-async def test_a_hook_is_told_of_failures(scene: Scene) -> None:
+async def test_a_hook_is_notified_of_failures(scene: Scene) -> None:
     """behaviour.md §7.6."""
     await scene.create_topic()
     noted = Noted()
@@ -91,7 +91,7 @@ async def test_a_hook_that_raises_changes_nothing(scene: Scene) -> None:
     assert len(await scene.stored(1)) == len(noted.sent) == 1
 
 
-async def test_a_hook_is_told_how_transactions_end(scene: Scene) -> None:
+async def test_a_hook_is_notified_how_transactions_end(scene: Scene) -> None:
     """behaviour.md §7.6: end-transaction hooks."""
     await scene.create_topic()
     noted = Noted()
@@ -135,7 +135,7 @@ async def test_a_traced_producer_writes_its_sends_to_the_trace_topic(scene: Scen
     assert (trace.store_host, trace.region_id) == (scene.peer.broker_addr, "DefaultRegion")
 
 
-async def test_trace_messages_are_found_by_the_message_id_they_tell_of(scene: Scene) -> None:
+async def test_trace_messages_are_found_by_the_message_id_they_report_of(scene: Scene) -> None:
     """behaviour.md §7.11: keys = message ids and keys."""
     producer = await traced(scene)
     result = await producer.send(Message(topic=scene.topic, body=b"x", keys=["k"]))
@@ -201,7 +201,7 @@ async def test_a_recall_can_be_traced(scene: Scene) -> None:
 # -- the status
 
 
-async def test_a_producer_tells_its_brokers_and_what_is_under_way(scene: Scene) -> None:
+async def test_a_producer_reports_its_brokers_and_what_is_under_way(scene: Scene) -> None:
     """behaviour.md §7.1, §7.5."""
     await scene.create_topic()
     producer = await scene.producer()

@@ -46,7 +46,7 @@ async def consume_directly(scene: Scene, offset_msg_id: str) -> ConsumeMessageDi
     return fastjson.decode_as(answer.payload, ConsumeMessageDirectlyResult)
 
 
-async def test_a_member_tells_its_settings_subscriptions_and_queues(scene: Scene) -> None:
+async def test_a_member_reports_its_settings_subscriptions_and_queues(scene: Scene) -> None:
     """behaviour.md §8.15: GET_CONSUMER_RUNNING_INFO."""
     received = Received()
     consumer = await started(scene, received, handlers_max=7)
@@ -76,7 +76,7 @@ async def test_a_member_tells_its_settings_subscriptions_and_queues(scene: Scene
     assert info.jstack is None
 
 
-async def test_a_member_tells_what_it_holds_and_has_not_handled(scene: Scene) -> None:
+async def test_a_member_reports_what_it_holds_and_has_not_handled(scene: Scene) -> None:
     """behaviour.md §8.15: cached minimum, maximum, count, size."""
     await scene.create_topic()
     await send(scene, *"01234")
@@ -100,7 +100,7 @@ async def test_a_member_tells_what_it_holds_and_has_not_handled(scene: Scene) ->
     await until(lambda: len(seen) == 5, "all of them")
 
 
-async def test_a_member_tells_where_its_threads_and_tasks_stand(scene: Scene) -> None:
+async def test_a_member_reports_where_its_threads_and_tasks_stand(scene: Scene) -> None:
     """behaviour.md §8.15: optional stack dump."""
     begun, release = asyncio.Event(), asyncio.Event()
 
@@ -149,7 +149,7 @@ async def test_a_group_without_members_has_no_connections(scene: Scene) -> None:
     assert f"the consumer group[{scene.group}] not online" in (answer.remark or "")
 
 
-async def test_an_operator_has_a_message_consumed_once_more(scene: Scene) -> None:
+async def test_an_operator_has_a_message_consumed_again(scene: Scene) -> None:
     """behaviour.md §8.15: CONSUME_MESSAGE_DIRECTLY."""
     received = Received()
     await started(scene, received)
@@ -163,7 +163,7 @@ async def test_an_operator_has_a_message_consumed_once_more(scene: Scene) -> Non
     assert await committed(scene) <= 1
 
 
-async def test_an_operator_is_told_that_the_handler_put_the_message_off(scene: Scene) -> None:
+async def test_an_operator_is_notified_that_the_handler_put_the_message_off(scene: Scene) -> None:
     """behaviour.md §8.15: CR_LATER."""
     times: list[int] = []
 
@@ -178,7 +178,7 @@ async def test_an_operator_is_told_that_the_handler_put_the_message_off(scene: S
     assert (await consume_directly(scene, sent.offset_msg_id or "")).consume_result == "CR_LATER"
 
 
-async def test_an_operator_is_told_what_the_handler_raised(scene: Scene) -> None:
+async def test_an_operator_is_notified_what_the_handler_raised(scene: Scene) -> None:
     """behaviour.md §8.15: CR_THROW_EXCEPTION."""
     times: list[int] = []
 

@@ -43,7 +43,7 @@ async def test_a_popped_message_is_not_given_to_others(scene: Scene) -> None:
     assert await one.pop(scene.topic) == []
 
 
-async def test_what_is_not_acknowledged_in_time_comes_again(scene: Scene) -> None:
+async def test_what_is_not_acknowledged_in_time_is_redelivered(scene: Scene) -> None:
     """behaviour.md §4.7, §4.12: revive."""
     await scene.create_topic()
     await send(scene, "acknowledged", "forgotten")
@@ -76,7 +76,7 @@ async def test_a_message_that_was_not_popped_cannot_be_acknowledged(scene: Scene
         await consumer.ack(stored)
 
 
-async def test_a_message_comes_again_when_its_invisible_time_was_changed(scene: Scene) -> None:
+async def test_a_message_is_redelivered_when_its_invisible_time_was_changed(scene: Scene) -> None:
     """behaviour.md §4.11: CHANGE_MESSAGE_INVISIBLETIME."""
     await scene.create_topic()
     await send(scene, "0")
@@ -153,7 +153,7 @@ async def test_every_member_pops_from_every_queue(scene: Scene) -> None:
     assert all(handler.messages for handler in handlers)
 
 
-async def test_returning_acknowledges_and_raising_has_a_message_come_again(scene: Scene) -> None:
+async def test_returning_acknowledges_and_raising_has_a_message_redelivered(scene: Scene) -> None:
     """behaviour.md §8.13: ACK, CHANGE_INVISIBLE."""
     await scene.create_topic()
     seen: list[tuple[str, int]] = []

@@ -68,7 +68,7 @@ async def test_at_the_end_there_is_no_new_message(scene: Scene) -> None:
     assert (result.status, result.messages, result.next_begin_offset) == (PullStatus.NO_NEW_MESSAGE, [], 2)
 
 
-async def test_where_nothing_matches_the_pull_goes_on_behind_it(scene: Scene) -> None:
+async def test_where_nothing_matches_the_pull_continues_after_it(scene: Scene) -> None:
     """behaviour.md §4.3: NO_MATCHED_MSG."""
     await scene.create_topic()
     for _ in range(3):
@@ -306,7 +306,7 @@ async def test_closing_waits_for_the_scheduled_pull_under_way(scene: Scene) -> N
     assert await committed(scene) == 1
 
 
-async def test_a_queue_listener_is_told_what_is_held_and_what_there_is(scene: Scene) -> None:
+async def test_a_queue_listener_is_notified_what_is_held_and_what_there_is(scene: Scene) -> None:
     """behaviour.md §8.1, §8.3: queue listener."""
     await scene.create_topic(queues=2)
     told: list[tuple[list[int], list[int]]] = []
@@ -328,7 +328,7 @@ async def test_a_queue_listener_is_told_what_is_held_and_what_there_is(scene: Sc
     await until(lambda: told[-1] == ([0, 1, 2], [0, 1, 2]), "the new queue")
 
 
-async def test_who_assigns_queues_is_told_when_the_topic_gets_more(scene: Scene) -> None:
+async def test_who_assigns_queues_is_reported_when_the_topic_gets_more(scene: Scene) -> None:
     """behaviour.md §8.14: topic queue-change listeners."""
     await scene.create_topic(queues=1)
     consumer = await scene.pull_consumer()
@@ -406,7 +406,7 @@ async def test_a_query_by_key_is_limited_in_number_and_time(scene: Scene) -> Non
         assert len(found) == count
 
 
-async def test_keys_with_equal_hashes_are_told_apart(scene: Scene) -> None:
+async def test_keys_with_equal_hashes_are_distinguished(scene: Scene) -> None:
     """behaviour.md §8.16: results re-checked by exact key."""
     await scene.create_topic()
     await send(scene, "one", keys=["Aa"])

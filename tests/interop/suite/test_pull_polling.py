@@ -139,7 +139,7 @@ async def test_a_poll_gives_messages_of_one_queue(scene: Scene) -> None:
         found += len(messages)
 
 
-async def test_a_consumer_goes_on_where_it_seeks(scene: Scene) -> None:
+async def test_a_consumer_continues_where_it_seeks(scene: Scene) -> None:
     """behaviour.md §8.14: seek."""
     await scene.create_topic()
     await send(scene, *"01234")
@@ -235,7 +235,7 @@ async def test_auto_commit_saves_what_the_next_poll_leaves_behind(scene: Scene) 
     assert await committed(scene) == 2
 
 
-async def test_what_a_failing_program_polled_comes_again(scene: Scene) -> None:
+async def test_what_a_failing_program_polled_is_redelivered(scene: Scene) -> None:
     """behaviour.md §8.14."""
     await scene.create_topic()
     await send(scene, "0", "1")

@@ -86,7 +86,7 @@ async def test_messages_carry_the_bounds_of_their_queue_and_when_their_handler_b
         assert int(message.properties["CONSUME_START_TIME"]) > 0
 
 
-async def test_an_iterated_message_is_consumed_when_the_next_one_is_asked_for(scene: Scene) -> None:
+async def test_an_iterated_message_is_consumed_when_the_next_one_is_requested(scene: Scene) -> None:
     """behaviour.md §8.7."""
     await scene.create_topic()
     consumer = scene.push_consumer()
@@ -104,7 +104,7 @@ async def test_an_iterated_message_is_consumed_when_the_next_one_is_asked_for(sc
     assert (seen, await committed(scene)) == (["0", "1"], 2)
 
 
-async def test_a_message_whose_iteration_failed_comes_again(scene: Scene) -> None:
+async def test_a_message_whose_iteration_failed_is_redelivered(scene: Scene) -> None:
     """behaviour.md §8.7."""
     await scene.create_topic()
     await send(scene, "0", "1", "2")
@@ -165,7 +165,7 @@ async def test_no_more_handlers_run_at_a_time_than_the_settings_say(scene: Scene
     await until(lambda: seen == 9, "all of them")
 
 
-async def test_a_batch_handler_gets_lists_of_one_queue_and_no_longer_than_asked_for(scene: Scene) -> None:
+async def test_a_batch_handler_gets_lists_of_one_queue_and_no_longer_than_requested(scene: Scene) -> None:
     """behaviour.md §8.2, §8.8: consumeMessageBatchMaxSize."""
     await scene.create_topic(queues=2)
     await send_everywhere(scene, 2, 10)
@@ -354,7 +354,7 @@ async def test_closing_waits_for_the_handler_at_work_and_saves_its_offset(scene:
     assert (bodies(seen), await committed(scene)) == (["0"], 1)
 
 
-async def test_a_handler_that_outlasts_the_close_has_its_message_come_again(scene: Scene) -> None:
+async def test_a_handler_that_outlasts_the_close_has_its_message_redelivered(scene: Scene) -> None:
     """behaviour.md §8.2, §8.8: awaitTerminationMillisWhenShutdown."""
     await scene.create_topic()
     begun, cancelled = asyncio.Event(), asyncio.Event()

@@ -35,7 +35,7 @@ async def test_without_an_expression_everything_comes(scene: Scene) -> None:
     assert await star.at_least(2) == await empty.at_least(2) == ["with", "without"]
 
 
-async def test_tags_with_equal_hashes_are_told_apart(scene: Scene) -> None:
+async def test_tags_with_equal_hashes_are_distinguished(scene: Scene) -> None:
     """behaviour.md §6.1: the client compares the text."""
     await scene.create_topic()
     for tag in ("Aa", "BB", "Aa", "BB"):

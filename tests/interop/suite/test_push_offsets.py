@@ -92,9 +92,7 @@ async def test_a_new_group_of_a_young_queue_begins_at_its_first_message_anyway(
 
 
 @pytest.mark.parametrize("start_from", list(StartFrom))
-async def test_a_group_that_has_an_offset_begins_there_whatever_the_settings_say(
-    scene: Scene, start_from: StartFrom
-) -> None:
+async def test_a_group_that_has_an_offset_begins_there_with_any_settings(scene: Scene, start_from: StartFrom) -> None:
     """behaviour.md §8.9: stored offset ≥ 0 always wins."""
     await scene.create_topic()
     await send(scene, "0", "1", "2")
@@ -128,7 +126,7 @@ async def test_a_broadcasting_consumer_with_a_timestamp_begins_at_that_time(scen
     assert received.messages[0].queue_offset == later.queue_offset
 
 
-async def test_a_broadcasting_consumer_goes_on_at_the_offset_in_its_file(scene: Scene) -> None:
+async def test_a_broadcasting_consumer_continues_at_the_offset_in_its_file(scene: Scene) -> None:
     """behaviour.md §5.6."""
     await scene.create_topic()
     await send(scene, "0", "1")
@@ -172,7 +170,7 @@ async def test_offsets_are_saved_on_the_interval(scene: Scene) -> None:
     await is_committed(scene, 1, queue_id=1)
 
 
-async def test_the_next_member_goes_on_where_the_last_one_stopped(scene: Scene) -> None:
+async def test_the_next_member_continues_where_the_last_one_stopped(scene: Scene) -> None:
     """behaviour.md §5.6, §8.9."""
     await scene.create_topic()
     await send(scene, "0", "1")
@@ -264,7 +262,7 @@ async def test_an_operator_cannot_set_a_queue_beyond_its_end(scene: Scene) -> No
         await reset_offset(scene, -1, queue_id=0, offset=9)
 
 
-async def test_a_member_tells_its_offsets_through_the_broker(scene: Scene) -> None:
+async def test_a_member_reports_its_offsets_through_the_broker(scene: Scene) -> None:
     """behaviour.md §8.15: GET_CONSUMER_STATUS_FROM_CLIENT."""
     await scene.create_topic(queues=2)
     received = Received()

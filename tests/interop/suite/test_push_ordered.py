@@ -101,7 +101,7 @@ async def test_plain_functions_keep_the_order_as_well(scene: Scene) -> None:
     assert by_queue(seen) == {0: list(range(10)), 1: list(range(10))}
 
 
-async def test_a_failed_message_comes_again_in_place_before_those_that_follow(scene: Scene) -> None:
+async def test_a_failed_message_is_redelivered_in_place_before_those_that_follow(scene: Scene) -> None:
     """behaviour.md §8.10: SUSPEND_CURRENT_QUEUE_A_MOMENT."""
     await scene.create_topic()
     await send(scene, "0", "1", "2")
@@ -217,7 +217,7 @@ async def test_messages_of_a_sharding_key_are_handled_in_the_order_they_were_sen
     assert received == {f"order-{k}": [str(i) for i in range(k, 30, 6)] for k in range(6)}
 
 
-async def test_the_order_goes_on_where_a_closed_consumer_stopped(scene: Scene) -> None:
+async def test_the_order_continues_where_a_closed_consumer_stopped(scene: Scene) -> None:
     """behaviour.md §8.10."""
     await scene.create_topic(queues=2)
     await send_everywhere(scene, 2, 5)

@@ -36,7 +36,7 @@ async def dead_letters(scene: Scene, count: int = 1) -> list[ReceivedMessage]:
     return await scene.stored(count, f"%DLQ%{scene.group}")
 
 
-async def test_a_failed_message_comes_again_under_its_own_topic_and_id(scene: Scene) -> None:
+async def test_a_failed_message_is_redelivered_under_its_own_topic_and_id(scene: Scene) -> None:
     """behaviour.md §8.11, §3.7."""
     await scene.create_topic()
     handler = Failing(ValueError("no stock"))
@@ -92,7 +92,7 @@ async def test_a_handler_chooses_the_delay_by_its_level(scene: Scene) -> None:
     assert again[b"short"].store_timestamp >= int(begun[b"short"]) + 1000
 
 
-async def test_a_message_comes_again_after_the_time_that_the_handler_chose(scene: Scene) -> None:
+async def test_a_message_is_redelivered_after_the_time_that_the_handler_chose(scene: Scene) -> None:
     """behaviour.md §3.4: the broker's timer delays the retry, to the second; after the last try the message is a dead
     letter.
     """
@@ -185,7 +185,7 @@ async def test_a_failure_does_not_hold_up_what_follows(scene: Scene) -> None:
     assert sorted(await handler.at_least(6)) == ["0", "0", "1", "1", "2", "2"]
 
 
-async def test_a_failed_batch_comes_again_altogether(scene: Scene) -> None:
+async def test_a_failed_batch_is_redelivered_altogether(scene: Scene) -> None:
     """behaviour.md §8.8: RECONSUME_LATER."""
     await scene.create_topic()
     await send(scene, "0", "1", "2")
@@ -203,7 +203,7 @@ async def test_a_failed_batch_comes_again_altogether(scene: Scene) -> None:
     assert sorted(seen) == [(0, "0"), (0, "1"), (0, "2"), (1, "0"), (1, "1"), (1, "2")]
 
 
-async def test_of_a_batch_only_the_named_messages_come_again(scene: Scene) -> None:
+async def test_of_a_batch_only_the_named_messages_are_redelivered(scene: Scene) -> None:
     """behaviour.md §8.8: ackIndex."""
     await scene.create_topic()
     await send(scene, "0", "1", "2")
@@ -222,7 +222,7 @@ async def test_of_a_batch_only_the_named_messages_come_again(scene: Scene) -> No
     await is_committed(scene, 1, topic=f"%RETRY%{scene.group}")
 
 
-async def test_a_failing_function_in_a_thread_has_its_message_come_again(scene: Scene) -> None:
+async def test_a_failing_function_in_a_thread_has_its_message_redelivered(scene: Scene) -> None:
     """behaviour.md §8.8."""
     await scene.create_topic()
     times: list[int] = []
@@ -251,7 +251,7 @@ async def test_a_handler_that_is_cancelled_has_failed(scene: Scene) -> None:
     assert [message.reconsume_times for message in handler.messages] == [0, 1]
 
 
-async def test_a_retried_message_goes_to_any_member_whatever_the_expression(scene: Scene) -> None:
+async def test_a_retried_message_goes_to_any_member_with_any_expression(scene: Scene) -> None:
     """behaviour.md §6.2, §8.3: the retry topic is subscribed with `*`."""
     await scene.create_topic()
     handler = Failing(ConsumeLater(1))
@@ -279,7 +279,7 @@ async def test_a_message_that_failed_at_a_closed_member_is_retried_at_another(sc
     assert later.messages[0].reconsume_times == len(handler.messages)
 
 
-async def test_a_handler_beyond_the_consume_timeout_has_its_message_come_again(scene: Scene) -> None:
+async def test_a_handler_beyond_the_consume_timeout_has_its_message_redelivered(scene: Scene) -> None:
     """behaviour.md §8.8: expired cleaning."""
     await scene.create_topic()
     handled: list[int] = []
@@ -299,7 +299,7 @@ async def test_a_handler_beyond_the_consume_timeout_has_its_message_come_again(s
     consumer.settings.drain_ms = 0
 
 
-async def test_in_broadcasting_a_failed_message_does_not_come_again(scene: Scene) -> None:
+async def test_in_broadcasting_a_failed_message_is_not_redelivered(scene: Scene) -> None:
     """behaviour.md §8.8: dropped with a warning."""
     await scene.create_topic()
     handler = Failing(ConsumeLater(1), times=99)

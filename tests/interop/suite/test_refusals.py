@@ -159,7 +159,7 @@ async def test_a_queue_of_an_unknown_broker_is_tried_once_and_named(scene: Scene
         await producer.send(Message(topic=scene.topic, body=b"x"), queue=queue)
 
 
-async def test_a_selector_that_chooses_nothing_is_told(scene: Scene) -> None:
+async def test_a_selector_that_chooses_nothing_is_reported(scene: Scene) -> None:
     """behaviour.md §7.7: select message queue return null."""
     await scene.create_topic()
     producer = await scene.producer()

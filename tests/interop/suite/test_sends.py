@@ -277,7 +277,7 @@ async def test_a_message_keeps_the_id_it_brings(scene: Scene) -> None:
     assert {one.msg_id for one in await scene.stored(2)} == {first.msg_id}
 
 
-async def test_the_message_id_tells_address_process_and_time(scene: Scene) -> None:
+async def test_the_message_id_reports_address_process_and_time(scene: Scene) -> None:
     """remoting.md §7.4."""
     await scene.create_topic()
     producer = await scene.producer(client_ip="127.0.0.9")
@@ -291,7 +291,7 @@ async def test_the_message_id_tells_address_process_and_time(scene: Scene) -> No
     assert result.msg_id == result.msg_id.upper()
 
 
-async def test_the_offset_message_id_tells_broker_and_place_in_the_log(scene: Scene) -> None:
+async def test_the_offset_message_id_reports_broker_and_place_in_the_log(scene: Scene) -> None:
     """remoting.md §7.4."""
     await scene.create_topic()
     producer = await scene.producer()

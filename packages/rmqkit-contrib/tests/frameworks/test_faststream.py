@@ -143,7 +143,7 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("failure", FAILURES)
-async def test_a_message_whose_handler_fails_comes_again(failure, tmp_path):
+async def test_a_message_whose_handler_fails_is_redelivered(failure, tmp_path):
     policy, error = FAILURES[failure]
     async with cluster(tmp_path) as address:
         broker, tries = broker_at(address), []
@@ -411,7 +411,7 @@ async def test_a_broker_that_stops_waits_for_its_handlers(tmp_path):
         assert len(await stored(address, "Bills")) == 1
 
 
-async def test_ping_tells_whether_a_name_server_answers(tmp_path):
+async def test_ping_reports_whether_a_name_server_answers(tmp_path):
     async with cluster(tmp_path) as address:
         broker = broker_at(address)
         assert not await broker.ping(1)

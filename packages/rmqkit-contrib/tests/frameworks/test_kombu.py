@@ -68,7 +68,7 @@ def test_messages_go_in_and_come_out(url):
         message.ack()
 
 
-def test_what_was_not_acknowledged_comes_again_when_the_connection_closes(url):
+def test_what_was_not_acknowledged_is_redelivered_when_the_connection_closes(url):
     with connect(url) as connection, contextlib.closing(connection.SimpleQueue("orders")) as queue:
         queue.put("x")
         queue.get(timeout=SECONDS_MAX)
@@ -78,7 +78,7 @@ def test_what_was_not_acknowledged_comes_again_when_the_connection_closes(url):
         message.ack()
 
 
-def test_what_its_consumer_lost_comes_again_after_the_visibility_timeout(url):
+def test_what_its_consumer_lost_is_redelivered_after_the_visibility_timeout(url):
     with connect(url, visibility_timeout=0.5) as lost, contextlib.closing(lost.SimpleQueue("orders")) as queue:
         queue.put("x")
         first = queue.get(timeout=SECONDS_MAX)
@@ -283,7 +283,7 @@ def test_a_time_without_a_zone_is_the_one_that_celery_reads_whatever_zone_it_is_
     assert wire.sent[0].deliver_at == due.timestamp()
 
 
-def test_a_task_that_comes_before_its_time_is_put_aside_anew():
+def test_a_task_that_comes_before_its_time_is_put_aside_again():
     body = b'{"body": "", "headers": {"eta": "%s"}, "properties": {}}' % in_ms(100 * HOUR_MS).encode()
     wire = Wire(received(1, body))
     assert channel_over(wire)._pop("orders", 1, 0.0) == []

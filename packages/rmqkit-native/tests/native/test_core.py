@@ -317,7 +317,7 @@ def test_batches_at_the_bounds():
     assert (of(b"a\x01" + b"b" * 508 + b"\x02", 64), of(b"a\x01" + b"b" * 508 + b"\x02", 65)) == (64, 0)
 
 
-def test_a_batch_that_asks_for_more_is_left():
+def test_a_batch_that_requests_more_is_left():
     for more in ("DELAY\x013\x02", "TIMER_DELAY_MS\x01500\x02", "MSG_REGION\x01x\x02", "a\x01b"):
         data = batch(ENTRY, {"i": f"UNIQ_KEY\x01A1\x02{more}"})
         is_left = more != "a\x01b"

@@ -573,7 +573,7 @@ async def test_pops_read_across_the_border_in_order(tmp_path, how):
         assert not (await pop(broker, queue_id=0, **how)).messages
 
 
-async def test_a_pop_in_order_that_waited_for_acks_goes_on_in_the_archive(tmp_path):
+async def test_a_pop_in_order_that_waited_for_acks_continues_in_the_archive(tmp_path):
     async with Archived(tmp_path) as broker:
         await broker.fill()
         await broker.archive_all()
@@ -598,7 +598,7 @@ async def test_a_pop_passes_over_what_its_filter_leaves_out(tmp_path):
         assert await popped(broker, 25, exp="odd") == list(range(1, 50, 2))
 
 
-async def test_what_was_popped_comes_again_from_the_archive(tmp_path):
+async def test_what_was_popped_is_redelivered_from_the_archive(tmp_path):
     async with Archived(tmp_path) as broker:
         await broker.fill()
         held = await pop(broker, queue_id=0, max_msg_nums=4)
@@ -644,7 +644,7 @@ async def test_a_consumer_waits_until_it_is_known_what_is_archived(tmp_path, mon
         assert await popped(broker) == list(range(50))
 
 
-async def test_a_topic_that_was_deleted_and_made_again_begins_anew(tmp_path):
+async def test_a_topic_that_was_deleted_and_made_again_starts_over(tmp_path):
     async with Archived(tmp_path) as broker:
         await broker.fill()
         await broker.archive_full()

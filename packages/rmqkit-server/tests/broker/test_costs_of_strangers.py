@@ -125,7 +125,7 @@ def test_a_heartbeat_at_its_bounds_does_not_hold_the_loop(beside):
     beside(program)
 
 
-def test_a_heartbeat_that_names_too_much_is_refused_and_told_why(beside):
+def test_a_heartbeat_that_names_too_much_is_refused_and_reported_why(beside):
     def program(cluster, connect):
         address, context = broker_of(cluster)
         stranger = connect(address)

@@ -128,7 +128,7 @@ async def test_copies_never_make_up_for_a_failed_flush():
     assert it.outcomes == [(100, Outcome.DURABLE), (200, Outcome.FAILED)]
 
 
-async def test_what_is_on_the_disk_goes_on_waiting_for_copies_after_a_failed_round():
+async def test_what_is_on_the_disk_continues_waiting_for_copies_after_a_failed_round():
     it = Waiting()
     it.hold(100, 200)
     await it.flush(100, DISK_ERROR)
@@ -198,7 +198,7 @@ async def test_an_answer_that_slaves_delay_still_waits_for_the_disk():
     ]  # both timeouts have expired: the outcome names the slaves
 
 
-async def test_a_disk_that_is_late_is_told_of_when_the_copies_are_there():
+async def test_a_disk_that_is_late_is_reported_when_the_copies_are_there():
     it = Waiting()
     it.hold(100)
     it.ack(100)

@@ -135,7 +135,7 @@ async def test_a_start_that_fails_at_any_step_leaves_a_closed_store(tmp_path, mo
     await again.stop()
 
 
-async def test_a_round_under_way_ends_before_the_stop_goes_on():
+async def test_a_round_under_way_ends_before_the_stop_continues():
     lifecycle, did, may_end = Lifecycle(), [], asyncio.Event()
 
     async def work():

@@ -59,7 +59,7 @@ def broker_metrics(cluster):
     return cluster.standalone.metrics_addresses[1]
 
 
-async def test_sends_pulls_and_what_becomes_of_them_are_told(tmp_path):
+async def test_sends_pulls_and_what_becomes_of_them_are_reported(tmp_path):
     async with Cluster(tmp_path / "store", broker=PROM) as cluster:
         await asyncio.gather(*(cluster.send(body=bytes(n), properties="UNIQ_KEY\x01A\x02") for n in range(50)))
         await cluster.send(
@@ -103,7 +103,7 @@ async def test_sends_alone_in_runs_and_of_mixed_topics_are_all_counted(tmp_path)
         assert rpc["remoting", "send_message_v2", "success", "false", "success"] == 1000
 
 
-async def test_timed_messages_are_told_by_topic_and_by_how_far_ahead_they_are(tmp_path):
+async def test_timed_messages_are_reported_by_topic_and_by_how_far_ahead_they_are(tmp_path):
     async with Cluster(tmp_path / "store", broker=PROM) as cluster:
         timer, now_ms = cluster.standalone.broker.context.timer, SYSTEM_CLOCK.now_ms()
         for ahead_s in (200, 200, 7200, 100_000):
@@ -135,7 +135,7 @@ async def test_held_pulls_are_long_polls_and_answers_that_wait_for_the_disk_are_
         assert rpc["remoting", "pull_message", "success", "true", "success"] == 1
 
 
-async def test_everything_that_is_told_is_in_the_table_and_of_the_right_server(tmp_path):
+async def test_everything_that_is_reported_is_in_the_table_and_of_the_right_server(tmp_path):
     rows = {metric.exposed_name: metric for metric in TABLE}
     broker, namesrv = (kind(listen_port=0, bind_address=HOST, **PROM) for kind in (BrokerSettings, NamesrvSettings))
     async with Standalone(tmp_path / "store", broker=broker, namesrv=namesrv) as both:
@@ -145,7 +145,7 @@ async def test_everything_that_is_told_is_in_the_table_and_of_the_right_server(t
             assert all(server in rows[name].servers and not rows[name].absent for name in names)
 
 
-async def test_slaves_are_told(tmp_path):
+async def test_slaves_are_notified(tmp_path):
     async with Cluster(tmp_path / "store", broker=PROM) as cluster:
         link = HaConnectionInfo(addr="10.0.0.2:4711", diff=42, in_sync=True)
         copies = SimpleNamespace(status=lambda: HaRuntimeInfo(ha_connection_info=[link]))

@@ -15,7 +15,7 @@ TOLD = (
 SILENT = TOLD.replace(":691", ":0").replace(":68", ":0").replace(":4", ":0").replace(":2", ":0")
 
 
-def test_the_last_whole_minute_is_told():
+def test_the_last_whole_minute_is_reported():
     times = PutTimes()
     for ms, count in ((0.9, 691), (1.0, 60), (10.9, 8), (11, 4), (99.9, 1), (100, 1)):
         times.add(ms, count)

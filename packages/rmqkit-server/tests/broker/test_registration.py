@@ -65,7 +65,7 @@ async def test_changes_that_come_close_together_are_all_routed(cluster):
     assert [(await routed(cluster, name)).perm for name in "AB"] == [4, 4]
 
 
-async def test_a_change_is_routed_although_another_is_told_while_it_is_written(cluster):
+async def test_a_change_is_routed_although_another_is_reported_while_it_is_written(cluster):
     topics = await with_topics(cluster, "AB")
     written = asyncio.ensure_future(topics.put_shared(TopicConfig(topic_name="B", perm=4)))
     topics.put(TopicConfig(topic_name="A", perm=4))
@@ -241,7 +241,7 @@ def told_topics(name_server):
 
 
 @pytest.mark.parametrize("how", ["refused", "connection lost"])
-async def test_a_name_server_that_missed_a_change_is_told_everything_with_the_next_one(tmp_path, how):
+async def test_a_name_server_that_missed_a_change_is_reported_everything_with_the_next_one(tmp_path, how):
     """With only the later change the name server would get the table's version and ignore the missed change."""
     async with Registered(tmp_path, name_servers=2) as it:
         one, other = it.name_servers
@@ -262,7 +262,7 @@ async def test_a_name_server_that_missed_a_change_is_told_everything_with_the_ne
         assert told_topics(other) == [[], ["A"], ["A"], ["B"], ["C"]]
 
 
-async def test_a_change_that_comes_while_the_first_registration_is_answered_is_told(tmp_path):
+async def test_a_change_that_comes_while_the_first_registration_is_answered_is_reported(tmp_path):
     async with Registered(tmp_path) as it:
         (name_server,) = it.name_servers
         name_server.answer(RequestCode.REGISTER_BROKER, lambda command: None)
@@ -276,7 +276,7 @@ async def test_a_change_that_comes_while_the_first_registration_is_answered_is_t
         assert await starting == 1
 
 
-async def test_a_change_after_the_good_bye_is_not_told(tmp_path):
+async def test_a_change_after_the_good_bye_is_not_reported(tmp_path):
     async with Registered(tmp_path) as it:
         await it.registration.start()
         await it.registration.stop()

@@ -69,7 +69,7 @@ def test_each_span_forgets_what_is_older(statistics, queues, clock):
     assert statistics.get("TOPIC_PUT_NUMS", "old") is None
 
 
-def test_a_steady_rate_is_told_by_each_span(statistics, queues, clock):
+def test_a_steady_rate_is_reported_by_each_span(statistics, queues, clock):
     for step in range(1, 9 * 360 + 1):
         queues.ends["T", 0] = 50 * step
         pass_seconds(statistics, clock, SAMPLE_SECONDS)

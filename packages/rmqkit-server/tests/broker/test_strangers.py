@@ -54,7 +54,7 @@ async def test_a_key_finds_nothing_of_a_topic_whose_keys_have_the_same_hash(serv
         assert b"body of BB" in (await ask(address, QUERY, topic="BB", key=key, **ALL_TIME, **more)).body
 
 
-async def test_keys_of_one_hash_do_not_hide_the_one_asked_for(servers):
+async def test_keys_of_one_hash_do_not_hide_the_one_requested(servers):
     address = servers.broker_address
     await send(address, "BB", "KEYS\x01k\x02")
     for _ in range(40):
@@ -82,7 +82,7 @@ async def test_a_right_on_one_topic_opens_no_other_by_key_or_id(tmp_path):
             assert b"body of" not in answer.body
 
 
-async def test_who_calls_itself_a_producer_of_a_group_is_told_none_of_its_messages(tmp_path):
+async def test_who_calls_itself_a_producer_of_a_group_is_reported_none_of_its_messages(tmp_path):
     """Check-back sends half messages to producers of their group, and any client may claim to be one."""
 
     async with serving(tmp_path, users=True) as servers:
@@ -377,7 +377,7 @@ async def http(address, request):
 
 
 @pytest.mark.parametrize("users", [False, True])
-async def test_the_exporter_tells_everybody_names_and_counts_and_takes_nothing_else(users, tmp_path):
+async def test_the_exporter_reports_everybody_names_and_counts_and_takes_nothing_else(users, tmp_path):
     async with serving(
         tmp_path, users=users, broker={"metricsExporterType": "PROM", "metricsPromExporterPort": "0"}
     ) as servers:

@@ -138,7 +138,7 @@ async def test_lists_are_switched_off(ask):
 # -- settings
 
 
-async def test_settings_are_told_sorted_a_line_each_as_they_are_now(tmp_path):
+async def test_settings_are_reported_sorted_a_line_each_as_they_are_now(tmp_path):
     async with serving(tmp_path) as ask:
         lines = (await ask(RequestCode.GET_NAMESRV_CONFIG)).body.decode().splitlines()
         keys = [line.partition("=")[0] for line in lines]

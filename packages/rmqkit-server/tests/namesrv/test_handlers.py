@@ -83,7 +83,7 @@ async def test_routes_wait_for_brokers_after_the_start(tmp_path):
 
 
 @pytest.mark.parametrize("is_enabled", [True, False])
-async def test_the_order_configuration_of_a_topic_is_told_when_enabled(tmp_path, is_enabled):
+async def test_the_order_configuration_of_a_topic_is_reported_when_enabled(tmp_path, is_enabled):
     async with serving(tmp_path, order_message_enable=is_enabled) as ask:
         await ask.register()
         await ask(RequestCode.PUT_KV_CONFIG, KVPut("broker-a:4", "ORDER_TOPIC_CONFIG", "T"))
@@ -154,7 +154,7 @@ async def test_bad_registrations_are_refused(ask, body, header, remark):
 
 @pytest.mark.parametrize("says_compressed", [True, False])
 @pytest.mark.parametrize("version", [401, 493])
-async def test_a_compressed_registration_is_read_whatever_its_header_says(tmp_path, version, says_compressed):
+async def test_a_compressed_registration_is_read_with_any_header(tmp_path, version, says_compressed):
     table = TopicConfigTable(DataVersion(1), {name: TopicConfig(name, 3, 4, 6) for name in ("T", "U")})
     table.topic_queue_mapping_info_map = {"T": TopicQueueMappingInfo(topic="T", bname="broker-a")}
     body = compress_registration(RegisterBrokerBody(["127.0.0.1:30000"], table), version=version)
@@ -301,7 +301,7 @@ async def test_the_members_of_a_group_have_their_true_ids(tmp_path):
         assert nobody.body == b'{"brokerMemberGroup":{"brokerAddrs":{},"brokerName":"nobody","cluster":"C"}}'
 
 
-async def test_brokers_are_told_from_where_each_member_of_a_group_registered(tmp_path):
+async def test_brokers_are_notified_from_where_each_member_of_a_group_registered(tmp_path):
     async with serving(tmp_path, **BELIEVES_US) as ask:
         group = "rmq_sys_SYNC_BROKER_MEMBER_broker-a"
         await ask.register("T", group)
@@ -314,7 +314,7 @@ async def test_brokers_are_told_from_where_each_member_of_a_group_registered(tmp
             assert told == {"rmqRegisteredFrom": '{"10.0.0.3:1":"10.1.2.3","127.0.0.1:21911":"127.0.0.1"}'}
 
 
-async def test_clusters_are_told_in_the_dialect(ask):
+async def test_clusters_are_reported_in_the_dialect(ask):
     await ask.register()
     answer = await ask(RequestCode.GET_BROKER_CLUSTER_INFO)
     assert b'"brokerAddrs":{0:"127.0.0.1:21911"}' in answer.body

@@ -23,7 +23,7 @@ from tests.namesrv.running import serving, until
         ({2: "a:2"}, "a:0", ["a:2"]),
     ],
 )
-def test_who_is_told(members, offline, told):
+def test_who_is_reported(members, offline, told):
     assert receivers(MemberChange("a", members, offline, None)) == told
 
 
@@ -48,7 +48,7 @@ class Listener:
         await self.server.close()
 
 
-async def test_members_are_told_over_their_ports(tmp_path):
+async def test_members_are_notified_over_their_ports(tmp_path):
     async with serving(tmp_path, notify_min_broker_id_changed=True) as ask, Listener() as second, Listener() as first:
         await ask.register(broker_id=2, broker_addr=second.address, enable_acting_master=True)
         await ask.register(broker_id=1, broker_addr=first.address, enable_acting_master=True)
@@ -73,7 +73,7 @@ async def test_members_are_told_over_their_ports(tmp_path):
         assert first.notices == []
 
 
-async def test_nobody_is_told_unless_it_is_switched_on(tmp_path):
+async def test_nobody_is_notified_unless_it_is_switched_on(tmp_path):
     async with serving(tmp_path) as ask, Listener() as second, Listener() as first:
         await ask.register(broker_id=2, broker_addr=second.address)
         await ask.register(broker_id=1, broker_addr=first.address)

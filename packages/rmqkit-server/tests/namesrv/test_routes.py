@@ -285,7 +285,7 @@ def test_a_closed_connection_names_its_brokers(routes):
 # -- topics
 
 
-def test_topics_a_broker_no_longer_sends_are_forgotten_when_asked_for(routes):
+def test_topics_a_broker_no_longer_sends_are_forgotten_when_requested(routes):
     all_have = "SELF_TEST_TOPIC"
     routes.register(registration(topics(all_have, "T", "U")))
     routes.register(registration(topics(all_have, "U", "V"), address="10.0.0.2:1", name="b"))

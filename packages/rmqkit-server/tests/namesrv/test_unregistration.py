@@ -22,7 +22,7 @@ class Table:
         return [MemberChange("a", {1: "10.0.0.9:1"}, departures[0].address, None)] if departures else []
 
 
-async def test_all_that_wait_are_one_batch_and_changes_are_told():
+async def test_all_that_wait_are_one_batch_and_changes_are_reported():
     table, told = Table(), []
     queue = Unregistration(table, capacity=2, on_change=told.append)
     queue.start()

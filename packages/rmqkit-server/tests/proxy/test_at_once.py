@@ -70,7 +70,7 @@ async def test_an_answer_waits_for_the_disk_and_a_drain_for_the_answer(tmp_path)
 
 
 @pytest.mark.skipif(bool(CORE.fault), reason=CORE.fault)
-async def test_who_is_sent_away_meanwhile_is_told(caller):
+async def test_who_is_sent_away_meanwhile_is_reported(caller):
     came = []
     assert begin(caller, "SendMessage", came.append, messages=[message("T", b"hello", "ID1", None)])
     caller.endpoint.clients.find("c1").peer.close("gone")
@@ -122,7 +122,7 @@ async def test_acks_of_one_read_are_stored_together(tmp_path, monkeypatch, flush
         assert not any(check_points.in_flight.values())
 
 
-async def test_an_ack_of_who_is_sent_away_meanwhile_is_told(caller):
+async def test_an_ack_of_who_is_sent_away_meanwhile_is_reported(caller):
     await caller.send()
     handle = (await caller.one()).system_properties.receipt_handle
     names, came = {"group": {"name": "G"}, "topic": {"name": "T"}}, []

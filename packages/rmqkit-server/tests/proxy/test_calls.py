@@ -177,13 +177,13 @@ async def test_a_route_names_the_address_that_was_asked(caller):
     ("message_type", "types"),
     [("FIFO", [2]), ("DELAY", [3]), ("TRANSACTION", [4]), ("PRIORITY", [6]), ("MIXED", [1, 2, 3, 4]), ("?", [0])],
 )
-async def test_a_route_tells_what_the_topic_takes(caller, message_type, types):
+async def test_a_route_reports_what_the_topic_takes(caller, message_type, types):
     caller.topic("W", message_type=message_type)
     answer = await caller.ask("QueryRoute", topic={"name": "W"}, endpoints=ADDRESSES)
     assert list(answer.message_queues[0].accept_message_types) == types
 
 
-async def test_a_route_tells_which_queues_are_read_and_written_by_their_ids(inside):
+async def test_a_route_reports_which_queues_are_read_and_written_by_their_ids(inside):
     inside.topic("W", 4)
     inside.context.topics.get("W").write_queue_nums = 2
     answer = await inside.ask("QueryRoute", topic={"name": "W"}, endpoints=ADDRESSES)
@@ -317,7 +317,7 @@ async def test_a_message_comes_as_it_was_sent(caller):
     assert not system.HasField("invisible_duration")
 
 
-async def test_an_acknowledged_message_does_not_come_again(caller):
+async def test_an_acknowledged_message_is_not_redelivered(caller):
     await caller.send()
     handle = (await caller.one()).system_properties.receipt_handle
     answer = await caller.ack(handle)
@@ -332,7 +332,7 @@ def said_status(received):
     return received[0].code, received[0].message
 
 
-async def test_what_is_not_acknowledged_comes_again_with_its_count(caller):
+async def test_what_is_not_acknowledged_is_redelivered_with_its_count(caller):
     await caller.send()
     first = await caller.one(invisible=10)
     again = await caller.one(long_polling_timeout={"seconds": 20})
@@ -343,7 +343,7 @@ async def test_what_is_not_acknowledged_comes_again_with_its_count(caller):
     assert said(await caller.ack(again.system_properties.receipt_handle)) == (OK, "OK")
 
 
-async def test_acks_of_several_are_told_one_by_one(caller):
+async def test_acks_of_several_are_reported_one_by_one(caller):
     await caller.send()
     handle = (await caller.one()).system_properties.receipt_handle
     foreign = handle.replace(BROKER, "zzz")
@@ -454,7 +454,7 @@ async def test_filters_by_tags_and_sql(tmp_path):
         assert (status.code, status.message) == (50001, "parse the consumer's subscription failed")
 
 
-async def test_tags_of_one_hash_are_told_apart(caller):
+async def test_tags_of_one_hash_are_distinguished(caller):
     await caller.send(tag="BB")  # "Aa" has the same hash
     assert said_status(await caller.receive(expression="Aa")) == (NOT_FOUND, "no match message")
     await asyncio.sleep(60)
@@ -522,7 +522,7 @@ async def test_what_was_popped_for_a_receive_that_is_cancelled_comes_soon(tmp_pa
         await stream.end()
 
 
-async def test_what_cannot_be_written_comes_again(caller):
+async def test_what_cannot_be_written_is_redelivered(caller):
     for number in range(3):
         await caller.send(message_id=f"ID{number}")
     written = []
@@ -680,7 +680,7 @@ async def test_a_body_that_a_remoting_producer_compressed_is_plain_for_sdks(call
     assert (found.body, found.system_properties.body_encoding) == (b"hello" * 1000, 1)
 
 
-async def test_a_body_of_many_bytes_in_few_is_told_as_it_is_stored(caller):
+async def test_a_body_of_many_bytes_in_few_is_reported_as_it_is_stored(caller):
     bomb = gzip.compress(bytes(17 << 20))
     await caller.send(body=bomb, body_encoding=2)
     found = await caller.one()

@@ -190,7 +190,7 @@ FAULTS = [
 ]
 
 
-def test_of_several_faults_the_first_in_the_references_order_is_told():
+def test_of_several_faults_the_first_in_the_references_order_is_reported():
     fields = {key: value for _, wrong, _ in FAULTS for key, value in wrong.items()}
     for code, _, right in FAULTS:
         assert refused(check_messages, SEND(messages=[message(**fields)]).messages, NOW_MS)[0] == code

@@ -237,7 +237,7 @@ async def test_what_is_no_deadline(told):
     assert (code, text[:20]) == (13, "Invalid grpc-timeout")
 
 
-async def test_what_fails_is_told_without_its_cause(caplog):
+async def test_what_fails_is_reported_without_its_cause(caplog):
     client = Client()
     client.endpoint.fails = True
     found = await client.ask("Heartbeat", framed(b""))

@@ -445,7 +445,7 @@ async def test_a_writer_waits_for_windows_and_for_a_client_that_reads():
     assert not peer.wire.is_paused
 
 
-async def test_a_lost_connection_lets_writers_go_on():
+async def test_a_lost_connection_lets_writers_continue():
     peer = await greeted(answers=False)
     peer.sends(frame(SETTINGS, 0, 0, b"\0\4" + bytes(4)), asks(1))
     (stream,) = peer.asked

@@ -93,7 +93,7 @@ async def test_sends_take_turns_and_receives_name_their_broker(caller):
     assert sorted(found) == [f"ID{number}" for number in range(8)]
 
 
-async def test_a_broker_that_is_gone_is_told(caller):
+async def test_a_broker_that_is_gone_is_reported(caller):
     await caller.send()
     await caller.send()
     await caller.brokers[1].stop()
@@ -135,7 +135,7 @@ async def test_a_proxy_needs_a_name_server():
 
 
 @pytest.mark.real_time
-async def test_a_proxy_tells_prometheus_what_it_answers(tmp_path):
+async def test_a_proxy_reports_prometheus_what_it_answers(tmp_path):
     async with servers(tmp_path, grpc_port=-1) as running:
         running.broker.context.topics.ensure("T", 1)
         await running.broker.context.topics_published()

@@ -339,7 +339,7 @@ async def test_a_broker_that_hangs_costs_its_callers_three_seconds_and_nobody_el
         assert (await ask(RequestCode.GET_MAX_OFFSET, topic="T", bname="broker-0")).remark == "not scripted"
 
 
-async def test_a_held_pull_has_the_time_that_it_asks_for():
+async def test_a_held_pull_has_the_time_that_it_requests():
     async with Cluster() as cluster, before(cluster) as ask:
         await ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, topic="T")
         began = asyncio.get_running_loop().time()
@@ -455,7 +455,7 @@ async def test_what_brokers_ask_reaches_the_client_and_its_answer_them():
         assert cluster.broker.connections[1].is_open, "the other client stays"
 
 
-async def test_who_asks_for_consumers_without_being_one(tmp_path):
+async def test_who_requests_consumers_without_being_one(tmp_path):
     async with proxied(tmp_path) as (proxy, _):
         consumer = PushConsumer("CG", proxy, settings=QUICK)
         consumer.subscribe("T", "*", lambda message: None)
@@ -468,7 +468,7 @@ async def test_who_asks_for_consumers_without_being_one(tmp_path):
             await remoting.close()
 
 
-async def test_who_asks_for_producers_without_being_one(tmp_path):
+async def test_who_requests_producers_without_being_one(tmp_path):
     async with proxied(tmp_path) as (proxy, _):
         producer, asking = RemotingClient(), RemotingClient()
         body = msgspec.json.encode(HeartbeatData(clientID="C", producerDataSet=[ProducerData("PG")]))
@@ -493,7 +493,7 @@ async def test_no_remoting_port_where_none_is_wanted():
             assert proxy.remoting_address == ""
 
 
-async def test_what_a_broker_refuses_is_told_in_its_words():
+async def test_what_a_broker_refuses_is_reported_in_its_words():
     async with Cluster() as cluster, before(cluster) as ask:
         cluster.broker.answer(
             RequestCode.SEND_MESSAGE_V2, lambda command: reply(command, ResponseCode.NO_PERMISSION, "not here")

@@ -185,7 +185,7 @@ async def test_a_consumer_needs_its_group_and_its_topic(caller):
     assert await calls(anna) == {"QueryRoute", *OF_GROUP, *CONSUMES}
 
 
-async def test_what_is_missing_is_not_told_to_those_who_may_not_see_it(caller):
+async def test_what_is_missing_is_not_reported_to_those_who_may_not_see_it(caller):
     hidden = await by_anna(caller).ask("QueryRoute", topic={"name": "X"}, endpoints=ADDRESSES)
     assert hidden.status.code == UNAUTHORIZED
     assert (await signed(caller).ask("QueryRoute", topic={"name": "X"}, endpoints=ADDRESSES)).status.code == 40402

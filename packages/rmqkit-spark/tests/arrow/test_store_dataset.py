@@ -151,12 +151,12 @@ def test_an_option_that_cannot_be_used_is_named(store, options, text):
         scan(store, **options)
 
 
-def test_a_store_that_is_not_there_is_told_before_a_row_is_read(tmp_path):
+def test_a_store_that_is_not_there_is_reported_before_a_row_is_read(tmp_path):
     with pytest.raises(StoreError, match="commitlog does not exist: give the store directory"):
         scan(tmp_path)
 
 
-def test_missing_files_are_told(store, tmp_path):
+def test_missing_files_are_reported(store, tmp_path):
     (tmp_path / "commitlog").mkdir()
     for path in [*sorted((store / "commitlog").iterdir())][::2]:
         (tmp_path / "commitlog" / path.name).write_bytes(path.read_bytes())

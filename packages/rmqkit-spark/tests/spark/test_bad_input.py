@@ -176,7 +176,9 @@ def test_a_file_that_was_cut_under_a_job_is_named(spark: SparkSession, tmp_path:
 
 @pytest.mark.spark
 @pytest.mark.parametrize("source", ["rocketmq-store", "rocketmq"])
-def test_an_unknown_option_or_column_is_told_with_the_nearest(source: str, spark: SparkSession, tmp_path: Path) -> None:
+def test_an_unknown_option_or_column_is_reported_with_the_nearest(
+    source: str, spark: SparkSession, tmp_path: Path
+) -> None:
     log(tmp_path, segment_of([record_at]))
     given = {} if source == "rocketmq-store" else {"subscribe": "orders"}
     reader = spark.read.format(source).options(**given)
@@ -209,7 +211,7 @@ def live(spark: SparkSession, broker: Standalone, **given: str) -> Any:
 
 
 @pytest.mark.spark
-def test_a_broker_that_goes_away_in_a_batch_is_told_with_the_queue(spark: SparkSession, broker: Standalone) -> None:
+def test_a_broker_that_goes_away_in_a_batch_is_reported_with_the_queue(spark: SparkSession, broker: Standalone) -> None:
     frame = live(spark, broker).load()
     assert frame.count() == 40
     broker.process.stop(9, 10)
@@ -222,7 +224,7 @@ def test_a_broker_that_goes_away_in_a_batch_is_told_with_the_queue(spark: SparkS
 
 
 @pytest.mark.spark
-def test_offsets_below_the_first_message_are_told_with_the_queue(spark: SparkSession, broker: Standalone) -> None:
+def test_offsets_below_the_first_message_are_reported_with_the_queue(spark: SparkSession, broker: Standalone) -> None:
     name = live(spark, broker).load().first().brokerName
     start = json.dumps({"orders": {name: {"0": -7}}})
     error = told(lambda: live(spark, broker, startingOffsets=start).load().count())

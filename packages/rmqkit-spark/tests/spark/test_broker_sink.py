@@ -97,7 +97,7 @@ def test_a_queue_and_a_delay_can_be_chosen(spark: SparkSession, broker: Standalo
     assert delayed.store_timestamp - delayed.born_timestamp >= 900
 
 
-def test_a_delivery_time_is_asked_for(spark: SparkSession, broker: Standalone) -> None:
+def test_a_delivery_time_is_requested(spark: SparkSession, broker: Standalone) -> None:
     with pytest.raises(PeerRefused, match="should not be bigger than the max delay"):
         save(numbered(spark, "9000000000000L as deliverTimeMs").limit(1), broker, topic="timed", brokerPatienceMs="1")
 
@@ -181,7 +181,7 @@ def test_a_stream_that_is_started_again_writes_every_row_once(
     assert Counter(message.body for message in seen(live, "eos")) == wanted(0, 1)
 
 
-def test_rows_of_a_batch_that_runs_again_can_be_told_by_their_keys(
+def test_rows_of_a_batch_that_runs_again_can_be_reported_by_their_keys(
     spark: SparkSession, broker: Standalone, live: BrokerPool, tmp_path: Path
 ) -> None:
     folder, checkpoint = tmp_path / "in", tmp_path / "checkpoint"

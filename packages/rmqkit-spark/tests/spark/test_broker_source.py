@@ -342,7 +342,7 @@ def test_a_batch_that_waited_keeps_to_the_other_limits() -> None:
     assert ends_of(reader, offsets(1, 0), 301, 300) == offsets(101, 100)
 
 
-def test_a_queue_that_was_made_anew_counts_with_all_that_it_has() -> None:
+def test_a_queue_that_was_rebuilt_counts_with_all_that_it_has() -> None:
     reader = waiting(StandingClock(), minOffsetsPerTrigger="100", failOnDataLoss="false")
     assert ends_of(reader, offsets(0, 0), 500, 0) == offsets(500, 0)
     assert ends_of(reader, offsets(500, 0), 99, 0) == offsets(500, 0)
@@ -395,7 +395,7 @@ def test_a_delay_has_a_unit(text: str, ms: int) -> None:
         ),
     ],
 )
-def test_what_a_batch_cannot_wait_for_is_told(given: dict[str, str], told: str) -> None:
+def test_what_a_batch_cannot_wait_for_is_reported(given: dict[str, str], told: str) -> None:
     with pytest.raises(SettingsError, match=f"^{re.escape(told)}"):
         live_options({"subscribe": "T", **given})
 
@@ -470,7 +470,7 @@ def test_a_queue_that_ends_before_it_was_read_is_data_loss(broker: Standalone, o
     assert reader.latestOffset(start, ReadAllAvailable())["orders"]["broker-a"]["0"] == COUNT // 4
 
 
-def test_a_topic_that_was_made_anew_is_read_from_its_first_message(
+def test_a_topic_that_was_rebuilt_is_read_from_its_first_message(
     broker: Standalone, producer: sync.Producer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its messages have the numbers of those that were read of the topic before, and are none of them."""
@@ -701,7 +701,7 @@ def test_a_user_signs_and_connections_are_encrypted(tmp_path: Path) -> None:
             batch(running, **{**trusting, "useTLS": "false", "trustCertPath": ""})
 
 
-def test_a_group_follows_when_it_is_told_to(broker: Standalone, orders: str) -> None:
+def test_a_group_follows_when_it_is_configured(broker: Standalone, orders: str) -> None:
     reader = stream(broker, subscribe=orders, startingOffsets="earliest", commitOffsetsToGroup="spark-lag")
     start = reader.initialOffset()
     end = reader.latestOffset(start, ReadAllAvailable())
@@ -810,7 +810,7 @@ def test_spark_waits_for_enough_messages(
     assert sorted(batches) == list(range(30)) and not (done / "2").exists()
 
 
-def test_spark_tells_a_mistake_in_one_line(spark: SparkSession, broker: Standalone) -> None:
+def test_spark_reports_a_mistake_in_one_line(spark: SparkSession, broker: Standalone) -> None:
     with pytest.raises(PySparkException) as caught:
         load(spark, broker, subscribe="nothing").count()
     assert "rocketmq: topic nothing does not exist: create it, or send a message to it first" in str(caught.value)

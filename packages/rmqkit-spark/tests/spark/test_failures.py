@@ -93,7 +93,7 @@ def test_any_other_failure_passes_as_it_is(error: PySparkException) -> None:
 
 
 @pytest.mark.parametrize("name", ["rmqkit", "rmqkit.spark", "pyarrow"])
-def test_executors_that_lack_a_package_are_told_of(name: str) -> None:
+def test_executors_that_lack_a_package_are_reported(name: str) -> None:
     def load() -> None:
         raise ModuleNotFoundError(f"No module named '{name}'")
 
@@ -112,7 +112,7 @@ json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)
 """
 
 
-def test_a_checkpoint_that_is_not_json_is_told_of_and_other_json_is_not() -> None:
+def test_a_checkpoint_that_is_not_json_is_reported_and_other_json_is_not() -> None:
     ours = error_within(PythonException(CHECKPOINT_READER))
     assert type(ours) is SettingsError
     assert str(ours) == (

@@ -26,7 +26,7 @@ def test_sources_add_up_and_those_of_others_do_not_count() -> None:
     assert backlog({"sources": [source, source, *unknown]}) == {"orders/a/0": 8}
 
 
-def test_a_queue_that_was_made_anew_is_not_behind() -> None:
+def test_a_queue_that_was_rebuilt_is_not_behind() -> None:
     source = {"endOffset": {"orders": {"a": {"0": 50}}}, "latestOffset": {"orders": {"a": {"0": 9}}}}
     assert backlog({"sources": [source]}) == {"orders/a/0": 0}
 

@@ -216,7 +216,7 @@ def test_addresses_are_joined_and_shown_without_their_options() -> None:
     assert above("/data/store/consumequeue/orders/0/1", 4) == "/data/store"
 
 
-def test_what_is_wrong_with_an_address_is_told_in_one_line_without_secrets(objects: ObjectStore) -> None:
+def test_what_is_wrong_with_an_address_is_reported_in_one_line_without_secrets(objects: ObjectStore) -> None:
     for address, text in (
         (
             objects.address("none"),

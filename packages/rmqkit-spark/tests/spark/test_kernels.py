@@ -313,7 +313,7 @@ def test_a_topic_is_held_once_per_batch() -> None:
 
 
 @given(st.lists(record_makers(), min_size=1, max_size=6), st.data())
-def test_the_crc_tells_which_bodies_have_changed(makers: list[MakeRecord], data: st.DataObject) -> None:
+def test_the_crc_reports_which_bodies_have_changed(makers: list[MakeRecord], data: st.DataObject) -> None:
     segment = bytearray(segment_of(makers))
     (records,) = [part for part in walk(bytes(segment), 0) if isinstance(part, Records)]
     broken = [data.draw(st.booleans()) and bool(size) for size in records.body_bytes.tolist()]

@@ -61,7 +61,7 @@ def test_the_first_decision_counts() -> None:
         ([(400, "b"), (1000, "b"), (1200, "c")], "b", 2, 1000),
     ],
 )
-def test_a_lease_goes_on_only_when_it_ran_out(
+def test_a_lease_continues_only_when_it_ran_out(
     claims: list[tuple[int, str]], holder: str, since: int, held_ms: int
 ) -> None:
     entries = ledger((0, decision("a")), *((at, claim(who)) for at, who in claims))

@@ -115,7 +115,7 @@ def test_an_executors_error_is_one_line_on_the_driver(found: dict[str, Any]) -> 
     assert "damaged/commitlog/00000000000000000000: damage at byte 0 (commitLogOffset 0): magic is " in text
 
 
-def test_executors_without_the_package_are_told_of_in_one_line(found: dict[str, Any]) -> None:
+def test_executors_without_the_package_are_reported_in_one_line(found: dict[str, Any]) -> None:
     line = (
         f"Spark's executors have no Python package rmqkit: {install('spark')} with the Python that they run"
         " (PYSPARK_PYTHON), or give them an environment that has it (spark.archives)"

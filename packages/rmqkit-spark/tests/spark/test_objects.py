@@ -54,7 +54,7 @@ def test_a_store_at_an_address_is_verified_like_one_on_a_disk(
     assert not list(tmp_path.iterdir())
 
 
-def test_damage_is_told_with_its_place_in_the_object_store(tmp_path: Path) -> None:
+def test_damage_is_reported_with_its_place_in_the_object_store(tmp_path: Path) -> None:
     store = unpack_golden("5.4.0", tmp_path)
     with (store.root / "commitlog" / f"{0:020}").open("r+b") as file:
         file.seek(88)
@@ -106,7 +106,7 @@ def test_an_audit_of_an_address_finds_what_that_of_a_disk_finds(
     assert not any("/consumequeue_ext/" in key for key in whole if SCHEDULE_TOPIC not in key and "TRANS" not in key)
 
 
-def test_an_audit_of_an_address_tells_damage_and_what_is_missing(tmp_path: Path) -> None:
+def test_an_audit_of_an_address_reports_damage_and_what_is_missing(tmp_path: Path) -> None:
     store = unpack_golden("5.4.0", tmp_path)
     with (store.root / "commitlog" / f"{0:020}").open("r+b") as file:
         file.write(b"\xff" * 4)
@@ -156,7 +156,7 @@ def test_sql_over_an_address_has_the_rows_of_a_disk(golden: tuple[GoldenStore, O
         assert remote.stdout == local.stdout and remote.stdout.count("\n") > 2
 
 
-def test_sql_fetches_only_files_of_the_times_that_it_asks_for(tmp_path: Path) -> None:
+def test_sql_fetches_only_files_of_the_times_that_it_requests(tmp_path: Path) -> None:
     (tmp_path / "store/commitlog").mkdir(parents=True)
     size, hour_ms = 64 << 10, 3_600_000
     for number in range(4):
@@ -198,7 +198,7 @@ def test_what_sql_over_an_address_cannot_do_is_one_line(
     assert SECRET_KEY not in told.stderr and "n0n3" not in told.stderr
 
 
-def test_sql_over_an_address_tells_damage_or_leaves_it_out(tmp_path: Path) -> None:
+def test_sql_over_an_address_reports_damage_or_leaves_it_out(tmp_path: Path) -> None:
     store = unpack_golden("5.4.0", tmp_path)
     with (store.root / "commitlog" / f"{0:020}").open("r+b") as file:
         file.write(b"\xff" * 4)

@@ -15,7 +15,7 @@ A, B, C = (MessageQueue("orders", "broker-a", queue_id) for queue_id in range(3)
 TOLD = {"orders": {"broker-a": {"0": 123, "1": 77}}}
 
 
-def test_offsets_are_told_as_other_connectors_tell_them():
+def test_offsets_are_reported_as_other_connectors_report_them():
     assert to_json({B: 77, A: 123}) == TOLD
     assert from_json(TOLD) == {A: 123, B: 77}
 
@@ -38,7 +38,7 @@ def test_a_limit_is_shared_in_proportion_to_what_queues_have():
     assert limited({A: 0, B: 0, C: 5}, {A: 900, B: 100, C: 5}, 100) == {A: 90, B: 10, C: 5}
 
 
-def test_every_queue_that_has_something_goes_on():
+def test_every_queue_that_has_something_continues():
     assert limited({A: 0, B: 10}, {A: 1_000_000, B: 11}, 10) == {A: 9, B: 11}
 
 

@@ -71,7 +71,7 @@ def test_a_mistake_is_named_in_one_line(given: dict[str, str], text: str) -> Non
         (SinkOptions, "includeHeaders", "choose from nameServer,"),
     ],
 )
-def test_an_option_of_kafka_is_told_with_its_name_here(options_type: type, name: str, hint: str) -> None:
+def test_an_option_of_kafka_is_reported_with_its_name_here(options_type: type, name: str, hint: str) -> None:
     with pytest.raises(SettingsError, match=re.escape(f"rocketmq: option '{name}' is not known: {hint}")):
         parse_options(options_type, {name: "1"}, "rocketmq")
 

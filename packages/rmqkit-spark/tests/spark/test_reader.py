@@ -67,12 +67,12 @@ def test_a_plan_and_its_splits_can_be_sent_to_another_process() -> None:
 # ---------------------------------------------------------------- columns
 
 
-def test_columns_come_in_the_order_asked_for(tmp_path: Path) -> None:
+def test_columns_come_in_the_order_requested(tmp_path: Path) -> None:
     rows = _read(_SEGMENT, tmp_path, "queueId", "topic")
     assert [list(row.items()) for row in rows][2] == [("queueId", 0), ("topic", "audit")]
 
 
-def test_columns_that_are_not_asked_for_are_not_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_columns_that_are_not_requested_are_not_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("decoded")
 
@@ -159,7 +159,7 @@ def test_all_conditions_must_be_met() -> None:
 _WRONG_CRC = _changed(_STARTS[1] + 88, b"2")  # the body of the second record
 
 
-def test_the_crc_is_not_looked_at_unless_asked_for(tmp_path: Path) -> None:
+def test_the_crc_is_not_looked_at_unless_requested(tmp_path: Path) -> None:
     assert [row["body"] for row in _read(_WRONG_CRC, tmp_path, "body")][1] == b"2wo"
 
 
@@ -229,7 +229,7 @@ def test_a_body_that_cannot_be_unpacked_is_damage(tmp_path: Path) -> None:
     assert len(_read(_UNPACKABLE, tmp_path, "topic", unwrap="false")) == 3
 
 
-def test_a_body_that_is_not_asked_for_need_not_be_readable(tmp_path: Path) -> None:
+def test_a_body_that_is_not_requested_need_not_be_readable(tmp_path: Path) -> None:
     segment = segment_of([lambda at: record_at(at, body=b"?", sys_flag=COMPRESSED)])
     assert _read(segment, tmp_path, "body", decompress="false") == [{"body": b"?"}]
     with pytest.raises(StoreError, match="zlib body of 1 bytes"):

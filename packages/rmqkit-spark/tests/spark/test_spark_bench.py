@@ -126,7 +126,7 @@ def test_verdicts() -> None:
     assert [verdict(value, 1.25, 1.15, at_most=True) for value in (1.3, 1.2, 1.1)] == ["miss", "✓", "✓✓"]
 
 
-def test_unknown_rows_are_told_in_one_line() -> None:
+def test_unknown_rows_are_reported_in_one_line() -> None:
     done = CliRunner().invoke(app, ["bench", "spark", "--only", "three"])
     assert "--only three: give numbers of rows" in str(done.exception)
 

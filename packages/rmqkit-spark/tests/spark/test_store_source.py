@@ -301,7 +301,7 @@ def damaged(tmp_path: Path) -> tuple[Path, int]:
     return store.root, broken
 
 
-def test_damage_fails_unless_told_otherwise(spark: SparkSession, damaged: tuple[Path, int]) -> None:
+def test_damage_fails_unless_configured_otherwise(spark: SparkSession, damaged: tuple[Path, int]) -> None:
     root, broken = damaged
     assert f"(commitLogOffset {broken}): magic is da5c20a7; corruptRecordMode=skip reads on" in _error(
         lambda: _load(spark, root).collect()
@@ -324,7 +324,7 @@ def test_damage_can_be_skipped_or_reported(spark: SparkSession, damaged: tuple[P
     ("given", "names", "is_told"),
     [({}, [], True), ({"columns": "topic"}, ["topic"], False), ({"topic": "orders"}, [], False), ({}, ["body"], False)],
 )
-def test_a_large_read_of_everything_is_told(
+def test_a_large_read_of_everything_is_reported(
     given: dict[str, str], names: list[str], is_told: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip

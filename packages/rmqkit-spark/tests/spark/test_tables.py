@@ -109,7 +109,7 @@ def test_a_blank_filled_queue_has_rows_for_messages_only(tmp_path):
     assert [place(row) for row in rows(retained.root, entity="consumequeue", topic="Filled")] == [("Filled", 0, 103)]
 
 
-def test_the_index_holds_every_key_that_can_be_asked_for(store):
+def test_the_index_holds_every_key_that_can_be_requested(store):
     by_hash = defaultdict(set)
     for row in rows(store.root, entity="index", maxHashSlotNum=slots(store)):
         assert row["slot"] == row["keyHash"] % int(slots(store))
@@ -195,7 +195,7 @@ def test_a_config_file_that_is_damaged_is_named_with_its_copy(tmp_path):
 # ---------------------------------------------------------------- messages that wait
 
 
-def test_delayed_messages_are_told_with_the_time_they_are_due(store):
+def test_delayed_messages_are_reported_with_the_time_they_are_due(store):
     path = store.root / "config" / "delayOffset.json"
     offsets = fastjson.loads(path.read_bytes())["offsetTable"] if path.exists() else {}
     progress = {int(level): offset for level, offset in offsets.items()}

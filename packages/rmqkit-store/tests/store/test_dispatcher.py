@@ -265,7 +265,7 @@ def test_dispatching_the_same_log_twice_changes_nothing(tmp_path: Path) -> None:
     assert queue_files(again) == before
 
 
-def test_every_put_is_told_once_and_a_batch_together(tmp_path: Path) -> None:
+def test_every_put_is_reported_once_and_a_batch_together(tmp_path: Path) -> None:
     seen: list[list[DispatchRequest]] = []
     with opened(tmp_path / "s", on_arrival=seen.append) as store:
         put_all(store, message(TAGS="TagA"), message())

@@ -124,7 +124,9 @@ def test_two_threads_that_save_do_not_take_each_others_file(file: JsonFile) -> N
     assert file.load(Offsets) in (ONE, TWO)
 
 
-def test_a_backup_that_is_taken_for_a_missing_file_is_told(file: JsonFile, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_backup_that_is_taken_for_a_missing_file_is_reported(
+    file: JsonFile, caplog: pytest.LogCaptureFixture
+) -> None:
     file.save(ONE)
     file.save(TWO)
     file.path.unlink()

@@ -131,7 +131,7 @@ def test_synchronous_message_is_readable_when_it_is_on_the_disk(tmp_path: Path) 
         assert store.get("TopicTest", 0, 0, count_max=1).status is GetStatus.FOUND
 
 
-def test_close_makes_durable_and_tells(tmp_path: Path) -> None:
+def test_close_makes_durable_and_reports(tmp_path: Path) -> None:
     rounds = Rounds()
     with opened(tmp_path / "s", sync_settings(), on_durable=rounds) as store:
         end = put_all(store, message())[0].end_offset
@@ -217,7 +217,7 @@ def test_a_flush_is_requested_again_once_a_second_after_a_refusal(tmp_path: Path
         gate.error = None
 
 
-def test_refused_flush_is_told_and_moves_nothing(broken: tuple[MessageStore, Rounds, int]) -> None:
+def test_refused_flush_is_reported_and_moves_nothing(broken: tuple[MessageStore, Rounds, int]) -> None:
     store, rounds, durable = broken
     assert rounds.told[-1][0] == durable == store.durable_offset
     assert store.failure is rounds.told[-1][1] is not None

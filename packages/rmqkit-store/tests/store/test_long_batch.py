@@ -95,7 +95,7 @@ def test_others_are_put_meanwhile_and_it_lies_together_behind_them(tmp_path: Pat
         assert bodies == [*(one.body for one in others), *(b"%d" % i for i in range(3000))]
 
 
-def test_it_is_told_of_in_parts_and_what_is_put_next_comes_behind(tmp_path: Path) -> None:
+def test_it_is_reported_in_parts_and_what_is_put_next_comes_behind(tmp_path: Path) -> None:
     told: list[int] = []
     settings = StoreSettings(commit_log_file_bytes=1 << 20)
     with opened(tmp_path / "s", settings, on_arrival=lambda arrivals: told.append(len(arrivals))) as store:

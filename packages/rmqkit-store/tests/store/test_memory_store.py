@@ -122,7 +122,7 @@ def test_closed_store_takes_nothing(either: Store) -> None:
     assert either.put(message()).status is PutStatus.SERVICE_NOT_AVAILABLE and not either.is_writable
 
 
-def test_deleted_topic_begins_anew(either: Store) -> None:
+def test_deleted_topic_starts_over(either: Store) -> None:
     for _ in range(3):
         either.put(message())
     either.delete_topic("TopicTest")
@@ -145,7 +145,7 @@ def test_log_that_begins_later_raises_min_offsets(store: MemoryStore) -> None:
     assert store.log.record_at(0) is None
 
 
-def test_arrivals_are_told_once_per_put(clock: StandingClock) -> None:
+def test_arrivals_are_reported_once_per_put(clock: StandingClock) -> None:
     told: list[list[DispatchRequest]] = []
     store = MemoryStore(small_settings(), clock=clock, on_arrival=told.append)
     store.open()

@@ -493,7 +493,7 @@ def test_golden_store_is_unchanged_by_open_and_close(tmp_path: Path) -> None:
     }
 
 
-def test_golden_store_goes_on_with_new_messages(tmp_path: Path) -> None:
+def test_golden_store_continues_with_new_messages(tmp_path: Path) -> None:
     golden = unpack_golden("5.4.0", tmp_path)
     settings = golden_settings(golden)
     with opened(golden.root, settings, is_batch_topic="GoldInnerBatch".__eq__) as store:

@@ -171,7 +171,7 @@ def test_under_sync_flush_a_run_is_readable_when_it_is_durable(tmp_path):
         assert store.max_offset("TopicTest", 0) == 3
 
 
-def test_what_is_put_together_with_runs_is_told_at_the_end(tmp_path):
+def test_what_is_put_together_with_runs_is_reported_at_the_end(tmp_path):
     told: list[list[int]] = []
     arrived = lambda arrivals: told.append([one.queue_offset for one in arrivals])  # noqa: E731
     with opened(tmp_path / "s", LARGE, on_arrival=arrived) as store:

@@ -145,7 +145,7 @@ def test_wanted_tags_only(tmp_path: Path) -> None:
         assert (found.status, found.next_begin_offset, found.records) == (GetStatus.NO_MATCHED_MESSAGE, 5, [])
 
 
-def test_scan_goes_on_behind_the_last_match_until_the_pull_is_full(tmp_path: Path) -> None:
+def test_scan_continues_after_the_last_match_until_the_pull_is_full(tmp_path: Path) -> None:
     with opened(tmp_path / "s", roomy()) as store:
         for tags in ("TagA", "TagB", "TagA", "TagB", "TagA"):
             put_all(store, message(TAGS=tags))

@@ -229,7 +229,7 @@ def test_slave_is_its_masters_equal(
 
 
 @both_paths
-def test_slave_opens_as_master_and_goes_on(is_bulk: bool, tmp_path: Path) -> None:
+def test_slave_opens_as_master_and_continues(is_bulk: bool, tmp_path: Path) -> None:
     with opened(tmp_path / "master") as master:
         fill(master)
         parts, theirs, ends = parts_of(master), everything(master), master.queue_ends()
@@ -513,7 +513,7 @@ def test_bytes_that_were_cut_are_not_durable(origin: list[Part], tmp_path: Path)
 
 @slow
 @given(sizes=st.lists(st.integers(1, 900), min_size=1), kill=st.integers(0, 60), often=st.integers(1, 9))
-def test_killed_slave_goes_on(
+def test_killed_slave_continues(
     sizes: list[int], kill: int, often: int, origin: list[Part], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     tmp_path = tmp_path_factory.mktemp("killed")
@@ -583,7 +583,7 @@ def test_failed_flush_makes_nothing_durable_or_readable(
 
 
 @both_paths
-def test_a_slave_goes_on_after_a_refused_flush(
+def test_a_slave_continues_after_a_refused_flush(
     is_bulk: bool, origin: list[Part], disk: RefusingDisk, tmp_path: Path
 ) -> None:
     """The part that is not on the disk may begin and end inside of records."""
@@ -721,7 +721,7 @@ def test_far_behind_the_page_cache_drops_what_is_durable_and_dispatched(
 
 
 @both_paths
-def test_dispatched_records_are_told(is_bulk: bool, origin: list[Part], tmp_path: Path) -> None:
+def test_dispatched_records_are_reported(is_bulk: bool, origin: list[Part], tmp_path: Path) -> None:
     told: list[DispatchRequest] = []
     with opened(tmp_path, is_replica=True, on_arrival=told.extend) as slave:
         append_all(slave, origin)
@@ -737,7 +737,7 @@ def test_dispatched_records_are_told(is_bulk: bool, origin: list[Part], tmp_path
     assert is_bulk is (len(told) < sum(all_of.values()))
 
 
-def test_a_run_tells_of_the_newest_record_of_every_tag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_reports_the_newest_record_of_every_tag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replication, "_BULK_FROM_BYTES", 1)
     with opened(tmp_path / "master", small_settings(commit_log_file_bytes=1 << 20)) as master:
         put_all(master, *(message(queue_id=i % 2, TAGS=f"t{i % 3}") for i in range(30)))

@@ -182,7 +182,7 @@ def test_expired_files_go_in_the_hour_and_everything_follows(tmp_path: Path) -> 
         assert store.retention_round().log_files == 0
 
 
-def test_reader_below_the_new_start_is_told_where_to_go_on(tmp_path: Path) -> None:
+def test_reader_below_the_new_start_is_reported_where_to_continue(tmp_path: Path) -> None:
     clock = StandingClock(FOUR)
     with filled(tmp_path / "s", clock, Disk()) as store:
         fill(store)
@@ -322,7 +322,7 @@ def test_descriptors_are_given_back(tmp_path: Path) -> None:
 # ---- by disk use
 
 
-def test_above_the_forcible_ratio_files_go_whatever_their_age(tmp_path: Path) -> None:
+def test_above_the_forcible_ratio_files_go_of_any_age(tmp_path: Path) -> None:
     clock, disk = StandingClock(NOON), Disk(86)
     with filled(tmp_path / "s", clock, disk, delete_file_batch_max=4) as store:
         fill(store)

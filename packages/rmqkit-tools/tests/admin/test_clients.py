@@ -134,7 +134,7 @@ async def test_a_group_that_is_online(admin, name_servers):
 
 
 @pytest.mark.real_time
-async def test_a_group_that_pops_is_told_as_any_other(admin, name_servers):
+async def test_a_group_that_pops_is_reported_as_any_other(admin, name_servers):
     await make_topic(admin, "Popped")
     with pytest.raises(PeerRefused) as refused:
         await admin.clients.status("popping")

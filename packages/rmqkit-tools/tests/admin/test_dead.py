@@ -58,7 +58,7 @@ def test_the_kind_of_a_dead_letter(body: bytes, properties: dict[str, str], kind
         *(("property:x", "y"), ("host", "127.0.0.1")),
     ],
 )
-def test_other_ways_to_tell_them_apart(by: str, value: str) -> None:
+def test_other_ways_to_distinguish_them(by: str, value: str) -> None:
     message = dead(b'{"a": 1}', TAGS="paid", DLQ_ORIGIN_TOPIC="Orders", x="y")
     assert kind_of(message, check_by(by)) == value
 

@@ -344,7 +344,7 @@ def test_every_cause_has_a_case() -> None:
     assert {cause for _, cause, _ in CASES.values()} == set(Cause)
 
 
-def test_evidence_names_what_was_found_and_who_told_it() -> None:
+def test_evidence_names_what_was_found_and_who_reported_it() -> None:
     explained = judge(facts(copies=[TO_RETRY], due_ms=NOW_MS, is_fetched=True, traces=[TRACE]))
     assert [(one.name, one.value, one.source) for one in explained.evidence] == [
         ("stored in", "Orders, queue 3, offset 17, at 2026-09-21T14:13:20Z", "broker b"),

@@ -49,7 +49,7 @@ async def test_an_id_that_is_two_things_has_to_be_said(admin):
     assert (await admin.messages.find(first.offset_msg_id)).body == b"1"
 
 
-async def test_an_id_that_is_nothing_is_told_with_what_it_was_tried_as(admin):
+async def test_an_id_that_is_nothing_is_reported_with_what_it_was_tried_as(admin):
     await make_topic(admin, "Nothing")
     (sent,) = await send(admin, Message(topic="Nothing", body=b"1", keys=["known"]))
     await find_when_indexed(admin, "Nothing", sent.msg_id)
@@ -104,7 +104,7 @@ async def test_a_place_in_a_queue(admin):
         await admin.messages.entries("Places", 9, 0, broker="broker-a")
 
 
-async def test_a_message_is_sent_where_it_is_told_to_and_again_with_what_it_had(admin):
+async def test_a_message_is_sent_to_the_place_it_names_and_again_with_what_it_had(admin):
     await make_topic(admin, "Sent")
     message = Message(topic="Sent", body=b"x" * 5000, tags="T", keys=["a", "b"], properties={"own": "1"}, flag=7)
     first = await admin.messages.send(message, broker="broker-b", queue_id=1)
@@ -122,7 +122,7 @@ async def test_a_message_is_sent_where_it_is_told_to_and_again_with_what_it_had(
         await admin.messages.send(Message(topic="Send", body=b"1"))
 
 
-async def test_a_client_handles_a_message_once_more(admin, name_servers):
+async def test_a_client_handles_a_message_again(admin, name_servers):
     await make_topic(admin, "Pushed", ["broker-b"])
     (sent,) = await send(admin, Message(topic="Pushed", body=b"again"))
     handled = []

@@ -71,7 +71,7 @@ async def test_filters_are_applied_to_what_was_read(tmp_path: Path, newest_first
         assert (found.examined, found.total) == (COUNT, COUNT)
 
 
-async def test_a_search_without_a_match_stops_at_its_budget_and_goes_on(tmp_path: Path) -> None:
+async def test_a_search_without_a_match_stops_at_its_budget_and_continues(tmp_path: Path) -> None:
     asked: Counter[int] = Counter()
     async with topic(tmp_path, asked) as admin:
         budget, cursor, rounds = Budget(messages=30), "", 0

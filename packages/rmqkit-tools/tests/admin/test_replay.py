@@ -107,7 +107,7 @@ async def test_what_a_broken_chunk_has_sent_is_found_and_not_sent_again(tmp_path
 
 
 @pytest.mark.real_time
-async def test_a_message_that_no_broker_takes_is_passed_over_and_told(tmp_path):
+async def test_a_message_that_no_broker_takes_is_passed_over_and_reported(tmp_path):
     target, told = Target(), []
     target.refused = (3, 5)
     state = await State.begin("task", Numbers(8))
@@ -164,7 +164,7 @@ def test_another_file_is_no_audit_and_left_as_it_is(tmp_path, content):
 
 
 @pytest.mark.parametrize("name", ["state", "audit"])
-def test_a_full_disk_is_told_with_the_file(tmp_path, name):
+def test_a_full_disk_is_reported_with_the_file(tmp_path, name):
     path = tmp_path / name
     with open("/dev/full", "wb", buffering=0) as full:
         if name == "state":

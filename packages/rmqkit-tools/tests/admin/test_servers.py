@@ -58,7 +58,7 @@ def test_a_topic_from_creation_to_deletion(tmp_path):
     with_admin(tmp_path, scenario)
 
 
-def test_an_ordered_topic_is_told_to_the_name_servers(tmp_path):
+def test_an_ordered_topic_is_reported_to_the_name_servers(tmp_path):
     async def scenario(admin, both):
         await admin.topics.create("T", broker=both.broker_address, write_queues=4, order=True)
         assert await admin.topics.order("T") == "broker-a:4"

@@ -87,7 +87,7 @@ def test_a_store_from_figures_and_settings() -> None:
 
 
 @pytest.mark.parametrize("figures", [{}, {"commitLogMinOffset": "x", "putTps": "nan", "commitLogDiskRatio": ""}])
-def test_what_a_broker_does_not_tell_is_unknown(figures: dict[str, str]) -> None:
+def test_what_a_broker_does_not_report_is_unknown(figures: dict[str, str]) -> None:
     found = store_of("a", "x:1", figures, {}, NOW_MS)
     assert (found.segment_count, found.oldest_ms, found.disk_bytes, found.put_bytes, found.full) == (None,) * 5
     assert [one.ratio for one in found.limits] == [0.75, 0.85, 0.9]

@@ -49,7 +49,7 @@ def test_a_message_that_was_consumed_with_a_trace() -> None:
     assert told[-2:] == ["handler began: success after 3 ms", "group is past it: its offset is 18, past 17"]
 
 
-def test_a_message_that_failed_and_comes_again() -> None:
+def test_a_message_that_failed_and_is_redelivered() -> None:
     events = timeline(facts(copies=[TO_RETRY], due_ms=NOW_MS + 9_000, place=place(18)))
     assert [event.what for event in events[-2:]] == ["failed: retry 2 follows later", "will be delivered"]
     assert (events[-1].is_due, events[-1].at_ms) == (True, NOW_MS + 9_000)

@@ -36,7 +36,7 @@ class Told:
 
 
 @pytest.mark.real_time
-async def test_acts_are_told_in_order_and_a_begin_with_its_end():
+async def test_acts_are_reported_in_order_and_a_begin_with_its_end():
     other = PublishTrace(1, "r", "pg", "T", "OTHER", None, None, "h:1", 5, 7, 0, "O", True)
     told = Told(
         encode_traces([UNDER_WAY, RECALLED, LATE]),
@@ -58,6 +58,6 @@ async def test_acts_are_told_in_order_and_a_begin_with_its_end():
 
 
 @pytest.mark.real_time
-async def test_nothing_told_is_said():
+async def test_nothing_reported_is_said():
     with pytest.raises(UnknownName, match="RMQ_SYS_TRACE_TOPIC has no trace of message M; clients send traces with"):
         await traces_of(Told(encode_traces([])), "M")

@@ -92,7 +92,7 @@ def timer_record(number: int, key: str, due_ms: int, **more: str) -> ReceivedMes
     return record(number, "A", b"x", **own, **more)
 
 
-def test_timed_messages_that_wait_are_told_from_those_that_do_not() -> None:
+def test_timed_messages_that_wait_are_distinguished_from_those_that_do_not() -> None:
     records = [
         timer_record(0, "first-stage", 9_000),
         timer_record(1, "recalled", 9_000),

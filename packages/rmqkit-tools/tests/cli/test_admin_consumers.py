@@ -104,7 +104,7 @@ def test_an_empty_queue_has_no_entries_and_is_no_error(world):
     assert "9@Silent is not exist" in str(rmq(world, "message", "entries", "Silent", "9", "0").exception)
 
 
-def test_an_empty_list_is_told_and_no_error(world):
+def test_an_empty_list_is_reported_and_no_error(world):
     done = rmq(world, "message", "list", TOPIC, "--to", "1")
     assert (done.exit_code, done.stdout, done.stderr) == (0, "", f"rmq: topic {TOPIC} has no matching message\n")
 

@@ -48,11 +48,11 @@ def namesrv(tmp_path_factory):
         ("TBW102", False),
     ],
 )
-def test_topics_of_applications_are_told_by_their_names(topic, is_own):
+def test_topics_of_applications_are_reported_by_their_names(topic, is_own):
     assert is_of_applications(topic, {"C", "broker-a"}) is is_own
 
 
-def test_system_topics_are_listed_when_they_are_asked_for(namesrv):
+def test_system_topics_are_listed_when_they_are_requested(namesrv):
     assert rmq("topic", "list", "-n", namesrv).stdout == "Orders\n"
     whole = rmq("topic", "list", "--system", "-n", namesrv).stdout.split()
     assert {"%RETRY%payers", "Orders", "SCHEDULE_TOPIC_XXXX", "DefaultCluster", "broker-a"} <= set(whole)
@@ -148,7 +148,7 @@ def test_topics_and_groups_are_kept_unless_the_answer_is_yes(namesrv, terminal, 
         delete(*command, name, answer="y\n")
 
 
-def test_errors_are_json_where_json_was_asked_for(namesrv):
+def test_errors_are_json_where_json_was_requested(namesrv):
     told = rmq("topic", "route", "Nowhere", "--json", "-n", namesrv)
     assert told.returncode == 5 and told.stdout == ""
     error = json.loads(told.stderr)

@@ -65,7 +65,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return asked
 
 
-def test_findings_say_what_is_wrong_and_what_nobody_told(world: tuple[str, str], at_once: list[float]) -> None:
+def test_findings_say_what_is_wrong_and_what_nobody_reported(world: tuple[str, str], at_once: list[float]) -> None:
     assert told(world, "cluster", "findings") == {"findings": [], "notKnown": {}}
     text = said(world, "cluster", "findings", "--apart", "7")
     assert text.startswith("nothing is wrong with 1 broker and their clocks, disks and slaves and the lag of 1 group")
@@ -123,7 +123,7 @@ def test_everybody_who_is_connected(world: tuple[str, str]) -> None:
     assert (client["consumes"], client["topics"], client["produces"]) == (["mailer"], ["%RETRY%mailer", "Orders"], [])
 
 
-def test_a_page_of_messages_goes_on_where_it_ended(world: tuple[str, str]) -> None:
+def test_a_page_of_messages_continues_where_it_ended(world: tuple[str, str]) -> None:
     first = told(world, "message", "page", "Orders", "-l", "4")
     assert [one["body"] for one in first["messages"]] == ["5", "4", "3", "2"]
     assert (first["examined"], first["total"], first["stopped"]) == (4, MESSAGES, "count")

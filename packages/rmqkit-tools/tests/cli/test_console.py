@@ -74,7 +74,7 @@ def test_a_console_of_a_killed_broker_ends(tmp_path: Path) -> None:
         assert process.stdout.read() == ""  # returns when the console has closed its end
 
 
-def test_a_console_alone_tells_its_address_and_ends_cleanly(tmp_path: Path) -> None:
+def test_a_console_alone_reports_its_address_and_ends_cleanly(tmp_path: Path) -> None:
     with started(tmp_path, "console", "-n", "127.0.0.1:1", "--port", "0", "--read-only") as process:
         address = ready(process)["console"]
         with pytest.raises(urllib.error.HTTPError, match="503"):

@@ -50,7 +50,7 @@ def committed(namesrv, group):
     return asyncio.run(ask())
 
 
-def test_a_group_goes_on_where_it_was(rmq, namesrv):
+def test_a_group_continues_where_it_was(rmq, namesrv):
     rmq("send", "Steps", *"abcdef", "--queue", 0)
     consume = ("consume", "Steps", "--group", "steps", "--format", "{body}")
     assert rmq(*consume, "--count", 2).split() == ["a", "b"]
@@ -112,7 +112,7 @@ def test_what_cannot_be_done_is_one_line_and_an_exit_code(namesrv, monkeypatch, 
     assert told.returncode == code and text in told.stderr and told.stderr.count("\n") == 1
 
 
-def test_who_gets_no_queue_is_told_why(tmp_path, monkeypatch):
+def test_who_gets_no_queue_learns_why(tmp_path, monkeypatch):
     monkeypatch.setattr("rmqkit.cli.messages.consume._PATIENCE_SECONDS", 0.0)
     broker = BrokerSettings(listen_port=0, bind_address="127.0.0.1", broker_name="broker-a", auto_create_group=False)
     with standalone(tmp_path, broker=broker) as address:

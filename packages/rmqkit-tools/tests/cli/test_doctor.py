@@ -167,7 +167,7 @@ def test_a_store_that_runs_that_was_killed_and_that_was_stopped(tmp_path):
     lock.release()
 
 
-def test_a_port_in_use_is_told_with_its_user(tmp_path):
+def test_a_port_in_use_is_reported_with_its_user(tmp_path):
     port = free_port(-2, 1)
     with socket.create_server(("127.0.0.1", port)):
         target = plant(tmp_path, listen_port=port)

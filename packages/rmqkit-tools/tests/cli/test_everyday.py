@@ -156,7 +156,7 @@ def test_json_lines_say_more_than_options_and_bad_ones_are_counted(rmq, stored, 
     assert (second["bodyBase64"], second["tags"]) == ("AP8=", "T")
 
 
-def test_who_waits_for_a_broker_is_told_for_which(rmq, namesrv, monkeypatch):
+def test_who_waits_for_a_broker_is_reported_for_which(rmq, namesrv, monkeypatch):
     rmq("send", "Waited", "x", "--queue", 0)
     monkeypatch.setattr("rmqkit.admin.messages.sending.SILENT_SECONDS", 0.0)  # before any broker could answer
     for place in ([], ["--queue", "broker-a:0"]):
@@ -480,7 +480,7 @@ def test_the_messages_of_a_store_are_replayed(rmq, stored, tmp_path):
     assert rmq("replay", topic, "--store", golden.root, "--to", "FromStore", "--state", state).startswith("sent 0")
 
 
-def test_a_killed_replay_goes_on_without_loss_or_doubles(rmq, stored, namesrv, tmp_path):
+def test_a_killed_replay_continues_without_loss_or_doubles(rmq, stored, namesrv, tmp_path):
     rmq("send", "Killed", "--count", 1500, "x", "--batch", 100)
     state, audit = tmp_path / "state.json", tmp_path / "audit.jsonl"
     command = ("replay", "Killed", "--to", "Survived", "--state", state, "--audit", audit)

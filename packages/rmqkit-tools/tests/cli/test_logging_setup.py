@@ -64,7 +64,7 @@ def test_files_are_bounded_in_bytes_and_in_number(tmp_path):
     assert "line 399" in path.read_text()
 
 
-def test_a_file_that_was_moved_away_is_made_anew(tmp_path):
+def test_a_file_that_was_moved_away_is_rebuilt(tmp_path):
     path = tmp_path / "broker.log"
     set_up(LoggingSettings(log_file=str(path)))
     LOG.warning("before")

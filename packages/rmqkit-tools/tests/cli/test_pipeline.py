@@ -82,7 +82,7 @@ def test_pairs_are_read_and_mistakes_named():
         ["replay", "nowhere", "T"],
     ],
 )
-def test_a_store_that_is_not_there_is_told_before_spark_starts(arguments, tmp_path, monkeypatch):
+def test_a_store_that_is_not_there_is_reported_before_spark_starts(arguments, tmp_path, monkeypatch):
     def start(*_: object, **__: object) -> None:
         raise AssertionError("Spark was started")
 
@@ -249,7 +249,7 @@ def test_what_fails_in_a_worker_is_one_line_and_exit_code_1(golden, tmp_path, sp
 
 
 @pytest.mark.spark
-def test_a_person_gets_a_table_and_the_session_goes_on(golden, spark: SparkSession):
+def test_a_person_gets_a_table_and_the_session_continues(golden, spark: SparkSession):
     done = pipeline("summary", golden.root)
     assert done.exit_code == 0, done.output
     assert "first store timestamp" in done.stdout

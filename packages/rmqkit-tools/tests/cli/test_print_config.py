@@ -133,7 +133,7 @@ def test_what_a_request_changed_is_there_after_a_restart(tmp_path):
     assert kept == "maxMessageSize=77\nlogLevel=ERROR\nwaitSecondsForService=3\n"
 
 
-def test_standalone_lets_messages_be_called_back_unless_it_is_told_otherwise(tmp_path):
+def test_standalone_lets_messages_be_called_back_unless_configured_otherwise(tmp_path):
     def recalls(*arguments):
         rows = json.loads(printed(*arguments, "--json", "--set", f"storePathRootDir={tmp_path}"))
         return next((row["value"], row["source"]) for row in rows if row["key"] == "recallMessageEnable")

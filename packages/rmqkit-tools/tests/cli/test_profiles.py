@@ -162,7 +162,7 @@ def test_a_file_of_a_person_who_links_it_stays_where_it_is(tmp_path):
         ('{"profiles": {"a": {"nameServers": "x"}}}', "address 'x' must be host:port, for example 127.0.0.1:9876"),
     ],
 )
-def test_a_file_that_is_none_is_told_by_its_name(text, error):
+def test_a_file_that_is_none_is_reported_by_its_name(text, error):
     file_path().parent.mkdir()
     file_path().write_text(text)
     assert f"{file_path()} is not a file of profiles" in told("cluster", "list")
@@ -191,7 +191,7 @@ ERRORS = {
 
 
 @pytest.mark.parametrize("case", ERRORS)
-def test_what_is_wrong_is_told_and_nothing_is_changed(case):
+def test_what_is_wrong_is_reported_and_nothing_is_changed(case):
     add("prod")
     before = file_path().read_bytes()
     arguments, error = ERRORS[case]
@@ -199,7 +199,7 @@ def test_what_is_wrong_is_told_and_nothing_is_changed(case):
     assert file_path().read_bytes() == before
 
 
-def test_a_secret_that_cannot_be_had_is_told(tmp_path):
+def test_a_secret_that_cannot_be_had_is_reported(tmp_path):
     add("set", "--access-key", "ada", "--secret-key-env", "PROD_SECRET")
     add("filed", "--access-key", "ada", "--secret-key-file", str(tmp_path / "none"))
     place = "environment variable PROD_SECRET, which is not set"

@@ -204,7 +204,7 @@ def test_a_slave_has_an_id_of_its_own(tmp_path):
     assert not (tmp_path / "store").exists()
 
 
-def test_unknown_and_useless_configuration_keys_are_told_and_do_not_matter(tmp_path):
+def test_unknown_and_useless_configuration_keys_are_reported_and_do_not_matter(tmp_path):
     config = tmp_path / "broker.conf"
     config.write_text(
         "brokerNmae=x\nsendMessageThreadPoolNums=16\nuseEpollNativeSelector=true\nenableCompaction=true\nuseSpinLock=1\n"

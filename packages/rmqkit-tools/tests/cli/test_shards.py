@@ -113,7 +113,7 @@ def test_a_store_is_refused_when_messages_of_it_would_not_be_served(tmp_path, fi
     assert str(caught.value) == f"store {tmp_path} {said}, or choose another directory"
 
 
-def test_print_config_tells_what_all_share_and_what_each_has(tmp_path):
+def test_print_config_reports_what_all_share_and_what_each_has(tmp_path):
     def printed(*arguments):
         command = ["broker", "--shards", "2", *arguments, "--print-config"]
         done = CliRunner().invoke(serve.app, command, env={"NAMESRV_ADDR": None}, catch_exceptions=False)

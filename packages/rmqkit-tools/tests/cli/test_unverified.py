@@ -51,7 +51,7 @@ def test_a_completion_is_quiet(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_program_is_told_once_with_the_settings_that_verify(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_program_is_notified_once_with_the_settings_that_verify(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         ClientTls(Tls(verify=False))
         ClientTls(Tls(verify=False))

@@ -70,7 +70,7 @@ def test_every_cause_has_a_chinese_name_and_remedy() -> None:
             assert re.search("[\u4e00-\u9fff]", other) and not left(other), other
 
 
-def test_findings_are_told_in_chinese() -> None:
+def test_findings_are_reported_in_chinese() -> None:
     away = HaRuntimeInfo(master=True)
     behind = HaRuntimeInfo(master=True, ha_connection_info=[HaConnectionInfo(addr="s:1", diff=1 << 30)])
     silent = broker("b", row={"active": False, "disk_ratio": 0.9})
@@ -109,7 +109,7 @@ def test_findings_are_told_in_chinese() -> None:
 
 
 @pytest.mark.parametrize("figure", FIGURES)
-def test_alerts_of_every_figure_are_told_in_chinese(figure: str) -> None:
+def test_alerts_of_every_figure_are_reported_in_chinese(figure: str) -> None:
     rule = Rule(name="late", figure=figure, value=5)
     alert = Alert(rule="late", target="some-name", value=7.0, since_ms=NOW, seen_ms=NOW)
     for text in (limit(rule, alert), rule.words):

@@ -110,7 +110,7 @@ async def test_the_review_names_the_other_groups_of_the_target(tmp_path: Path) -
         assert (review["typed"], dict(review["rows"])["To Orders"]) == ("billing", "3")
 
 
-async def test_a_replay_goes_on_after_its_console_was_killed(tmp_path: Path) -> None:
+async def test_a_replay_continues_after_its_console_was_killed(tmp_path: Path) -> None:
     async with Standalone(tmp_path / "store") as both, Admin(both.namesrv_address) as admin:
         await prepare(admin)
         folder = tmp_path / "jobs"
@@ -197,7 +197,7 @@ async def test_a_console_without_a_folder_for_jobs_begins_none(tmp_path: Path) -
         assert console.audit.lines()[0].outcome == "failed"
 
 
-async def test_a_read_only_console_lets_no_job_go_on(tmp_path: Path) -> None:
+async def test_a_read_only_console_lets_no_job_continue(tmp_path: Path) -> None:
     folder = tmp_path / "jobs"
     async with Standalone(tmp_path / "store") as both, Admin(both.namesrv_address) as admin:
         await prepare(admin)

@@ -17,5 +17,5 @@ def test_a_feature_has_its_test(feature: str, path: str, name: str) -> None:
     assert re.search(rf"^(async )?def {name}\(", (ROOT / path).read_text(), re.MULTILINE), f"{feature}: {path}::{name}"
 
 
-def test_all_features_are_told() -> None:
+def test_all_features_are_reported() -> None:
     assert len(ROWS) == 38

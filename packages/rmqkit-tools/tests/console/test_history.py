@@ -171,7 +171,7 @@ async def test_time_in_which_nobody_asked_breaks_the_line() -> None:
         assert values == [0, 1, 2, None, 20, 21]
 
 
-async def test_a_console_that_ends_goes_on_where_it_was(tmp_path: Path) -> None:
+async def test_a_console_that_ends_continues_where_it_was(tmp_path: Path) -> None:
     clock = At()
     for round_ in range(3):
         async with opened(tmp_path / "h", clock) as kept:
@@ -391,7 +391,7 @@ def test_the_slave_with_the_most_missing_bytes_counts_for_its_host() -> None:
     assert found == {"b@10.0.0.2": 9, "b@10.0.0.3": 11}
 
 
-def test_what_a_silent_broker_told_last_is_unknown() -> None:
+def test_what_a_silent_broker_reported_last_is_unknown() -> None:
     found = {(figure, name): value for figure, name, value in values_of(snapshot(trouble="no answer within 3 s"))}
     silent = {key for key, value in found.items() if value is None}
     assert silent >= {("disk", "b"), ("in", "b"), ("lag", "g"), ("age", "g"), ("dead", "g"), ("put", "t")}

@@ -164,7 +164,7 @@ async def test_a_topic_costs_few_requests(tmp_path: Path) -> None:
         assert cost.requests - before <= 36
 
 
-async def test_the_overview_tells_a_lag_and_a_group_without_members(tmp_path: Path) -> None:
+async def test_the_overview_reports_a_lag_and_a_group_without_members(tmp_path: Path) -> None:
     async with shop(tmp_path) as (_, _, browser):
         values = await browser.json("/local/")
         assert values["totals"]["lag"] == 10
@@ -184,7 +184,7 @@ async def test_the_same_figures_as_the_command_line(tmp_path: Path) -> None:
         assert [one["maxOffset"] for one in page["queues"]] == [one.max_offset for one in status.queues]
 
 
-async def test_messages_go_on_where_the_page_stopped(tmp_path: Path) -> None:
+async def test_messages_continue_where_the_page_stopped(tmp_path: Path) -> None:
     async with served(tmp_path) as (both, _, browser), Admin(both.namesrv_address) as admin:
         await admin.topics.create("Many", read_queues=2, write_queues=2)
         await send(admin, *(Message(topic="Many", body=b"%d" % n) for n in range(70)))
@@ -310,6 +310,6 @@ async def test_mounted_below_a_path_every_link_has_it(tmp_path: Path) -> None:
         assert all(link.startswith("/rmq/") for link in links), sorted(links)
 
 
-def test_no_route_is_told_twice_and_each_has_a_line() -> None:
+def test_no_route_is_reported_twice_and_each_has_a_line() -> None:
     assert len({route.path for route in ROUTES}) == len(ROUTES)
     assert all(route.about.endswith((".", "…")) for route in ROUTES)

@@ -50,7 +50,7 @@ def questions(cluster):
     return cluster.masters()[0].store.max_offset(HALF_TOPIC, 0) - 1
 
 
-def test_what_is_not_consumed_is_told_queue_by_queue(rmq_broker, rmq_topic, rmq_producer):
+def test_what_is_not_consumed_is_reported_queue_by_queue(rmq_broker, rmq_topic, rmq_producer):
     assert fault(rmq_broker.assert_consumed, "billing", rmq_topic) == [
         f"after 0.05 s topic {rmq_topic} does not hold any messages: it holds 0"
     ]

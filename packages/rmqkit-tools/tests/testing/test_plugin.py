@@ -79,7 +79,7 @@ def test_fixtures_fit_sync_and_async_tests(run, mode):
     run(FIXTURES, ini=f"rmq_broker = {mode}").assert_outcomes(passed=2)
 
 
-def test_a_failed_assert_tells_its_text_and_the_seed_of_the_chaos(run):
+def test_a_failed_assert_reports_its_text_and_the_seed_of_the_chaos(run):
     result = run(
         """
 def test_consumed(rmq_broker, rmq_topic):
@@ -150,7 +150,7 @@ def test_one(rmq_broker, number):
     ).assert_outcomes(passed=2)
 
 
-def test_what_is_misspelt_is_told(run):
+def test_what_is_misspelt_is_reported(run):
     result = run("import pytest\n@pytest.mark.rmq(broker=2)\ndef test_one(rmq_broker): pass\n")
     result.stdout.fnmatch_lines(
         ["the marker is rmq(broker=2): it has to be rmq(fresh=False, brokers=1, slaves=0, settings={}): what *"]

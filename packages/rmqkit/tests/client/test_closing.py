@@ -127,7 +127,7 @@ async def test_open_batches_go_out_at_once_and_are_waited_for():
 
 
 @pytest.mark.parametrize("kind", ["endless", "idle"])
-async def test_messages_that_go_on_for_ever_are_not_waited_for(kind):
+async def test_messages_that_continue_for_ever_are_not_waited_for(kind):
     taken = []
 
     def endless():
@@ -176,7 +176,7 @@ async def test_what_was_sent_one_way_is_written_before_the_connection_closes(tmp
         assert (await other.send(message(), queue=queue)).queue_offset == 50
 
 
-async def test_closing_waits_for_local_transactions_and_tells_how_they_ended():
+async def test_closing_waits_for_local_transactions_and_reports_how_they_ended():
     begun, end = asyncio.Event(), asyncio.Event()
 
     async def execute(message, argument):

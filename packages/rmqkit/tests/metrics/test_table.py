@@ -19,7 +19,7 @@ def test_names_are_there_once_and_say_their_kind():
         assert list(metric.buckets) == sorted(metric.buckets), metric.name
 
 
-def test_what_the_code_tells_is_in_the_table_and_what_is_in_the_table_is_told():
+def test_what_the_code_reports_is_in_the_table_and_what_is_in_the_table_is_reported():
     sources = [path for path in modules() if "protocol" not in path.parts]
     told = {name for path in sources for name in NAME.findall(path.read_text(encoding="utf-8"))}
     assert told == {metric.name for metric in TABLE if not metric.absent}

@@ -40,7 +40,7 @@ def test_a_unique_key_holds_address_process_and_time_of_the_month():
     assert int.from_bytes(key[14:]) == 8
 
 
-def test_time_starts_anew_with_the_month():
+def test_time_starts_over_with_the_month():
     keys = UniqueKeys(bytes(4), 1, 0)
     last_ms = int(datetime(2026, 12, 31, 23, 59, 59).timestamp() * 1000)
     assert int(keys.next(last_ms)[20:28], 16) > 2**31  # needs all 32 bits at the end of a long month

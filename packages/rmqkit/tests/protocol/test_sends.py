@@ -27,7 +27,7 @@ def test_what_is_plain_is_taken(text, body, kind):
 
 
 @given(odd_strings)
-def test_what_asks_for_more_is_left(text):
+def test_what_requests_more_is_left(text):
     pairs = [piece.split("\x01") for piece in text.split("\x02")[:-1]]
     is_plain = all(name and value for name, value in pairs) and len(dict(pairs)) == len(pairs)
     is_plain = is_plain and dict(pairs).keys().isdisjoint([*NOT_PLAIN, *STAMPS, *TIMED])
@@ -57,7 +57,7 @@ def test_a_name_that_is_looked_for_among_very_many_costs_little():
     assert least_seconds(3, lambda: TWIN.read(data, 0)) < 0.5 * slowness()  # quadratic it is seconds
 
 
-def test_as_many_as_are_asked_for():
+def test_as_many_as_are_requested():
     one = send()
     assert [len(TWIN.read(one * 3, 0, count) or ()) for count in (1, 2, 5)] == [1, 2, 3]
 

@@ -190,7 +190,7 @@ def test_each_call_ends_when_its_own_time_is_over() -> None:
     run_virtual(scenario())
 
 
-def test_after_a_standstill_of_the_loop_a_call_has_its_time_once_more() -> None:
+def test_after_a_standstill_of_the_loop_a_call_has_its_time_again() -> None:
     """A loop that stood still has neither written requests nor read answers."""
 
     async def scenario() -> None:

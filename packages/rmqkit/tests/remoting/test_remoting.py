@@ -195,7 +195,7 @@ async def test_calls_under_way_fail_when_the_connection_closes(peers):
         await call
 
 
-async def test_nobody_listening_is_told_with_the_address(peers):
+async def test_nobody_listening_is_reported_with_the_address(peers):
     await peers.server.close()
     with pytest.raises(ConnectFailed, match=f"cannot connect to {peers.address}: "):
         await peers.call(ECHO)
@@ -223,7 +223,7 @@ async def test_who_is_accepted_while_the_port_closes_is_not_served_by_what_has_s
     assert transport.is_aborted
 
 
-async def test_a_port_in_use_is_told_in_one_line(peers):
+async def test_a_port_in_use_is_reported_in_one_line(peers):
     with pytest.raises(ListenFailed, match=f"cannot listen on 127.0.0.1:{peers.port}: .*choose another port"):
         await RemotingServer(Router()).listen("127.0.0.1", peers.port)
     with pytest.raises(ListenFailed, match=r"cannot listen on 192\.0\.2\.1:0: .*; use one of this machine's"):
@@ -376,7 +376,7 @@ async def test_a_balancer_s_preamble_names_the_real_peer():
         assert list(map(str, seen[0].hops)) == ["127.0.0.1", "192.0.2.7"]
 
 
-async def test_a_draining_server_sends_new_requests_away_and_the_client_tries_once_more(peers):
+async def test_a_draining_server_sends_new_requests_away_and_the_client_tries_again(peers):
     slow = asyncio.ensure_future(peers.call(SLOW))
     await peers.call(ECHO)
     draining = asyncio.ensure_future(peers.server.drain(5000))

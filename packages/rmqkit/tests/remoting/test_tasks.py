@@ -48,7 +48,7 @@ async def test_an_owner_can_wait_until_its_tasks_end_by_themselves():
     assert (ended, len(tasks)) == ([1], 0)
 
 
-async def test_periodic_work_goes_on_after_a_failure_until_it_is_ended(caplog):
+async def test_periodic_work_continues_after_a_failure_until_it_is_ended(caplog):
     end, rounds = asyncio.Event(), []
 
     def work() -> None:
@@ -63,7 +63,7 @@ async def test_periodic_work_goes_on_after_a_failure_until_it_is_ended(caplog):
     assert caplog.text.count("test: a round failed") == 1
 
 
-async def test_periodic_work_that_fails_on_and_on_is_told_once_a_reason(caplog):
+async def test_periodic_work_that_fails_on_and_on_is_reported_once_a_reason(caplog):
     """A full disk lasts for days, and some work is done every second."""
     end, reasons = asyncio.Event(), iter(["full", "full", "full", "", "full", "broken", "broken"])
 
@@ -81,7 +81,7 @@ async def test_periodic_work_that_fails_on_and_on_is_told_once_a_reason(caplog):
     assert told == [(full, False), (full, False), ("test: a round failed: broken", True)]
 
 
-async def test_work_that_a_disk_refuses_is_one_line_each_reason_and_goes_on(caplog):
+async def test_work_that_a_disk_refuses_is_one_line_each_reason_and_continues(caplog):
     reasons, end = iter(["full"] * 5), asyncio.Event()
 
     async def action() -> float:
@@ -148,7 +148,7 @@ async def test_a_wake_up_during_the_work_leads_to_one_more_round():
     await tasks.close()
 
 
-async def test_errors_are_logged_and_the_work_goes_on(caplog):
+async def test_errors_are_logged_and_the_work_continues(caplog):
     errors = [NoRoute("no name server answered"), ValueError("a defect")]
     rounds = []
 

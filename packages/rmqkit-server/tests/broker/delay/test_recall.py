@@ -137,7 +137,7 @@ async def test_a_half_message_waits_for_its_time_once_it_is_committed(tmp_path):
         assert await bodies(cluster, 1) == [b"committed"]
 
 
-async def test_the_state_is_told(cluster):
+async def test_the_state_is_reported(cluster):
     await cluster.send(properties="TIMER_DELAY_SEC\x0150\x02")
     await kept(cluster, 1)
     metrics = decode_as((await cluster.ask(RequestCode.GET_TIMER_METRICS)).payload, TimerMetrics)

@@ -147,7 +147,7 @@ async def test_a_message_that_comes_to_the_wheel_too_late_is_delivered_at_once(t
         assert decode_properties(record.properties)["TIMER_ENQUEUE_MS"] == "9223372036854775807"
 
 
-async def test_a_slave_is_told_of_a_delivery_when_it_has_it(tmp_path):
+async def test_a_slave_is_reported_a_delivery_when_it_has_it(tmp_path):
     async with timed(tmp_path) as one:
         copied = [-1]
         one.timer._copied_offset = lambda: copied[0]
@@ -275,7 +275,7 @@ async def test_what_the_store_refuses_is_tried_again(tmp_path, monkeypatch, capl
         await one.until(lambda: one.bodies() == [b"a", b"b"])
 
 
-async def test_a_refusal_that_lasts_is_told_once(tmp_path, monkeypatch, caplog):
+async def test_a_refusal_that_lasts_is_reported_once(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("rmqkit.broker.delay.timer._RETRY_MS", 1)
     async with timed(tmp_path) as one:
         put, refused = one.store.put, []
@@ -468,7 +468,7 @@ async def test_a_message_further_ahead_than_a_unit_can_say_waits_in_stages(tmp_p
         assert one.bodies() == [b"far"]
 
 
-async def test_a_store_of_the_reference_goes_on(tmp_path, caplog):
+async def test_a_store_of_the_reference_continues(tmp_path, caplog):
     """One golden message waits for its hour, six are delivered."""
     golden = unpack_golden("5.4.0", tmp_path)
     caplog.set_level(logging.ERROR)
@@ -498,7 +498,7 @@ def told(one, read_ms, queue_offset, counter=1):
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-async def test_a_slave_has_on_its_wheel_what_its_master_has_and_goes_on_from_there(tmp_path, restarts):
+async def test_a_slave_has_on_its_wheel_what_its_master_has_and_continues_from_there(tmp_path, restarts):
     """Also as the master of its own store. What the master delivered is left out, what it never saw is not."""
     clock = StandingClock(NOW_MS)
     async with timed(tmp_path, clock=clock, follows=True) as slave:

@@ -162,7 +162,7 @@ async def test_a_sound_store_says_nothing_and_keeps_its_log(tmp_path, caplog):
     assert [one.message for one in caplog.records if "timer" in one.name] == []
 
 
-async def test_counts_that_are_wrong_or_unreadable_are_made_anew(tmp_path, caplog):
+async def test_counts_that_are_wrong_or_unreadable_are_rebuilt(tmp_path, caplog):
     clock, path = StandingClock(NOW_MS), tmp_path / "config" / "timermetrics"
     await stopped_store(tmp_path, clock)
     for content in (b'{"timingCount":{"T":{"count":7}}}', b"{", b"\0" * 99, None):

@@ -76,7 +76,7 @@ async def test_a_slave_that_becomes_master_delivers_every_message_once(tmp_path)
 
 
 @on_brokers
-async def test_an_acting_master_puts_them_at_another_broker_and_they_do_not_come_again(tmp_path):
+async def test_an_acting_master_puts_them_at_another_broker_and_they_are_not_redelivered(tmp_path):
     async with Brokers(tmp_path, store=STORE, remote_escape=True, **ACTING) as brokers:
         for name in ("a-0", "a-1", "b-0"):
             await brokers.start(name)

@@ -135,7 +135,7 @@ async def test_a_file_that_cannot_be_written_leaves_everything_as_it_was(tmp_pat
         assert await shown(cluster) == before
 
 
-async def test_what_has_no_effect_is_shown_kept_and_told_once(tmp_path, caplog):
+async def test_what_has_no_effect_is_shown_kept_and_reported_once(tmp_path, caplog):
     file = tmp_path / "broker.conf"
 
     cluster = Cluster(tmp_path / "store")
@@ -238,7 +238,7 @@ async def test_topics_are_created_again_when_that_is_switched_on(tmp_path):
         assert await sent(cluster) == OK
 
 
-async def test_the_name_servers_are_told_of_a_new_permission(cluster):
+async def test_the_name_servers_are_notified_of_a_new_permission(cluster):
     await cluster.send()
     await cluster.standalone.broker.context.topics_published()
     assert await perm_told(cluster) == 6

@@ -235,7 +235,7 @@ def listener(cluster):
         ({"queueId": 0, "offset": 2}, 0),  # only times are known here
     ],
 )
-async def test_clients_are_told_to_move(fields, moved, tmp_path):
+async def test_clients_are_asked_to_move(fields, moved, tmp_path):
     async with Cluster(tmp_path / "store", broker=BY_CLIENTS) as cluster:
         await fill(cluster)
         for queue_id, offset in enumerate((3, 0, 0, 0)):
@@ -270,7 +270,7 @@ async def test_clients_in_c_get_a_list(tmp_path):
         await client.close()
 
 
-async def test_what_clients_cannot_be_told(tmp_path):
+async def test_what_clients_cannot_be_reported(tmp_path):
     async with Cluster(tmp_path / "store", broker=BY_CLIENTS) as cluster:
         await fill(cluster)
         steps = []

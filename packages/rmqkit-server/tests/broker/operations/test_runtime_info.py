@@ -109,7 +109,7 @@ def test_a_message_moves_the_bounds_of_the_log(tmp_path):
         (1 << 70, "1024.0 EiB"),
     ],
 )
-def test_bytes_are_told_in_the_largest_unit(count, text):
+def test_bytes_are_reported_in_the_largest_unit(count, text):
     assert bytes_text(count) == text
 
 
@@ -121,7 +121,7 @@ def test_bytes_are_told_in_the_largest_unit(count, text):
         (93_784_000, "[ 1 days, 2 hours, 3 minutes, 4 seconds ]"),
     ],
 )
-def test_run_time_is_told_in_the_tools_form(ms, text):
+def test_run_time_is_reported_in_the_tools_form(ms, text):
     assert run_time_text(ms) == text
 
 

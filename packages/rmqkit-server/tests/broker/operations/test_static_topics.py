@@ -47,7 +47,7 @@ def test_a_static_topic_survives_a_restart_and_ends_with_its_topic(tmp_path):
     run_virtual(second())
 
 
-async def test_a_static_topic_is_written_once_and_told_with_its_queues(monkeypatch, cluster):
+async def test_a_static_topic_is_written_once_and_reported_with_its_queues(monkeypatch, cluster):
     topics, saved = cluster.standalone.broker.context.topics, []
     save = topics.file.save
     monkeypatch.setattr(topics.file, "save", lambda value: (saved.append(value), save(value)))

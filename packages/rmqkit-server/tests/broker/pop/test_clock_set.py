@@ -41,7 +41,7 @@ async def seconds_until_popped(cluster, clock, **fields):
 
 @BACK
 @pytest.mark.parametrize("is_ordered", [False, True], ids=["unordered", "ordered"])
-def test_messages_in_flight_come_again_in_time_when_the_clock_is_set_back(tmp_path, step_ms, is_ordered):
+def test_messages_in_flight_are_redelivered_in_time_when_the_clock_is_set_back(tmp_path, step_ms, is_ordered):
     async def scenario(cluster, clock):
         await sent(cluster, "m")
         fields = {"order": is_ordered, "invisible_time": 10_000}
@@ -53,7 +53,7 @@ def test_messages_in_flight_come_again_in_time_when_the_clock_is_set_back(tmp_pa
 
 
 @BACK
-def test_pops_after_the_step_are_acknowledged_and_come_again_like_others(tmp_path, step_ms):
+def test_pops_after_the_step_are_acknowledged_and_are_redelivered_like_others(tmp_path, step_ms):
     async def scenario(cluster, clock):
         clock.ahead_ms += step_ms
         await sent(cluster, "acknowledged", "not")
@@ -69,7 +69,7 @@ def test_pops_after_the_step_are_acknowledged_and_come_again_like_others(tmp_pat
 
 @BACK
 @pytest.mark.parametrize("is_ordered", [False, True], ids=["unordered", "ordered"])
-def test_pops_of_the_future_come_again_after_a_restart(tmp_path, step_ms, is_ordered):
+def test_pops_of_the_future_are_redelivered_after_a_restart(tmp_path, step_ms, is_ordered):
     fields = {"order": is_ordered, "invisible_time": 10_000}
 
     async def before(cluster, clock):

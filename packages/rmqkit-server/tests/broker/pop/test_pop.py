@@ -39,7 +39,7 @@ async def settled(cluster, count=0):
 
 
 @pytest.mark.parametrize("flush", FlushDiskType)
-async def test_what_was_popped_is_hidden_until_it_comes_again_counted_once_more(flush, tmp_path):
+async def test_what_was_popped_is_hidden_until_it_is_redelivered_counted_again(flush, tmp_path):
     async with Cluster(tmp_path / "store", store={"flush_disk_type": flush}) as cluster:
         await sent(cluster, *"abc")
         first = await pop(cluster, invisible_time=4000)
@@ -70,7 +70,7 @@ async def test_the_second_spelling_of_retry_topics_and_messages_as_they_are_stor
         assert again.header.msg_offset_info == "2 0 0"
 
 
-async def test_one_queue_or_all_and_no_more_than_is_asked_for(cluster):
+async def test_one_queue_or_all_and_no_more_than_is_requested(cluster):
     for queue_id in range(3):
         await sent(cluster, f"{queue_id}-0", f"{queue_id}-1", queue_id=queue_id)
     one = await pop(cluster, queue_id=1, max_msg_nums=1)
@@ -269,7 +269,7 @@ async def test_peeking_leaves_no_trace(cluster):
     assert (await cluster.call(RequestCode.PEEK_MESSAGE, header)).code == ResponseCode.PULL_NOT_FOUND
 
 
-async def test_a_notification_tells_that_there_is_something(cluster):
+async def test_a_notification_reports_that_there_is_something(cluster):
     async def told(cluster, poll_ms):
         header = NotificationRequest(consumer_group="g", topic="T", queue_id=-1, poll_time=poll_ms, born_time=now_ms())
         return decode_header(await cluster.call(RequestCode.NOTIFICATION, header), NotificationResponse).has_msg
@@ -420,7 +420,7 @@ async def test_a_topic_and_its_retry_topic_may_both_be_waited_for(cluster):
     assert (await retries).code == ResponseCode.POLLING_TIMEOUT
 
 
-async def test_a_topic_that_goes_while_a_pop_waits_is_told_of_and_leaves_no_offset(cluster):
+async def test_a_topic_that_goes_while_a_pop_waits_is_reported_and_leaves_no_offset(cluster):
     await sent(cluster, "a")
     await pop(cluster)
     waiting = asyncio.create_task(pop(cluster, queue_id=0, poll_time=10_000))

@@ -403,7 +403,7 @@ def machine() -> Iterator[PopMachine]:
     one.teardown()
 
 
-def test_a_message_that_comes_again_while_the_disk_is_full_comes_once(machine: PopMachine) -> None:
+def test_a_message_that_is_redelivered_while_the_disk_is_full_comes_once(machine: PopMachine) -> None:
     machine.publish(0, 1)
     machine.pop(-1, [1], 50, refused=False)
     machine.revive(1100, refused=True)

@@ -49,7 +49,7 @@ def pending(brokers, name):
 
 
 @pytest.mark.real_time
-async def test_what_a_slave_has_not_got_is_not_acknowledged_and_its_copy_goes_on(tmp_path):
+async def test_what_a_slave_has_not_got_is_not_acknowledged_and_its_copy_continues(tmp_path):
     async with Brokers(tmp_path, in_sync_replicas=2, slave_timeout_ms=60_000) as brokers:
         client = await filled(brokers, b"0", b"4", b"8", b"12")
         first = await pop(client, "a", max_msg_nums=2, invisible_time=1000)
@@ -86,7 +86,9 @@ async def test_what_a_slave_has_not_got_is_not_acknowledged_and_its_copy_goes_on
 
 
 @pytest.mark.real_time
-async def test_what_is_in_flight_is_not_popped_again_where_its_slave_goes_on_with_older_offsets(tmp_path, monkeypatch):
+async def test_what_is_in_flight_is_not_popped_again_where_its_slave_continues_with_older_offsets(
+    tmp_path, monkeypatch
+):
     copy, is_late, in_vain = SlaveSync._copy_offsets, False, 0
 
     async def copy_in_time(sync, master):

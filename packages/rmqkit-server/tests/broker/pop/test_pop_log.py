@@ -144,7 +144,7 @@ async def test_a_check_point_that_is_read_at_a_start_moves_its_group_forward_onl
         assert own.offsets.get("g", "T", 0) == after_start
 
 
-async def test_metrics_tell_what_was_put_what_is_put_off_and_what_is_late(tmp_path):
+async def test_metrics_report_what_was_put_what_is_put_off_and_what_is_late(tmp_path):
     async with Cluster(tmp_path / "store", broker={"pop_buffer_merge": True}) as cluster:
         await sent(cluster, *"abc")
         service, pop_time = context_of(cluster).pop, now_ms() - 5000

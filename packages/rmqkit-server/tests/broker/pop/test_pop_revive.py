@@ -69,7 +69,7 @@ async def revived(cluster, count):
 
 
 @pytest.mark.parametrize("room", [0, 1, 40, 80])
-async def test_a_message_at_the_limit_of_properties_comes_again_with_the_others_of_its_pop(room, cluster):
+async def test_a_message_at_the_limit_of_properties_is_redelivered_with_the_others_of_its_pop(room, cluster):
     """ORIGIN_GROUP and 1ST_POP_TIME did not fit, and the redelivery of the whole pop was postponed forever."""
     context = context_of(cluster)
     value = "x" * (PROPERTIES_BYTES_MAX - room - len(encode_properties({"a": "x"})) + 1)

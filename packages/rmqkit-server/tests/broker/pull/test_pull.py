@@ -338,7 +338,7 @@ async def test_a_reset_reaches_a_held_pull_with_the_next_message(cluster):
     assert (await waiting).remark == "OFFSET_RESET"
 
 
-async def test_short_polling_holds_a_pull_for_a_short_time_whatever_it_asks_for(tmp_path):
+async def test_short_polling_holds_a_pull_for_a_short_time_whatever_it_requests(tmp_path):
     async with Cluster(tmp_path / "store", broker={"long_polling": False, "short_polling_ms": 20}) as cluster:
         await cluster.send()
         flags = PullFlag.SUBSCRIPTION | PullFlag.SUSPEND

@@ -69,7 +69,7 @@ async def test_messages_are_found_by_key_newest_kept_oldest_first(cluster):
         assert header.index_last_update_timestamp == newest.store_timestamp
 
 
-async def test_nothing_found_is_told(cluster):
+async def test_nothing_found_is_reported(cluster):
     questions = [
         {"key": "none"},
         {"key": ""},
@@ -177,7 +177,7 @@ async def test_entries_of_a_queue_are_shown(cluster):
 
 
 @pytest.mark.parametrize("with_units", [False, True])
-async def test_what_a_group_thinks_of_entries_is_told_of_those_with_a_unit(with_units, tmp_path):
+async def test_what_a_group_thinks_of_entries_is_reported_those_with_a_unit(with_units, tmp_path):
     async with Cluster(tmp_path / "store", store={"enable_consume_queue_ext": with_units}) as cluster:
         await cluster.heartbeat("c1", ("T", "t1"))
         await send_keyed(cluster)

@@ -397,7 +397,7 @@ def test_a_slave_gives_way_to_a_master_that_announces_itself_and_follows_it(tmp_
     on_group(scenario, tmp_path)
 
 
-def test_a_slave_that_never_acts_follows_nobody_who_asks_for_it(tmp_path):
+def test_a_slave_that_never_acts_follows_nobody_who_requests_it(tmp_path):
     async def scenario(group):
         assert await exchanged(group, None, HaInfo("127.0.0.1:5", 7, MASTER)) == {}
         assert group.masters == []

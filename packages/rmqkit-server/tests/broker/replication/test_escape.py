@@ -126,7 +126,7 @@ def test_a_half_message_without_a_destination_is_passed_over(other, caplog):
     other(scenario)
 
 
-def test_what_no_other_master_takes_is_told_once_and_tried_again(other, caplog):
+def test_what_no_other_master_takes_is_reported_once_and_tried_again(other, caplog):
     async def scenario(cluster):
         for _ in range(2):
             assert not await cluster.escape.put(delivered(topic="Nowhere"))
@@ -249,7 +249,7 @@ def test_a_stop_waits_for_what_is_on_its_way_and_counts_it(tmp_path, quick):
     on_delays(tmp_path, scenario)
 
 
-def test_delivery_goes_on_in_the_own_log_where_it_ended_elsewhere(tmp_path, quick):
+def test_delivery_continues_in_the_own_log_where_it_ended_elsewhere(tmp_path, quick):
     async def scenario(delays, elsewhere):
         for body in (b"a", b"b"):
             delays.put(1, body=body)

@@ -213,7 +213,7 @@ def committed(brokers, name):
 
 
 @on_brokers
-async def test_a_consumer_goes_on_at_a_classic_slave_and_goes_back(tmp_path):
+async def test_a_consumer_continues_at_a_classic_slave_and_goes_back(tmp_path):
     """Without an acting master, the route has the slave under its own id, and offsets committed there stay there."""
     async with Brokers(tmp_path) as brokers:
         for name in ("a-0", "a-1"):

@@ -118,7 +118,7 @@ async def test_what_one_tick_puts_leaves_in_one_frame(tmp_path):
         assert len(slave.frames) == 2
 
 
-def test_a_frame_is_no_longer_than_asked_for_nor_than_apaches_buffer(tmp_path, on_loop):
+def test_a_frame_is_no_longer_than_requested_nor_than_apaches_buffer(tmp_path, on_loop):
     async def scenario():
         settings = small_settings(commit_log_file_bytes=16 << 20)
         async with master(tmp_path / "a", store=settings, ha_batch_bytes=1500) as it:
@@ -274,7 +274,7 @@ async def test_flow_control_spreads_what_is_sent_over_the_seconds(tmp_path):
         assert slave.log == it.log()
 
 
-def test_a_slave_that_takes_nothing_costs_little_memory_and_goes_on_later(tmp_path, on_loop):
+def test_a_slave_that_takes_nothing_costs_little_memory_and_continues_later(tmp_path, on_loop):
     async def scenario():
         settings = small_settings(commit_log_file_bytes=64 << 20)
         async with master(tmp_path, store=settings) as it:

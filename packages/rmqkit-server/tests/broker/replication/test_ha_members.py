@@ -93,7 +93,7 @@ def test_addresses_of_sockets_are_read_as_they_are():
     assert ip_of("broker-1") is None
 
 
-async def test_members_are_who_the_name_servers_tell_of_and_are_remembered():
+async def test_members_are_who_the_name_servers_report_and_are_remembered():
     told, clock = NameServers("10.0.0.1:10911", "localhost:10911"), StandingClock()
     looks, linked = [], set()
 
@@ -175,7 +175,7 @@ def test_where_users_are_in_force_a_member_is_who_signs_too():
 
 
 @pytest.mark.parametrize(("is_left_out", "seconds"), [(True, 2), (False, 10)])
-def test_members_are_asked_for_every_two_seconds_while_a_link_does_not_count(is_left_out, seconds):
+def test_members_are_requested_every_two_seconds_while_a_link_does_not_count(is_left_out, seconds):
     told, thread = NameServers("10.0.0.1:10911"), LoopThread("members")
     clock = VirtualClock(thread)
 
@@ -194,7 +194,7 @@ def test_members_are_asked_for_every_two_seconds_while_a_link_does_not_count(is_
     thread.close()
 
 
-def test_a_link_of_this_machine_that_no_name_server_tells_of_is_left_out(tmp_path):
+def test_a_link_of_this_machine_that_no_name_server_reports_is_left_out(tmp_path):
     async def scenario():
         told = NameServers()
         async with master(tmp_path, ask_members=told.ask) as it:
@@ -261,7 +261,7 @@ async def test_links_that_wait_are_few(tmp_path):
         await until(lambda: not any(slave.is_open for slave in slaves))
 
 
-async def test_a_copy_from_this_machine_counts_when_the_name_servers_tell_of_a_member_here(tmp_path):
+async def test_a_copy_from_this_machine_counts_when_the_name_servers_report_a_member_here(tmp_path):
     told = NameServers()
     async with master(tmp_path, ask_members=told.ask) as it:
         end = it.put()
@@ -399,7 +399,7 @@ def test_a_slave_follows_over_tls_with_certificates_both_ways(tmp_path, runner, 
 
 
 @pytest.mark.skipif(OPENSSL is None, reason=REASON)
-async def test_a_plain_slave_is_refused_where_tls_is_asked_for_and_taken_where_it_is_not(tmp_path, caplog):
+async def test_a_plain_slave_is_refused_where_tls_is_requested_and_taken_where_it_is_not(tmp_path, caplog):
     certificate = make_certificate(tmp_path, "master")
 
     async with master(tmp_path / "a", tls=server_tls(certificate), ha_tls=True) as it:

@@ -250,7 +250,7 @@ async def test_the_stream_of_a_real_master_becomes_its_log(tmp_path):
     await master.close()
 
 
-async def test_a_slave_goes_on_where_it_was_cut(tmp_path):
+async def test_a_slave_continues_where_it_was_cut(tmp_path):
     """After a cut in a record the torn tail is dropped. The next link begins at the end of the last whole record."""
 
     async with pair(tmp_path) as (master, slave):
@@ -428,7 +428,7 @@ async def test_a_configured_address_goes_first(tmp_path):
     await master.close()
 
 
-def test_pauses_get_longer_and_a_reason_is_told_once(tmp_path, monkeypatch, caplog):
+def test_pauses_get_longer_and_a_reason_is_reported_once(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("rmqkit.broker.replication.slave._PAUSE_MS_MIN", 500.0)
     monkeypatch.setattr("rmqkit.broker.replication.slave._PAUSE_MS_MAX", 5000.0)
 
@@ -687,7 +687,7 @@ async def test_a_slave_that_is_ahead_waits_for_its_master(tmp_path, caplog):
         await link.reported(master.store.max_physical_offset)
 
 
-async def test_a_slave_that_was_ahead_stops_when_its_master_goes_on_differently(tmp_path):
+async def test_a_slave_that_was_ahead_stops_when_its_master_continues_differently(tmp_path):
     async with parted(tmp_path, common=20, own=10, theirs=0) as (master, slave):
         end = master.store.max_physical_offset
         slave.follow(master.ha_address, master.address)

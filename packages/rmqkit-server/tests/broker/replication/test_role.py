@@ -25,7 +25,7 @@ def test_a_master_has_the_id_of_masters(caplog):
     assert settings.broker_id == 0
 
 
-def test_a_synchronous_master_that_waits_for_nobody_is_told_of(caplog):
+def test_a_synchronous_master_that_waits_for_nobody_is_reported(caplog):
     (line,) = told(caplog, BrokerSettings(broker_role=SYNC))
     assert "inSyncReplicas=1 waits for no slave" in line
 
@@ -39,7 +39,7 @@ def test_a_slave_has_an_id_of_its_own():
         check_role(BrokerSettings(broker_role=BrokerRole.SLAVE))
 
 
-def test_clients_are_told_an_address_that_records_can_keep():
+def test_clients_get_an_address_that_records_can_keep():
     with pytest.raises(SettingsError, match="brokerIP1=localhost must be an IPv4 or IPv6 address, for example "):
         check_address(BrokerSettings(broker_ip1="localhost"))
     for address in ("10.0.0.1", "::1"):
@@ -51,6 +51,6 @@ def test_addresses_of_name_servers_have_ports():
         check_address(BrokerSettings(broker_ip1="10.0.0.1", namesrv_addr="a:1;b"))
 
 
-def test_a_slave_that_cannot_find_a_master_is_told_of(caplog):
+def test_a_slave_that_cannot_find_a_master_is_reported(caplog):
     (line,) = told(caplog, BrokerSettings(broker_role=BrokerRole.SLAVE, broker_id=1))
     assert "haMasterAddress" in line

@@ -247,7 +247,7 @@ def test_static_topics_are_copied_with_their_queues(tmp_path):
     assert slave.topics.static.local == {}
 
 
-async def test_the_type_of_a_new_topic_is_not_guessed_when_the_master_does_not_tell_it(tmp_path, monkeypatch):
+async def test_the_type_of_a_new_topic_is_not_guessed_when_the_master_does_not_report_it(tmp_path, monkeypatch):
     """A queue of the wrong type would keep the slave from starting again."""
     monkeypatch.setattr("rmqkit.broker.replication.tables._ASK_AGAIN_SECONDS", 0.01)
     batch = TopicConfig("B", attributes={"queue.type": "BatchCQ"})
@@ -270,7 +270,7 @@ async def test_the_type_of_a_new_topic_is_not_guessed_when_the_master_does_not_t
         assert slave.sync.is_batch_topic("B")
 
 
-async def test_records_of_a_topic_that_a_dead_master_did_not_tell_of_get_ordinary_queues(tmp_path, monkeypatch, caplog):
+async def test_records_of_a_topic_that_a_dead_master_did_not_report_get_ordinary_queues(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("rmqkit.broker.replication.tables._ASK_AGAIN_SECONDS", 0.001)
 
     async with pair(tmp_path) as (_, slave):
@@ -385,7 +385,7 @@ def test_the_fast_port_is_asked_again_in_the_next_round(tmp_path):
     run_virtual(scenario())
 
 
-def test_pages_are_joined_and_begun_anew_when_the_table_changes(tmp_path):
+def test_pages_are_joined_and_restarted_when_the_table_changes(tmp_path):
     pages = iter(
         [
             (3, 1, ["A", "B"]),  # first, version, topics of the answer; three in all
@@ -436,7 +436,7 @@ def test_pages_without_end_are_refused(tmp_path, monkeypatch, caplog):
     assert "has no end" in caplog.text
 
 
-async def test_a_master_without_fast_port_is_asked_for_topics_on_its_main_port(tmp_path):
+async def test_a_master_without_fast_port_is_requested_topics_on_its_main_port(tmp_path):
     async with pair(tmp_path, is_fast=False) as (master, slave):
         slave.sync.follow(master.address)
         await slave.settled(master)
@@ -444,7 +444,7 @@ async def test_a_master_without_fast_port_is_asked_for_topics_on_its_main_port(t
         assert {port for port, _, _ in master.asked} == {"main"}
 
 
-def test_a_step_that_fails_is_told_once_and_the_others_go_on(tmp_path, caplog):
+def test_a_step_that_fails_is_reported_once_and_the_others_continue(tmp_path, caplog):
     def refuse(command):
         return reply(command, 3, "not supported")
 
@@ -512,7 +512,7 @@ async def test_another_master_is_asked_at_once_and_the_former_one_no_more(tmp_pa
         await other.close()
 
 
-async def test_nobody_there_is_told_and_no_error(tmp_path, caplog):
+async def test_nobody_there_is_reported_and_no_error(tmp_path, caplog):
     async with pair(tmp_path) as (master, slave):
         await master.close()
         slave.sync.follow(master.address)
@@ -563,7 +563,7 @@ async def test_delay_offsets_are_not_taken_over_while_this_broker_delivers(tmp_p
         ([msgspec.Raw(b"[7]"), {"haServerAddr": "h:3", "masterAddr": "h:2"}], "h"),
     ],
 )
-def test_name_servers_tell_where_the_master_is(tmp_path, answers, told):
+def test_name_servers_report_where_the_master_is(tmp_path, answers, told):
     async def scenario():
         masters, slave = [], Slave(tmp_path)
         registration = Registration(

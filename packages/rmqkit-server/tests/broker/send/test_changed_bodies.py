@@ -35,7 +35,7 @@ def put_three(delays):
         delays.put(1, body=body)
 
 
-async def test_a_delayed_message_with_another_body_is_skipped_and_told(tmp_path, caplog):
+async def test_a_delayed_message_with_another_body_is_skipped_and_reported(tmp_path, caplog):
     async with running(tmp_path) as delays:
         put_three(delays)
         at = change_body(tmp_path, b"second")
@@ -54,7 +54,7 @@ async def test_bodies_are_not_compared_where_recovery_does_not_either(tmp_path, 
 
 
 @pytest.mark.parametrize(("physical_offset", "why"), [(1 << 40, "the log has no"), (0, "it is one of Other-0")])
-async def test_an_entry_of_a_delay_level_that_points_elsewhere_is_told(tmp_path, caplog, physical_offset, why):
+async def test_an_entry_of_a_delay_level_that_points_elsewhere_is_reported(tmp_path, caplog, physical_offset, why):
     async with running(tmp_path) as delays:
         put_all(delays.store, message("Other"))
         size = delays.store.max_physical_offset
@@ -69,7 +69,7 @@ async def test_an_entry_of_a_delay_level_that_points_elsewhere_is_told(tmp_path,
     assert f"delay level 1: message at {physical_offset} is skipped: {why}" in caplog.text
 
 
-async def test_a_timed_message_with_another_body_is_left_out_and_told_once(tmp_path, caplog):
+async def test_a_timed_message_with_another_body_is_left_out_and_reported_once(tmp_path, caplog):
     async with timed(tmp_path) as one:
         for body in (b"first", b"second", b"third"):
             one.at(20 * STEP_MS, body)
@@ -95,7 +95,7 @@ async def test_a_timed_message_that_is_late_has_the_body_that_was_sent(tmp_path,
     assert caplog.text.count(f"timed message at {at} for b'T' is not delivered") == 1
 
 
-async def test_a_timed_message_is_not_parked_once_more_with_another_body(tmp_path, caplog):
+async def test_a_timed_message_is_not_parked_again_with_another_body(tmp_path, caplog):
     async with timed(tmp_path, timer_roll_window_slots=20) as one:
         one.at(50 * STEP_MS, b"long")
         await one.on_wheel(1)
@@ -136,7 +136,7 @@ async def test_a_message_sent_back_with_another_body_is_left_to_its_consumer(cap
     assert f"the message of T at {offset} {NOT_STORED}" in caplog.text
 
 
-async def test_a_popped_message_with_another_body_does_not_come_again(caplog, tmp_path, cluster):
+async def test_a_popped_message_with_another_body_is_not_redelivered(caplog, tmp_path, cluster):
     await sent(cluster, "changed", "other")
     service, pop_time = context_of(cluster).pop, now_ms() - 5000
     assert context_of(cluster).groups.get("g")
@@ -159,7 +159,7 @@ def test_a_replay_of_a_store_leaves_out_messages_with_another_body(tmp_path: Pat
     assert [one.body for one in dump(tmp_path)] == [b"nne", b"two"]
 
 
-async def test_a_timed_message_whose_topic_changed_is_delivered_and_told(tmp_path, caplog):
+async def test_a_timed_message_whose_topic_changed_is_delivered_and_reported(tmp_path, caplog):
     """The damage can be in the record or in its unit in the timer log."""
     async with timed(tmp_path) as one:
         one.at(20 * STEP_MS, b"timed")

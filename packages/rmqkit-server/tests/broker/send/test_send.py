@@ -302,7 +302,7 @@ async def test_a_delayed_message_is_answered_with_its_own_queue_and_comes_when_i
         ("TIMER_DELAY_SEC\x015\x02TIMER_OUT_MS\x011\x02", {}),
     ],
 )
-async def test_what_asks_for_no_delay_comes_at_once(properties, fields, cluster):
+async def test_what_requests_no_delay_comes_at_once(properties, fields, cluster):
     assert (await cluster.send(properties=properties, **fields)).code == 0
     assert len(read_messages((await cluster.pull()).body)) == 1
 
@@ -359,7 +359,7 @@ async def test_a_retried_message_of_a_group_that_consumes_in_order_goes_to_the_d
     assert [m.body for m in read_messages((await cluster.pull(topic="%RETRY%g")).body)] == [b"free"]
 
 
-async def test_an_old_client_s_limit_of_retries_is_not_asked_for(cluster):
+async def test_an_old_client_s_limit_of_retries_is_not_requested(cluster):
     await cluster.heartbeat("c1", ("T", "*"))
     header = SendMessageV2Request("p", "%RETRY%g", "TBW102", 1, 0, 0, 1, 0, reconsume_times=3, max_reconsume_times=1)
     old = request(RequestCode.SEND_MESSAGE_V2, header, b"x")

@@ -53,7 +53,7 @@ async def retried(cluster, offset, group="g"):
     return message
 
 
-async def test_a_message_comes_again_after_its_delay_with_where_it_came_from(tmp_path):
+async def test_a_message_is_redelivered_after_its_delay_with_where_it_came_from(tmp_path):
     async with Cluster(tmp_path / "store", store=LEVELS) as cluster:
         offset, first_id = await sent_offset(cluster, flag=7)
         assert (await send_back(cluster, offset)).code == 0
@@ -85,7 +85,7 @@ async def test_a_message_comes_again_after_its_delay_with_where_it_came_from(tmp
         assert {name: second.properties[name] for name in wanted} == wanted
 
 
-async def test_a_level_asked_for_is_taken(tmp_path):
+async def test_a_level_requested_is_taken(tmp_path):
     async with Cluster(tmp_path / "store", store=LEVELS) as cluster:
         offset, _ = await sent_offset(cluster)
         for level, queue_id, count in ((1, 0, 1), (5, 4, 1), (99, 4, 2)):
@@ -150,7 +150,7 @@ async def test_where_no_message_begins_nothing_is_found(cluster):
     assert context_of(cluster).store.max_physical_offset == end
 
 
-async def test_a_group_that_cannot_be_is_told_so(cluster):
+async def test_a_group_that_cannot_be_is_reported_so(cluster):
     offset, _ = await sent_offset(cluster)
     for group in ("a b", "", "x" * 121):
         answer = await send_back(cluster, offset, group=group)

@@ -468,7 +468,7 @@ async def test_runs_are_refused_while_too_many_answers_wait(runs, monkeypatch, t
         assert ({one.code for one in answers.values()}, runs) == ({ResponseCode.SYSTEM_BUSY}, [])
 
 
-async def test_a_fault_of_the_store_is_told_to_every_sender(monkeypatch, caplog, cluster):
+async def test_a_fault_of_the_store_is_reported_to_every_sender(monkeypatch, caplog, cluster):
     def fail(messages, *hosts):
         raise ZeroDivisionError
 
@@ -500,7 +500,7 @@ def panic(*arguments):
     raise CoreFault("boom")
 
 
-async def test_a_topic_that_cannot_be_made_is_told_to_every_sender(monkeypatch, cluster):
+async def test_a_topic_that_cannot_be_made_is_reported_to_every_sender(monkeypatch, cluster):
     def fail(topics, *names, **fields):
         raise OSError(28, "No space left on device")
 

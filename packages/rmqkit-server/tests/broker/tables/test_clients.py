@@ -54,7 +54,7 @@ async def noticed(cluster, count):
     assert len(cluster.notices) == count
 
 
-async def test_members_of_a_group_are_listed_and_told_of_changes(cluster):
+async def test_members_of_a_group_are_listed_and_reported_of_changes(cluster):
     await cluster.heartbeat("c1", ("T", "*"))
     other = cluster.new_client()
     await cluster.heartbeat("c2", ("T", "*"), client=other)
@@ -78,7 +78,7 @@ async def test_a_closed_connection_leaves_its_groups(cluster):
     assert await members(cluster) == ["c1"]
 
 
-async def test_only_what_concerns_the_queues_is_told(cluster):
+async def test_only_what_concerns_the_queues_is_reported(cluster):
     await beat(cluster, consumer())
     await noticed(cluster, 1)
     await beat(cluster, consumer())  # nothing new
@@ -108,7 +108,7 @@ async def test_notices_may_be_switched_off(switched_off, tmp_path):
         assert cluster.notices == []
 
 
-async def test_changes_may_be_told_together_later(tmp_path):
+async def test_changes_may_be_reported_together_later(tmp_path):
     async with Cluster(tmp_path / "store", broker={"notify_at_once": False}) as cluster:
         clients = cluster.standalone.broker.context.clients
         await beat(cluster, consumer(), consumer(group="gone"))
@@ -191,7 +191,7 @@ async def test_fingerprints_stand_for_subscriptions(cluster):
     assert not await beat(cluster, consumer(group="new"), fingerprint=9)
 
 
-async def test_a_fingerprint_of_a_group_that_is_not_known_asks_for_its_subscriptions(cluster):
+async def test_a_fingerprint_of_a_group_that_is_not_known_requests_its_subscriptions(cluster):
     for _ in range(2):
         assert await beat(cluster, consumer(topics=()), fingerprint=7, without=True)
     assert not await beat(cluster, consumer(), fingerprint=7)

@@ -134,7 +134,7 @@ def test_a_file_for_another_bloom_filter_is_ignored(table, tmp_path, clock, capl
     assert other.get("T", "g") is None
 
 
-def test_a_damaged_file_is_told_and_its_backup_taken(table, tmp_path, clock, caplog):
+def test_a_damaged_file_is_reported_and_its_backup_taken(table, tmp_path, clock, caplog):
     table.register("g", [sql("a > 5")])
     table.persist()
     table.persist()

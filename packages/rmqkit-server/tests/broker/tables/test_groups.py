@@ -86,7 +86,7 @@ async def test_asking_for_a_group_creates_it_where_that_is_allowed(cluster):
 
 
 @pytest.mark.parametrize("clean", [{}, {"cleanOffset": "x"}, {"cleanOffset": "true"}])
-async def test_a_deleted_group_takes_its_offsets_along_where_that_is_asked_for(clean, cluster):
+async def test_a_deleted_group_takes_its_offsets_along_where_that_is_requested(clean, cluster):
     await cluster.send()
     for name in ("g1", "g2"):
         await cluster.pull(group=name)

@@ -223,7 +223,7 @@ class SlowDisk:
         assert await asyncio.to_thread(self.begun.wait, 30)
 
 
-def test_the_loop_goes_on_while_what_appeared_is_written_and_a_later_table_stays(table, monkeypatch):
+def test_the_loop_continues_while_what_appeared_is_written_and_a_later_table_stays(table, monkeypatch):
     """Otherwise a slow disk would delay every message for seconds."""
 
     async def scenario():
@@ -241,7 +241,7 @@ def test_the_loop_goes_on_while_what_appeared_is_written_and_a_later_table_stays
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_the_loop_goes_on_while_changes_are_written_and_those_that_come_meanwhile_share_the_next_write(
+def test_the_loop_continues_while_changes_are_written_and_those_that_come_meanwhile_share_the_next_write(
     table, monkeypatch, fails
 ):
     put(table, made_of(table, "known", 1))

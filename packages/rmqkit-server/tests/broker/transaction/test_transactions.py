@@ -236,7 +236,7 @@ async def test_the_delay_of_a_half_message_begins_at_its_commit(cluster):
     assert delayed.sys_flag == 8
 
 
-async def test_a_commit_the_store_does_not_take_may_come_again(monkeypatch, cluster):
+async def test_a_commit_the_store_does_not_take_may_be_redelivered(monkeypatch, cluster):
     half = await send_half(cluster)
     store = cluster.standalone.broker.context.store
     appender_of(store).refusal = "the disk is full"

@@ -252,7 +252,7 @@ def test_the_newest_file_is_gone_on_with(tasks: SparkSession, tmp_path: Path) ->
     assert [(one["segments"][0]["low"], one["segments"][0]["high"]) for one in _manifests(target)][-1][1] == 4096
 
 
-def test_a_gap_in_the_log_is_told(tasks: SparkSession, store: Path, tmp_path: Path) -> None:
+def test_a_gap_in_the_log_is_reported(tasks: SparkSession, store: Path, tmp_path: Path) -> None:
     target = tmp_path / "archive"
     files = sorted((store / "commitlog").iterdir())
     shutil.move(files[3], tmp_path / "3")

@@ -104,7 +104,7 @@ def test_a_golden_store_has_the_latencies_and_keys_of_its_manifest(golden):
     assert found.keys_undercount_max == 0
 
 
-def test_what_had_to_wait_by_design_tells_no_latency(golden):
+def test_what_had_to_wait_by_design_reports_no_latency(golden):
     found = _audited(golden.root)
     for topic in ("GoldTran", "GoldDelay", "GoldTimer", "%RETRY%g_retry", "SCHEDULE_TOPIC_XXXX"):
         waited = [m for m in golden.manifest["messages"] if m["topic"] == topic]
@@ -112,7 +112,7 @@ def test_what_had_to_wait_by_design_tells_no_latency(golden):
         assert (_topic(found, topic).latency_ms_max or 0) < 1000, "only those that did not wait"
 
 
-def test_retries_and_dead_letters_are_told_by_group(golden):
+def test_retries_and_dead_letters_are_reported_by_group(golden):
     found = _audited(golden.root)
     (back, dead) = found.retries
     assert (back.group, back.is_dead, back.origin, back.messages) == ("g_retry", False, "GoldRetry", 3)

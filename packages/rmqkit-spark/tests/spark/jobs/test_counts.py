@@ -24,7 +24,7 @@ def count(splits: list[Split]) -> list[SegmentCounts]:
     return add_up(parts)
 
 
-def test_records_blanks_and_damage_are_told_apart(tmp_path: Path) -> None:
+def test_records_blanks_and_damage_are_distinguished(tmp_path: Path) -> None:
     data = bytearray(segment_of([record_at] * 10, size=2000))
     size = len(record_at(0))
     data[3 * size + 4 : 3 * size + 8] = bytes(4)  # no magic

@@ -55,7 +55,7 @@ def _packed(root: Path, *, content_only: bool = False) -> dict[Any, Any]:
 # ---------------------------------------------------------------- without Spark
 
 
-def test_ranges_of_messages_are_told_by_what_happened_to_them():
+def test_ranges_of_messages_are_reported_by_what_happened_to_them():
     left = _entries({0: 1, 1: 2, 2: 3, 5: 4, 6: 5})
     right = _entries({1: 2, 2: 9, 5: 8, 6: 5, 7: 1, 8: 1})
     assert list(compare_block(BLOCK, [left], [right])) == [

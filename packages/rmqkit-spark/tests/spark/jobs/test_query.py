@@ -291,7 +291,7 @@ def test_a_result_of_sql_never_has_the_filters_of_an_earlier_action(spark: Spark
     assert frame.count() == everything
 
 
-def test_mistakes_are_told(spark: SparkSession, golden: GoldenStore, paths: dict[str, str], tmp_path: Path) -> None:
+def test_mistakes_are_reported(spark: SparkSession, golden: GoldenStore, paths: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(AnalysisException, match="nix"):
         sql(spark, paths["store"], "select nix from messages")
     assert spark.catalog.listTables() == []

@@ -134,7 +134,7 @@ def test_a_damaged_log_gives_what_the_plain_rebuild_gives(
         shutil.rmtree(folder)
 
 
-def test_only_what_was_asked_for_is_made_anew(stores, tmp_path):
+def test_only_what_was_requested_is_rebuilt(stores, tmp_path):
     root, sizes = stores[0]
     store = copy_store(root, tmp_path / "s")
     before = tree(store)

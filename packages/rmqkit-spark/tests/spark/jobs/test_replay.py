@@ -137,7 +137,7 @@ def test_what_is_not_wanted_is_left_out(
 
 
 @pytest.mark.slow
-def test_a_killed_replay_goes_on(spark: SparkSession, broker: Standalone, live: BrokerPool, tmp_path: Path) -> None:
+def test_a_killed_replay_continues(spark: SparkSession, broker: Standalone, live: BrokerPool, tmp_path: Path) -> None:
     """With a Java machine of its own: it is the driver that is killed."""
     root = tmp_path / "store"
     fill(root, 0, COUNT)

@@ -47,7 +47,7 @@ from tests.store.offline.test_fsck import (  # noqa: F401
     test_everything_of_a_golden_store_is_looked_at,
     test_file_sizes_are_found_without_a_configuration_when_the_index_has_the_default_sizes,
     test_stale_records_behind_the_end_are_no_damage,
-    test_the_walk_goes_on_behind_a_record_without_magic,
+    test_the_walk_continues_after_a_record_without_magic,
     test_two_entries_in_the_wrong_order,
     test_unknown_index_sizes_have_to_be_said,
     test_what_retention_removed_is_no_damage,
@@ -161,7 +161,7 @@ def test_only_the_log_is_looked_at_when_that_is_wanted(golden) -> None:  # noqa:
     assert found.checked["records"] == 534
 
 
-def test_a_store_in_use_is_looked_at_when_asked_for(tmp_path: Path) -> None:
+def test_a_store_in_use_is_looked_at_when_requested(tmp_path: Path) -> None:
     with opened(tmp_path / "s") as store:
         put_all(store, *(message(KEYS=f"k{i}") for i in range(30)))
         with pytest.raises(StoreLocked):

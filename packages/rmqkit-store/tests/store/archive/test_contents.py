@@ -73,7 +73,7 @@ def test_records_of_every_kind(makers: list[MakeRecord], with_tags: bool) -> Non
     assert_same(segment_of(makers, size=6000), 0, with_tags=with_tags)
 
 
-def test_a_topic_that_begins_anew(tmp_path: Path) -> None:
+def test_a_topic_that_starts_over(tmp_path: Path) -> None:
     log = segment_of(
         [
             lambda at, number=number, queue_id=queue_id: record_at(at, queue_id=queue_id, queue_offset=number)

@@ -95,7 +95,7 @@ def test_keys_of_a_message(index: MessageIndex) -> None:
     assert find(index, "") == [] and find(index, "red") == []
 
 
-def test_tags_are_left_out_when_told(tmp_path: Path) -> None:
+def test_tags_are_left_out_on_request(tmp_path: Path) -> None:
     index = new_index(tmp_path, tags_as_keys=False)
     index.put("T", 7, NOW, b"TAGS\x01red\x02")
     index.enter()
@@ -346,7 +346,7 @@ def test_damaged_chain_ends(index: MessageIndex) -> None:
 # ---- load
 
 
-def test_clean_load_goes_on(index: MessageIndex, tmp_path: Path) -> None:
+def test_clean_load_continues(index: MessageIndex, tmp_path: Path) -> None:
     for i in range(6):
         put(index, "a", i * 100)
     again = new_index(tmp_path)
@@ -419,7 +419,7 @@ def keyed_store(folder: Path, *, is_clean: bool) -> tuple[Path, list[Path]]:
 
 
 @pytest.mark.parametrize("is_clean", [True, False])
-def test_a_missing_file_is_told_of_at_every_start_and_by_verify(tmp_path: Path, caplog, is_clean: bool) -> None:
+def test_a_missing_file_is_reported_at_every_start_and_by_verify(tmp_path: Path, caplog, is_clean: bool) -> None:
     root, files = keyed_store(tmp_path, is_clean=is_clean)
     assert verify(root, KEYED).is_sound
     files[0].unlink()
@@ -465,7 +465,7 @@ def test_a_changed_header_is_found_and_set_right(tmp_path: Path, caplog, name, n
     assert verify(root, KEYED).is_sound
 
 
-def test_a_file_of_zeros_is_told_of(tmp_path: Path, caplog) -> None:
+def test_a_file_of_zeros_is_reported(tmp_path: Path, caplog) -> None:
     root, files = keyed_store(tmp_path, is_clean=True)
     files[0].write_bytes(bytes(files[0].stat().st_size))
     assert not verify(root, KEYED).is_sound

@@ -176,7 +176,7 @@ def test_failed_creation_can_be_tried_again(log: CommitLog, monkeypatch: pytest.
     assert content(log, 0)[1000:1008] == bytes.fromhex("00000018 cbd43194")
 
 
-def test_log_goes_on_where_it_ended(tmp_path: Path, log: CommitLog) -> None:
+def test_log_continues_where_it_ended(tmp_path: Path, log: CommitLog) -> None:
     append(log, 200)
     log.close()
     again = CommitLog(tmp_path, small_settings(commit_log_file_bytes=FILE_BYTES))

@@ -53,7 +53,7 @@ def missing(root: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("is_clean", [True, False], ids=["stopped", "killed"])
-def test_missing_first_files_are_told_once_by_the_start_and_until_then_by_verify(
+def test_missing_first_files_are_reported_once_by_the_start_and_until_then_by_verify(
     is_clean: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     root = stopped(tmp_path, is_clean=is_clean)
@@ -79,7 +79,7 @@ def missing_while_open(root: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("is_clean", [True, False], ids=["stopped", "killed"])
-def test_files_that_our_retention_deleted_are_not_told(
+def test_files_that_our_retention_deleted_are_not_reported(
     is_clean: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     root = tmp_path / "store"
@@ -147,7 +147,7 @@ def test_a_store_that_never_had_a_note_is_opened_without_a_word(
     assert commit_log.noted_start(root) == 8192
 
 
-def test_a_note_that_cannot_be_read_is_made_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_note_that_cannot_be_read_is_rebuilt(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     root = stopped(tmp_path, is_clean=True)
     (root / "logstart").write_bytes(b"00000000\n{}")
     with opened(root):

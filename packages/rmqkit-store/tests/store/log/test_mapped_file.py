@@ -46,7 +46,7 @@ def test_slices_outlive_the_file(file: MappedFile) -> None:
     assert part == b"kept"
 
 
-def test_short_write_goes_on_until_the_disk_says_why(file: MappedFile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_write_continues_until_the_disk_says_why(file: MappedFile, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.pwrite
 
     def one_byte_then_full(descriptor: int, data: bytes | memoryview, position: int) -> int:

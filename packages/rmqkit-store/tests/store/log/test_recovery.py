@@ -130,7 +130,7 @@ def test_kill_loses_nothing(tmp_path: Path, count: int) -> None:
     assert sorted(bodies) == list(range(count))
 
 
-def test_offsets_go_on_after_a_crash(tmp_path: Path) -> None:
+def test_offsets_continue_after_a_crash(tmp_path: Path) -> None:
     root = crashed(tmp_path, 10)
     with opened(root) as store:
         result = store.put(message(body=b"next"))
@@ -205,7 +205,7 @@ def test_blank_without_a_next_file_is_written_again(tmp_path: Path) -> None:
     assert (root / "commitlog" / names[0]).read_bytes() == first
 
 
-def test_blank_with_an_empty_next_file_goes_on_there(tmp_path: Path) -> None:
+def test_blank_with_an_empty_next_file_continues_there(tmp_path: Path) -> None:
     root = crashed(tmp_path, 12)
     names = sorted(path.name for path in (root / "commitlog").iterdir())
     (root / "commitlog" / names[1]).write_bytes(bytes(FILE_BYTES))

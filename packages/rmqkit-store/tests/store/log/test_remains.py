@@ -108,7 +108,7 @@ def test_records_that_were_on_the_disk_behind_damage_are_no_end_of_the_log(
 
 
 @pytest.mark.parametrize("is_bulk", [False, True])
-def test_numbers_stay_when_a_repaired_log_is_dispatched_once_more(
+def test_numbers_stay_when_a_repaired_log_is_dispatched_again(
     store_root: Path, is_bulk: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = files_of(store_root)[1]
@@ -160,7 +160,7 @@ def test_setting_aside_twice_at_one_offset_keeps_both(store_root: Path) -> None:
     assert sorted(path.name for path in (store_root / FOLDER).iterdir()) == [f"{at:020d}", f"{at:020d}-2"]
 
 
-def test_a_torn_end_is_told_with_its_bytes_and_nothing_else_happens(
+def test_a_torn_end_is_reported_with_its_bytes_and_nothing_else_happens(
     store_root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     say_flushed(store_root)
@@ -175,7 +175,7 @@ def test_a_torn_end_is_told_with_its_bytes_and_nothing_else_happens(
     assert not (store_root / FOLDER).exists()
 
 
-def test_a_kill_without_damage_is_not_told_of(store_root: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_kill_without_damage_is_not_reported_of(store_root: Path, caplog: pytest.LogCaptureFixture) -> None:
     with opened(store_root) as store:
         assert len(readable(store)) == 40
     assert [one.getMessage() for one in caplog.records if one.levelno > logging.INFO] == [
@@ -244,7 +244,7 @@ def test_stale_records_that_an_apache_broker_left_are_set_aside_with_a_warning(
     assert told == [logging.WARNING]
 
 
-def test_the_plain_way_tells_the_same_without_numpy(store_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plain_way_sees_the_same_without_numpy(store_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     say_flushed(store_root)
     files_of(store_root)[1].write_bytes(bytes(FILE_BYTES))
     monkeypatch.setattr("rmqkit.store.log.recovery.has_numpy", lambda: False)

@@ -99,7 +99,7 @@ def _slice(segment: bytes, at: int, size: int) -> bytes:
     return segment[int(at) : int(at) + int(size)]
 
 
-def test_a_walk_ends_at_the_blank_whatever_lies_behind_it() -> None:
+def test_a_walk_ends_at_the_blank_whatever_follows() -> None:
     segment = segment_of([record_at, record_at], size=1000)
     stale = segment[:-100] + b"\xff" * 100
     for data in (segment, stale):
@@ -168,7 +168,7 @@ def test_taking_rows_keeps_hosts_of_both_kinds() -> None:
         (39, b"\x10", "does not fit"),
     ],
 )
-def test_damage_is_named_and_the_walk_goes_on_behind_it(at: int, octets: bytes, reason: str) -> None:
+def test_damage_is_named_and_the_walk_continues_after_it(at: int, octets: bytes, reason: str) -> None:
     place = _STARTS[2] + at
     broken = _FIVE[:place] + octets + _FIVE[place + len(octets) :]
     parts = list(walk(broken, 0))
@@ -246,7 +246,7 @@ def test_splits_cover_a_segment_and_begin_at_records(makers: list[MakeRecord], s
     assert sorted(starts) == walked
 
 
-def test_splits_have_about_the_size_asked_for() -> None:
+def test_splits_have_about_the_size_requested() -> None:
     assert [high - low for low, high in split(_FIVE, 0, len(_FIVE), 2 * _STARTS[1])] == [_STARTS[2]] * 2 + [_STARTS[1]]
     assert split(_FIVE, 0, len(_FIVE), 1 << 20) == [(0, len(_FIVE))]
     assert split(b"", 0, 0, 100) == []

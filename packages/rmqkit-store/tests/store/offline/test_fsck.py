@@ -141,7 +141,7 @@ def test_stat_has_the_bounds_of_the_manifest(any_golden):
     assert found.damaged_bytes == 0
 
 
-def test_dump_goes_on_at_an_offset(golden):
+def test_dump_continues_at_an_offset(golden):
     whole = [(one.physical_offset, one.queue_offset) for one in dump(golden.root)]
     for begin in whole[0][0] + 1, whole[len(whole) // 2][0], whole[-1][0]:
         found = [(one.physical_offset, one.queue_offset) for one in dump(golden.root, begin_offset=begin)]
@@ -231,7 +231,7 @@ def test_a_queue_that_is_ahead_of_the_log(golden):
     assert stat(golden.root).max_offset == last["physicalOffset"]
 
 
-def test_the_walk_goes_on_behind_a_record_without_magic(golden):
+def test_the_walk_continues_after_a_record_without_magic(golden):
     one = listed(golden, "GoldPlain", 3)
     path, position = place_of(golden, one["physicalOffset"])
     overwrite(path, position + 4, b"\x00\x00\x00\x00")

@@ -42,7 +42,7 @@ def test_files_of_real_brokers_come_out_byte_for_byte(name, index_tags, tmp_path
     assert not (golden.root / "rebuilt").exists()
 
 
-def test_only_what_was_asked_for_is_made_anew(tmp_path):
+def test_only_what_was_requested_is_rebuilt(tmp_path):
     golden = unpack_golden("5.4.0-ipv6-crc", tmp_path)
     sizes = golden_settings(golden)
     before = tree(golden.root)

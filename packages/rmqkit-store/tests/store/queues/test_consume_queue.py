@@ -98,7 +98,7 @@ def test_later_record_with_a_taken_number_takes_its_place(
     assert f"renumbered from {number} on, {14 - number} messages dropped" in caplog.text
 
 
-def test_queue_numbered_anew_below_its_first_file(queue: ConsumeQueue) -> None:
+def test_queue_renumbered_below_its_first_file(queue: ConsumeQueue) -> None:
     fill(queue, 14)
     queue.drop_expired(1001)
     queue.append(2, 9900, 100, 0, 0)

@@ -36,7 +36,7 @@ def numbers(store, topic):
         ("SCHEDULE_TOPIC_XXXX", b"%LMQ%a", []),
     ],
 )
-def test_what_a_message_asks_for(topic, listed, names):
+def test_what_a_message_requests(topic, listed, names):
     assert light_names(topic, b"INNER_MULTI_DISPATCH\x01%b\x02" % listed) == names
 
 
@@ -47,7 +47,7 @@ def test_only_whole_numbers_of_light_queues_count():
     assert [bool(light_fault([name])) for name in (A, "plain", "%LMQ%a/b")] == [False, True, True]
 
 
-def test_messages_are_numbered_read_and_told_of_in_every_queue(tmp_path):
+def test_messages_are_numbered_read_and_reported_of_in_every_queue(tmp_path):
     told = []
     with opened(tmp_path, LIGHT, on_arrival=told.extend) as store:
         messages = light(A, B), light(B), message(), light(A, topic="Other"), light(A, INNER_MULTI_QUEUE_OFFSET="77")
@@ -111,7 +111,7 @@ def test_expired_entries_go(tmp_path):
 
 
 @pytest.mark.parametrize("bulk_from_bytes", [1, 1 << 40], ids=["bulk", "one by one"])
-def test_a_slave_tells_of_every_light_queue_and_reads_numbers_once(tmp_path, monkeypatch, bulk_from_bytes):
+def test_a_slave_reports_every_light_queue_and_reads_numbers_once(tmp_path, monkeypatch, bulk_from_bytes):
     monkeypatch.setattr(replication, "_BULK_FROM_BYTES", bulk_from_bytes)
     settings = small_settings(enable_light_queues=True, enable_multi_dispatch=True, commit_log_file_bytes=1 << 20)
     with opened(tmp_path / "master", settings) as master:

@@ -87,7 +87,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("name", DAMAGE)
-def test_a_damaged_queue_is_made_anew_and_said_so(name, tmp_path, caplog, monkeypatch):
+def test_a_damaged_queue_is_rebuilt_and_logged(name, tmp_path, caplog, monkeypatch):
     if name.startswith("the topic"):
         monkeypatch.setattr(
             queue_recovery, "has_numpy", lambda: False
@@ -109,7 +109,7 @@ def test_a_damaged_queue_is_made_anew_and_said_so(name, tmp_path, caplog, monkey
     assert not caplog.records
 
 
-def test_what_was_made_anew_is_counted(tmp_path, caplog):
+def test_what_was_rebuilt_is_counted(tmp_path, caplog):
     root = written(tmp_path / "store")
     file(root, 3).unlink()
     with opened(root, SETTINGS):
@@ -215,7 +215,7 @@ def test_messages_that_the_log_lost_with_their_queue_cost_no_number(tmp_path, ca
         assert put_all(store, message(TOPIC, 0, b"next"))[0].queue_offset == COUNT + 1
 
 
-def test_verify_tells_numbers_that_were_given_again(tmp_path):
+def test_verify_reports_numbers_that_were_given_again(tmp_path):
     """A broker that does not know the note begins a missing queue at 0."""
     root = written(tmp_path / "store")
     (root / "queueends").unlink()
@@ -263,7 +263,7 @@ LOST_AFTER_A_KILL: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("name", LOST_AFTER_A_KILL)
 @pytest.mark.parametrize("has_note", [True, False])
-def test_after_a_kill_a_lost_queue_is_made_anew_and_said_so(name, has_note, tmp_path, caplog):
+def test_after_a_kill_a_lost_queue_is_rebuilt_and_logged(name, has_note, tmp_path, caplog):
     root = killed(tmp_path / "store", tmp_path / "killed")
     if not has_note:  # the records that recovery scans show it, if there are any
         (root / "queueends").unlink()
@@ -283,7 +283,7 @@ def test_after_a_kill_a_lost_queue_is_made_anew_and_said_so(name, has_note, tmp_
     assert verify(root, SMALL).findings == []
 
 
-def test_after_a_kill_a_lost_queue_that_was_made_since_the_start_is_made_anew(tmp_path, caplog):
+def test_after_a_kill_a_lost_queue_that_was_made_since_the_start_is_rebuilt(tmp_path, caplog):
     root = killed(tmp_path / "store", tmp_path / "killed")
     shutil.rmtree(folder(root, 2))
     with opened(root, SMALL) as store:
@@ -292,7 +292,7 @@ def test_after_a_kill_a_lost_queue_that_was_made_since_the_start_is_made_anew(tm
     assert f"{TOPIC}-2: messages of the log were not in it: 3 messages entered from the log" in caplog.text
 
 
-def test_after_a_kill_a_queue_that_its_topic_does_not_have_is_told_of(tmp_path, caplog):
+def test_after_a_kill_a_queue_that_its_topic_does_not_have_is_reported(tmp_path, caplog):
     with opened(tmp_path / "store", SMALL) as store:
         results = put_all(store, *(message(TOPIC, 0, b"%d" % i) for i in range(3)))
         root = copy_store(store.root, tmp_path / "killed")
@@ -313,7 +313,7 @@ def test_after_a_kill_a_queue_that_its_topic_does_not_have_is_told_of(tmp_path, 
 
 @pytest.mark.parametrize("has_config", [True, False])
 @pytest.mark.parametrize("is_bulk", [True, False])
-def test_after_a_kill_a_record_of_a_changed_topic_is_told_of_and_others_keep_their_numbers(
+def test_after_a_kill_a_record_of_a_changed_topic_is_reported_and_others_keep_their_numbers(
     tmp_path, caplog, monkeypatch, has_config, is_bulk
 ):
     monkeypatch.setattr(recovery, "BULK_FROM_BYTES", 0 if is_bulk else 1 << 40)
@@ -374,7 +374,7 @@ def test_after_a_kill_a_sound_store_is_opened_without_such_a_word(tmp_path, capl
     assert "were not in it" not in caplog.text
 
 
-def test_after_a_kill_a_lost_queue_goes_on_behind_what_the_log_does_not_have(tmp_path, caplog):
+def test_after_a_kill_a_lost_queue_continues_after_what_the_log_does_not_have(tmp_path, caplog):
     root = killed(tmp_path / "store", tmp_path / "killed")
     written = [path for path in sorted((root / "commitlog").iterdir()) if any(path.read_bytes())]
     for path in written[:-1]:  # after the last one there may be a file that was created ahead

@@ -181,14 +181,14 @@ def test_bitmap_of_a_message_is_in_its_unit(tmp_path: Path) -> None:
     assert entries[12:20] == bytes.fromhex("8000000000000000") and entries[32:40] == bytes.fromhex("8000000000000017")
 
 
-def test_without_extension_nobody_asks_for_bitmaps(tmp_path: Path) -> None:
+def test_without_extension_nobody_requests_bitmaps(tmp_path: Path) -> None:
     bitmap_of = Recorder(b"")
     with opened(tmp_path, bitmap_of=bitmap_of) as store:
         put_all(store, message())
     assert bitmap_of.asked == []
 
 
-def test_bitmap_is_asked_for_before_the_message_is_readable(tmp_path: Path) -> None:
+def test_bitmap_is_requested_before_the_message_is_readable(tmp_path: Path) -> None:
     told: list[str] = []
     store = MessageStore(
         tmp_path,

@@ -99,7 +99,7 @@ CASES = [("ext", name) for name in EXT_DAMAGE] + [("batch", name) for name in BA
 
 @pytest.mark.parametrize(("kind", "name"), CASES)
 @pytest.mark.parametrize("is_clean", [True, False])
-def test_what_is_damaged_is_made_anew_and_said_so(kind, name, is_clean, tmp_path, caplog):
+def test_what_is_damaged_is_rebuilt_and_logged(kind, name, is_clean, tmp_path, caplog):
     settings, options = (EXT, BITS) if kind == "ext" else (BATCH, IS_BATCH)
     put, check = (put_ext, check_ext) if kind == "ext" else (put_batches, check_batches)
     root = tmp_path / "store"

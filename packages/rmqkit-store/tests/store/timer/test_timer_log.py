@@ -77,7 +77,7 @@ def test_a_scan_ends_at_the_first_unit_that_is_none(tmp_path_factory, number, da
     log.close()
 
 
-def test_what_is_cut_off_is_written_anew(log):
+def test_what_is_cut_off_is_rewritten(log):
     positions = [put(log, UNIT) for _ in range(21)]
     log.truncate(positions[9])
     assert put(log, UNIT) == positions[9]

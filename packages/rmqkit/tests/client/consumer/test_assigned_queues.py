@@ -87,7 +87,7 @@ class Ordered:
         return [queue for body in bodies for queue in msgspec.json.decode(body, type=LockBody).queues]
 
 
-async def test_a_handler_in_a_thread_that_outlives_the_closing_keeps_its_queue_and_is_told(caplog):
+async def test_a_handler_in_a_thread_that_outlives_the_closing_keeps_its_queue_and_is_reported(caplog):
     gate, running = threading.Event(), threading.Event()
 
     def handler(message):
@@ -123,7 +123,7 @@ async def test_a_coroutine_that_outlives_the_closing_is_cancelled_and_its_queue_
     assert "still at work" not in caplog.text
 
 
-async def test_one_queue_goes_on_while_all_others_are_paused(tmp_path):
+async def test_one_queue_continues_while_all_others_are_paused(tmp_path):
     async with Standalone(tmp_path / "store") as cluster, Producer("PG", cluster.namesrv_address) as producer:
         queues = await producer.queues("T")
         await producer.send(Message(topic="T", body=b"first"), queue=queues[0])
@@ -220,7 +220,7 @@ async def test_a_seek_in_a_queue_that_is_being_given_away_is_refused_and_leaves_
 
 
 @pytest.mark.parametrize("kind", ["handled", "iterated", "polled"])
-async def test_what_waits_of_a_queue_that_begins_anew_is_let_go(kind):
+async def test_what_waits_of_a_queue_that_starts_over_is_let_go(kind):
     async def busy(message):
         await asyncio.Event().wait()
 

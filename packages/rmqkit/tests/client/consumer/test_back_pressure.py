@@ -77,7 +77,7 @@ async def test_a_body_larger_than_the_bound_goes_alone():
         await small
 
 
-async def test_who_waits_too_long_is_told_the_bound_and_takes_no_room():
+async def test_who_waits_too_long_is_reported_the_bound_and_takes_no_room():
     async with Holding(line_timeout_ms=20) as it:
         large = it.send(MIB)
         await until(lambda: it.held, "the large one")

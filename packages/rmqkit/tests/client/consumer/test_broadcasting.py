@@ -31,7 +31,7 @@ def member(namesrv: str, offsets_dir: Path, name: str, handler, **settings) -> P
     return consumer
 
 
-async def test_every_member_gets_every_message_and_goes_on_where_it_was(tmp_path):
+async def test_every_member_gets_every_message_and_continues_where_it_was(tmp_path):
     async with Standalone(tmp_path / "store") as cluster, Producer("PG", cluster.namesrv_address) as producer:
         for i in range(20):
             await producer.send(Message(topic="T", body=b"%d" % i))
@@ -96,7 +96,7 @@ async def test_a_time_to_begin_at_chooses_the_first_message_stored_at_it_or_late
         assert seen == [b"new"]
 
 
-async def test_a_failure_is_logged_and_nothing_comes_again(tmp_path, caplog):
+async def test_a_failure_is_logged_and_nothing_is_redelivered(tmp_path, caplog):
     async with Cluster() as cluster:
         cluster.topic("T", queues=1)
         answers = [lambda command: pulled(command, 0, 2, record(0) + record(1))]

@@ -390,7 +390,7 @@ async def test_what_finishes_after_the_release_does_not_count():
         assert it.offset is None
 
 
-async def test_a_cancellation_inside_the_handler_is_a_failure_and_the_worker_goes_on():
+async def test_a_cancellation_inside_the_handler_is_a_failure_and_the_worker_continues():
     async def handler(message):
         if message.queue_offset == 0:
             raise asyncio.CancelledError
@@ -402,7 +402,7 @@ async def test_a_cancellation_inside_the_handler_is_a_failure_and_the_worker_goe
 
 
 @pytest.mark.parametrize("kind", [ConcurrentConsumeService, OrderlyConsumeService])
-async def test_an_outcome_that_cannot_be_dealt_with_is_told_and_the_worker_goes_on(kind, caplog):
+async def test_an_outcome_that_cannot_be_dealt_with_is_reported_and_the_worker_continues(kind, caplog):
     seen = []
 
     async def handler(message):
@@ -477,7 +477,7 @@ async def test_a_batch_fails_together():
         assert sorted(fields["originMsgId"] for fields in it.sent_back()) == ["id-0", "id-1"]
 
 
-async def test_only_the_named_messages_of_a_batch_come_again():
+async def test_only_the_named_messages_of_a_batch_are_redelivered():
     async def handler(messages):
         raise ConsumeLater(5, messages=[messages[1]])
 

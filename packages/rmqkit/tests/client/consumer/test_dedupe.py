@@ -107,7 +107,7 @@ def test_groups_and_topics_have_keys_of_their_own(database):
     assert len(called) == 3
 
 
-def test_a_key_of_the_program_tells_messages_apart(database):
+def test_a_key_of_the_program_distinguishes_messages(database):
     dedupe = SqliteDedupe(database, key=lambda message: message.keys[0])
     called = []
     for offset, key in ((1, "a"), (2, "b"), (3, "a")):
@@ -177,7 +177,7 @@ def test_a_database_that_stays_locked_fails_the_message(database):
             call(received(1), None)
 
 
-def test_a_handler_that_commits_by_itself_is_told(database):
+def test_a_handler_that_commits_by_itself_is_reported(database):
     dedupe = SqliteDedupe(database)
     with pytest.raises(ClientError, match=r"the handler ended the transaction of .*orders.db: leave that"):
         dedupe.once(lambda message: dedupe.connection.execute("COMMIT"), "G")(received(1), None)
@@ -361,7 +361,7 @@ def test_redis_keeps_what_was_handled(decode_responses):
     assert HOUR_MS - 60_000 < client.pttl("rmqkit:seen:G:T:id-1") <= HOUR_MS
 
 
-def test_what_another_member_handles_comes_again_later():
+def test_what_another_member_handles_is_redelivered_later():
     client = fakeredis.FakeRedis()
     dedupe = RedisDedupe(client)
 
@@ -394,7 +394,7 @@ def test_a_handler_that_fails_leaves_the_key_of_another_member():
     assert client.get("rmqkit:seen:G:T:id-1") == b"another member's"
 
 
-def test_without_redis_a_message_fails_and_one_that_was_handled_does_not_come_again(caplog):
+def test_without_redis_a_message_fails_and_one_that_was_handled_is_not_redelivered(caplog):
     called = []
     client = Cut()
     RedisDedupe(client).once(called.append, "G")(received(1), 1)

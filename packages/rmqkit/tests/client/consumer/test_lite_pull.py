@@ -176,7 +176,7 @@ async def test_seeking_moves_back_and_forth(tmp_path):
             assert await numbers(consumer, 11) == [*read, 10]
 
 
-async def test_what_cannot_be_sought_is_told(tmp_path):
+async def test_what_cannot_be_sought_is_reported(tmp_path):
     async with Topic(tmp_path) as it:
         consumer = it.consumer()
         consumer.assign([it.queue])

@@ -164,7 +164,7 @@ async def test_with_nothing_under_way_the_offset_follows_what_does_not_match():
 
 
 @pytest.mark.parametrize("answer", [found(2, record(0, TAGS="A")), nothing(NOT_FOUND, 2)])
-async def test_an_answer_filtered_by_a_replaced_subscription_is_asked_for_again(answer):
+async def test_an_answer_filtered_by_a_replaced_subscription_is_requested_again(answer):
     async with PulledQueue(expression="A") as it:
 
         def replaced_meanwhile(command):
@@ -214,7 +214,7 @@ async def test_refusals_and_lost_connections_are_followed_by_another_try(caplog)
 
 
 @pytest.mark.parametrize("rest", [record(1)[:-3], b"\0" * 40, record(1)[:4] + bytes(200)])
-async def test_an_answer_that_ends_in_no_record_is_asked_for_again_whole(rest):
+async def test_an_answer_that_ends_in_no_record_is_requested_again_whole(rest):
     async with PulledQueue(found(2, record(0), rest), found(2, record(0), record(1))) as it:
         await until(lambda: len(it.seen) == 2, "both messages")
         assert [fields["queueOffset"] for fields in it.pulls[:2]] == ["0", "0"]
@@ -257,7 +257,7 @@ async def test_a_full_queue_is_not_pulled_until_there_is_room():
         await it.until_pulls(2)
 
 
-async def test_the_suggested_broker_is_asked_next_and_told_no_offset():
+async def test_the_suggested_broker_is_asked_next_and_sent_no_offset():
     async with PulledQueue(found(12, record(11), broker_id=1), saved=11) as it:
         slave = it.cluster.name_server  # any other listening peer
         slave.answer(PULL, lambda command: None)

@@ -127,7 +127,7 @@ async def test_saving_waits_for_the_answer_also_when_it_was_sent_one_way_before(
         assert len(it.saved()) == 2, "the broker has it: nothing to do"
 
 
-async def test_what_was_told_over_a_connection_that_is_gone_is_told_again():
+async def test_what_was_reported_over_a_connection_that_is_gone_is_reported_again():
     async with Offsets() as it:
         it.table.raise_to(FIRST, 5)
         await it.table.save_all()
@@ -140,7 +140,7 @@ async def test_what_was_told_over_a_connection_that_is_gone_is_told_again():
         assert it.saved() == [("0", "5")] * 3
 
 
-async def test_what_one_broker_was_told_is_told_to_the_one_in_its_place():
+async def test_what_one_broker_was_reported_is_reported_to_the_one_in_its_place():
     async with Offsets() as it, Cluster() as other:
         other.broker.answer(SAVE, reply)
         it.table.raise_to(FIRST, 5)

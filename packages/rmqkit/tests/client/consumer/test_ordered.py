@@ -63,7 +63,7 @@ async def test_each_queue_is_handled_one_after_the_other_and_queues_side_by_side
         assert max(map(len, together)) > 1, "different queues run at the same time"
 
 
-async def test_a_failure_comes_again_in_place_before_what_follows(tmp_path):
+async def test_a_failure_is_redelivered_in_place_before_what_follows(tmp_path):
     async with Standalone(tmp_path / "store") as cluster, Producer("PG", cluster.namesrv_address) as producer:
         queue = (await producer.queues("T"))[0]
         await send(producer, queue, *range(5))
@@ -104,7 +104,7 @@ async def test_what_is_given_up_goes_to_the_dead_letters_and_the_queue_moves_on(
         assert (dead.body, dead.properties["RETRY_TOPIC"]) == (b"1", "T")
 
 
-async def test_a_batch_stays_in_order_and_what_is_named_comes_again_with_all_behind_it(tmp_path):
+async def test_a_batch_stays_in_order_and_what_is_named_is_redelivered_with_all_behind_it(tmp_path):
     async with Standalone(tmp_path / "store") as cluster, Producer("PG", cluster.namesrv_address) as producer:
         await send(producer, (await producer.queues("T"))[0], *range(10))
         calls = []
@@ -292,7 +292,7 @@ async def test_pulls_of_an_ordered_queue_commit_nothing_as_one_may_arrive_after_
         assert not int(asked["sysFlag"]) & PullFlag.COMMIT_OFFSET
 
 
-async def test_a_lost_lock_begins_the_queue_anew_and_saves_nothing():
+async def test_a_lost_lock_restarts_the_queue_and_saves_nothing():
     async with Broker() as it:
         gate, running = asyncio.Event(), []
         consumer = it.consumer(lock_interval_ms=10)
@@ -312,7 +312,7 @@ async def test_a_lost_lock_begins_the_queue_anew_and_saves_nothing():
             assert SAVE not in it.codes()[: it.codes().index(UNLOCK) if UNLOCK in it.codes() else None]
 
 
-async def test_no_handler_begins_in_a_queue_that_went_while_its_lock_was_asked_for():
+async def test_no_handler_begins_in_a_queue_that_went_while_its_lock_was_requested():
     async with Broker() as it:
         seen = []
         consumer = it.consumer(rebalance_interval_ms=60_000)

@@ -39,7 +39,7 @@ def test_behind_the_last_message_the_offset_is_that_of_the_next_pull():
     assert held.remove(later) == 61
 
 
-def test_an_empty_queue_tells_no_offset():
+def test_an_empty_queue_reports_no_offset():
     assert process_queue().remove(received(5)) == NOTHING_HELD
 
 
@@ -104,7 +104,7 @@ async def test_waiting_for_room_ends_when_the_queue_is_dropped():
     await waiting
 
 
-async def test_waiting_for_handlers_tells_whether_they_ended():
+async def test_waiting_for_handlers_reports_whether_they_ended():
     held = process_queue()
     assert await held.wait_for_handlers(0)
     held.handler_starts()

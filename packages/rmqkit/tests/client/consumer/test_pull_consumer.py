@@ -55,7 +55,7 @@ async def test_a_time_leads_to_an_offset(tmp_path):
         assert await it.consumer.search_offset(it.queue, (messages[-1].store_timestamp + 10_000) / 1000) == 10
 
 
-async def test_pulls_give_messages_and_where_to_go_on(tmp_path):
+async def test_pulls_give_messages_and_where_to_continue(tmp_path):
     async with Reading(tmp_path) as it:
         result = await it.consumer.pull(it.queue, 3, max_count=4)
         assert result.status is PullStatus.FOUND
@@ -124,7 +124,7 @@ async def test_offsets_are_saved_for_the_group(tmp_path):
             assert await other.committed(MessageQueue("T", it.queue.broker_name, 0)) is None
 
 
-async def test_what_does_not_exist_is_told(tmp_path):
+async def test_what_does_not_exist_is_reported(tmp_path):
     async with Reading(tmp_path) as it:
         with pytest.raises(NoRoute, match="no broker lets topic Missing be read"):
             await it.consumer.queues("Missing")

@@ -158,7 +158,7 @@ async def test_two_members_share_the_queues_and_every_message_goes_to_one_of_the
         assert set(counted.values()) == {1}
 
 
-async def test_a_restarted_consumer_goes_on_where_it_was(tmp_path):
+async def test_a_restarted_consumer_continues_where_it_was(tmp_path):
     async with Standalone(tmp_path / "store") as cluster, Producer("PG", cluster.namesrv_address) as producer:
         await send(producer, *range(50))
         for sent in (range(50), range(50, 80)):
@@ -196,7 +196,7 @@ async def test_closing_lets_handlers_finish_and_saves_their_offsets(tmp_path):
             assert await reader.committed(MessageQueue("T", message.broker_name, message.queue_id)) == 1
 
 
-async def test_messages_come_one_by_one_and_each_is_consumed_when_the_next_is_asked_for(tmp_path):
+async def test_messages_come_one_by_one_and_each_is_consumed_when_the_next_is_requested(tmp_path):
     async with Standalone(tmp_path / "store") as cluster, Producer("PG", cluster.namesrv_address) as producer:
         await send(producer, *range(10))
         seen = []
@@ -213,7 +213,7 @@ async def test_messages_come_one_by_one_and_each_is_consumed_when_the_next_is_as
         assert sorted(seen) == bodies(*range(10))
 
 
-async def test_a_message_whose_processing_raised_comes_again(tmp_path):
+async def test_a_message_whose_processing_raised_is_redelivered(tmp_path):
     async with Standalone(tmp_path / "store") as cluster, Producer("PG", cluster.namesrv_address) as producer:
         await send(producer, 1)
         seen = []

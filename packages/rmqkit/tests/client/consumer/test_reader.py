@@ -171,7 +171,7 @@ async def bodies(messages):
     return b"".join([message.body async for message in messages])
 
 
-async def test_reading_begins_with_what_is_stored_and_goes_on_with_what_arrives(tmp_path):
+async def test_reading_begins_with_what_is_stored_and_continues_with_what_arrives(tmp_path):
     async with orders(tmp_path) as (mq, producer):
         seen, offsets = [], {}
         async with contextlib.aclosing(mq.read("Orders")) as messages:

@@ -57,7 +57,7 @@ def test_what_is_out_of_bounds_is_refused(given, error):
         (ConsumeLater(5), 1, "5", None),
     ],
 )
-async def test_a_message_comes_again_when_its_handler_says(error, tries, level, timed_ms):
+async def test_a_message_is_redelivered_when_its_handler_says(error, tries, level, timed_ms):
     async def handler(message):
         raise error
 

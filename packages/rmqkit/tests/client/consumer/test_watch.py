@@ -110,7 +110,7 @@ def test_a_queue_whose_offset_rises_moves():
     assert (status.held_messages, status.held_bytes, status.is_stalled) == (1, 4, False)
 
 
-def test_a_busy_handler_is_told_with_its_message():
+def test_a_busy_handler_is_reported_with_its_message():
     it = Watched()
     it.take(7)[0].properties["CONSUME_START_TIME"] = str(NOW_MS)
     assert it.told(9_999) == (QueueState.MOVING, "", False)
@@ -126,7 +126,7 @@ def test_a_message_that_no_handler_has_begun_with_waits_for_its_turn():
     assert it.told(10_000) == (QueueState.WAITING_FOR_TURN, "message id-7 at offset 7 waits for its turn", True)
 
 
-def test_a_handler_that_fails_again_and_again_is_told_with_its_error():
+def test_a_handler_that_fails_again_and_again_is_reported_with_its_error():
     it = Watched()
     (message,) = it.take(7)
     message.reconsume_times = 3
@@ -146,7 +146,7 @@ def test_a_handler_that_fails_again_and_again_is_told_with_its_error():
     ],
     ids=["messages", "bytes", "span"],
 )
-def test_flow_control_is_told_with_its_limit_and_with_what_holds_it_back(limits, limit):
+def test_flow_control_is_reported_with_its_limit_and_with_what_holds_it_back(limits, limit):
     it = Watched(**limits)
     it.take(7, 8)
     assert it.told(0) == (QueueState.FULL, limit, False)
@@ -154,7 +154,7 @@ def test_flow_control_is_told_with_its_limit_and_with_what_holds_it_back(limits,
 
 
 @pytest.mark.parametrize(("error", "state"), [(REFUSED, QueueState.REFUSED), (UNREACHABLE, QueueState.UNREACHABLE)])
-def test_a_broker_that_refuses_or_does_not_answer_is_told_with_its_error(error, state):
+def test_a_broker_that_refuses_or_does_not_answer_is_reported_with_its_error(error, state):
     it = Watched()
     it.queue.max_offset = 7
     it.watch.statuses()
@@ -167,7 +167,7 @@ def test_a_broker_that_refuses_or_does_not_answer_is_told_with_its_error(error, 
     assert it.told(0) == (QueueState.CAUGHT_UP, "", False)
 
 
-def test_a_paused_queue_is_told_and_stands_still_only_with_a_backlog():
+def test_a_paused_queue_is_reported_and_stands_still_only_with_a_backlog():
     it = Watched()
     it.queue.is_paused = True
     assert it.told(10_000) == (QueueState.PAUSED, "the program paused it: call resume() to continue", True)
@@ -179,7 +179,7 @@ def test_a_paused_queue_is_told_and_stands_still_only_with_a_backlog():
     assert it.told(0) == (QueueState.MOVING, "", False), "the pause does not count"
 
 
-def test_a_queue_that_is_taken_over_or_given_up_is_told():
+def test_a_queue_that_is_taken_over_or_given_up_is_reported():
     it = Watched()
     it.queue.is_taking_over = True
     assert it.told(0) == (QueueState.TAKING_OVER, "its former owner may still save", False)
@@ -190,7 +190,7 @@ def test_a_queue_that_is_taken_over_or_given_up_is_told():
 
 
 @pytest.mark.parametrize("wanted", [(), (QUEUE,)], ids=["held", "wanted"])
-def test_a_lock_that_another_member_has_is_told(wanted):
+def test_a_lock_that_another_member_has_is_reported(wanted):
     it = Watched(Locks(), wanted)
     assert it.told(10_000) == (QueueState.WAITING_FOR_LOCK, "another member of the group has it", True)
     it = Watched(Locks(**{"broker-0": UNREACHABLE}), wanted)
@@ -294,7 +294,7 @@ async def test_an_ordered_queue_that_fails_is_reported_as_failing(tmp_path):
             assert stalled.reason.endswith("ValueError: no stock")
 
 
-async def test_messages_that_nobody_asks_for_are_reported(tmp_path):
+async def test_messages_that_nobody_requests_are_reported(tmp_path):
     async with Standalone(tmp_path / "store") as cluster, Producer("PG", cluster.namesrv_address) as producer:
         await producer.send(Message(topic="T", body=b"x"))
         polling = PullConsumer("one", cluster.namesrv_address, settings=PullConsumerSettings(**SETTINGS))
@@ -330,7 +330,7 @@ async def test_more_queues_than_handlers_wait_for_their_turn(tmp_path):
             gate.set()
 
 
-async def test_paused_queues_are_told(tmp_path):
+async def test_paused_queues_are_reported(tmp_path):
     async with Standalone(tmp_path / "store") as cluster, Producer("PG", cluster.namesrv_address) as producer:
         queue = (await producer.queues("T"))[1]
         await producer.send(Message(topic="T", body=b"x"), queue=queue)
@@ -372,14 +372,14 @@ class Answering:
         return stalled
 
 
-async def test_a_refused_pull_is_told_with_code_and_remark():
+async def test_a_refused_pull_is_reported_with_code_and_remark():
     async with Answering(PULL_MESSAGE=refused(16, "group CG may not read")) as it:
         stalled = await it.stalled()
         assert stalled.state is QueueState.REFUSED
         assert stalled.reason.startswith(f"{it.cluster.broker.address} answered with code 16: group CG may not read")
 
 
-async def test_an_unreachable_broker_is_told_with_address_and_error_and_then_that_it_is_back():
+async def test_an_unreachable_broker_is_reported_with_address_and_error_and_then_that_it_is_back():
     async with Answering() as it:
         broker = it.cluster.broker
         host, _, port = broker.address.rpartition(":")
@@ -390,7 +390,7 @@ async def test_an_unreachable_broker_is_told_with_address_and_error_and_then_tha
         assert stalled.state is QueueState.UNREACHABLE
 
 
-async def test_a_lock_that_cannot_be_had_is_told():
+async def test_a_lock_that_cannot_be_had_is_reported():
     async with Answering(
         ordered=True, LOCK_BATCH_MQ=lambda command: reply(command, body=msgspec.json.encode(LockedQueues([])))
     ) as it:

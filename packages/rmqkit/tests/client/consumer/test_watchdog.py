@@ -37,7 +37,7 @@ def block_until_told(caplog):
 
 
 @pytest.mark.real_time
-async def test_a_handler_that_blocks_is_told_with_its_place_and_once(tmp_path, caplog, monkeypatch):
+async def test_a_handler_that_blocks_is_reported_with_its_place_and_once(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(watchdog, "STILL_SECONDS", 0.2)
     handled = []
 
@@ -60,7 +60,7 @@ async def test_a_handler_that_blocks_is_told_with_its_place_and_once(tmp_path, c
 
 
 @pytest.mark.real_time
-async def test_a_loop_that_goes_on_is_not_told_of(caplog):
+async def test_a_loop_that_continues_is_not_reported_of(caplog):
     one = LoopWatchdog(0.05)
     beaten = one._beaten
     await until(lambda: one._beaten > beaten, "the loop beats")

@@ -61,7 +61,7 @@ class Notes(Hook):
         self.recalls.append(recall)
 
 
-async def test_a_send_is_told_when_it_begins_and_how_it_ended():
+async def test_a_send_is_reported_when_it_begins_and_how_it_ended():
     notes = Notes(color="red")
     async with Cluster() as cluster, Producer("PG", cluster.namesrv, hooks=[notes]) as producer:
         cluster.topic("T")
@@ -78,7 +78,7 @@ async def test_a_send_is_told_when_it_begins_and_how_it_ended():
         assert message.properties == {"size": "large"}, "the program's message stays as it is"
 
 
-async def test_a_send_of_several_tries_is_told_once_with_the_last_broker():
+async def test_a_send_of_several_tries_is_reported_once_with_the_last_broker():
     notes = Notes()
     async with Cluster(brokers=2) as cluster, Producer("PG", cluster.namesrv, hooks=[notes]) as producer:
         cluster.topic("T", queues=1)
@@ -89,7 +89,7 @@ async def test_a_send_of_several_tries_is_told_once_with_the_last_broker():
         assert [one.address for one in notes.sent] == [cluster.brokers[1].address] * 2
 
 
-async def test_every_way_a_send_fails_is_told():
+async def test_every_way_a_send_fails_is_reported():
     notes = Notes()
     settings = ProducerSettings(retries=0)
     async with Cluster() as cluster, Producer("PG", cluster.namesrv, settings=settings, hooks=[notes]) as producer:
@@ -116,7 +116,7 @@ async def test_every_way_a_send_fails_is_told():
     assert all(one.result is None for one in notes.sent)
 
 
-async def test_nothing_is_told_of_a_batch_of_nothing(caplog):
+async def test_nothing_is_reported_a_batch_of_nothing(caplog):
     notes = Notes()
     async with Cluster() as cluster, Producer("PG", cluster.namesrv, hooks=[notes]) as producer:
         with pytest.raises(MessageIllegal):
@@ -149,7 +149,7 @@ async def test_a_batch_is_one_send_and_each_of_its_messages_has_the_properties()
         assert outcome.body_bytes == len(command.payload)
 
 
-async def test_send_many_tells_of_every_batch_and_of_messages_that_go_alone():
+async def test_send_many_reports_every_batch_and_of_messages_that_go_alone():
     notes = Notes(color="red")
     async with Cluster() as cluster, Producer("PG", cluster.namesrv, hooks=[notes]) as producer:
         cluster.topic("T")
@@ -162,7 +162,7 @@ async def test_send_many_tells_of_every_batch_and_of_messages_that_go_alone():
         assert [body.count(b"color\x01red") for body in bodies] == [5, 5]
 
 
-async def test_send_many_tells_of_batches_behind_one_that_failed():
+async def test_send_many_reports_batches_behind_one_that_failed():
     notes = Notes()
     settings = ProducerSettings(batch=Batching(bytes=1), retries=0)
     async with Cluster() as cluster, Producer("PG", cluster.namesrv, settings=settings, hooks=[notes]) as producer:
@@ -197,7 +197,7 @@ async def test_hooks_see_transactions_and_their_ends():
     assert {(one.group, one.address, one.is_checked) for one in notes.ends} == {("PG", cluster.broker.address, False)}
 
 
-async def test_recalls_are_told_when_a_broker_answered():
+async def test_recalls_are_reported_when_a_broker_answered():
     notes = Notes()
     handle = encode_recall_handle(RecallHandle("T", "broker-0", 1, "key"))
     async with Cluster() as cluster, Producer("PG", cluster.namesrv, hooks=[notes]) as producer:
@@ -214,7 +214,7 @@ async def test_recalls_are_told_when_a_broker_answered():
 
 
 @pytest.mark.parametrize("is_ordered", [False, True])
-async def test_handlers_are_told_when_they_begin_and_how_they_ended(is_ordered):
+async def test_handlers_are_notified_when_they_begin_and_how_they_ended(is_ordered):
     notes = Notes()
     settings = PushConsumerSettings(start_from=FIRST, take_over_pause_ms=0, suspend_queue_ms=10, handlers_max=1)
     async with Cluster() as cluster:
@@ -243,7 +243,7 @@ async def test_handlers_are_told_when_they_begin_and_how_they_ended(is_ordered):
     assert {(one.group, one.is_polled) for one in notes.consumptions} == {("CG", False)}
 
 
-async def test_a_handler_beyond_the_consume_time_out_is_told_so(monkeypatch):
+async def test_a_handler_beyond_the_consume_time_out_is_reported_so(monkeypatch):
     notes = Notes()
 
     class Clock:
@@ -270,7 +270,7 @@ async def test_a_handler_beyond_the_consume_time_out_is_told_so(monkeypatch):
     assert (notes.consumed[0].returned, notes.consumed[0].error) == (ConsumeReturn.TIME_OUT, None)
 
 
-async def test_polled_and_iterated_messages_are_told_as_they_are_given_out():
+async def test_polled_and_iterated_messages_are_reported_as_they_are_given_out():
     notes = Notes()
     polling = PullConsumerSettings(start_from=FIRST, take_over_pause_ms=0)
     pushing = PushConsumerSettings(start_from=FIRST, take_over_pause_ms=0)

@@ -88,7 +88,7 @@ async def test_a_broker_that_failed_is_avoided_for_a_while():
         assert (broker.is_connected, broker.is_reachable) == (True, False)
 
 
-async def test_a_producer_tells_brokers_connections_and_what_is_under_way(tmp_path):
+async def test_a_producer_reports_brokers_connections_and_what_is_under_way(tmp_path):
     async with Standalone(tmp_path / "store") as cluster, Producer("PG", cluster.namesrv_address) as producer:
         assert producer.status().brokers == []
         await producer.send(Message(topic="T", body=b"x"))

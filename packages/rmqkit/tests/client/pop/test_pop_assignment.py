@@ -94,7 +94,7 @@ class Sharing:
         self.is_shared = is_shared
 
 
-async def test_the_broker_is_asked_for_our_share_by_the_name_of_the_strategy():
+async def test_the_broker_is_requested_our_share_by_the_name_of_the_strategy():
     async with Sharing(allocate=averagely_by_circle) as it:
         assert await it.share(assigned(EVERYWHERE))
         (request,) = [one for one in it.cluster.broker.requests if one.code == ASSIGN]
@@ -142,7 +142,7 @@ async def test_a_retry_topic_has_none_of_its_own():
         assert (it.held, it.subscribed) == ({queue}, set())
 
 
-async def test_a_broker_that_has_not_seen_us_is_told_and_asked_again():
+async def test_a_broker_that_has_not_seen_us_is_notified_and_asked_again():
     async with Sharing() as it:
         answers = [unknown, assigned(EVERYWHERE)]
         assert await it.share(lambda command: answers.pop(0)(command))

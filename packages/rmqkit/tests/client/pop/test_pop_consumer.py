@@ -53,7 +53,7 @@ async def test_a_pop_says_what_the_spec_names():
         }
 
 
-async def test_nothing_is_told_to_brokers_by_a_consumer_that_only_pops():
+async def test_nothing_is_reported_to_brokers_by_a_consumer_that_only_pops():
     async with PopCluster(NOTHING) as cluster:
         async with PopConsumer("G", cluster.namesrv) as consumer:
             assert await consumer.pop("T") == []

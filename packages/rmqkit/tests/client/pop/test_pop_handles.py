@@ -38,7 +38,7 @@ def test_each_queue_has_its_own_start():
     ]
 
 
-def test_brokers_that_tell_no_starts_mean_the_first_message_of_each_queue():
+def test_brokers_that_report_no_starts_mean_the_first_message_of_each_queue():
     messages = [received(7), received(8), received(3, queue_id=1)]
     give_handles(messages, PopMessageResponse(**TIMES), QUEUE)
     assert [handle(one).split()[0] for one in messages] == ["7", "7", "3"]

@@ -62,7 +62,7 @@ class Seen(list):
 # -- handlers
 
 
-async def test_returning_acknowledges_and_pops_go_on():
+async def test_returning_acknowledges_and_pops_continue():
     seen = Seen()
     answers = (popped(*records(0, 1, 2)), NOTHING, popped(*records(3), start=3))
     async with PopCluster(*answers) as cluster, handling(cluster, seen, pull=Pulling(suspend_ms=1)) as consumer:
@@ -89,7 +89,7 @@ async def test_acks_that_come_while_one_is_under_way_go_together():
         assert len(msgspec.json.decode(batch.body, type=BatchAckBody).acks) == 1
 
 
-async def test_a_failure_comes_again_after_the_step_of_its_count():
+async def test_a_failure_is_redelivered_after_the_step_of_its_count():
     failing = {0: ValueError("no"), 1: ValueError("no"), 2: ConsumeLater(3), 3: ConsumeLater(delay=0.07)}
     seen = Seen(failing=failing)
     again = record(1, reconsume=4)
@@ -222,7 +222,7 @@ async def test_a_handler_may_acknowledge_itself():
         assert (sorted(cluster.pop.acked), cluster.pop.changed) == ([0, 1], [])
 
 
-async def test_iterated_messages_are_acknowledged_as_it_goes_on():
+async def test_iterated_messages_are_acknowledged_as_it_continues():
     async with PopCluster(popped(*records(0, 1, 2))) as cluster:
         consumer = PopConsumer("G", cluster.namesrv, settings=QUICK)
         consumer.subscribe("T")

@@ -90,7 +90,7 @@ async def test_a_full_batch_does_not_wait():
             await producer.send(Message(topic="T", body=b"late"))
 
 
-async def test_everybody_in_a_batch_that_fails_is_told_and_a_cancelled_caller_disturbs_nobody():
+async def test_everybody_in_a_batch_that_fails_is_reported_and_a_cancelled_caller_disturbs_nobody():
     async with Cluster() as cluster, Producer("PG", cluster.namesrv, settings=settings(bytes=300)) as producer:
         cluster.topic("T")
         cluster.broker.answer(BATCH, refused(ResponseCode.MESSAGE_ILLEGAL, "no"))

@@ -63,7 +63,7 @@ def test_on_a_retry_the_last_broker_is_left_out():
     assert picked(FaultTable(StandingClock(1000)), queues("a", "b", "c"), last="b") == {"a", "c"}
 
 
-async def test_it_is_off_unless_asked_for():
+async def test_it_is_off_unless_requested():
     async with Sending(2) as it:
         it.answer(refused(ResponseCode.SYSTEM_BUSY), stored)
         for _ in range(8):

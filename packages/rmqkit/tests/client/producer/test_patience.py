@@ -225,7 +225,7 @@ async def test_the_master_of_a_known_topic_is_waited_for():
         assert it.clock.ms - it.begun_ms > 4000
 
 
-async def test_a_master_that_does_not_come_is_told_as_the_reason():
+async def test_a_master_that_does_not_come_is_reported_as_the_reason():
     async with InNoTime() as it:
         broker = it.cluster.routes["T"].broker_datas[0]
         broker.broker_addrs[1] = broker.broker_addrs.pop(0)

@@ -114,7 +114,7 @@ async def test_a_message_with_a_delay_level_comes_later(tmp_path):
         assert found[1].store_timestamp - found[1].born_timestamp >= 3000
 
 
-async def test_what_queue_and_selector_must_not_do_is_told():
+async def test_what_queue_and_selector_must_not_do_is_reported():
     async with Cluster() as cluster, Producer("PG", cluster.namesrv) as producer:
         cluster.topic("T")
         message = Message(topic="T", body=b"x")

@@ -124,7 +124,7 @@ async def test_scheduling_and_assigning_exclude_each_other_and_topics_have_rules
             consumer.schedule("T", print)
 
 
-async def test_a_listener_that_raises_is_logged_and_told_again(caplog):
+async def test_a_listener_that_raises_is_logged_and_reported_again(caplog):
     async with Cluster() as cluster:
         cluster.topic("T", queues=1)
         told = []

@@ -22,7 +22,7 @@ def test_the_queue_is_the_one_java_chooses():
     assert by_sharding_key(QUEUES, MESSAGE).queue_id == 1
 
 
-def test_a_missing_sharding_key_is_told():
+def test_a_missing_sharding_key_is_reported():
     with pytest.raises(ValueError, match="message for topic T has no sharding_key"):
         by_sharding_key(QUEUES, Message(topic="T", body=b"x"))
 

@@ -140,7 +140,7 @@ async def test_after_a_failure_a_chosen_queue_gets_nothing_more():
         assert len(cluster.broker.asked(BATCH)) == 1
 
 
-async def test_a_failure_tells_what_became_of_each_message():
+async def test_a_failure_reports_what_became_of_each_message():
     async with Cluster() as cluster, Producer("PG", cluster.namesrv) as producer:
         cluster.topic("T")
         wrong = [Message(topic="T", body=body) for body in (b"", None, "text")]

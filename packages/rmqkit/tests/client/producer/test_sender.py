@@ -91,7 +91,7 @@ async def test_stored_less_safely_is_a_result_and_no_reason_to_try_again(code, s
         assert it.tries() == [1]
 
 
-async def test_stored_less_safely_is_sent_again_elsewhere_when_asked_for():
+async def test_stored_less_safely_is_sent_again_elsewhere_when_requested():
     async with Sending(2, retry_not_stored=True) as it:
         it.answer(*[lambda command: stored(command, ResponseCode.FLUSH_DISK_TIMEOUT)] * 2)
         assert (await it.sender.send(MESSAGE, timeout_ms=30_000)).status is SendStatus.FLUSH_DISK_TIMEOUT

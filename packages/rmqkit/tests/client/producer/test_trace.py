@@ -188,7 +188,7 @@ async def test_brokers_and_messages_that_want_no_trace_get_none():
         assert written(cluster) == []
 
 
-async def test_a_handler_of_many_messages_is_told_message_by_message():
+async def test_a_handler_of_many_messages_is_reported_message_by_message():
     async with running_trace() as (trace, cluster):
         messages = [received(i, properties={**REGION, "KEYS": f"key-{i}"}) for i in range(1000)]
         end = trace.consuming(Consumption("G", messages))
@@ -213,7 +213,7 @@ async def test_a_message_of_the_trace_has_at_most_128_000_bytes():
         assert [len(records) for _, records in written(cluster)] == [6, 6, 6, 2]
 
 
-async def test_what_does_not_fit_is_dropped_counted_and_told_in_one_line(caplog):
+async def test_what_does_not_fit_is_dropped_counted_and_reported_in_one_line(caplog):
     async with Cluster() as cluster:
         runtime = ClientRuntime(cluster.namesrv)
         trace = MessageTrace(runtime, "G", "PRODUCE", Tracing())

@@ -125,7 +125,7 @@ async def test_another_producer_of_the_group_is_asked_when_the_first_is_gone(tmp
         assert asked[0][1].startswith("rmqkit TG"), "a plain function has a thread"
 
 
-async def test_the_end_is_told_one_way_with_the_place_of_the_half_message():
+async def test_the_end_is_reported_one_way_with_the_place_of_the_half_message():
     async def execute(message, argument):
         raise ValueError(argument)
 
@@ -180,7 +180,7 @@ async def test_without_a_stored_half_message_nothing_runs_and_nothing_ends():
         assert cluster.broker.asked(END) == []
 
 
-async def test_an_end_that_cannot_be_told_is_left_to_the_checks(caplog):
+async def test_an_end_that_cannot_be_reported_is_left_to_the_checks(caplog):
     async with Cluster() as cluster:
         cluster.topic("T", queues=1)
 
@@ -217,7 +217,7 @@ async def test_checks_that_cannot_be_kept_are_dropped(caplog):
             assert 0 < dropped <= 10
 
 
-async def test_checks_whose_own_waiting_was_cancelled_are_not_known_and_others_go_on():
+async def test_checks_whose_own_waiting_was_cancelled_are_not_known_and_others_continue():
     async def check(message):
         if message.queue_offset < 10:
             raise asyncio.CancelledError  # as a pool of connections that closes

@@ -120,7 +120,7 @@ def all_named(part):
     return [task for task in asyncio.all_tasks() if part in task.get_name()]
 
 
-async def test_a_broker_that_is_away_is_told_once_and_once_when_it_is_back(caplog):
+async def test_a_broker_that_is_away_is_reported_once_and_once_when_it_is_back(caplog):
     caplog.set_level(logging.INFO)
     async with Cluster() as cluster:
         for topic in ("T", "%RETRY%CG"):

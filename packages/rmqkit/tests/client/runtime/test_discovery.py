@@ -100,7 +100,7 @@ async def test_name_servers_that_move_are_found_again(monkeypatch):
 
 @pytest.mark.parametrize("text", ["", "nothing like an address"])
 @pytest.mark.real_time
-async def test_an_answer_without_addresses_is_told_with_its_url(text, monkeypatch):
+async def test_an_answer_without_addresses_is_reported_with_its_url(text, monkeypatch):
     monkeypatch.delenv("NAMESRV_ADDR", raising=False)
     with web_server(lambda: text) as (domain, _):
         settings = ProducerSettings(name_server_domain=domain)

@@ -216,7 +216,7 @@ def run(tmp_path: Path, program: str, loop: str, *, messages: int | None = None)
 
 
 @pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
-def test_a_producer_started_before_the_fork_goes_on_in_parent_and_children(tmp_path, loop):
+def test_a_producer_started_before_the_fork_continues_in_parent_and_children(tmp_path, loop):
     ids, sent = json.loads(run(tmp_path, IN_CHILDREN + PRELOADED, loop, messages=20))
     assert len(sent) == len(set(sent)) == 20
     assert len(set(ids)) == 5, "each process has a client id of its own"

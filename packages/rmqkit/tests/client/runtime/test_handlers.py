@@ -77,7 +77,7 @@ class Operator:
         return runtime_of(self.consumer).client_id
 
 
-async def test_a_reset_by_clients_has_them_begin_anew(tmp_path):
+async def test_a_reset_by_clients_has_them_start_over(tmp_path):
     async with Operator(tmp_path, server_side_reset=False) as it:
         await it.consumed()
         loop = asyncio.get_running_loop()
@@ -110,7 +110,7 @@ async def test_a_reset_waits_for_handlers_and_ignores_queues_of_others(tmp_path)
         await until(lambda: sorted(running) == [8, 9], "from the new offset on")
 
 
-async def test_a_status_tells_the_offsets_of_a_topic(tmp_path):
+async def test_a_status_reports_the_offsets_of_a_topic(tmp_path):
     async with Operator(tmp_path) as it:
         await it.consumed()
         answer = await it.ask(
@@ -121,7 +121,7 @@ async def test_a_status_tells_the_offsets_of_a_topic(tmp_path):
         assert {queue.topic for queue in status.consumer_table[it.client_id]} == {"T"}
 
 
-async def test_running_information_tells_where_threads_and_tasks_stand_if_asked(tmp_path):
+async def test_running_information_reports_where_threads_and_tasks_stand_if_asked(tmp_path):
     gate, running = asyncio.Event(), []
 
     async def waiting_for_the_gate(message):
@@ -140,7 +140,7 @@ async def test_running_information_tells_where_threads_and_tasks_stand_if_asked(
     assert any("waiting_for_the_gate" in line and "test_handlers.py" in line for line in calls)
 
 
-async def test_running_information_tells_settings_subscriptions_and_queues_but_no_secrets(tmp_path):
+async def test_running_information_reports_settings_subscriptions_and_queues_but_no_secrets(tmp_path):
     async with Operator(tmp_path) as it:
         await it.consumed()
         answer = await it.ask(RequestCode.GET_CONSUMER_RUNNING_INFO, RunningInfoRequest("CG", it.client_id))
@@ -156,7 +156,7 @@ async def test_running_information_tells_settings_subscriptions_and_queues_but_n
         assert held.last_consume_timestamp >= held.last_pull_timestamp - 60_000 > 0
 
 
-async def test_what_a_queue_holds_is_told(tmp_path):
+async def test_what_a_queue_holds_is_reported(tmp_path):
     gate = asyncio.Event()
 
     async def handler(message):
@@ -201,7 +201,7 @@ class Connection:
     peer = "127.0.0.1:1"
 
 
-async def test_a_group_that_is_not_here_is_told():
+async def test_a_group_that_is_not_here_is_reported():
     inquiries = ClientRequestHandlers({})
     info = request(RequestCode.GET_CONSUMER_RUNNING_INFO, RunningInfoRequest("other", "c"))
     with pytest.raises(PeerRefused, match="The Consumer Group <other> not exist in this consumer"):

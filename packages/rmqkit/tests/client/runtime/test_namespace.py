@@ -190,7 +190,7 @@ async def test_what_brokers_ask_of_a_namespace_reaches_its_consumer():
         assert seen == ["T", "T"]
 
 
-async def test_what_is_popped_is_told_with_its_namespace():
+async def test_what_is_popped_is_reported_with_its_namespace():
     async with PopCluster() as cluster:
         cluster.topic("NS%T", queues=1)
         consumer = PopConsumer("CG", cluster.namesrv, settings=PUSHING)

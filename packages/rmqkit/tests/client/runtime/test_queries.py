@@ -84,7 +84,7 @@ async def test_keys_are_compared_exactly_and_the_oldest_come_first(tmp_path):
         assert await consumer.query_messages("T", "no such key") == []
 
 
-async def test_a_topic_that_does_not_exist_is_told(tmp_path):
+async def test_a_topic_that_does_not_exist_is_reported(tmp_path):
     async with stored(tmp_path) as (_, consumer):
         with pytest.raises(NoRoute, match="no broker has topic T"):
             await consumer.query_messages("T", "k")

@@ -89,7 +89,7 @@ async def test_an_answer_that_is_no_route_is_a_refusal_that_says_so(body):
         await runtime.close()
 
 
-async def test_a_changed_route_is_noticed_and_consumers_are_told():
+async def test_a_changed_route_is_noticed_and_consumers_are_notified():
     async with Cluster() as cluster:
         cluster.topic("T", queues=2)
         runtime = ClientRuntime(cluster.namesrv, settings=QUICK)

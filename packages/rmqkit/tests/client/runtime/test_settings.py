@@ -62,7 +62,7 @@ def test_defaults_are_within_their_own_bounds_and_every_field_is_declared(settin
         (lambda: ProducerSettings(send_timeout_ms=0), "send_timeout_ms (sendMsgTimeout) is 0: it must be at least 1"),
     ],
 )
-def test_a_value_out_of_bounds_is_told_with_the_bounds(settings, text):
+def test_a_value_out_of_bounds_is_reported_with_the_bounds(settings, text):
     with pytest.raises(SettingsError) as caught:
         check(settings())
     assert str(caught.value) == text
