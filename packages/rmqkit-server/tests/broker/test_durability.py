@@ -261,7 +261,7 @@ def test_the_time_of_a_later_answer_runs_from_its_own_put():
 
 
 async def test_a_hold_without_an_answer_is_a_fault_of_its_caller():
-    with pytest.raises(AssertionError, match="what is held gives an answer"):
+    with pytest.raises(AssertionError, match="a release sends at least one answer"):
         Waiting().durability.hold(100, lambda outcome, reason: None, answers=0)
 
 

@@ -92,7 +92,7 @@ def test_types_of_libraries_may_be_parts_of_others(kind, body, value):
         ),
         (Model, b"not JSON", "the body is not of type Model: Invalid JSON: expected ident at line 1 column 2"),
         (Checked, b"{}", "the body is not of type Checked: id: Field required"),
-        (list[Model], b"[{}]", f"the body is no list[{__name__}.Model]: 0.id: Field required"),
+        (list[Model], b"[{}]", f"the body is not of type list[{__name__}.Model]: 0.id: Field required"),
     ],
 )
 def test_a_body_that_does_not_fit_says_why_in_one_line(kind, body, text):

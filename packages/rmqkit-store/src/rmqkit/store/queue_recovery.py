@@ -197,7 +197,8 @@ def tell_odd_queues(root: Path, queues: ConsumeQueues, known: Set[tuple[str, int
     odd = [(queue, reason) for queue in made if (reason := _oddity(queue, topics, log_start))]
     for queue, reason in odd[:_LOG_LINES_MAX]:
         said = (
-            "record at %d of the log: it is of queue %s-%d, but %s: it may be damaged, and %d messages be missed there"
+            "record at %d of the log: it belongs to queue %s-%d, but %s: it may be damaged, and %d messages may be "
+            "missing there"
         )
         count = queue.max_offset - queue.min_offset
         first = queue.entry(max(queue.first_index, queue.min_offset if isinstance(queue, ConsumeQueue) else 0))[0]
