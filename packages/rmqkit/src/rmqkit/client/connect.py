@@ -91,7 +91,8 @@ class ConnectedClients:
         self._is_open = self._is_closed = False
 
     async def __aenter__(self) -> Self:
-        """Raises NoRoute: as `start` of a client. Raises ClientError: this object was closed."""
+        """Raises NoRoute: no name server answers, as in the `start` of a client. Raises ClientError: this object was
+        closed."""
         await self._runtime.start()
         try:
             await self._runtime.reach(self._wait_ms)

@@ -64,7 +64,7 @@ _KeyOf = Callable[[ReceivedMessage], str]
 
 
 class SqliteDedupe:
-    """The keys of handled messages in the SQLite database that the handler writes to, in the same transaction::
+    """Stores the keys of handled messages in the SQLite database to which the handler writes, in the same transaction::
 
         orders = SqliteDedupe("orders.db")
 
@@ -108,7 +108,7 @@ class SqliteDedupe:
 
     @property
     def connection(self) -> sqlite3.Connection:
-        """The connection of the current transaction; only for the handler.
+        """The connection of the current transaction. Only the handler may use it.
         Raises ClientError: this thread does not run a handler with this ``dedupe``."""
         connection: sqlite3.Connection | None = getattr(self._here, "connection", None)
         if connection is None:

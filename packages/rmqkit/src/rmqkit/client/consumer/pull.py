@@ -286,8 +286,8 @@ class PullConsumer(Consumer):
 
     @keeps_open
     async def commit(self, queue: MessageQueue | None = None, offset: int | None = None) -> None:
-        """Save the group's offset: without arguments, in all polled queues; with ``queue``, in that queue; with
-        ``offset``, exactly this offset of the next message to consume, which may be less than before.
+        """Save the group's offsets in all polled queues, or with ``queue`` in that queue only. ``offset`` is the offset
+        to save there: that of the next message to consume. It may be less than the saved one.
 
         A broker refuses the offset of an unknown group; the group's first pull makes the group known."""
         if queue is not None and offset is not None:

@@ -285,7 +285,8 @@ async def _not_subscribed(message: ReceivedMessage) -> None:
 
 
 async def _of_no_topic(message: ReceivedMessage) -> None:
-    """Refuse a message of the retry topic that belongs to none of several handlers."""
+    """Refuse a message that was sent to the retry topic directly: none of the several handlers is responsible for
+    it."""
     reason = f"it was sent to {message.topic} itself, has no property RETRY_TOPIC, and several topics have handlers"
     raise DeadLetters([(message, reason)])
 
