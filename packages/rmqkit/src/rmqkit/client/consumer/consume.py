@@ -427,7 +427,7 @@ class ConcurrentConsumeService:
         return None
 
     async def _outcome_with_hooks(self, listener: Listener, messages: list[ReceivedMessage]) -> BaseException | None:
-        """Call the hooks' beginnings, the handler, and the hooks' ends."""
+        """Call the hooks, then the handler, then the hooks again with the outcome."""
         clock, outcome = self.runtime.clock, ConsumeOutcome()
         begun_ms = clock.monotonic_ms()
         on_end = self.hooks.consuming(Consumption(self.group, messages))

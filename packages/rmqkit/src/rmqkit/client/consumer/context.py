@@ -57,7 +57,7 @@ class ConsumeService(Protocol):
 @dataclass(slots=True)
 class ConsumerContext:
     """The objects that the parts of one consumer share.
-    ``locks`` is set if consumption is ordered and not broadcasting."""
+    ``locks`` is set if the consumer is ordered and not broadcasting."""
 
     runtime: ClientRuntime
     group: str

@@ -154,9 +154,9 @@ class RemoteOffsetStore(OffsetStore):
         await asyncio.gather(*(self.save(queue) for queue in rest))
 
     async def send_changed(self) -> None:
-        """Save offsets that changed since the last call one-way. Save the others again, and wait for the broker's
-        response. A failure is logged, and the next call tries again. An unreachable broker does not delay the
-        others."""
+        """Save offsets that changed since the last call one-way. Save an unchanged offset that is not confirmed yet
+        with a request that waits for the broker's response. A failure is logged, and the next call tries again. An
+        unreachable broker does not delay the others."""
         queues = list(self._offsets)
         are_at_rest = await asyncio.gather(*map(self._send, queues))
         await asyncio.gather(

@@ -187,11 +187,11 @@ class Hook:
         """Called before the end of a transaction is sent to its broker."""
 
     def recalled(self, recall: Recall) -> None:
-        """Called after a broker answered, or did not answer, a recall."""
+        """Called after a recall has succeeded or failed."""
 
 
 class BackgroundHook(Hook):
-    """A hook with its own task, which its client starts and closes."""
+    """A hook that has a task of its own. The client starts and closes this hook."""
 
     def start(self) -> None:
         """Start the hook, after the client has joined its group."""
@@ -235,7 +235,7 @@ class Hooks(tuple[Hook, ...]):
         return _begin([hook.consuming for hook in self], consumption)
 
     def polled(self, group: str, messages: list[ReceivedMessage]) -> None:
-        """Report messages that the program gets, which counts as consumption."""
+        """Report messages that the program polled: they count as consumed successfully."""
         if self and messages:
             self.consuming(Consumption(group, messages, is_polled=True))(ConsumeOutcome())
 
@@ -256,7 +256,7 @@ default_hooks: list[Hook] = []
 
 
 def with_defaults(hooks: Sequence[Hook]) -> tuple[Hook, ...]:
-    """Return the hooks of a client: its own, and the default hooks whose class none of its own has."""
+    """Return the hooks of a client: its own hooks, and each default hook of whose class it has no hook of its own."""
     # Compare exact classes: a hook with its own tracer replaces the instrumentor's. Both would make two spans for each
     # send, and the second would overwrite the context of the first.
     return (*hooks, *(one for one in default_hooks if not any(type(given) is type(one) for given in hooks)))

@@ -78,7 +78,7 @@ class QueueStatus(Struct, kw_only=True):
 
     @property
     def backlog(self) -> int | None:
-        """Number of stored messages that are not consumed yet; None if unknown."""
+        """The number of stored messages that are not consumed yet, or None if it is unknown."""
         if self.max_offset is None or self.consumed_offset is None:
             return None
         return max(0, self.max_offset - self.consumed_offset)
@@ -103,7 +103,8 @@ class MemberStatus(Struct, kw_only=True):
 
     @property
     def backlog(self) -> int:
-        """Stored messages that are not consumed yet, over all queues, as far as known."""
+        """The number of stored messages of all queues that are not consumed yet. Queues with an unknown backlog do not
+        count."""
         return sum(one.backlog or 0 for one in self.queues)
 
     @property

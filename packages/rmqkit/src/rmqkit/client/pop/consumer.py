@@ -138,8 +138,8 @@ class PopConsumer(PushConsumer):
         return self._session
 
     async def _next_brokers(self, topic: str) -> list[MessageQueue]:
-        """Return the queues to pop: one entry per broker, or in order one per queue; each
-        call begins with another one."""
+        """Return the queues to pop: one entry for each broker or, in ordered consumption, one for each queue. Each call
+        begins the list with the next entry."""
         queues = await self._runtime.routes.readable_queues(topic)
         if not self._is_ordered:
             queues = [MessageQueue(topic, name, ANY_QUEUE) for name in sorted({queue.broker_name for queue in queues})]

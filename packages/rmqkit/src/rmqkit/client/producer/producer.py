@@ -348,7 +348,8 @@ class Producer(Client):
         return await self._sender.send(prepared, timeout_ms=self.settings.send_timeout_ms, queue=queue)
 
     def _time(self, timeout: Duration | None) -> float:
-        """Return the timeout of a send in ms; 0 also means the setting. Raises TimeIllegal: the time is not valid."""
+        """Return the timeout of a send in ms. None and 0 mean the timeout in the settings. Raises TimeIllegal: the time
+        is not valid."""
         return duration_ms(timeout, "timeout") if timeout else self.settings.send_timeout_ms
 
     def _next_key(self) -> str:
