@@ -123,7 +123,7 @@ def _group_of(hint: Any) -> type[msgspec.Struct] | None:
 
 
 def value_of(settings: msgspec.Struct, name: str) -> Any:
-    """Return the value of a setting by its name in `setting_table`; None if its group is None."""
+    """Return the value of a setting by its name in `setting_table`, or None if the group of the setting is None."""
     value: Any = settings
     for part in name.split("."):
         value = None if value is None else getattr(value, part)
@@ -243,7 +243,7 @@ class Configuration:
     def load(
         cls, types: Sequence[type[msgspec.Struct]], given: Mapping[str, Given], *, file: Path | None = None
     ) -> Configuration:
-        """Return a configuration of new settings, without the keys that none of the types has.
+        """Return a configuration with new settings objects. Keys that none of the types has are left out.
         Raises SettingsError: a value is not of its type or out of bounds."""
         return cls(_fresh(types, given), given, file=file)
 
@@ -272,7 +272,7 @@ class Configuration:
         return any(key in self._tables and not self._tables[key][2].hot for key in keys)
 
     def change(self, properties: Mapping[str, str]) -> None:
-        """Change hot settings, all or none, and write them to the file first.
+        """Write hot settings to the file, then change them. If one is refused, none is changed.
         Raises SettingsError: a key is unknown, a value cannot be used, or the file cannot be written."""
         assert not self.is_frozen(properties), "all keys are hot"
         types = [type(one) for one in self._objects]

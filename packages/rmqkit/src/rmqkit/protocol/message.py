@@ -219,7 +219,7 @@ class ReceivedMessage(Struct, kw_only=True):
 
     @property
     def stored_at(self) -> datetime:
-        """The time in UTC when the broker stored it. Raises ValueError: it is out of range."""
+        """The time in UTC when the broker stored the message. Raises ValueError: it is out of range."""
         return moment_of(self.store_timestamp)
 
     @property
@@ -229,7 +229,7 @@ class ReceivedMessage(Struct, kw_only=True):
 
     @property
     def tags(self) -> str | None:
-        """The tag, or None."""
+        """The tag of the message, or None if it has no tag."""
         return self.properties.get(names.TAGS)
 
     @property

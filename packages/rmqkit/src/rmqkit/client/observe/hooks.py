@@ -256,7 +256,8 @@ default_hooks: list[Hook] = []
 
 
 def with_defaults(hooks: Sequence[Hook]) -> tuple[Hook, ...]:
-    """Return the hooks of a client: its own hooks, and each default hook of whose class it has no hook of its own."""
+    """Return the hooks of a client: its own hooks, and the default hooks, without those that have the class of an own
+    hook."""
     # Compare exact classes: a hook with its own tracer replaces the instrumentor's. Both would make two spans for each
     # send, and the second would overwrite the context of the first.
     return (*hooks, *(one for one in default_hooks if not any(type(given) is type(one) for given in hooks)))

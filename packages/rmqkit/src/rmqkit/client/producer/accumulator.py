@@ -71,9 +71,9 @@ class Batch(Struct, Generic[P]):
 class OpenBatches(ABC, Generic[K, P]):
     """Collects messages in open batches, one for each key. Each batch is passed on once.
 
-    ``deliver`` sends a prepared batch, and if a queue is chosen, to this queue. ``next_key`` makes unique keys.
-    ``hooks`` get every batch. ``linger_ms`` is how long a batch stays open for further messages; 0 leaves that to the
-    owner."""
+    ``deliver`` sends a prepared batch to the queue that was chosen, or to any queue if none was. ``next_key`` makes
+    unique keys. ``hooks`` get every batch. ``linger_ms`` is how long a batch stays open for further messages; 0 leaves
+    that to the owner."""
 
     group: str
     settings: ProducerSettings
