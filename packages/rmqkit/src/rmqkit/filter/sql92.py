@@ -445,8 +445,8 @@ def _negation(term: _Term) -> _Term:
 
 
 def _joined(parts: list[_Term], sign: str, *, decisive: bool) -> _Term:
-    """Return the term of ``OR`` or ``AND``: the first part with the decisive result ends it; unknown
-    parts make the rest unknown."""
+    """Return the term of ``OR`` or ``AND``. The first part that has the decisive result decides. If no part has it, one
+    unknown part makes the result unknown."""
     conditions, otherwise = tuple(_condition(part) for part in parts), not decisive
 
     def condition(properties: bytes) -> bool | None:

@@ -75,7 +75,8 @@ class PopConsumer(PushConsumer):
                 expression.
             max_count: 1 to 32.
             invisible_time: seconds or a `timedelta`; None means ``pop.invisible_ms`` of the settings.
-            wait: how long a broker may wait for a message, in seconds or as a `timedelta`; 0 means no waiting.
+            wait: how long a broker may wait for a message, in seconds or as a `timedelta`; 0 means that it does not
+                wait.
             queue: pop from this queue only; None means all queues. An ordered consumer should pass a queue.
             expression_type: ``TAG`` or ``SQL92``.
         """

@@ -103,9 +103,9 @@ class Producer(Client):
 
         Args:
             message: the topic, followed by the body; or a `Message`.
-            timeout: seconds or a `timedelta` for all attempts and pauses, without the wait for other sends. The
-                default is ``send_timeout_ms`` of the settings. With ``batch.auto``, a send with
-                this argument is not batched.
+            timeout: seconds or a `timedelta` for all attempts and pauses. The time in which this send waits for other
+                sends is not included. The default is ``send_timeout_ms`` of the settings. With ``batch.auto``, a send
+                with this argument is not batched.
             queue: send to this queue only.
             selector: a function that chooses the queue (see `rmqkit.client.producer.selectors`). The message is sent to
                 this queue only. The default is `by_sharding_key` for a message with a ``sharding_key``: messages with
