@@ -5,8 +5,8 @@ labels, units and buckets; names that begin with ``rmqkit_`` are rmqkit's. In th
 OpenTelemetry's exporter writes it: ``rocketmq_rpc_latency_milliseconds``. Every sample also has the labels of `COMMON`.
 Metrics of the reference that are missing here are in the table, with the reason. Source: behaviour.md §9.10.
 
-Values are counted by keys that are available at that place; the texts of labels are made when the values are read. One
-thread writes a value, any thread may read it.
+Values are counted under keys that are at hand where they are counted. The texts of labels are made only when the values
+are read. One thread writes a value, any thread may read it.
 """
 
 from __future__ import annotations

@@ -272,7 +272,7 @@ class BrokerCalls:
         return (await self.ask(address, RequestCode.VIEW_MESSAGE_BY_ID, header)).payload
 
     async def query_messages(self, address: str, header: QueryMessageRequest) -> bytes:
-        """QUERY_MESSAGE: return all records that have a key with the same hash."""
+        """QUERY_MESSAGE: return the records that have a key with the same hash; there may be none."""
         answer = await self.call(address, request(RequestCode.QUERY_MESSAGE, header), QUERY_TIMEOUT_MS)
         return b"" if answer.code == ResponseCode.QUERY_NOT_FOUND else expect_success(answer, address).payload
 

@@ -219,7 +219,7 @@ class Configuration:
     Args:
         settings: the objects that the parts of the server read; several objects may have the same key.
         given: the source of each value that replaces a default, by key.
-        file: the file in which `change` stores changes; None: changes last until the process stops.
+        file: the file in which `change` stores changes; None means that changes last until the process stops.
 
     Attributes:
         listeners: each listener is called with the changed keys, after the change.
@@ -363,7 +363,7 @@ def given_by_file(path: Path) -> dict[str, Given]:
 def write_properties(path: Path, changes: Mapping[str, str]) -> None:
     """Change keys in a properties file and keep its other lines; make the file if it is missing. The changes are on the
     disk when this returns, and the file is complete at any time.
-    Raises SettingsError: it cannot be read or written; it is unchanged then."""
+    Raises SettingsError: the file cannot be read or written. It is unchanged then."""
     path = path.resolve()
     if path.suffix == _JSON:
         raise SettingsError(f"cannot write {path}: changes are kept in properties files only; nothing was changed")

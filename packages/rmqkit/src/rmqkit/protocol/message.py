@@ -1,7 +1,8 @@
 """Messages for programs: messages to send (`Message`) and messages from stored records (`ReceivedMessage`).
 
 A stored record becomes one message, or several if it is an inner batch: message ``i`` has the fields of the record and
-``queue_offset + i``. The body is decompressed by sysFlag, the id is UNIQ_KEY or otherwise the offset message id.
+``queue_offset + i``. The body is decompressed as sysFlag requires. The message id is UNIQ_KEY or, if that is missing,
+the offset message id.
 Source: remoting.md §7.1.
 """
 

@@ -190,8 +190,9 @@ class Authentication:
         initial: the first user, from the configuration.
         inner: the credentials with which brokers sign their own requests; they replace a user with the same name.
         white_list: codes of requests that are not checked.
-        freshness: accepts only full signatures, and each signature once; None: accept other signatures, too.
-        grpc_window_ms: maximum difference between the date of a gRPC call's signature and now; 0: no limit.
+        freshness: accepts only full signatures, and each of them once. None means that other signatures are accepted,
+            too.
+        grpc_window_ms: maximum difference between the date of a gRPC call's signature and now; 0 means no limit.
 
     Attributes:
         users: returns the known users by name, with the changes of operators; at first only the first user.

@@ -81,7 +81,7 @@ async def keep_doing(
     """Repeat an action for ever: it returns the ms to the next run, and ``wake`` ends this pause early.
 
     Wake-ups that arrive while the action runs lead to one more run. Runs after wake-ups begin at least ``gap_ms``
-    apart. An error is logged and followed by a pause; the same error is logged again only after a run that worked.
+    apart. An error is logged and followed by a pause; the same error is logged again only after the action has worked.
     """
     loop = asyncio.get_running_loop()
     last_error = ""

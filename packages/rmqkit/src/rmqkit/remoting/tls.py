@@ -49,7 +49,7 @@ class OwnCertificate:
     eavesdropping, but proves nothing: a man in the middle can make one, too. Loop only.
 
     Attributes:
-        context: the TLS context; None until it is made, or if that failed.
+        context: the TLS context, or None if it is not made yet or could not be made.
         is_settled: True if the certificate was made, or cannot be made.
     """
 

@@ -68,7 +68,7 @@ class Start(Struct, frozen=True):
     Attributes:
         offset: the offset; if the queue does not have it, the nearest offset of the queue.
         time_ms: the time.
-        offsets: offsets of some queues, which replace the other fields.
+        offsets: start offsets of single queues. For these queues the other fields have no effect.
     """
 
     offset: int | None = None
