@@ -1,4 +1,4 @@
-"""The choice of the compiled core, which is made once, at the start of a program."""
+"""The compiled core, or plain Python instead of it: the choice is made once, at the start of a program."""
 
 from __future__ import annotations
 

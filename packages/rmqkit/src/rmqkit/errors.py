@@ -1,4 +1,4 @@
-"""The exception classes. Each has its own attributes, and its text is made from them.
+"""The exception classes. Each class has attributes of its own, from which it makes its text.
 
 ::
 
@@ -151,7 +151,7 @@ class SettingsError(RmqError):
 
 
 class ExtraMissing(SettingsError):
-    """A package that is needed is not installed.
+    """A package that a feature needs is not installed.
 
     Args:
         what: the feature that needs it.
@@ -199,7 +199,7 @@ class StoreDamaged(StoreError):
 
 
 class LogDiverged(StoreError):
-    """The log of a slave and the log of its master have different histories; replication must stop.
+    """The logs of a slave and of its master have different histories, so replication must stop.
 
     Args:
         physical_offset: position from which they differ.

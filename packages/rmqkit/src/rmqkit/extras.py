@@ -28,7 +28,8 @@ _PACKAGES = {
 
 @contextmanager
 def needed(extra: str, what: str) -> Iterator[None]:
-    """Wrap imports of packages of an extra that ``what`` needs.
+    """Put the imports of an extra's packages inside this ``with`` block. ``what`` is the feature that needs the
+    packages.
 
     Raises:
         ExtraMissing: a package is not installed.

@@ -5,8 +5,8 @@ labels, units and buckets; names that begin with ``rmqkit_`` are rmqkit's. In th
 OpenTelemetry's exporter writes it: ``rocketmq_rpc_latency_milliseconds``. Every sample also has the labels of `COMMON`.
 Metrics of the reference that are missing here are in the table, with the reason. Source: behaviour.md §9.10.
 
-Values are counted by keys that are available at that place; the texts of labels are made when the values are read. One
-thread writes a value, any thread may read it.
+Values are counted under keys that are at hand where they are counted. The texts of labels are made only when the values
+are read. One thread writes a value, any thread may read it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class Server(enum.Flag):
 
 
 class Metric(Struct, frozen=True):
-    """One metric. ``absent``: why no server has it, or empty. ``buckets``: upper bounds, without infinity."""
+    """One metric. ``absent``: the reason why no server has this metric, or empty. ``buckets``: upper bounds, without
+    infinity."""
 
     name: str
     kind: Kind
@@ -237,7 +238,7 @@ class Histogram:
         self.sum += sum(values)
 
     def observe_each(self, values: Sequence[float], counts: Sequence[int]) -> None:
-        """Add values with their counts; quickly if all values are in one bucket, which is usual."""
+        """Add values with their counts. This is fast if all values are in one bucket, as they usually are."""
         if not values:
             return
         bucket = bisect_left(self.bounds, min(values))
@@ -277,7 +278,8 @@ class RpcLatency(dict[tuple[int, int, bool, str], Histogram]):
         return self.setdefault(key, histogram("rocketmq_rpc_latency"))
 
     def gather(self) -> dict[tuple[str, ...], float | Histogram]:
-        """Return the table with texts. Only held pulls are long polls; other held responses merely waited."""
+        """Return the table with texts as labels. Of the held responses, only those to polls are labelled as long
+        polls."""
         gathered: dict[tuple[str, ...], float | Histogram] = {}
         for (code, response_code, is_held, result), found in self.items():
             is_poll = "true" if is_held and code in _POLLS else "false"

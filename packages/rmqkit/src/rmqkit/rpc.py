@@ -126,7 +126,7 @@ _POP_STATUS: dict[int, PopStatus] = {
 
 
 class Popped(Struct):
-    """The response to a pop, with undecoded records; ``header`` has its defaults unless messages were found."""
+    """The response to a pop, with undecoded records; if no messages were found, ``header`` has only default values."""
 
     status: PopStatus
     header: PopMessageResponse
@@ -206,7 +206,7 @@ class BrokerCalls:
     async def lock_queues(
         self, address: str, group: str, client_id: str, queues: list[MessageQueue]
     ) -> set[MessageQueue]:
-        """LOCK_BATCH_MQ: lock queues for this client; return the queues that it has locked."""
+        """LOCK_BATCH_MQ: lock queues for this client; return the queues that this client has locked."""
         body = LockBody(client_id=client_id, consumer_group=group, queues=queues)
         encoded = msgspec.json.encode(body)
         return set((await self.fetch(LockedQueues, address, RequestCode.LOCK_BATCH_MQ, body=encoded)).queues)
@@ -272,7 +272,7 @@ class BrokerCalls:
         return (await self.ask(address, RequestCode.VIEW_MESSAGE_BY_ID, header)).payload
 
     async def query_messages(self, address: str, header: QueryMessageRequest) -> bytes:
-        """QUERY_MESSAGE: return the records whose keys have the same hash, none or several."""
+        """QUERY_MESSAGE: return the records that have a key with the same hash; there may be none."""
         answer = await self.call(address, request(RequestCode.QUERY_MESSAGE, header), QUERY_TIMEOUT_MS)
         return b"" if answer.code == ResponseCode.QUERY_NOT_FOUND else expect_success(answer, address).payload
 
@@ -347,7 +347,7 @@ class BrokerCalls:
         return await self.fetch_header(ChangeInvisibleTimeResponse, address, code, header)
 
     async def assignments(self, address: str, asked: QueryAssignmentBody) -> list[Assignment]:
-        """QUERY_ASSIGNMENT: return the queues of a topic that the broker assigns to a client; none if it
+        """QUERY_ASSIGNMENT: return the queues of a topic that the broker assigns to a client: no queues if the broker
         does not know the client."""
         code, body = RequestCode.QUERY_ASSIGNMENT, msgspec.json.encode(asked)
         return (await self.fetch(Assignments, address, code, body=body)).message_queue_assignments
@@ -373,7 +373,7 @@ _log = logging.getLogger(__name__)
 
 
 class NameServers:
-    """Calls of name servers, one after the other until one responds (``NameServerAddressManager``). Loop only.
+    """Calls name servers one after the other until one responds (``NameServerAddressManager``). Loop only.
 
     After a name server that did not respond, the next request begins with the following one.
     Source: behaviour.md §7.1; remoting.md §4.2.

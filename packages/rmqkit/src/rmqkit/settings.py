@@ -123,7 +123,7 @@ def _group_of(hint: Any) -> type[msgspec.Struct] | None:
 
 
 def value_of(settings: msgspec.Struct, name: str) -> Any:
-    """Return the value of a setting by its name in `setting_table`; None if its group is None."""
+    """Return the value of a setting by its name in `setting_table`, or None if the group of the setting is None."""
     value: Any = settings
     for part in name.split("."):
         value = None if value is None else getattr(value, part)
@@ -219,7 +219,7 @@ class Configuration:
     Args:
         settings: the objects that the parts of the server read; several objects may have the same key.
         given: the source of each value that replaces a default, by key.
-        file: the file in which `change` stores changes; None: changes last until the process stops.
+        file: the file in which `change` stores changes; None means that changes last until the process stops.
 
     Attributes:
         listeners: each listener is called with the changed keys, after the change.
@@ -243,7 +243,7 @@ class Configuration:
     def load(
         cls, types: Sequence[type[msgspec.Struct]], given: Mapping[str, Given], *, file: Path | None = None
     ) -> Configuration:
-        """Return a configuration of new settings, without the keys that none of the types has.
+        """Return a configuration with new settings objects. Keys that none of the types has are left out.
         Raises SettingsError: a value is not of its type or out of bounds."""
         return cls(_fresh(types, given), given, file=file)
 
@@ -272,7 +272,7 @@ class Configuration:
         return any(key in self._tables and not self._tables[key][2].hot for key in keys)
 
     def change(self, properties: Mapping[str, str]) -> None:
-        """Change hot settings, all or none, and write them to the file first.
+        """Write hot settings to the file, then change them. If one is refused, none is changed.
         Raises SettingsError: a key is unknown, a value cannot be used, or the file cannot be written."""
         assert not self.is_frozen(properties), "all keys are hot"
         types = [type(one) for one in self._objects]
@@ -363,7 +363,7 @@ def given_by_file(path: Path) -> dict[str, Given]:
 def write_properties(path: Path, changes: Mapping[str, str]) -> None:
     """Change keys in a properties file and keep its other lines; make the file if it is missing. The changes are on the
     disk when this returns, and the file is complete at any time.
-    Raises SettingsError: it cannot be read or written; it is unchanged then."""
+    Raises SettingsError: the file cannot be read or written. It is unchanged then."""
     path = path.resolve()
     if path.suffix == _JSON:
         raise SettingsError(f"cannot write {path}: changes are kept in properties files only; nothing was changed")

@@ -62,7 +62,8 @@ _Method = Callable[Concatenate[Any, P], T]
 
 
 def _makes(client_type: Callable[P, Client]) -> Callable[[Callable[[Any], None]], Callable[Concatenate[Any, P], None]]:
-    """Decorate an ``__init__``: it makes the asyncio client on the loop, from the client's arguments."""
+    """Replace an ``__init__`` by a function that makes the asyncio client on the loop, with the arguments of that
+    client."""
 
     def init(self: _Blocking, /, *args: P.args, **kwargs: P.kwargs) -> None:
         self._begin(lambda: client_type(*args, **kwargs))
@@ -74,7 +75,7 @@ def _makes(client_type: Callable[P, Client]) -> Callable[[Callable[[Any], None]]
 
 
 def _adds(facade: type[B], method: _Method[P, Client]) -> _Method[P, B]:
-    """Make a method that returns a facade; the method of the same name makes its client."""
+    """Make a method that returns a facade. The asyncio method of the same name makes the client for this facade."""
 
     def call(self: ConnectedClients, /, *args: P.args, **kwargs: P.kwargs) -> B:
         added = facade.__new__(facade)
@@ -88,7 +89,7 @@ def _adds(facade: type[B], method: _Method[P, Client]) -> _Method[P, B]:
 
 
 def _waits(method: _Method[P, Awaitable[T]]) -> _Method[P, T]:
-    """Make a method that waits for the coroutine of the same name."""
+    """Make a method that calls the coroutine function of the same name and waits for its result."""
 
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
         outcome: T = self._here().run(lambda: method(self._client, *args, **kwargs))
@@ -99,7 +100,8 @@ def _waits(method: _Method[P, Awaitable[T]]) -> _Method[P, T]:
 
 
 def _waits_unless_from_parent(method: _Method[P, Awaitable[None]]) -> _Method[P, None]:
-    """Make a method as `_waits` does, which does nothing in a child process if the client is the parent's."""
+    """Make a method as `_waits` does. The method does nothing in a child process if the client belongs to the
+    parent."""
     wait = _waits(method)
 
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -124,7 +126,8 @@ def _calls(method: _Method[P, T]) -> _Method[P, T]:
 
 
 def _iterates(method: _Method[P, MessageStream]) -> _Method[P, Iterator[ReceivedMessage]]:
-    """Make a generator of a stream's messages, for ``for``; the ``_stream`` of the class returns the stream."""
+    """Make a method that yields the messages of a stream, so that ``for`` can iterate over them. The ``_stream`` of the
+    class returns the stream."""
 
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[ReceivedMessage]:
         stream = self._stream(*args, **kwargs)
@@ -166,7 +169,7 @@ def _blocking(portal: Portal, values: AsyncGenerator[T]) -> Generator[T]:
 
 def run(*clients: _Blocking) -> None:
     """Run clients until SIGINT or SIGTERM, then close them, as `rmqkit.run` does; blocks until then.
-    Raises ClientError: the caller is not the main thread, which alone gets signals, or there are no clients.
+    Raises ClientError: there are no clients, or the caller is not the main thread (no other thread gets signals).
     Raises NoRoute: as `start` of the clients."""
     if not clients:
         raise ClientError("run() has no clients: give it at least one")

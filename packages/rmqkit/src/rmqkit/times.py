@@ -62,5 +62,5 @@ def _is_number(value: object) -> bool:
 
 
 def moment_of(ms: int) -> datetime:
-    """Return the UTC time of ms since the epoch."""
+    """Return the UTC time for a number of ms since the epoch."""
     return datetime.fromtimestamp(ms / 1000, UTC)

@@ -65,7 +65,7 @@ _ASKED_FOR = "faststream-ping"
 
 
 class _LogColumns(DefaultLoggerStorage):
-    """Topic and group as columns of FastStream's log, as wide as their longest value."""
+    """Adds topic and group to FastStream's log as columns. A column is as wide as its longest value."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,7 +91,8 @@ class _LogColumns(DefaultLoggerStorage):
 
 
 class _GroupConsumers:
-    """One consumer for each group: its subscribers share it, because members must have equal subscriptions."""
+    """One consumer for each group. The subscribers of a group share the consumer, because members must have equal
+    subscriptions."""
 
     def __init__(
         self, name_servers: str | Sequence[str] | None, settings: PushConsumerSettings | None, hooks: Sequence[Hook]
@@ -119,7 +120,7 @@ class _GroupConsumers:
         return consumer
 
     async def start(self) -> None:
-        """Start the current consumers; later ones are started by `start_new`."""
+        """Start the consumers that exist now; `start_new` starts those that are created later."""
         self._is_open = True
         await self.start_new()
 
@@ -136,7 +137,7 @@ class _GroupConsumers:
 
 
 class RocketProducer:
-    """The publisher of one broker, which sends commands as messages after the middlewares."""
+    """The publisher of one broker. After the middlewares, it sends each publish command as a message."""
 
     def __init__(self, parser: Any, decoder: Any) -> None:
         self._parser = ParserComposition(parser, parse_message)

@@ -128,7 +128,7 @@ class RocketSubscriber(SubscriberUsecase[Any]):
         return self._config.batch_max is not None
 
     async def start(self) -> None:
-        """Subscribe at the group's consumer, which starts when the broker has started all subscribers."""
+        """Subscribe at the group's consumer. The consumer starts after the broker has started all subscribers."""
         await super().start()
         if self.calls and self._consumer is None:
             config, consumers = self._config, self._consumers
@@ -227,7 +227,8 @@ class PublisherSpecs(PublisherSpecification[Any, PublisherSpecConfig]):
 
 
 class RocketPublisher(PublisherUsecase):
-    """The publisher of one topic, made by `RocketBroker.publisher`; a decorator that publishes return values."""
+    """The publisher of one topic, made by `RocketBroker.publisher`. As a decorator it publishes the return values of a
+    handler."""
 
     def __init__(self, config: PublisherConfig, specification: PublisherSpecs) -> None:
         super().__init__(config, specification)  # type: ignore[arg-type]
@@ -265,7 +266,7 @@ class RocketPublisher(PublisherUsecase):
         timeout: float = 3.0,
         **options: Unpack[MessageOptions],
     ) -> RocketMessage:
-        """Publish a message and wait for the answer, as `RocketBroker.request`."""
+        """Publish a message and wait for the return value of its handler, as `RocketBroker.request`."""
         cmd = self._command(message, topic, PublishType.REQUEST, headers, correlation_id, options)
         cmd.timeout = timeout
         reply: RocketMessage = await self._basic_request(cmd, producer=self._outer_config.producer)
@@ -301,7 +302,7 @@ class RocketPublisher(PublisherUsecase):
 
 
 class ReplyPublisher(FakePublisher):
-    """The sender of a handler's return value to the requester: the waiting client, or the topic in ``reply_to``."""
+    """Sends a handler's return value to the requester: to the waiting client, or to the topic in ``reply_to``."""
 
     def __init__(self, message: StreamMessage[Any], *, producer: Any) -> None:
         super().__init__(producer=producer)

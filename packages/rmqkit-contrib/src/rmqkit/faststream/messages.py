@@ -70,7 +70,7 @@ delivery_here: contextvars.ContextVar[Delivery | None] = contextvars.ContextVar(
 
 
 class _Acknowledged(StreamMessage[Any]):
-    """The common base of single messages and batches."""
+    """The base class of single messages and batches."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -88,7 +88,7 @@ class _Acknowledged(StreamMessage[Any]):
         await super().nack()
 
     async def reject(self, reason: str | None = None) -> None:
-        """Send the message to the dead letters. With None the reason is the exception of the handler."""
+        """Send the message to the dead letters. If the reason is None, the exception of the handler is the reason."""
         self._settle(AckStatus.REJECTED, reason=reason)
         await super().reject()
 
@@ -234,7 +234,8 @@ class RocketPublishCommand(BatchPublishCommand):
         )
 
     def message(self, encoded: tuple[bytes, str | None]) -> Message:
-        """Make the message of an encoded body. None becomes JSON's ``null``, because RocketMQ refuses empty bodies."""
+        """Make a message that has this encoded body. None becomes JSON's ``null``, because RocketMQ refuses empty
+        bodies."""
         body, content_type = encoded if self.body is not None or encoded[0] else (_NULL, _JSON)
         headers: Mapping[str, Any] = {
             CONTENT_TYPE: content_type,

@@ -1,4 +1,5 @@
-"""The registration of the scheme ``rocketmq://`` at kombu, when a program such as Celery imports its serializers.
+"""The registration of the scheme ``rocketmq://`` in kombu. It happens when kombu loads its serializers, for example in
+Celery.
 
 kombu has entry points for serializers, but not for transports, and refuses URLs with unknown schemes. Therefore rmqkit
 has the entry point of a serializer (kombu's own JSON under another name), and its import registers the transport. Every

@@ -68,14 +68,15 @@ _TOPIC_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvw
 
 
 def topic_of(queue: str) -> str:
-    """Return the topic of a queue: legal characters are unchanged, others become ``%`` and hexadecimal UTF-8 bytes."""
+    """Return the topic of a queue. Characters that are legal in a topic stay, and others become ``%`` and hexadecimal
+    UTF-8 bytes."""
     return "".join(
         one if one in _TOPIC_CHARACTERS else "".join(f"%{byte:02X}" for byte in one.encode()) for one in queue
     )
 
 
 class Channel(virtual.Channel):  # type: ignore[misc]
-    """One channel, with the messages that it has received and not acknowledged."""
+    """One channel, with its messages that are received and not acknowledged yet."""
 
     connection: Transport
 
@@ -129,7 +130,8 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         raise Empty
 
     def _get_many(self, queues: list[str], timeout: float | None = None) -> None:
-        """Deliver the messages of the first queue that has any, in rotation; wait at the last one. Raises Empty."""
+        """Deliver the messages of the first queue that has any. The first queue changes with each call; only at the
+        last queue wait for messages. Raises Empty."""
         count = min(_BATCH_MAX, self.qos.can_consume_max_estimate() or _BATCH_MAX)
         self._turn += 1
         start = self._turn % len(queues)
@@ -283,7 +285,8 @@ def _started(make: Callable[[], Any]) -> Any:
 
 
 def _due_ms(headers: dict[str, Any]) -> int:
-    """Return the ETA of a task, in ms since the epoch; 0 if it has none. Celery's times without a zone are UTC."""
+    """Return the ETA of a task in ms since the epoch, or 0 if the task has no ETA. Celery's times without a zone are
+    UTC."""
     eta = headers.get("eta")
     try:
         due = datetime.fromisoformat(eta) if isinstance(eta, str) else eta

@@ -70,8 +70,8 @@ class ConnectedClients:
 
     You can create clients before you enter this object, so that a web application can declare them in a module. Start
     each client with ``async with`` or ``start()``, after this object. When this object closes, it closes the clients
-    that are still open: consumers first, because their handlers may still send. A group can have one producer and one
-    consumer here.
+    that are still open: consumers first, because their handlers may still send. For each group, you can create one
+    producer and one consumer here.
     """
 
     def __init__(
@@ -91,7 +91,8 @@ class ConnectedClients:
         self._is_open = self._is_closed = False
 
     async def __aenter__(self) -> Self:
-        """Raises NoRoute: as `start` of a client. Raises ClientError: this object was closed."""
+        """Raises NoRoute: no name server answers, as in the `start` of a client. Raises ClientError: this object was
+        closed."""
         await self._runtime.start()
         try:
             await self._runtime.reach(self._wait_ms)
@@ -165,10 +166,10 @@ class ConnectedClients:
 
         Args:
             expression, expression_type: as for `PushConsumer.subscribe`. The brokers filter.
-            start: ``"first"`` is the first stored message. ``"new"`` is the end of every queue. A `datetime`, or
-                seconds since the epoch, is a time; a `timedelta` is a time that long ago. To continue where you
-                stopped, pass the next offset of each queue, ``{MessageQueue("Orders", "broker-a", 0): 17}``; other
-                queues are read from their first message.
+            start: ``"first"`` is the first stored message. ``"new"`` is the end of every queue. A `datetime` or a
+                number of seconds since the epoch is a point in time. A `timedelta` means a point in time that long ago.
+                To continue where you stopped, pass the next offset of each queue,
+                ``{MessageQueue("Orders", "broker-a", 0): 17}``; other queues are read from their first message.
             keys: return only messages with one of these keys or message ids.
             stop_at_end: end after the messages that were stored when the loop began.
             group: the group of the requests, for brokers that check permissions. No client joins the group.

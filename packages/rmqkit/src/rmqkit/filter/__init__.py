@@ -15,7 +15,7 @@ SQL92 = "SQL92"
 
 
 def is_tag_type(expression_type: str | None) -> bool:
-    """Return True if an expression is a tag expression, which is the default for a missing type."""
+    """Return True if an expression is a tag expression. A missing type means a tag expression, too."""
     return expression_type is None or expression_type in ("", TAG)
 
 

@@ -113,7 +113,8 @@ _CONSTANTS = {"TRUE": True, "FALSE": False, "NULL": None}
 
 
 class ExpressionRejected(ValueError):
-    """The error of an SQL92 expression that does not compile; its text is the reference's, if that has one."""
+    """An SQL92 expression does not compile. The text of the error is that of the reference, if the reference has
+    one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +185,7 @@ def is_prepared() -> bool:
 
 @functools.lru_cache(maxsize=_CACHED_MAX)
 def _compiled(text: str) -> Expression | str:
-    """Return the expression, or why it does not compile."""
+    """Return the compiled expression, or the reason why the text does not compile."""
     try:
         term = _parse(text)
         return Expression(text, _condition(term), term)
@@ -198,7 +199,8 @@ def _compiled(text: str) -> Expression | str:
 
 @functools.cache
 def _grammar() -> Lark:
-    """Return the parser. lark is imported here, by `prepare` or the first expression: it takes most of the time."""
+    """Return the parser. lark is imported here, because the import takes most of the time. `prepare` or the first
+    expression calls this function."""
     from lark import Lark
 
     options: dict[str, Any] = {"parser": "lalr", "lexer": "basic", "g_regex_flags": re.ASCII, "transformer": _Terms()}
@@ -443,8 +445,8 @@ def _negation(term: _Term) -> _Term:
 
 
 def _joined(parts: list[_Term], sign: str, *, decisive: bool) -> _Term:
-    """Return the term of ``OR`` or ``AND``: the first part with the decisive result ends it; unknown
-    parts make the rest unknown."""
+    """Return the term of ``OR`` or ``AND``. The first part that has the decisive result decides. If no part has it, one
+    unknown part makes the result unknown."""
     conditions, otherwise = tuple(_condition(part) for part in parts), not decisive
 
     def condition(properties: bytes) -> bool | None:
@@ -597,5 +599,6 @@ class BloomFilter:
         return mask.to_bytes(self.bit_count // 8, "little")
 
     def has(self, bitmap: bytes, mask: int) -> bool:
-        """Return True if a bitmap has all bits of a mask, or has another length (it cannot be compared then)."""
+        """Return True if a bitmap has all bits of a mask, or if the bitmap has another length and cannot be
+        compared."""
         return len(bitmap) * 8 != self.bit_count or int.from_bytes(bitmap, "little") & mask == mask

@@ -41,7 +41,8 @@ _WORD_MAX = 32
 
 
 def sign(fields: Mapping[str, str], body: Body | list[Body], secret_key: str) -> str:
-    """Return the signature of a request; ``fields`` must contain the access key, an existing signature is ignored."""
+    """Return the signature of a request; ``fields`` must contain the access key. A signature among the fields is
+    ignored."""
     digest = hmac.new(secret_key.encode(), _values(fields), hashlib.sha1)
     for piece in body if isinstance(body, list) else [body]:
         digest.update(piece)
@@ -49,7 +50,8 @@ def sign(fields: Mapping[str, str], body: Body | list[Body], secret_key: str) ->
 
 
 def verify(fields: Mapping[str, str], body: Body | list[Body], secret_key: str) -> bool:
-    """Return True if a request was signed with a secret key; takes the same time for every wrong signature."""
+    """Return True if a request was signed with a secret key; the comparison takes the same time for every wrong
+    signature."""
     expected = sign(fields, body, secret_key)
     # Compare bytes: `compare_digest` accepts only ASCII text, and a received signature may be any text.
     return hmac.compare_digest(expected.encode(), fields.get(SIGNATURE, "").encode("utf-8", "replace"))

@@ -81,7 +81,8 @@ def _adapter(kind: Any) -> Any:
 
 
 def _reason(error: Exception) -> str:
-    """Return one line about the fault, without values, because dead letters and logs have other readers."""
+    """Return one line about the fault. It has no values from the body, because other people may read dead letters and
+    logs."""
     faults = getattr(error, "errors", None)
     if faults is None:
         return str(error)

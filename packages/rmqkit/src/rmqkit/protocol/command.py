@@ -133,7 +133,7 @@ class FrameSplitter:
         return frames
 
     def _add_small(self, chunk: bytes) -> None:
-        """Hold one of very many reads: a byte as a separate object would take forty bytes."""
+        """Hold one of very many small reads: a separate object for each byte would take forty bytes."""
         last = self._held[-1]
         if isinstance(last, bytearray):
             last += chunk
@@ -207,7 +207,7 @@ class Command(Struct, gc=False):
 
     @property
     def payload(self) -> bytes:
-        """The body in one piece; that of a received command already is."""
+        """The body in one piece. The body of a received command is always in one piece."""
         body = self.body
         if isinstance(body, bytes):
             return body

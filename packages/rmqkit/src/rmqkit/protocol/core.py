@@ -115,7 +115,8 @@ class Sends(Protocol):
         """Return for each of ``queues``: its entries, and the physical offsets of start and end of their records."""
 
     def keep(self, outs: list[int], timer_topic: str, broker_name: str) -> None:
-        """Store the messages that request a delivery time in the timer's queue instead. ``outs``: delivery times.
+        """Put the messages that request a delivery time into the timer's queue instead of their own. ``outs``: delivery
+        times.
         Raises ValueError: the broker's name contains a blank, which separates the parts of a handle."""
 
     def answers(self, pieces: tuple[bytes, ...], timed: tuple[bytes, ...], between: bytes) -> bytes:
@@ -156,7 +157,7 @@ ACKS: Any = getattr(_native, "Acks", None)
 
 
 class SendsReader(Protocol):
-    """An extractor of plain sends and acks from bytes."""
+    """Extracts plain sends and acks from received bytes."""
 
     def read(self, chunk: bytes, start: int, count_max: int = sys.maxsize, /) -> Sends | Acks | None:
         """Return the plain requests that follow one another from ``start``; None if the first frame is not plain."""
@@ -174,7 +175,7 @@ None if a record is elsewhere or not after the previous one, or if an entry has 
 
 
 class LogReader(Protocol):
-    """A reader of many records of a log at once; `rmqkit.store.log.scan` does the same with numpy."""
+    """Reads many records of a log at once; `rmqkit.store.log.scan` does the same with numpy."""
 
     def sound_records(
         self, buffer: Any, base_offset: int | None, low: int, high: int, rows_max: int, bytes_max: int, /
@@ -199,7 +200,7 @@ class GrpcSendsReader(Protocol):
 
 
 class GrpcMessages(Protocol):
-    """A converter of popped records to the messages of gRPC's ReceiveMessage."""
+    """Converts popped records to the messages of gRPC's ReceiveMessage."""
 
     def encode(
         self,

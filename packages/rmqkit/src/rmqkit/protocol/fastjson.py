@@ -398,7 +398,7 @@ class _Reader:
 
 
 class _References:
-    """A copy of a value in which a copy of its target replaces every ``{"$ref": path}``.
+    """Copies a value, and replaces every ``{"$ref": path}`` by a copy of the value at this path.
     The copy may have at most ``nodes_max`` values, objects and lists."""
 
     def __init__(self, root: Any, nodes_max: int) -> None:

@@ -63,7 +63,7 @@ class Reports:
         self._held = b""
 
     def feed(self, chunk: bytes) -> int | None:
-        """Return the newest complete report, None without a new report.
+        """Return the newest complete report, or None if there is no new report.
         Raises FrameError: it is not a valid offset."""
         held = self._held + chunk
         end = len(held) - len(held) % _REPORT.size

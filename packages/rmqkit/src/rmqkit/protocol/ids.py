@@ -51,7 +51,8 @@ _UNIQUE_TAIL = struct.Struct(">IH")
 
 
 def offset_id(store_host: bytes, physical_offset: int) -> str:
-    """Return the offset message id of a record: packed store host (8 or 20 bytes) and its place in the log."""
+    """Return the offset message id of a record: the packed store host (8 or 20 bytes) and the place of the record in
+    the log."""
     return (store_host + _OFFSET.pack(physical_offset)).hex().upper()
 
 
@@ -182,7 +183,8 @@ def encode_order_counts(counts: Mapping[OrderKey, int]) -> str:
 
 
 def decode_order_counts(text: str) -> dict[OrderKey, int]:
-    """Return how often messages were delivered, by message if the broker sent it, otherwise by queue."""
+    """Return how often messages were delivered: a count for each message if the broker sent these, otherwise for each
+    queue."""
     counts: dict[OrderKey, int] = {}
     for retry, queue, count in _entries(text):
         match = _ORDER_QUEUE.fullmatch(queue)

@@ -1,7 +1,8 @@
 """Messages for programs: messages to send (`Message`) and messages from stored records (`ReceivedMessage`).
 
 A stored record becomes one message, or several if it is an inner batch: message ``i`` has the fields of the record and
-``queue_offset + i``. The body is decompressed by sysFlag, the id is UNIQ_KEY or otherwise the offset message id.
+``queue_offset + i``. The body is decompressed as sysFlag requires. The message id is UNIQ_KEY or, if that is missing,
+the offset message id.
 Source: remoting.md §7.1.
 """
 
@@ -219,7 +220,7 @@ class ReceivedMessage(Struct, kw_only=True):
 
     @property
     def stored_at(self) -> datetime:
-        """The time in UTC when the broker stored it. Raises ValueError: it is out of range."""
+        """The time in UTC when the broker stored the message. Raises ValueError: it is out of range."""
         return moment_of(self.store_timestamp)
 
     @property
@@ -229,7 +230,7 @@ class ReceivedMessage(Struct, kw_only=True):
 
     @property
     def tags(self) -> str | None:
-        """The tag, or None."""
+        """The tag of the message, or None if it has no tag."""
         return self.properties.get(names.TAGS)
 
     @property

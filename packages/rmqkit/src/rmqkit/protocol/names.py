@@ -70,12 +70,12 @@ NO_LITE_TOPICS = "lite topics are not supported by rmqkit: use a FIFO topic, wit
 
 
 def retry_topic(group: str) -> str:
-    """Return the topic of a group's messages that are retried."""
+    """Return the retry topic of a group, which has the messages that are delivered to the group again."""
     return RETRY_PREFIX + group
 
 
 def pop_retry_topic(group: str, topic: str, separator: str = "_") -> str:
-    """Return the topic of a group's popped messages of a topic that are retried; version 2 has ``+`` in its name."""
+    """Return the retry topic for the messages that a group pops from a topic. The name of version 2 has a ``+``."""
     return f"{RETRY_PREFIX}{group}{separator}{topic}"
 
 
@@ -104,7 +104,7 @@ def is_system_group(group: str) -> bool:
 
 
 def is_of_applications(topic: str, servers: Collection[str] = ()) -> bool:
-    """Return True if applications created a topic by its name: not a system, retry or dead-letter topic.
+    """Return True if, by its name, a topic belongs to an application: it is no system, retry or dead-letter topic.
     ``servers``: the names of clusters and brokers, because each has a topic, and a cluster has one for replies."""
     is_of_server = topic in servers or (topic.endswith(_REPLY) and topic.removesuffix(_REPLY) in servers)
     return not (is_of_server or is_system_topic(topic) or topic.startswith(NOT_OF_APPLICATIONS))

@@ -147,7 +147,7 @@ def copied_properties(properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def find_property(encoded: bytes, name: bytes) -> bytes | None:
-    """Return one value of a property string without decoding the rest; None if missing or empty.
+    """Return one value of a property string without decoding the rest, or None if the value is missing or empty.
     Equal to ``decode_properties(encoded).get(name)`` for UTF-8 input."""
     wanted = name + b"\x01"
     # Search from the right, because the last duplicate is used, and with 0x02, so that KEYS is not found in MYKEYS.
@@ -206,7 +206,7 @@ def in_stored_order(encoded: bytes) -> bytes:
 
 @functools.lru_cache(maxsize=4096)
 def _arrangement(names: tuple[bytes, ...]) -> Callable[[list[bytes]], tuple[bytes, ...]] | None:
-    """Return a function that sorts entries with these names; None if a new order of the entries is not enough."""
+    """Return a function that sorts entries with these names, or None if sorting the entries is not enough."""
     # An `itemgetter` of one item returns that item and not a tuple.
     if len(names) < 2 or len(set(names)) < len(names) or not all(names):
         return None

@@ -234,7 +234,8 @@ host bits, bornTimestamp, reconsumeTimes, body, and the property string after it
 
 
 def topic_field(topic: bytes) -> bytes:
-    """Return a topic after its length, which has one byte up to 127 bytes (magic v1), otherwise two bytes."""
+    """Return the length of a topic, followed by the topic. The length takes one byte up to 127 (magic v1), otherwise
+    two bytes."""
     topic_bytes = len(topic)
     is_v1 = topic_bytes <= _V1_TOPIC_BYTES_MAX
     return (_TOPIC_LENGTHS_V1[topic_bytes] if is_v1 else _TOPIC_LENGTH_V2.pack(topic_bytes)) + topic
@@ -369,7 +370,8 @@ def record_topic(record: memoryview) -> bytes:
 
 
 def has_sound_body(record: memoryview) -> bool:
-    """Return True if the body of a whole record, whose parts match its length, matches its CRC."""
+    """Return True if the body of a record matches its CRC. The record must be whole, and its parts must match its
+    length."""
     at = _LAYOUTS[record[_SYS_FLAG_AT + 3] & _HOST_MASK].head_bytes
     body = record[at : at + _I32.unpack_from(record, at - 4)[0]]
     return bool(body_crc(body) == _I32.unpack_from(record, _BODY_CRC_AT)[0])

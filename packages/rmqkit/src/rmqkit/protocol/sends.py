@@ -159,7 +159,8 @@ class PlainSends:
         return [(*key, sizes) for key, sizes in kinds.items()]
 
     def keep(self, outs: list[int], timer_topic: str, broker_name: str) -> None:
-        """Redirect the timed messages to the timer's queue. ``outs``: the delivery time of each timed message.
+        """Put the timed messages into the timer's queue instead of their own. ``outs``: the delivery time of each timed
+        message.
         Raises ValueError: the broker's name contains a blank, which separates the parts of a handle."""
         left = iter(outs)
         for sent in self.sent:
@@ -269,7 +270,8 @@ class PlainSends:
 
 
 class PlainBatch:
-    """`Sends` of a batch in plain Python: its messages have the place of the request, and unchanged properties."""
+    """`Sends` of a batch in plain Python: all messages have the topic and queue of the request, and their properties
+    stay as they are."""
 
     __slots__ = (
         *("_bounds", "_codes", "_number", "_properties", "_request", "_sizes", "_starts", "_store_timestamp"),
@@ -418,8 +420,8 @@ def _frame_start(header_bytes: int) -> bytes:
 
 
 def _members(body: bytes) -> list[BatchBounds]:
-    """Return the bounds of the messages of a batch; empty if it is not a batch, or must be stored in slices or be
-    refused."""
+    """Return the bounds of the messages of a batch. The list is empty if the body is no batch, or if the batch must be
+    stored in slices or refused."""
     try:
         bounds = batch_bounds(body, count_max=_MEMBERS_MAX + 1)
     except BodyError:
@@ -463,7 +465,7 @@ class PlainSendsReader:
         self._plan_of: Callable[[tuple[str, ...]], _Plan | None] = functools.lru_cache(maxsize=1024)(self._plan)
 
     def read(self, chunk: bytes, start: int, count_max: int = sys.maxsize, /) -> Sends | None:
-        """Return the consecutive plain sends from ``start``; None if the first frame is not a plain send."""
+        """Return the consecutive plain sends from ``start``, or None if the first frame is not a plain send."""
         sent: list[_Sent] = []
         at, available = start, len(chunk)
         while available - at >= 8 and len(sent) < count_max:

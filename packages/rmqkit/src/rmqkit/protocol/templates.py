@@ -1,4 +1,5 @@
-"""Responses that differ from previous ones in a few values only, which are most of the output of busy brokers.
+"""Responses that differ from earlier responses in a few values only. Most of the output of busy brokers is of this
+kind.
 
 A *template* (`answer_template`) is the header of a response, encoded once from a sample by `encode_command`, with
 placeholders for the values that differ. A filled template has the same bytes at a fifth of the cost. `answer_pieces`

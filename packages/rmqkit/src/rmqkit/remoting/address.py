@@ -50,8 +50,8 @@ def join_address(host: str, port: int) -> str:
 
 
 def advertised_ip(host: str) -> str:
-    """Return the literal address by which others reach a listener on ``host``; for a wildcard this machine's address.
-    Sends nothing: the kernel only reports which address a packet would leave from.
+    """Return the literal address by which other machines reach a listener on ``host``. If ``host`` is a wildcard, this
+    is the address of this machine. Sends nothing: the kernel only reports which address a packet would leave from.
     Raises SettingsError: the host name is unknown."""
     if host not in ("", "0.0.0.0", "::"):
         try:
@@ -113,7 +113,8 @@ def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
 
 
 def ip_of(host: str) -> IpAddress | None:
-    """Return the address in a peer's name as sockets give it, or None; an IPv4 address mapped to IPv6 as IPv4."""
+    """Return the IP address in a peer's name as sockets give it, or None. An IPv4 address that is mapped to IPv6 is
+    returned as IPv4."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
@@ -123,7 +124,7 @@ def ip_of(host: str) -> IpAddress | None:
 
 
 async def resolved(address: str) -> set[IpAddress]:
-    """Return the addresses of ``host:port``; none if the name is unknown."""
+    """Return the addresses to which ``host:port`` resolves. There are none if the name is unknown."""
     try:
         host, port = split_address(address)
         if (literal := ip_of(host)) is not None:

@@ -64,7 +64,8 @@ class Freshness:
         self._sessions: dict[tuple[str, str], _Session] = {}
 
     def fault(self, user: str, signature: FullSignature, now_ms: int) -> str | None:
-        """Return why a correctly signed request is refused, or None to accept it; it is accepted only once."""
+        """Return why a correctly signed request is refused, or None if it is accepted. A request is accepted only
+        once."""
         away_ms = abs(now_ms - signature.signed_ms)
         if away_ms > self._window_ms:
             return f"it was signed {away_ms} ms from now, {self._window_ms} are allowed: set the clocks right"
@@ -183,14 +184,15 @@ class _User(Struct):
 
 
 class Authentication:
-    """The check of signatures against the secrets of known users.
+    """Checks signatures with the secrets of known users.
 
     Args:
         initial: the first user, from the configuration.
         inner: the credentials with which brokers sign their own requests; they replace a user with the same name.
         white_list: codes of requests that are not checked.
-        freshness: accepts only full signatures, and each signature once; None: accept other signatures, too.
-        grpc_window_ms: maximum difference between the date of a gRPC call's signature and now; 0: no limit.
+        freshness: accepts only full signatures, and each of them once. None means that other signatures are accepted,
+            too.
+        grpc_window_ms: maximum difference between the date of a gRPC call's signature and now; 0 means no limit.
 
     Attributes:
         users: returns the known users by name, with the changes of operators; at first only the first user.
@@ -254,7 +256,7 @@ class Authentication:
         return name == self.inner_name or getattr(self.users().get(name), "user_type", None) == "Super"
 
     def refusal(self, connection: Connection, command: Command) -> str | None:
-        """Return the reference's remark that refuses a request, or None to accept it."""
+        """Return the remark with which the reference refuses a request, or None if the request is accepted."""
         fields = decode_fields(command)
         remark = self._unknown(fields, command)
         # Set the user for codes of the white list, too, so that a handler never reads the user of an earlier request.

@@ -58,7 +58,7 @@ CLIENT_CALLS_MAX = 65_535
 
 
 class Permits:
-    """A limit of running calls and of their bytes; ``free`` and ``free_bytes`` are what is left."""
+    """Limits the number of running calls and their bytes. ``free`` calls and ``free_bytes`` bytes are left."""
 
     __slots__ = ("_bytes_max", "_waiting", "free", "free_bytes")
 
@@ -78,7 +78,7 @@ class Permits:
         return True
 
     async def take(self, timeout_ms: float | None, size: int = 0) -> bool:
-        """Wait for a permit, for ever if the timeout is None; return False if none was free in time."""
+        """Wait for a permit; a timeout of None means for ever. Return False if no permit was free in time."""
         if self.take_now(size):
             return True
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -173,7 +173,7 @@ class Failures:
 
     @property
     def others(self) -> list[RmqError]:
-        """One failure of each other kind, in the order of their first occurrence."""
+        """One failure of each kind other than the `cause`, in the order of their first occurrence."""
         cause = self.cause
         return [error for error, _ in self._kinds.values() if error is not cause]
 
@@ -209,7 +209,8 @@ async def diagnosed(error: ConnectionLost | RequestTimedOut, address: str, *, is
 
 
 async def _said_to(address: str, request: bytes) -> bytes:
-    """Return the first bytes of a response; empty if the peer closes. Raises TimeoutError, OSError: no response."""
+    """Return the first bytes that the peer sends in response, or no bytes if it closes the connection. Raises
+    TimeoutError, OSError: no response."""
     async with asyncio.timeout(_PATIENCE_S):
         reader, writer = await asyncio.open_connection(*split_address(address))
         try:

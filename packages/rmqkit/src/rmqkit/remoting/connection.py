@@ -215,7 +215,7 @@ class Link(asyncio.Protocol):
         """Check that a peer that was silent for long still responds, if its protocol has a way to do so."""
 
     def hand_over(self, other: Link) -> None:
-        """Give the connection to another protocol, as if it had been accepted by it."""
+        """Give the connection to another protocol, as if that protocol had accepted the connection."""
         transport, self._transport = self._transport, None
         assert transport is not None, "a connection that is handed over is open"
         assert not self._unsent, "nothing was sent before the protocol is known"
@@ -355,7 +355,8 @@ class Connection(Link):
     # -- methods for its owner
 
     def send(self, command: Command) -> None:
-        """Send a reply or one-way request with the other output of this tick; do nothing if closed."""
+        """Send a reply or one-way request, together with the other output of this tick. Do nothing if the connection is
+        closed."""
         if not self.is_open:
             return
         self._unsent.extend(encode_command(command))
@@ -549,7 +550,7 @@ class Connection(Link):
     def _keep_incomplete(self, has_frames: bool) -> None:
         """Record the incomplete frame of the last read.
 
-        ``has_frames``: the read completed frames, so this one is new.
+        ``has_frames``: the read completed other frames, so the incomplete frame is new.
         """
         is_new = has_frames or not self._incomplete_bytes
         self._incomplete_bytes = self._splitter.buffered_bytes
@@ -611,7 +612,7 @@ class Connection(Link):
             self._sweep_by(min(call.deadline_ms for call in self._calls.values()), now_ms)
 
     def _end_calls(self, until_ms: float, reads: int, looks_left: int) -> None:
-        """End the calls with deadlines up to ``until_ms``, after further reads while data arrives."""
+        """End the calls with deadlines up to ``until_ms``. As long as data arrives, read it first."""
         if looks_left == _LOOKS_MAX or (looks_left and reads != self._reads):
             # Wait for two ticks, because data that a tick reads is handled after its scheduled callbacks.
             look = functools.partial(self._end_calls, until_ms, self._reads, looks_left - 1)

@@ -113,7 +113,7 @@ class Limits:
             _log.warning("closing connection of %s: %s; refused so far: %d", connection.peer, reason, count)
 
     def closed(self, connection: LimitedConnection, address: IpAddress | None) -> None:
-        """Subtract a connection that was counted."""
+        """Reduce the count by a connection that `opened` has counted."""
         self.count -= 1
         self._counts[address] -= 1
         assert self.count >= 0 <= self._counts[address], "at most as many connections close as were opened"
@@ -158,12 +158,13 @@ class Limits:
             self._unsent.pop(connection, None)
 
     def _ask_all(self) -> None:
-        """Update the unread bytes of every connection that reported some."""
+        """Update the number of unread bytes of every connection that had such bytes at its last report."""
         for connection in list(self._unsent):
             self._note_unsent(connection, connection.unsent_bytes)
 
     def _cut_largest(self, limit: int) -> None:
-        """Close at most `_CUT_AT_ONCE` connections with the most unread bytes, until a quarter of the limit is free."""
+        """Close the connections with the most unread bytes until a quarter of the limit is free, but at most
+        `_CUT_AT_ONCE` of them."""
         reason = f"answers that peers do not take are more than maxUnsentBytes={limit}; it holds"
         for connection in sorted(self._unsent, key=self._unsent.__getitem__, reverse=True)[:_CUT_AT_ONCE]:
             if self.unsent_bytes <= limit - limit // 4:

@@ -92,7 +92,7 @@ class ListeningPort:
             self._servers.append(await loop.create_server(self.protocol, sock=one, backlog=_BACKLOG))
 
     def close(self) -> None:
-        """Refuse connections and free the port; accepted connections stay."""
+        """Refuse new connections and free the port. Accepted connections stay open."""
         self.is_open = False
         for server in self._servers:
             server.close()

@@ -120,7 +120,7 @@ class Router:
         self._handlers[int(code)] = (handler, lane)
 
     def go_away(self) -> None:
-        """Answer new requests with GO_AWAY from now on, if the peer knows it. Source: remoting.md §2."""
+        """From now on, answer requests with GO_AWAY if the peer knows this code. Source: remoting.md §2."""
         self._is_going_away = True
 
     def remaining(self, connection: Connection, units: list[Frame | Sends | Acks]) -> Iterable[Frame]:
@@ -141,7 +141,7 @@ class Router:
         return self.fast_path(connection, units)  # type: ignore[arg-type]
 
     def _remaining_of_acks(self, connection: Connection, units: list[Any]) -> Iterator[Frame]:
-        """Return `remaining` for units that contain acks."""
+        """Return what `remaining` returns, for units that contain acks."""
         assert self.fast_path is not None, "the port has a fast path"
         for unit in units:
             if type(unit) is not ACKS:

@@ -103,7 +103,7 @@ class Sniffed(Struct):
 
 
 class ProtocolSniffer:
-    """A reader of the first bytes of one connection; ``tls`` None: TLS is disabled.
+    """Reads the first bytes of one connection. If ``tls`` is None, TLS is disabled.
     ``accepts_proxy``: a PROXY preamble is allowed. ``believes``: returns True if a preamble from these hops is trusted.
     Any peer can write one, so other preambles are read and ignored."""
 
@@ -124,7 +124,8 @@ class ProtocolSniffer:
 
     def feed(self, data: bytes) -> Sniffed | None:
         """Read data; return the result, or None while more data is needed.
-        Raises FrameError: a damaged preamble, or TLS or its absence where the mode forbids it."""
+        Raises FrameError: the preamble is damaged, or the mode forbids TLS or plain connections and the peer uses
+        that."""
         self._held += data
         if self._accepts_proxy:
             header = parse_proxy_header(self._held)

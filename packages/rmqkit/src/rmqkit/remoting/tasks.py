@@ -32,13 +32,13 @@ class Tasks:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        """Run a coroutine until it ends or `close`; log its error."""
+        """Run a coroutine until it ends or `close` cancels it. Log its error."""
         task = self.own(work, name)
         task.add_done_callback(_log_error)
         return task
 
     def own(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-        """Run a coroutine until it ends or `close`. The caller awaits the task and gets its error."""
+        """Run a coroutine until it ends or `close` cancels it. The caller awaits the task and gets its error."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)  # the loop holds only weak references to tasks
         task.add_done_callback(self._tasks.discard)
@@ -65,7 +65,7 @@ def _log_error(task: asyncio.Task[None]) -> None:
 
 
 def is_cancelled() -> bool:
-    """Return True if the running task is cancelled itself, and not something that it awaits."""
+    """Return True if the running task itself was cancelled, and not only something that the task awaits."""
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
 
@@ -81,7 +81,7 @@ async def keep_doing(
     """Repeat an action for ever: it returns the ms to the next run, and ``wake`` ends this pause early.
 
     Wake-ups that arrive while the action runs lead to one more run. Runs after wake-ups begin at least ``gap_ms``
-    apart. An error is logged and followed by a pause; the same error is logged again only after a run that worked.
+    apart. An error is logged and followed by a pause; the same error is logged again only after the action has worked.
     """
     loop = asyncio.get_running_loop()
     last_error = ""
@@ -178,7 +178,7 @@ class Turns:
         return len(self._pieces)
 
     def add(self, piece: Iterator[object]) -> None:
-        """Add a piece; if no other waits, execute a first slice of it at once."""
+        """Add a piece of work. If no other piece waits, execute a first slice of this one at once."""
         self._pieces.append(piece)
         if len(self._pieces) == 1 and not self._is_working:
             self._work()

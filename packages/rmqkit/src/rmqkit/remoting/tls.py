@@ -49,7 +49,7 @@ class OwnCertificate:
     eavesdropping, but proves nothing: a man in the middle can make one, too. Loop only.
 
     Attributes:
-        context: the TLS context; None until it is made, or if that failed.
+        context: the TLS context, or None if it is not made yet or could not be made.
         is_settled: True if the certificate was made, or cannot be made.
     """
 
@@ -59,8 +59,8 @@ class OwnCertificate:
         self._waiting: list[Callable[[], None]] = []
 
     def when_settled(self, go_on: Callable[[], None]) -> None:
-        """Register a function that is called when the certificate was made or failed; the
-        first call starts making it."""
+        """Register a function that is called after the certificate was made or could not be made. The first
+        registration starts to make the certificate."""
         assert not self.is_settled, "the certificate is not settled yet"
         self._waiting.append(go_on)
         if len(self._waiting) == 1:
@@ -184,7 +184,7 @@ class ClientTlsSettings(Struct, kw_only=True):
 
     @property
     def tls(self) -> Tls | None:
-        """The TLS of connections; None if they are plain."""
+        """The TLS settings of connections, or None if connections are plain."""
         if not self.tls_enable:
             return None
         return Tls(
@@ -316,7 +316,7 @@ class TlsLayer:
             self._handshake()
 
     def feed(self, data: bytes) -> bytes:
-        """Decrypt what was read; return the plain bytes, maybe none.
+        """Decrypt the bytes that were read. Return the plain bytes, of which there may be none yet.
         Raises FrameError: the data is not TLS, or the peer is refused."""
         self._incoming.write(data)
         if not self._is_established and not self._handshake():

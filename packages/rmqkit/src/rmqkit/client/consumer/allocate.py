@@ -1,7 +1,7 @@
 """Strategies that distribute a topic's queues: every client of a group computes the same result from the same lists.
 
 A strategy is a function of the sorted queues, the sorted client ids and the own client id; all clients of a group must
-use the same strategy. Strategies with parameters are made by a function.
+use the same strategy. A strategy with parameters is the result of a function, such as `configured`.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def configured(own_queues: Collection[MessageQueue]) -> Allocate:
 
 
 def machine_room(rooms: Collection[str]) -> Allocate:
-    """Distribute only the queues of brokers named ``room@broker`` in one of these rooms: equal blocks, then the rest
-    one by one (MACHINE_ROOM)."""
+    """Distribute only the queues of brokers named ``room@broker`` in one of these rooms. Every client gets a block of
+    the same size, and the remaining queues go to the first clients, one each (MACHINE_ROOM)."""
 
     def allocate(queues: Sequence[MessageQueue], client_ids: Sequence[str], own_id: str) -> list[MessageQueue]:
         if own_id not in client_ids:

@@ -1,4 +1,4 @@
-"""Assignment of queues to a member of a group (``RebalanceImpl``): computing it, taking queues and giving them up.
+"""Assignment of queues to a member of a group (``RebalanceImpl``): a member computes, takes and gives up its queues.
 
 For each topic, the allocation strategy gets the queues of the route and the client ids of the group from one broker,
 both sorted. Every client computes the same result. The client gives up queues that are not in its share and takes new
@@ -63,7 +63,7 @@ class QueueOwner(Protocol):
 
 
 class Rebalance:
-    """The computation of this member's queues (all queues in broadcasting). It changes nothing by itself."""
+    """Computes which queues this member gets (in broadcasting, all of them). The `QueueOwner` applies the result."""
 
     def __init__(self, context: ConsumerContext, owner: QueueOwner) -> None:
         self._runtime = context.runtime
@@ -114,8 +114,8 @@ class Rebalance:
         return set(self._allocate(queues, client_ids, own_id)), len(client_ids)
 
     async def _client_ids(self, topic: str) -> list[str]:
-        """Request the clients of the group from one of the topic's brokers; empty if the
-        broker does not know the group."""
+        """Request the client ids of the group from one of the topic's brokers. The list is empty if the broker does not
+        know the group."""
         address = self._some_broker(topic)
         try:
             return sorted(set(await self._runtime.calls.consumer_ids(address, self._group)))
@@ -157,8 +157,9 @@ class Pauses:
 class AssignedQueues:
     """The queues of this member, each with a process queue and a loop that fills it.
 
-    ``process_queues`` has the held queues, ``schedules`` the topics that the program pulls by itself.
-    ``rebalance_soon`` is called after a queue was given up that is still assigned, so that it is taken again."""
+    ``process_queues`` has the held queues, and ``schedules`` has the topics that the program pulls by itself. If a
+    queue was given up although it is still assigned to this member, ``rebalance_soon`` is called, so that the queue is
+    taken again."""
 
     context: ConsumerContext
     subscriptions: Subscriptions
@@ -176,7 +177,8 @@ class AssignedQueues:
         self._is_stopped = False
 
     def take(self, queues: Iterable[MessageQueue], *, pause_ms: float, is_member: bool) -> None:
-        """Start to pull queues after a pause; with ``is_member`` False each pull has its own subscription."""
+        """Wait for ``pause_ms``, then start to pull the queues. If ``is_member`` is False, each pull has its own
+        subscription."""
         self.context.consume_service.drop_stale()
         if self._is_stopped:
             return  # the program moved a queue while its consumer was closed
@@ -193,7 +195,8 @@ class AssignedQueues:
         await asyncio.gather(*(one.is_begun.wait() for one in list(self.process_queues.values()) if not one.is_popped))
 
     async def give_up(self, queue: MessageQueue) -> None:
-        """Stop pulling, let handlers finish for a moment, and save the offset, at which the next owner starts."""
+        """Stop pulling, give running handlers a moment to finish, and save the offset at which the next owner
+        starts."""
         async with self._turns[queue]:
             process_queue = await self._stop_pulling(queue)
             if process_queue is None:
@@ -206,7 +209,8 @@ class AssignedQueues:
                 await self._hand_over(process_queue)
 
     async def give_up_ended(self) -> None:
-        """Give up the queues whose loop stopped with an error or whose handler had not finished. The queues restart."""
+        """Give up the queues whose pull loop has ended: by an error, or because an earlier `give_up` found a handler
+        running. The queues restart."""
         for queue in [queue for queue, pull in self._pulls.items() if pull.done() and not self._turns[queue].locked()]:
             await self.give_up(queue)
 

@@ -61,11 +61,10 @@ from rmqkit.times import Duration, duration_ms
 
 
 class Listener(Struct):
-    """A handler in the form that workers call on the loop: with a message, or with a list of at
-    most ``batch_max`` messages.
-    With ``decode`` it is called with the decoded bodies; ``takes_messages`` adds the messages. If ``is_deduped`` is
-    set, the message precedes all other arguments. ``name`` appears in dead letters. If ``retry`` is None, the
-    retries of the settings apply."""
+    """A handler in the form that workers call on the loop. Its argument is a message, or a list of at most
+    ``batch_max`` messages. If ``decode`` is set, the argument is the decoded body or bodies; ``takes_messages`` adds
+    the messages. If ``is_deduped`` is set, the message precedes all other arguments. ``name`` appears in dead letters.
+    If ``retry`` is None, the retries of the settings apply."""
 
     call: Callable[..., Awaitable[object]]
     batch_max: int | None = None
@@ -96,7 +95,8 @@ class Listener(Struct):
 
 
 ListenerOf = Callable[[str], Listener | None]
-"""Returns the listener of a topic; None if the program iterates over its messages (`ConcurrentConsumeService.next`)."""
+"""Returns the listener of a topic, or None if the program iterates over the messages of the topic
+(`ConcurrentConsumeService.next`)."""
 
 _TO_DEAD_LETTERS = -1
 _GIVEN_UP = "its handler gave it up without a reason"
@@ -121,7 +121,7 @@ def _level_after(delay_ms: int) -> int:
 class ConsumeLater(Exception):
     """Raise this in a handler to choose when a message is delivered again.
 
-    In ordered consumption, the queue waits from the first of these messages on, and a delay level makes no difference.
+    In ordered consumption, the queue waits at the first of these messages, and a delay level makes no difference.
 
     Args:
         delay_level: 1 to 18 for a delay level of the broker; 0 lets the broker choose. For popped messages, a level
@@ -212,7 +212,8 @@ class ConcurrentConsumeService:
             self._tasks.start(self._work(), f"handler {number} of group {self.group}")
 
     async def close(self) -> None:
-        """Stop the workers. Handlers that still run are cancelled; those in threads finish by themselves."""
+        """Stop the workers. Coroutine handlers that still run are cancelled; handlers in threads run until they
+        return."""
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()
@@ -233,8 +234,8 @@ class ConcurrentConsumeService:
         dedupe: Dedupe | Seen | None = None,
         retry: Retry | None = None,
     ) -> Listener | None:
-        """Wrap a handler for the workers: a coroutine function is called on the loop, any other callable in a
-        thread."""
+        """Wrap a handler for the workers: a coroutine function is called on the loop, and any other callable is called
+        in a thread."""
         if handler is None:
             return None
         name = handler_name(handler)
@@ -247,7 +248,7 @@ class ConcurrentConsumeService:
         return Listener(on_loop, batch_max, is_threaded, decode, takes_messages, is_deduped, name, retry)
 
     def put(self, process_queue: ProcessQueue, messages: list[ReceivedMessage]) -> None:
-        """Queue messages of a process queue for the workers."""
+        """Put messages of a process queue into the buffer from which the workers take them."""
         # Restore topics before the grouping: the handler of a message's original topic handles its retries.
         for message in messages:
             if names.RETRY_TOPIC in message.properties:
@@ -275,12 +276,12 @@ class ConcurrentConsumeService:
                     queue.put_nowait(item)
 
     def advance_to(self, process_queue: ProcessQueue, offset: int) -> None:
-        """Raise the offset of a queue without held messages."""
+        """Raise the offset of a queue of which no messages are held."""
         self.offsets.raise_to(process_queue.queue, offset)
 
     async def unreadable(self, message: ReceivedMessage) -> None:
         """Send a message whose body cannot be unpacked to the dead letters.
-        Raises RemotingError, PeerRefused: the send failed, try again."""
+        Raises RemotingError, PeerRefused: the send failed, and the caller must try again."""
         if not self.settings.is_broadcasting:
             await self._send_back(message, _TO_DEAD_LETTERS)
 
@@ -313,7 +314,7 @@ class ConcurrentConsumeService:
             self.offsets.raise_to(process_queue.queue, offset)
 
     async def send_back(self, message: ReceivedMessage, delay_level: int, reason: Reason | None = None) -> bool:
-        """Request a later delivery of a message, or with a reason send it to the dead letters.
+        """Request a later delivery of a message or, if a reason is given, send the message to the dead letters.
 
         Return True if the broker or the retry topic accepted it.
         """
@@ -426,7 +427,7 @@ class ConcurrentConsumeService:
         return None
 
     async def _outcome_with_hooks(self, listener: Listener, messages: list[ReceivedMessage]) -> BaseException | None:
-        """Call the handler between the hooks' begin and end."""
+        """Call the hooks, then the handler, then the hooks again with the outcome."""
         clock, outcome = self.runtime.clock, ConsumeOutcome()
         begun_ms = clock.monotonic_ms()
         on_end = self.hooks.consuming(Consumption(self.group, messages))
@@ -485,7 +486,7 @@ class ConcurrentConsumeService:
         return (0, None) if delay_ms is None else (_level_after(delay_ms), delay_ms)
 
     def _retries_of(self, message: ReceivedMessage) -> int:
-        """Return how many retries a message has before it goes to the dead letters; -1 for no limit."""
+        """Return how many retries a message has before it goes to the dead letters; -1 means no limit."""
         listener = self.listener_of(message.topic)
         if listener is None or listener.retry is None or listener.retry.times is None:
             return self._retries_max

@@ -22,7 +22,8 @@ from rmqkit.protocol.schemas.clients import ConsumeMessageDirectlyResult, Subscr
 
 
 class ConsumeService(Protocol):
-    """A consumer of pulled messages in handlers (`consume`, `ordered`, `pop.service`) or by the program (`poll`)."""
+    """Consumes pulled messages: calls handlers with them (`consume`, `ordered`, `pop.service`) or hands them to the
+    program (`poll`)."""
 
     def put(self, process_queue: ProcessQueue, messages: list[ReceivedMessage]) -> None:
         """Begin to consume messages that the process queue now holds."""
@@ -33,13 +34,14 @@ class ConsumeService(Protocol):
         ...
 
     def advance_to(self, process_queue: ProcessQueue, offset: int) -> None:
-        """Raise the offset of a queue without held messages: no message before it matches the subscription."""
+        """Raise the offset of a queue of which no messages are held: no message before the new offset matches the
+        subscription."""
         ...
 
     async def unreadable(self, message: ReceivedMessage) -> None:
         """Dispose of a message whose body cannot be unpacked.
 
-        Raises RemotingError, PeerRefused: it failed, try again.
+        Raises RemotingError, PeerRefused: this failed, and the caller must try again.
         """
         ...
 
@@ -55,7 +57,7 @@ class ConsumeService(Protocol):
 @dataclass(slots=True)
 class ConsumerContext:
     """The objects that the parts of one consumer share.
-    ``locks`` is set in ordered consumption, except in broadcasting."""
+    ``locks`` is set if the consumer is ordered and not broadcasting."""
 
     runtime: ClientRuntime
     group: str
@@ -98,7 +100,8 @@ class Subscriptions(dict[str, SubscriptionData]):
             self[topic] = replace(self[topic], sub_version=self._version(topic))
 
     def _version(self, topic: str) -> int:
-        """Return the time, or one more than before if the clock was set back: brokers store the highest version."""
+        """Return the time in ms, or the last version plus one if the clock was set back: brokers store the highest
+        version."""
         before = self[topic].sub_version if topic in self else 0
         return max(self._runtime.clock.now_ms(), before + 1)
 

@@ -64,7 +64,7 @@ _KeyOf = Callable[[ReceivedMessage], str]
 
 
 class SqliteDedupe:
-    """The keys of handled messages in the SQLite database that the handler writes to, in the same transaction::
+    """Stores the keys of handled messages in the SQLite database to which the handler writes, in the same transaction::
 
         orders = SqliteDedupe("orders.db")
 
@@ -74,8 +74,8 @@ class SqliteDedupe:
 
     When the handler returns, its writes and the key are committed. If it raises, they are rolled back, and the message
     is delivered again. The handler must be a plain function, because SQLite blocks, and it must not commit. A database
-    has one writer at a time: other transactions wait, also those of other processes. Effects outside the database, such
-    as a call to another service, are not undone. Whether a commit survives a power cut depends on the database
+    has one writer at a time, so the transactions of other threads and processes wait. Effects outside the database,
+    such as a call to another service, are not undone. Whether a commit survives a power cut depends on the database
     (``PRAGMA synchronous``).
 
     Args:
@@ -108,7 +108,7 @@ class SqliteDedupe:
 
     @property
     def connection(self) -> sqlite3.Connection:
-        """The connection of the current transaction; only for the handler.
+        """The connection of the current transaction. Only the handler may use it.
         Raises ClientError: this thread does not run a handler with this ``dedupe``."""
         connection: sqlite3.Connection | None = getattr(self._here, "connection", None)
         if connection is None:
@@ -171,7 +171,8 @@ class RedisDedupe:
         client: a ``redis.asyncio.Redis`` for coroutine functions, a ``redis.Redis`` for plain functions.
         key: returns the key of a message; None means ``msg_id``.
         keep_hours: how long keys are stored.
-        lease_seconds: how long a handler may take; after that, another delivery of the message is handled, too.
+        lease_seconds: how long a handler may take. If it takes longer and the message is delivered again, the message
+            is handled again.
         prefix: the prefix of all names in Redis.
 
     Raises SettingsError: a time is not positive.

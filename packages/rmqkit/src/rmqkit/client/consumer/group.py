@@ -59,17 +59,16 @@ _SECRETS = frozenset(("accessKey", "secretKey", "securityToken"))
 
 
 def offsets_of(runtime: ClientRuntime, group: str, settings: ConsumerSettings) -> OffsetStore:
-    """Make the offset store of a group: on the brokers, or for broadcasting in a file."""
+    """Make the offset store of a group. Offsets are stored on the brokers or, in broadcasting, in a file."""
     if settings.is_broadcasting:
         return LocalOffsetStore(settings.offsets_dir, runtime.client_id, with_namespace(runtime.namespace, group))
     return RemoteOffsetStore(runtime, group)
 
 
 class GroupCoordinator:
-    """The coordinator of one member of a group: decides when to rebalance, and registers the member with the brokers.
-
-    ``subscriptions`` are the member's subscriptions, ``assigned`` its queues, ``process_queues`` the messages that it
-    holds of these queues."""
+    """Coordinates one member of a group: decides when to rebalance, and registers the member with the brokers.
+    ``subscriptions`` are the member's subscriptions, ``assigned`` are its queues, and ``process_queues`` hold the
+    messages of these queues."""
 
     def __init__(self, context: ConsumerContext) -> None:
         self._context = context
@@ -180,7 +179,7 @@ class GroupCoordinator:
         self._is_shared_out.set()
 
     async def leave(self, still_handled: Collection[MessageQueue] = ()) -> None:
-        """Save offsets, release the locks except of queues that a handler still uses, and leave the group."""
+        """Save offsets, release the locks (but not those of queues that a handler still uses), and leave the group."""
         assert not self._is_open, "a member stops before it leaves"
         # Offsets, then locks, then the group: nothing changes an offset after the next owner of a queue has read it.
         await self._context.offsets.save_all()
@@ -259,7 +258,8 @@ class GroupCoordinator:
         )
 
     def running_info(self) -> ConsumerRunningInfo:
-        """Return settings, subscriptions, the held messages of each queue, stats, and why queues do not advance."""
+        """Return the settings, subscriptions, held messages of each queue and stats, and the reasons why queues do not
+        advance."""
         own = {
             "PROP_NAMESERVER_ADDR": ";".join(self._runtime.name_servers),
             "PROP_CONSUME_TYPE": self._context.consume_type,

@@ -72,8 +72,9 @@ _FINISH_SECONDS = 30.0
 
 @dataclass(eq=False)
 class PullLoop:
-    """A loop that fills one process queue; ``on_illegal`` gives up the queue at the offset of the broker's response.
-    If ``is_member`` is False, each pull has its own subscription."""
+    """A loop that fills one process queue. If the broker finds the offset illegal, ``on_illegal`` gives the queue up,
+    so that it restarts at the offset in the broker's response. If ``is_member`` is False, each pull has its own
+    subscription."""
 
     context: ConsumerContext
     process_queue: ProcessQueue
@@ -136,7 +137,7 @@ class PullLoop:
         return 0.0
 
     def _is_current(self, asked: SubscriptionData) -> bool:
-        """Return True if the subscription is the one of the pull.
+        """Return True if the subscription has not changed since the pull was sent.
 
         If it was replaced during the pull, the broker may have left out messages that match now: pull the same offset
         again.
@@ -217,8 +218,8 @@ class PullLoop:
         return matching, unreadable
 
     async def _start_offset(self) -> int:
-        """Find the start offset: the saved offset of the broker, otherwise according to the
-        settings (behaviour.md §8.9).
+        """Find the start offset: the offset that the broker has saved or, if there is none, the one that the settings
+        require (behaviour.md §8.9).
         Raises RemotingError, PeerRefused: the broker did not return it."""
         start_from = self.context.settings.start_from
         saved = await self.context.offsets.fetch(self._queue)
@@ -246,7 +247,8 @@ class PullLoop:
                 return await calls.search_offset(address, self._queue, at_ms)
 
     def _asked_address(self, error: ConnectFailed | ConnectionLost) -> str:
-        """Return the broker address that an error is about, in the form that heartbeats and other queues use."""
+        """Return the address of the broker that failed, as the routes have it: heartbeats and other queues use this
+        form."""
         try:
             return self._runtime.routes.broker_for(self._queue, self.process_queue.broker_id)[1]
         except ConnectFailed:
@@ -272,7 +274,8 @@ class PullLoop:
 
 
 def place_in(queue: MessageQueue, messages: Iterable[ReceivedMessage], offset_delta: int) -> None:
-    """Set queue id and offset of messages of a static topic to those in the topic, instead of those at the broker."""
+    """Replace the broker's queue id and offset in messages of a static topic by the queue id and offset in the
+    topic."""
     if queue.broker_name.startswith(LOGICAL_BROKER_PREFIX):
         for message in messages:
             message.queue_id = queue.queue_id
@@ -297,7 +300,7 @@ def unpack(body: bytes, broker_name: str) -> tuple[list[ReceivedMessage], list[R
 
 
 class PullSchedule(Struct):
-    """The task that pulls a topic's queues, and the usual pause between two calls in ms."""
+    """The program's task that pulls a topic's queues, and the usual pause in ms between two calls of the task."""
 
     task: PullTask
     pause_ms: float

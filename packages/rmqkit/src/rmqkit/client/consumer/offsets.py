@@ -49,8 +49,8 @@ _Sent = tuple[int, Connection | None]
 
 
 class OffsetStore(ABC):
-    """The offsets of one group in the queues that this client holds; an offset is that of
-    the next message to consume."""
+    """The offsets of one group in the queues that this client holds. Each is the offset of the next message to
+    consume."""
 
     def __init__(self) -> None:
         self._offsets: dict[MessageQueue, int] = {}
@@ -83,7 +83,7 @@ class OffsetStore(ABC):
 
     @abstractmethod
     async def fetch(self, queue: MessageQueue) -> int | None:
-        """Read the saved offset and cache it; None if there is no saved offset.
+        """Read, cache and return the saved offset, or None if there is no saved offset.
         Raises RemotingError, PeerRefused: the broker did not return it."""
 
     @abstractmethod
@@ -115,7 +115,7 @@ class RemoteOffsetStore(OffsetStore):
         self._confirmed.pop(queue, None)
 
     async def fetch(self, queue: MessageQueue) -> int | None:
-        """Read the offset saved at the broker and cache it; None if the broker has no offset.
+        """Read, cache and return the offset saved at the broker, or None if the broker has no offset.
         Raises RemotingError, PeerRefused: the broker did not return it."""
         offset = await self._runtime.calls.committed_offset(
             self._runtime.routes.broker_for(queue)[1], self._group, queue
@@ -143,7 +143,7 @@ class RemoteOffsetStore(OffsetStore):
             self._not_saved(queue, offset, error)
 
     async def save_all(self) -> None:
-        """Save the offset of every queue, first of one queue per topic.
+        """Save the offset of every queue: first for one queue of each topic, then for all others.
 
         If a broker has no offset of the group and topic, Apache's broker makes a new table for each of several
         concurrent offsets, and keeps only one of them.
@@ -154,8 +154,9 @@ class RemoteOffsetStore(OffsetStore):
         await asyncio.gather(*(self.save(queue) for queue in rest))
 
     async def send_changed(self) -> None:
-        """Save changed offsets one-way, and unchanged unconfirmed offsets with a response. A failure is logged, and the
-        next call tries again. An unreachable broker does not delay the others."""
+        """Save offsets that changed since the last call one-way. Save an unchanged offset that is not confirmed yet
+        with a request that waits for the broker's response. A failure is logged, and the next call tries again. An
+        unreachable broker does not delay the others."""
         queues = list(self._offsets)
         are_at_rest = await asyncio.gather(*map(self._send, queues))
         await asyncio.gather(
@@ -210,7 +211,7 @@ class LocalOffsetStore(OffsetStore):
         self._saved.pop(queue, None)
 
     async def fetch(self, queue: MessageQueue) -> int | None:
-        """Read the offset from the file and cache it; None if it has no offset.
+        """Read, cache and return the offset in the file, or None if the file has no offset.
         Raises ClientError: the file cannot be read at present."""
         try:
             offset = (await asyncio.to_thread(self._read)).get(queue)
@@ -221,7 +222,7 @@ class LocalOffsetStore(OffsetStore):
         return offset
 
     async def save(self, queue: MessageQueue) -> None:
-        """Save all offsets: there is one file."""
+        """Save all offsets, because they are in one file."""
         await self.save_all()
 
     async def send_changed(self) -> None:

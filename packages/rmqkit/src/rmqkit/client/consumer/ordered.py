@@ -66,7 +66,7 @@ class OrderlyConsumeService(ConcurrentConsumeService):
             self._schedule(process_queue)
 
     async def expire(self, process_queue: ProcessQueue) -> None:
-        """Do nothing: an ordered queue waits for its handler, however long it runs."""
+        """Do nothing: an ordered queue waits for its handler, however long the handler runs."""
 
     def _schedule(self, process_queue: ProcessQueue) -> None:
         # Set with every scheduling, so that `put` never passes a queue to a second worker.
@@ -159,10 +159,8 @@ class OrderlyConsumeService(ConcurrentConsumeService):
 
 
 class ClientQueueLocks:
-    """The locks of one group's member.
-
-    ``asked`` has the queues that a broker may have locked for it, ``errors`` the errors of brokers that did not answer
-    the last request.
+    """The queue locks of one member of a group. ``asked`` has the queues that brokers may have locked for this member,
+    and ``errors`` has the errors of brokers that did not answer the last request.
     """
 
     def __init__(self, runtime: ClientRuntime, group: str) -> None:
@@ -178,7 +176,7 @@ class ClientQueueLocks:
         return granted_ms is not None and self._runtime.clock.monotonic_ms() - granted_ms < LOCAL_LOCK_MS
 
     def error_of(self, queue: MessageQueue) -> RmqError | None:
-        """Return the error of the last request to the broker of a queue, None if it answered."""
+        """Return the error of the last request to the broker of a queue, or None if the broker answered."""
         return self.errors.get(self._runtime.routes.broker_of(queue))
 
     def granted_at_ms(self, queue: MessageQueue) -> int:

@@ -23,7 +23,8 @@ _Item = tuple[ProcessQueue, ReceivedMessage]
 
 class PollBuffer:
     """A buffer of pulled messages that also stores the program's position in each queue.
-    With ``auto_commit`` positions are saved at once, otherwise the caller saves the result of `positions`."""
+    With ``auto_commit`` a new position goes to the offset store at once. Otherwise the caller saves the result of
+    `positions`."""
 
     def __init__(self, offsets: OffsetStore, *, auto_commit: bool) -> None:
         self._offsets = offsets
@@ -91,7 +92,8 @@ class PollBuffer:
             self._offsets.set_to(queue, offset)
 
     def positions(self) -> dict[MessageQueue, int]:
-        """Return the positions in held queues of which messages were returned, and the positions of seeks."""
+        """Return the positions of held queues from which the program got messages, and the positions that seeks have
+        set."""
         self._positions = {one: offset for one, offset in self._positions.items() if not one.is_released}
         return self._sought | {one.queue: offset for one, offset in self._positions.items()}
 
@@ -146,7 +148,7 @@ class StreamSource(Protocol):
     """The source of the messages of a `MessageStream`."""
 
     async def next(self) -> _Item | None:
-        """Wait for the next message; None if there will be no more."""
+        """Wait for the next message. Return None if there will be no more messages."""
         ...
 
     def consumed(self, process_queue: ProcessQueue, *messages: ReceivedMessage) -> None:

@@ -41,7 +41,7 @@ _NO_WINDOW = 1 << 30
 
 
 class Failure(Struct):
-    """The last failure of a handler on a message that this client handles again."""
+    """The last failure of a handler; this client will call the handler again with the same message."""
 
     message: ReceivedMessage
     error: BaseException
@@ -162,7 +162,7 @@ class ProcessQueue:
         return self._offsets[0] if self._offsets else max(self._last_offset + 1, self.next_offset or 0)
 
     def lowest(self, count: int) -> list[ReceivedMessage]:
-        """Return the messages with the lowest offsets, which hold the offset back, at most ``count``."""
+        """Return at most ``count`` messages: those with the lowest offsets, which hold the queue's offset back."""
         if count == 1:
             return [self._messages[self._offsets[0]]] if self._messages else []
         return [self._messages[offset] for offset in heapq.nsmallest(count, self._messages)]

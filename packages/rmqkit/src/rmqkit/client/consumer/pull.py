@@ -86,8 +86,8 @@ class PullConsumer(Consumer):
                 ...
                 await consumer.commit(queue, result.next_begin_offset)
 
-    Every coroutine method raises RemotingError if a broker does not answer, and PeerRefused if it refuses. Offsets are
-    read and saved for the group. The other arguments are those of a `PushConsumer`.
+    Every coroutine method raises RemotingError if a broker does not answer, and PeerRefused if it refuses. `committed`
+    and `commit` read and save the offsets of the group. The other arguments are those of a `PushConsumer`.
     Raises SettingsError: a name, an address or a setting is not valid."""
 
     _kind = "pull consumer"
@@ -144,9 +144,9 @@ class PullConsumer(Consumer):
 
         In the task, call `pull` and `commit`. A coroutine function runs on the event loop, a plain function in a
         thread. The task returns the time until its next call, or None for ``pause``: seconds or a `timedelta`. If it
-        raises, the next call comes after ``pull.error_pause_ms``. Calls for one queue follow one another; calls for
-        different queues overlap. Before the consumer gives up a queue or closes, it waits for the running call, at most
-        30 s.
+        raises, the next call comes after ``pull.error_pause_ms``. The calls for one queue run one after the other.
+        Calls for different queues may run at the same time. Before the consumer gives up a queue or closes, it waits
+        for the running call, at most 30 s.
         Raises SettingsError, ClientError: as `subscribe`."""
         self._check_mode(is_wrong=self._coordinator.is_manual)
         self._coordinator.schedule(topic, PullSchedule(task, duration_ms(pause, "pause")))
@@ -286,8 +286,8 @@ class PullConsumer(Consumer):
 
     @keeps_open
     async def commit(self, queue: MessageQueue | None = None, offset: int | None = None) -> None:
-        """Save the group's offset: without arguments, in all polled queues; with ``queue``, in that queue; with
-        ``offset``, exactly this offset of the next message to consume, which may be less than before.
+        """Save the group's offsets in all polled queues, or with ``queue`` in that queue only. ``offset`` is the offset
+        to save there: that of the next message to consume. It may be less than the saved one.
 
         A broker refuses the offset of an unknown group; the group's first pull makes the group known."""
         if queue is not None and offset is not None:

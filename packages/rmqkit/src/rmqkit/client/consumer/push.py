@@ -60,9 +60,9 @@ class PushConsumer(Subscribing, Consumer):
 
     The members of a group share the queues. They must have the same subscriptions and the same ``allocate`` function
     (see `rmqkit.client.consumer.allocate`). With ``ordered``, the messages of a queue are handled one after the other:
-    no other member owns the queue meanwhile, and if the handler raises, it gets the same message again before the
-    next message. With ``message_model=MessageModel.BROADCASTING`` in the settings, every member gets every message at
-    most once, and stores its own offsets. The other arguments are the same as for a `Producer`.
+    no other member owns the queue meanwhile. If the handler raises, it is called with the same message again before the
+    next one. With ``message_model=MessageModel.BROADCASTING`` in the settings, every member gets every message at most
+    once, and stores its own offsets. The other arguments are the same as for a `Producer`.
     Raises SettingsError: a name, an address or a setting is not valid."""
 
     _kind = "consumer"
@@ -287,7 +287,8 @@ async def _not_subscribed(message: ReceivedMessage) -> None:
 
 
 async def _of_no_topic(message: ReceivedMessage) -> None:
-    """Refuse a message of the retry topic that belongs to none of several handlers."""
+    """Refuse a message that was sent to the retry topic directly: none of the several handlers is responsible for
+    it."""
     reason = f"it was sent to {message.topic} itself, has no property RETRY_TOPIC, and several topics have handlers"
     raise DeadLetters([(message, reason)])
 

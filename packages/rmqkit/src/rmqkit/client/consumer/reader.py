@@ -68,7 +68,7 @@ class Start(Struct, frozen=True):
     Attributes:
         offset: the offset; if the queue does not have it, the nearest offset of the queue.
         time_ms: the time.
-        offsets: offsets of some queues, which replace the other fields.
+        offsets: start offsets of single queues. For these queues the other fields have no effect.
     """
 
     offset: int | None = None
@@ -123,7 +123,8 @@ class Puller(Protocol):
 
 
 class _Lane(Struct):
-    """A stored queue: the next offset to pull, the end that the queue had, and the pulled messages."""
+    """A queue whose stored messages are being read: the next offset to pull, the end of the queue at the start, and the
+    pulled messages."""
 
     queue: MessageQueue
     offset: int
@@ -259,7 +260,7 @@ class TopicReader:
         return []
 
     def _earliest(self) -> list[ReceivedMessage]:
-        """Return the messages of one lane that are older than those of all other lanes."""
+        """Take from one lane its messages that are older than the messages of all other lanes."""
         *__, lane = heapq.heappop(self._filled)
         until_ms = self._filled[0][0] if self._filled else lane.held[-1].store_timestamp
         taken = list(itertools.takewhile(lambda one: one.store_timestamp <= until_ms, lane.held))
@@ -344,7 +345,7 @@ class TopicReader:
                         self._start_following(queue, Start(offset=0))
 
     async def _follow(self, queue: MessageQueue, start: Start, end: int | None) -> None:
-        """Put the messages of a queue into `_found`, up to an end if the reader stops there."""
+        """Put the messages of a queue into `_found`, until the end if the reader has to stop at one."""
         offset: int | None = None
         last: list[ReceivedMessage] | RmqError = []
         while True:

@@ -64,7 +64,8 @@ def text_of(error: BaseException) -> str:
 
 
 def traceback_of(error: BaseException) -> str:
-    """Return the traceback of a handler's exception, from the handler on, without the calls of this client."""
+    """Return the traceback of a handler's exception. It begins in the handler, and omits the calls of this client that
+    lead to the handler."""
     first = error.__traceback__
     while first is not None and first.tb_frame.f_globals.get("__name__", "").startswith(_OURS):
         first = first.tb_next

@@ -21,7 +21,8 @@ class Retry(Struct, frozen=True, kw_only=True):
     The broker's timer has a precision of seconds. A broker without a timer (4.x) uses the next longer delay level.
 
     Attributes:
-        times: retries before the message goes to the dead letters; None: ``retries_max`` of the settings.
+        times: the number of retries before the message goes to the dead letters; None means ``retries_max`` of the
+            settings.
         first: the delay of the first retry, in seconds or as a `timedelta`.
         factor: each delay is the previous delay times this factor.
         longest: the maximum delay, without its random part.

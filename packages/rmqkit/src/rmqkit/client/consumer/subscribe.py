@@ -1,4 +1,4 @@
-"""Subscriptions with a handler: the arguments of `on` and `subscribe`, typed so that checkers know the handler's ones.
+"""Subscriptions with a handler: the types of `on` and `subscribe` let type checkers check the handler's arguments.
 
 =======================  ==============================  ===========================================================
 ``subscribe(...)`` with  a handler gets                  with two parameters it gets
@@ -300,7 +300,7 @@ def once(handler: Callable[..., object], dedupe: Dedupe | Seen, group: str) -> C
 
 
 def takes_two(handler: Callable[..., object]) -> bool:
-    """Return True if a handler has two positional parameters, and so gets the message besides the value."""
+    """Return True if a handler has two positional parameters: it is called with the value and the message."""
     try:
         parameters = inspect.signature(handler).parameters.values()
     except (TypeError, ValueError):  # some callables written in C have no signature

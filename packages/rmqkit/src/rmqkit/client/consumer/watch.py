@@ -84,7 +84,8 @@ class _Seen(Struct):
 
 
 class QueueWatch:
-    """A watcher of the queues of one member; ``unlocked`` returns its assigned queues for which it has no lock."""
+    """Watches the queues of one member. ``unlocked`` returns the queues that are assigned to the member but not locked
+    for it."""
 
     def __init__(
         self, context: ConsumerContext, held: AssignedQueues, unlocked: Callable[[], set[MessageQueue]]
@@ -104,7 +105,7 @@ class QueueWatch:
                 stats.sample(self._clock.monotonic_ms())
 
     def report(self) -> None:
-        """Log the queues that are newly stalled, stalled for another reason, or advance again."""
+        """Log every queue that has just stalled, is stalled for a new reason, or advances again."""
         for status in self.statuses():
             seen = self._seen[status.queue]
             if status.is_stalled and seen.reported is not status.state:
@@ -209,7 +210,7 @@ class QueueWatch:
 
 
 class LoopWatchdog:
-    """A watcher of the running loop until `stop`; ``users`` is the number of consumers that use it."""
+    """Watches the running loop until `stop` is called; ``users`` is the number of consumers that use it."""
 
     def __init__(self, still_seconds: float = STILL_SECONDS) -> None:
         self.users = 0
@@ -283,7 +284,7 @@ def _places(frame: FrameType | None) -> Iterator[str]:
 
 
 def _is_called_by_library(frame: FrameType) -> bool:
-    """Return True if a frame is the program's, and its caller asyncio or rmqkit."""
+    """Return True if a frame belongs to the program, and the frame that called it belongs to asyncio or rmqkit."""
     caller = frame.f_back
     if caller is None or frame.f_code.co_filename.startswith(_LIBRARY):
         return False

@@ -2,9 +2,10 @@
 ``ConsumeMessageHook``).
 
 A method of a `Hook` is called at the beginning of an operation and may return a function, which is called with the
-outcome. Beginnings are called in the order of the hooks, ends in reverse order, on the loop and in the task of the
-operation, so they must not block. Exceptions of a hook are logged and change nothing. The trace topic
-(`producer.trace`) and OpenTelemetry (`otel`) are hooks. Loop only. Source: behaviour.md §7.6, §7.9, §7.11.
+outcome. The methods are called in the order of the hooks, and the returned functions in reverse order. Both are called
+on the loop, in the task of the operation, so they must not block. Exceptions of a hook are logged and change nothing.
+The trace topic (`producer.trace`) and OpenTelemetry (`otel`) are hooks. Loop only. Source: behaviour.md §7.6, §7.9,
+§7.11.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Sending(Struct):
         group: the producer group.
         messages: the message, or the messages of the batch. In `Producer.send_many` the list begins with the first
             message, and the others are added as they arrive.
-        is_batch: whether it is a batch.
+        is_batch: whether the messages are sent as a batch.
         is_half: whether the message is sent in a transaction.
         properties: a hook can add properties here; they are sent with every message.
     """
@@ -69,7 +70,7 @@ class SendResult(Struct, gc=False):
         queue: the queue of the message: topic, broker name and queue id.
         queue_offset: the position in the queue; for a batch, the position of its first message.
         transaction_id: the transaction id of the broker's answer, if any.
-        recall_handle: the handle for `Producer.recall`; only for messages with ``delay`` or ``deliver_at``.
+        recall_handle: the handle for `Producer.recall`. Only messages with ``delay`` or ``deliver_at`` have one.
     """
 
     status: SendStatus
@@ -89,7 +90,8 @@ class SendOutcome(Struct):
         error: the error that the program gets; None after a success.
         address: the address of the broker that was tried last, ``host:port``.
         tried_ms: the time when the last try began, in ms since the epoch.
-        body_bytes: the size of the body as sent (compressed); for a batch, of the whole batch.
+        body_bytes: the size of the body as it was sent, possibly compressed. For a batch this is the size of the whole
+            batch.
         region_id: the trace region in the broker's answer.
         is_traced: whether the broker asks for traces.
     """
@@ -187,11 +189,11 @@ class Hook:
         """Called before the end of a transaction is sent to its broker."""
 
     def recalled(self, recall: Recall) -> None:
-        """Called after a broker answered, or did not answer, a recall."""
+        """Called after a recall has succeeded or failed."""
 
 
 class BackgroundHook(Hook):
-    """A hook with its own task, which its client starts and closes."""
+    """A hook that has a task of its own. The client starts and closes this hook."""
 
     def start(self) -> None:
         """Start the hook, after the client has joined its group."""
@@ -235,7 +237,7 @@ class Hooks(tuple[Hook, ...]):
         return _begin([hook.consuming for hook in self], consumption)
 
     def polled(self, group: str, messages: list[ReceivedMessage]) -> None:
-        """Report messages that the program gets, which counts as consumption."""
+        """Report messages that the program polled: they count as consumed successfully."""
         if self and messages:
             self.consuming(Consumption(group, messages, is_polled=True))(ConsumeOutcome())
 
@@ -256,7 +258,8 @@ default_hooks: list[Hook] = []
 
 
 def with_defaults(hooks: Sequence[Hook]) -> tuple[Hook, ...]:
-    """Return the hooks of a client: its own, and the default hooks whose class none of its own has."""
+    """Return the hooks of a client: its own hooks, and the default hooks, without those that have the class of an own
+    hook."""
     # Compare exact classes: a hook with its own tracer replaces the instrumentor's. Both would make two spans for each
     # send, and the second would overwrite the context of the first.
     return (*hooks, *(one for one in default_hooks if not any(type(given) is type(one) for given in hooks)))

@@ -23,7 +23,7 @@ __all__ = ["RmqkitInstrumentor"]
 
 
 class RmqkitInstrumentor(BaseInstrumentor):  # type: ignore[misc]
-    """The switch of tracing for all clients that are created afterwards: `instrument`, `uninstrument`.
+    """Switches tracing on (`instrument`) or off (`uninstrument`) for all clients that are created afterwards.
     ``tracer_provider``: None uses the process's provider."""
 
     def instrumentation_dependencies(self) -> Collection[str]:

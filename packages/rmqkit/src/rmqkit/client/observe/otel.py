@@ -65,7 +65,8 @@ class Telemetry(Hook):
         return lambda outcome: _sent(span, sending, outcome)
 
     def consuming(self, consumption: Consumption) -> Callable[[ConsumeOutcome], None] | None:
-        """Start the span of a handler, which is current until the handler ends; or the span of a poll."""
+        """Start the span of a handler call or of a poll. The span of a handler call is current until the handler
+        ends."""
         messages, is_polled = consumption.messages, consumption.is_polled
         first = messages[0]
         operation = "receive" if is_polled else "process"

@@ -1,7 +1,8 @@
 """Status of producers and consumers, as objects and as tables, and the rates of a topic (``ConsumerStatsManager``).
 
-Pull loops and handlers add to plain counters (`ConsumerStats`). Every 10 s the counters are sampled; a rate is the
-difference to the sample of a minute ago, or to the start. Failures are counted over the last hour.
+Pull loops and handlers add to plain counters (`ConsumerStats`). Every 10 s the counters are sampled; a rate is computed
+from the difference between the counters and the sample of a minute ago (or the start). Failures are counted over the
+last hour.
 Source: behaviour.md §7.5, §8.6, §8.15.
 """
 
@@ -60,7 +61,7 @@ class QueueStatus(Struct, kw_only=True):
         is_stalled: whether the queue has a backlog and does not advance.
         consumed_offset: the first offset that is not consumed; None until the start offset is known.
         pulled_offset: the next offset to pull.
-        max_offset: one past the last message, from the response to the last pull.
+        max_offset: one past the offset of the last message, according to the response to the last pull.
         held_messages: messages that are pulled and not consumed yet.
         held_bytes: bytes of these messages.
     """
@@ -78,7 +79,7 @@ class QueueStatus(Struct, kw_only=True):
 
     @property
     def backlog(self) -> int | None:
-        """Number of stored messages that are not consumed yet; None if unknown."""
+        """The number of stored messages that are not consumed yet, or None if it is unknown."""
         if self.max_offset is None or self.consumed_offset is None:
             return None
         return max(0, self.max_offset - self.consumed_offset)
@@ -103,7 +104,8 @@ class MemberStatus(Struct, kw_only=True):
 
     @property
     def backlog(self) -> int:
-        """Stored messages that are not consumed yet, over all queues, as far as known."""
+        """The number of stored messages of all queues that are not consumed yet. Queues with an unknown backlog do not
+        count."""
         return sum(one.backlog or 0 for one in self.queues)
 
     @property
@@ -128,7 +130,8 @@ class BrokerStatus(Struct, kw_only=True):
         broker_id: the id of the broker; 0 is the master.
         address: the address of the broker, ``host:port``.
         is_connected: whether there is a connection.
-        avoided_ms: how long sends still avoid this broker, in ms; 0 if they do not (``avoid_slow_brokers``).
+        avoided_ms: for how many ms sends still avoid this broker; 0 means that they do not avoid it
+            (``avoid_slow_brokers``).
         is_reachable: whether sends succeed, as far as known.
     """
 

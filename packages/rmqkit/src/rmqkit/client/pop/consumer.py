@@ -75,7 +75,8 @@ class PopConsumer(PushConsumer):
                 expression.
             max_count: 1 to 32.
             invisible_time: seconds or a `timedelta`; None means ``pop.invisible_ms`` of the settings.
-            wait: how long a broker may wait for a message, in seconds or as a `timedelta`; 0 means no waiting.
+            wait: how long a broker may wait for a message, in seconds or as a `timedelta`; 0 means that it does not
+                wait.
             queue: pop from this queue only; None means all queues. An ordered consumer should pass a queue.
             expression_type: ``TAG`` or ``SQL92``.
         """
@@ -138,8 +139,8 @@ class PopConsumer(PushConsumer):
         return self._session
 
     async def _next_brokers(self, topic: str) -> list[MessageQueue]:
-        """Return the queues to pop: one entry per broker, or in order one per queue; each
-        call begins with another one."""
+        """Return the queues to pop: one entry for each broker or, in ordered consumption, one for each queue. Each call
+        begins the list with the next entry."""
         queues = await self._runtime.routes.readable_queues(topic)
         if not self._is_ordered:
             queues = [MessageQueue(topic, name, ANY_QUEUE) for name in sorted({queue.broker_name for queue in queues})]

@@ -217,7 +217,8 @@ class PopLoop(PullLoop):
 
 
 class BrokerRebalance(Rebalance):
-    """Requests of this member's queues to brokers, and whether they are popped (``QUERY_ASSIGNMENT``)."""
+    """Asks brokers for this member's queues, and for the mode of each queue: popped or pulled
+    (``QUERY_ASSIGNMENT``)."""
 
     def __init__(self, context: ConsumerContext, owner: QueueOwner, session: PopSession, *, only_pops: bool) -> None:
         super().__init__(context, owner)
@@ -257,7 +258,7 @@ class BrokerRebalance(Rebalance):
         return self._with_modes(topic, pulled, popped)
 
     async def _ask(self, topic: str) -> list[Assignment] | None:
-        """Request this member's queues from a broker; None if the broker does not assign queues."""
+        """Request this member's queues from a broker. Return None if the broker does not assign queues."""
         if self._strategy is None:
             return None
         asked = QueryAssignmentBody(
@@ -278,8 +279,9 @@ class BrokerRebalance(Rebalance):
     def _with_modes(
         self, topic: str, pulled: set[MessageQueue], popped: set[MessageQueue]
     ) -> tuple[set[MessageQueue], int]:
-        """Return the queues to hold, without those that change their mode, and a number of members: 0 if some queues
-        change their mode, 2 if another member may have held pulled queues, otherwise 1."""
+        """Return the queues to hold, and how many members to assume. Queues that change between popped and pulled are
+        left out. The number is 0 if there are such queues, 2 if there are pulled queues that another member may have
+        held, otherwise 1."""
         assert not pulled & popped, "no queue is both pulled and popped"
         before = {queue for queue in self._session.queues if queue.topic == topic}
         self._session.queues.difference_update(before)
@@ -290,7 +292,7 @@ class BrokerRebalance(Rebalance):
 
 @dataclass(eq=False)
 class PopAssignedQueues(AssignedQueues):
-    """The queues of this member: popped if the broker says so, otherwise pulled."""
+    """The queues of this member. Those that the broker wants popped are popped, and the others are pulled."""
 
     session: PopSession
 
@@ -306,7 +308,7 @@ class PopAssignedQueues(AssignedQueues):
 
 
 class PopGroupCoordinator(GroupCoordinator):
-    """The coordinator of a member whose queues are assigned by brokers; with ``only_pops`` all of them are popped."""
+    """Coordinates a member whose queues are assigned by brokers. With ``only_pops`` all queues are popped."""
 
     def __init__(self, context: ConsumerContext, session: PopSession, *, only_pops: bool) -> None:
         self._session = session

@@ -1,4 +1,5 @@
-"""POP sessions: a broker delivers messages and hides them from the group until an ack or until the time expires.
+"""POP sessions: a broker delivers messages, and hides them from the group until they are acknowledged or their time
+expires.
 
 ======================================  ======================================================================
 request                                 use
@@ -85,8 +86,8 @@ _SEPARATORS = {RETRY_TOPIC_V1: "_", RETRY_TOPIC_V2: "+"}
 
 
 class PopResult(Struct):
-    """The messages of a pop: those that match the subscription, others that only have a tag of the same hash, and those
-    with unreadable bodies. All of them must be acknowledged. ``rest_count`` more are at the broker."""
+    """The messages of a pop: those that match the subscription, those whose tag differs but has the same hash, and
+    those whose body is unreadable. All of them must be acknowledged. The broker has ``rest_count`` more messages."""
 
     status: PopStatus
     rest_count: int
@@ -120,12 +121,13 @@ class PopProcessQueue(ProcessQueue):
 
     @property
     def has_room(self) -> bool:
-        """Return True if more may be popped; in order only if everything popped before is consumed."""
+        """Return True if more messages may be popped. In ordered consumption, all messages popped before must be
+        consumed first."""
         return not self._messages if self.session.is_ordered else super().has_room
 
     @property
     def position(self) -> int:
-        """Number of consumed or expired messages."""
+        """The number of consumed or expired messages."""
         return self._done_count
 
     @property
@@ -134,7 +136,7 @@ class PopProcessQueue(ProcessQueue):
         return 0, 0
 
     def put(self, messages: Iterable[ReceivedMessage]) -> list[ReceivedMessage]:
-        """Hold popped messages, for the invisible time from now on."""
+        """Hold popped messages until the invisible time, counted from now, has passed."""
         new, now_ms, settings = list(messages), self.session.clock.monotonic_ms(), self.session.settings
         limit_ms = _FOREVER if self.session.is_ordered else now_ms + settings.consume_timeout_minutes * 60_000
         for message in new:
@@ -154,7 +156,7 @@ class PopProcessQueue(ProcessQueue):
         return self._done_count
 
     def lowest(self, count: int) -> list[ReceivedMessage]:
-        """Return the messages that were popped first, at most ``count``."""
+        """Return at most ``count`` messages: those that were popped first."""
         return list(islice(self._messages.values(), count))
 
     def not_begun(self) -> list[ReceivedMessage]:
@@ -162,8 +164,8 @@ class PopProcessQueue(ProcessQueue):
         return [one for one in self._messages.values() if names.CONSUME_START_TIME not in one.properties]
 
     def due(self, now_ms: float) -> list[ReceivedMessage]:
-        """Return the messages whose invisible time must be renewed. Remove expired messages, in order also all after
-        them."""
+        """Return the messages whose invisible time must be renewed. Remove expired messages and, in ordered
+        consumption, also all messages after them."""
         due: list[ReceivedMessage] = []
         for message in self.lowest(len(self)):
             lease = self.leases.get(id(message))
@@ -202,7 +204,7 @@ class PopSession:
         self._tasks.start(self._renew(), f"invisible times of group {self._group}")
 
     async def close(self) -> None:
-        """Send the remaining acks, and let held messages be delivered soon to other members."""
+        """Send the remaining acks, and let brokers soon deliver the held messages to other members."""
         # Release them before waiting for the acks: other members may get them during the close.
         await self._release([message for one in self._held for message in one.lowest(len(one))])
         await self.flush()
@@ -228,9 +230,9 @@ class PopSession:
         poll_ms: int,
         attempt_id: str | None = None,
     ) -> PopResult:
-        """Return at most ``count`` messages, 32 at most; a broker without messages may wait
-        ``poll_ms`` for the first one.
-        Messages that arrive after a cancellation are released. Raises RemotingError, PeerRefused, HeaderError."""
+        """Return at most ``count`` messages, but never more than 32. A broker without messages may wait ``poll_ms`` for
+        the first one. Messages that arrive after a cancellation are released. Raises RemotingError, PeerRefused,
+        HeaderError."""
         header = PopMessageRequest(
             consumer_group=self._group,
             topic=queue.topic,
@@ -272,7 +274,7 @@ class PopSession:
         await asyncio.gather(*(self._ack(broker_name, receipts) for broker_name, receipts in by_broker.items()))
 
     def ack_soon(self, message: ReceivedMessage) -> None:
-        """Acknowledge a message together with others, in the background. An ack that fails is logged."""
+        """Acknowledge a message in the background, in one request with other messages. An ack that fails is logged."""
         self._ack_soon(receipt_of(message))
 
     async def flush(self) -> None:
@@ -439,7 +441,7 @@ class Receipt(Struct, frozen=True):
         return self.handle.queue_offset
 
     def real_topic(self, group: str, namespace: str) -> str:
-        """Return the topic from which the message was popped, its own or a retry topic of the group.
+        """Return the topic from which the message was popped: the message's own topic, or a retry topic of the group.
 
         A retry topic has no namespace prefix.
         """
@@ -462,8 +464,8 @@ def receipt_of(message: ReceivedMessage) -> Receipt:
 
 
 def give_handles(messages: list[ReceivedMessage], header: PopMessageResponse, queue: MessageQueue) -> None:
-    """Complete popped messages: their handles if the broker did not set them, deliveries in order, and the requested
-    topic. Raises HeaderError: the strings of the response cannot be read."""
+    """Complete popped messages: set the requested topic, the handle if the broker did not set it, and the number of
+    deliveries in ordered consumption. Raises HeaderError: the strings of the response cannot be read."""
     starts = decode_start_offsets(header.start_offset_info or "")
     counts = decode_order_counts(header.order_count_info or "")
     for message in messages:
@@ -491,7 +493,7 @@ def give_handles(messages: list[ReceivedMessage], header: PopMessageResponse, qu
 
 
 def batch_acks(group: str, receipts: Iterable[Receipt]) -> list[BatchAck]:
-    """Group acks for one broker, with one entry per pop and queue."""
+    """Combine the acks for one broker into a batch that has one entry for each pop and queue."""
     offsets: defaultdict[Receipt, list[int]] = defaultdict(list)
     for one in receipts:
         # Acks of one pop and queue differ only in the offset, which is a bit in the entry.

@@ -55,7 +55,7 @@ Choose = Callable[[Message], Awaitable[MessageQueue | None]]
 
 
 class Batch(Struct, Generic[P]):
-    """Messages that share one request; ``places`` identifies where the result of each message belongs."""
+    """Messages that share one request. ``places`` has, for each message, the place to which its result belongs."""
 
     queue: MessageQueue | None
     places: list[P] = field(default_factory=list)
@@ -69,10 +69,11 @@ class Batch(Struct, Generic[P]):
 
 @dataclass(eq=False)
 class OpenBatches(ABC, Generic[K, P]):
-    """A collector of messages: one open batch per key, and each batch is passed on once.
+    """Collects messages in open batches, one for each key. Each batch is passed on once.
 
-    ``deliver`` sends a prepared batch, to a chosen queue if there is one; ``next_key`` makes unique keys; ``hooks`` get
-    every batch. ``linger_ms`` is how long a batch stays open for further messages; 0 leaves that to the owner."""
+    ``deliver`` sends a prepared batch to the queue that was chosen, or to any queue if none was. ``next_key`` makes
+    unique keys. ``hooks`` get every batch. ``linger_ms`` is how long a batch stays open for further messages; 0 leaves
+    that to the owner."""
 
     group: str
     settings: ProducerSettings
@@ -95,7 +96,7 @@ class OpenBatches(ABC, Generic[K, P]):
         """Set the same error for every message of a batch."""
 
     def _add_to_batch(self, key: K, message: Message, queue: MessageQueue | None, place: P) -> int:
-        """Add a message to the open batch of a key; return its bytes there.
+        """Add a message to the open batch of a key. Return the bytes that the message takes in the batch.
         Raises MessageIllegal: the message is invalid, or a batch cannot contain it."""
         unique_key = message.msg_id or self.next_key()
         # Check the message before any batch changes: a refused message must not close or begin a batch.
@@ -161,7 +162,8 @@ class OpenBatches(ABC, Generic[K, P]):
 
 
 def is_large(body: object, settings: ProducerSettings) -> bool:
-    """Return True if a body will be compressed, which excludes batches. Other checks refuse invalid bodies."""
+    """Return True if a body will be compressed: a batch cannot contain such a message. Other checks refuse invalid
+    bodies."""
     return isinstance(body, bytes) and len(body) >= settings.compression.body_bytes_min
 
 
@@ -178,7 +180,8 @@ def shares(result: SendResult, unique_keys: list[str]) -> list[SendResult]:
 
 
 class Accumulator(OpenBatches[tuple[str, MessageQueue | None, bool, str | None], "asyncio.Future[SendResult]"]):
-    """The open batches in which single sends of one producer wait for more. A place is the future of a caller."""
+    """The open batches in which messages of a producer's single sends wait for further messages. A place is the future
+    for which a caller waits."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -266,7 +269,8 @@ class SendMany(OpenBatches[MessageQueue | tuple[str, bool], int]):
         self._refusal: RmqError | None = None
 
     async def send_all(self, messages: Iterable[Message] | AsyncIterable[Message]) -> list[SendResult]:
-        """Send the messages; the results are in the same order. Raises SendManyFailed: some could not be sent."""
+        """Send the messages, and return the results in the order of the messages. Raises SendManyFailed: some could not
+        be sent."""
         try:
             if isinstance(messages, AsyncIterable):
                 # Only an asynchronous source can delay a batch; any other source fills it or ends.

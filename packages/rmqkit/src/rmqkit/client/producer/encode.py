@@ -201,7 +201,7 @@ def encode_retry(
 
 @contextlib.contextmanager
 def reporting_failure(message: EncodedMessage) -> Iterator[None]:
-    """Report errors to the hooks that occur before a `Sender` has the message."""
+    """Report to the hooks the errors that occur before a `Sender` has the message."""
     try:
         yield
     except BaseException as error:
@@ -236,7 +236,7 @@ def _checked_body(message: Message, bytes_max: int) -> bytes:
 
 def with_bytes(message: Message) -> Message:
     """Return a message with a bytes body: the message itself, or a copy with the JSON of its body.
-    Raises MessageIllegal: the body has no JSON."""
+    Raises MessageIllegal: the body cannot be written as JSON."""
     if isinstance(message.body, bytes | bytearray | memoryview):
         return message
     return replace(message, body=_encoded(message))

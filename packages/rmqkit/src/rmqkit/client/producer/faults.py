@@ -65,7 +65,7 @@ class FaultTable:
     def note(
         self, broker_name: str, latency_ms: float, *, is_isolated: bool = False, is_reachable: bool = True
     ) -> None:
-        """Record the result of a send; ``is_isolated``: whether it failed."""
+        """Record the result of a send; ``is_isolated``: whether the send failed."""
         if is_isolated:
             latency_ms = _FAILED_LATENCY_MS
         avoided_ms = next((avoided_ms for least_ms, avoided_ms in _AVOIDED_MS if latency_ms >= least_ms), 0)
@@ -85,7 +85,7 @@ class FaultTable:
         return broker_name not in self._unreachable
 
     def pick(self, queues: PublishQueues, last_broker: str | None) -> MessageQueue:
-        """Return the next queue that is not on an avoided broker and not on the last one, if possible."""
+        """Return the next queue, if possible on a broker that is neither avoided nor the last one that was tried."""
         now_ms = self._clock.monotonic_ms()
 
         def is_available(queue: MessageQueue) -> bool:
@@ -153,7 +153,7 @@ class Tries:
 
 
 class QueueRetries:
-    """The serialization of the sends to one queue after a failed one, until no send is left."""
+    """After a failed send to a queue, lets the sends to this queue run one at a time, until no send is left."""
 
     __slots__ = ("turn", "users")
 

@@ -103,9 +103,9 @@ class Producer(Client):
 
         Args:
             message: the topic, followed by the body; or a `Message`.
-            timeout: seconds or a `timedelta` for all attempts and pauses, without the wait for other sends. The
-                default is ``send_timeout_ms`` of the settings. With ``batch.auto``, a send with
-                this argument is not batched.
+            timeout: seconds or a `timedelta` for all attempts and pauses. The time in which this send waits for other
+                sends is not included. The default is ``send_timeout_ms`` of the settings. With ``batch.auto``, a send
+                with this argument is not batched.
             queue: send to this queue only.
             selector: a function that chooses the queue (see `rmqkit.client.producer.selectors`). The message is sent to
                 this queue only. The default is `by_sharding_key` for a message with a ``sharding_key``: messages with
@@ -348,7 +348,8 @@ class Producer(Client):
         return await self._sender.send(prepared, timeout_ms=self.settings.send_timeout_ms, queue=queue)
 
     def _time(self, timeout: Duration | None) -> float:
-        """Return the timeout of a send in ms; 0 also means the setting. Raises TimeIllegal: the time is not valid."""
+        """Return the timeout of a send in ms. None and 0 mean the timeout in the settings. Raises TimeIllegal: the time
+        is not valid."""
         return duration_ms(timeout, "timeout") if timeout else self.settings.send_timeout_ms
 
     def _next_key(self) -> str:

@@ -67,5 +67,5 @@ def at_random(queues: Sequence[MessageQueue], message: Message) -> MessageQueue:
 
 
 def _by_text(queues: Sequence[MessageQueue], key: str) -> MessageQueue:
-    """Return a queue by hash like Java, whose ``%`` keeps the sign, so |hash % n| is |hash| % n."""
+    """Return a queue by hash like Java: there ``%`` keeps the sign, so |hash % n| equals |hash| % n."""
     return queues[abs(java_hash(key)) % len(queues)]

@@ -71,7 +71,8 @@ _log = logging.getLogger(__name__)
 
 
 class _Act(Struct):
-    """The records of one send or one handler call, one for each message, with their keys (``TraceContext``)."""
+    """One send or one handler call: a trace record for each message, and the keys of these records
+    (``TraceContext``)."""
 
     topic: str
     records: list[tuple[Trace, str]]
@@ -101,7 +102,7 @@ class MessageTrace(BackgroundHook):
         self._sending = self._tasks.start(self._run(), f"trace of group {self._group}")
 
     async def close(self) -> None:
-        """Send waiting records, for at most 5 s, and stop."""
+        """Spend at most 5 s to send the waiting records, then stop."""
         self._is_closing = True
         self._wake.set()
         if self._sending is not None:
@@ -269,7 +270,8 @@ class MessageTrace(BackgroundHook):
 
 
 def _packed(records: list[tuple[Trace, str]]) -> Iterator[tuple[bytes, list[str]]]:
-    """Pack records into bodies within the limits, with their keys; omit records that the format cannot represent."""
+    """Pack records into bodies within the limits, each with the keys of its records. Omit records that the format
+    cannot represent."""
     lines: list[bytes] = []
     keys: dict[str, None] = {}
     body_bytes = keys_characters = 0

@@ -11,7 +11,7 @@ CHECK_TRANSACTION_STATE                the broker did not receive a result: it s
 either raises, or returns None         UNKNOWN: the broker checks again, by default up to 15 times, then gives up
 =====================================  =========================================================================
 
-At most 2000 checks wait; further ones are dropped, as the broker repeats them. Loop only.
+At most 2000 checks wait. Further checks are dropped, because the broker repeats them. Loop only.
 Source: behaviour.md §7.9, §9.1; remoting.md §4.3.5.
 """
 
@@ -104,9 +104,10 @@ class TransactionProducer(Producer):
         async with TransactionProducer("shop", execute=execute, check=check) as producer:
             result = await producer.send_in_transaction(Message(topic="Orders", body=b"17"), argument)
 
-    Coroutine functions run on the event loop, plain functions in a thread. Every producer of the group must be able to
-    check every transaction of the group. `close` waits at most 30 s for running local transactions; for the others, the
-    broker sends checks to other producers of the group. All other arguments are those of a `Producer`.
+    Coroutine functions run on the event loop, plain functions in a thread. Every producer of a group must be able to
+    check the transactions of all producers of this group. `close` waits at most 30 s for running local transactions.
+    For those that take longer, the broker sends checks to other producers of the group. All other arguments are those
+    of a `Producer`.
 
     Args:
         execute: your local transaction. It is called with the message and the argument when the message is stored.

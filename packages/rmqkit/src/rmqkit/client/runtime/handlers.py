@@ -75,8 +75,8 @@ class GroupConsumer(Protocol):
     """The interface of a consumer for its client instance and for these handlers."""
 
     def consumer_data(self) -> ConsumerData | None:
-        """Return its group and subscriptions for heartbeats. None without a subscription: from an empty list brokers
-        would conclude that the group has no subscription."""
+        """Return the consumer's group and subscriptions for heartbeats, or None if it has no subscription: from an
+        empty list brokers would conclude that the group has no subscription."""
         ...
 
     def rebalance_soon(self) -> None:

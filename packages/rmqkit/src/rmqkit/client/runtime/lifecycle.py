@@ -204,8 +204,8 @@ class Client:
 
             asyncio.run(consumer.run())
 
-        It starts the client if necessary. To run several clients together, use `rmqkit.run` or `rmqkit.sync.run`. It
-        raises the same errors."""
+        This method starts the client if necessary, and raises the same errors as `rmqkit.run`. To run several clients
+        together, use `rmqkit.run` or `rmqkit.sync.run`."""
         await run(self)
 
     async def wait_closed(self) -> None:

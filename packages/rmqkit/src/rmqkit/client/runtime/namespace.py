@@ -74,7 +74,8 @@ _Name = Callable[[str], str]
 
 
 class NamespaceClient(RemotingClient):
-    """The requests of a client that uses a setting above; arguments as for `RemotingClient`."""
+    """Sends the requests of a client that uses one of the settings above. The arguments are those of
+    `RemotingClient`."""
 
     def __init__(self, settings: ClientSettings, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -93,7 +94,7 @@ class NamespaceClient(RemotingClient):
         await super().send_one_way(self._address(address, command), self._dressed(command), timeout_ms)
 
     def drop(self, address: str) -> None:
-        """Drop the connections to a broker, including that to its VIP port."""
+        """Drop the connections to a broker, including the connection to its VIP port."""
         super().drop(address)
         super().drop(vip_address(address))
 

@@ -169,8 +169,8 @@ def calling_on_signals(tell: Callable[[], object], loop: asyncio.AbstractEventLo
 def register_after_fork(one: T, hook: Callable[[T], bool]) -> None:
     """Call ``hook(one)`` in every child that is forked while ``one`` exists, and again in a child's child.
 
-    The hook returns True if ``one`` runs in the parent. The child then holds it for ever, because its cleanup would
-    change the selector that both processes share."""
+    The hook returns True if ``one`` runs in the parent. The child then keeps ``one`` for ever, because the cleanup of
+    ``one`` would change the selector that both processes share."""
     _hooks_after_fork[one] = hook
 
 
@@ -200,7 +200,7 @@ class Portal:
 
     def run(self, work: Callable[[], Awaitable[T]]) -> T:
         """Call a function on the loop and return its result; an interrupt cancels it.
-        Raises RuntimeError: it is called on the loop itself, which would wait for itself."""
+        Raises RuntimeError: it is called on the loop, which would then wait for itself."""
         if threading.current_thread() is self._thread:
             raise RuntimeError("a blocking client cannot be used on its own loop: use rmqkit's coroutines there")
         running = asyncio.run_coroutine_threadsafe(_awaited(work), self._loop)
@@ -245,7 +245,7 @@ def portal() -> Portal:
 
 
 class _Own:
-    """The holder of the portal of this process, at most one."""
+    """Holds the portal of this process, if there is one."""
 
     def __init__(self) -> None:
         self.portal: Portal | None = None

@@ -64,13 +64,13 @@ class PublishQueues:
         self._next = start
 
     def pick(self, avoid_broker: str | None = None) -> MessageQueue:
-        """Return the next queue, on another broker than ``avoid_broker`` if possible."""
+        """Return the next queue, if possible on a broker other than ``avoid_broker``."""
         chosen = self.first(lambda queue: queue.broker_name != avoid_broker) or self.first(lambda _: True)
         assert chosen is not None, "there is at least one queue"
         return chosen
 
     def first(self, is_wanted: Callable[[MessageQueue], bool]) -> MessageQueue | None:
-        """Return the next matching queue, or None; non-matching queues are skipped."""
+        """Return the next queue that matches, or None if no queue matches."""
         for _ in self.queues:
             queue = self.queues[self._next % len(self.queues)]
             self._next += 1
@@ -133,7 +133,8 @@ def logical_queues(topic: str, route: TopicRoute) -> dict[MessageQueue, str]:
 
 
 def from_template(template: TopicRoute, queue_count: int) -> TopicRoute:
-    """Return the future route of an unknown topic: that of the template topic, with at most ``queue_count`` queues.
+    """Return the route that an unknown topic will have after its creation: the route of the template topic, with at
+    most ``queue_count`` queues.
 
     The template's read count is the limit, because the broker creates the topic by the same rule (behaviour.md §3.2).
     """
@@ -207,7 +208,7 @@ class ClientRouteTable:
         self.brokers: dict[str, dict[int, str]] = {}
 
     def known_publish_queues(self, topic: str) -> PublishQueues | None:
-        """Return the known queues to send to, or None."""
+        """Return the queues to send to if the route is known, otherwise None."""
         return self._publish.get(topic)
 
     def lacks_master(self, topic: str) -> bool:
@@ -282,12 +283,12 @@ class ClientRouteTable:
         return self.brokers.get(broker_name, {}).get(broker_id)
 
     def broker_of(self, queue: MessageQueue) -> str:
-        """Return the name of a queue's broker, which a queue of a static topic does not contain."""
+        """Return the name of the broker that has a queue. A queue of a static topic does not contain this name."""
         return self._logical.get(queue, queue.broker_name) if self._logical else queue.broker_name
 
     def any_address(self, broker_name: str, broker_id: int = MASTER_ID) -> tuple[int, str] | None:
-        """Return id and address of the broker with an id, otherwise of the next slave,
-        otherwise of any with that name."""
+        """Return id and address of a broker with this name: the broker with the id, otherwise the one with the next id,
+        otherwise any."""
         addresses = self.brokers.get(broker_name)
         if not addresses:
             return None
@@ -370,7 +371,7 @@ class ClientRouteTable:
         _log.info("route of topic %s: %d queues", topic, len(subscribe_queues(topic, route)))
 
     def _end_question(self, topic: str, asking: asyncio.Task[PublishQueues]) -> None:
-        """Remove a finished request; retrieve its error, for which no caller may be left."""
+        """Remove a finished request. Retrieve its error, because perhaps no caller is left to do so."""
         del self._asking[topic]
         if not asking.cancelled():
             asking.exception()

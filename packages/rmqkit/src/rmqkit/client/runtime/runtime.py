@@ -64,7 +64,7 @@ AnswerCheck = Callable[[str, CheckTransactionRequest, ReceivedMessage], None]
 
 
 class Absences:
-    """The log of unreachable brokers: one line when they disappear and one when they are back.
+    """The log of unreachable brokers: one line after a broker has disappeared, and one after it is back.
 
     Pulls, heartbeats and saved offsets report here, so that a broker with many queues does not flood the log. Brokers
     are identified by address, or by name if no address is known."""
@@ -186,7 +186,8 @@ class ClientRuntime:
         self._tasks.start(keep_doing(self._heartbeat, wake=self._beat, name=f"heartbeat {name}"), f"heartbeat {name}")
 
     async def reach(self, wait_ms: float = 0) -> None:
-        """Check that a name server answers. With ``wait_ms``, wait that long until one answers and knows a broker.
+        """Check that a name server answers. With ``wait_ms``, wait at most that long until a name server answers and
+        knows a broker.
         Raises NoRoute: no name server answered, or none knew a broker."""
         deadline_ms = self.clock.monotonic_ms() + wait_ms
         while True:
@@ -229,7 +230,8 @@ class ClientRuntime:
         self._consumers[group] = consumer
 
     async def unregister_producer(self, group: str) -> None:
-        """Leave a producer group at all brokers; a broker that does not answer misses the heartbeats."""
+        """Leave a producer group at all brokers. A broker that does not answer notices later that heartbeats are
+        missing."""
         self._producers.pop(group, None)
         await self._unregister_everywhere(
             lambda address: self.calls.unregister(address, self.client_id, producer_group=group)

@@ -27,7 +27,7 @@ DEFAULT_NAME_SERVER = "127.0.0.1:9876"
 
 
 class CompressionType(enum.Enum):
-    """The compression of bodies by a producer."""
+    """The formats in which a producer can compress bodies."""
 
     ZLIB = "ZLIB"
     """Every client can read it."""
@@ -53,7 +53,7 @@ class StartFrom(enum.Enum):
 
 
 class MessageModel(enum.Enum):
-    """The members of a group that get a message."""
+    """The choice of the members that get a message: one member of a group, or all members."""
 
     CLUSTERING = "CLUSTERING"
     """One member gets each message."""
@@ -62,7 +62,7 @@ class MessageModel(enum.Enum):
 
 
 class Tracing(Struct, kw_only=True, frozen=True):
-    """Traces of messages, sent to a topic (``enableTrace``)."""
+    """Traces of messages, which the client sends to a topic (``enableTrace``)."""
 
     topic: Annotated[str, Setting("traceTopic", "topic for traces")] = TRACE_TOPIC
     batch_count: Annotated[
@@ -72,7 +72,7 @@ class Tracing(Struct, kw_only=True, frozen=True):
 
 
 class Batching(Struct, kw_only=True, frozen=True):
-    """Batches of `Producer.send_many`, and with ``auto`` of concurrent sends."""
+    """Batches of `Producer.send_many` and, with ``auto``, batches of concurrent sends."""
 
     auto: Annotated[bool, Setting("autoBatch", "combine concurrent sends into batches")] = False
     bytes: Annotated[
@@ -114,7 +114,7 @@ class SendLimits(Struct, kw_only=True, frozen=True):
 
 
 class HoldLimits(Struct, kw_only=True, frozen=True):
-    """Limits of the messages that a consumer holds: pulled, but not acknowledged yet."""
+    """Limits of the messages that a consumer holds: those that it has pulled and not acknowledged yet."""
 
     span_max: Annotated[
         int,
@@ -246,7 +246,7 @@ class ClientSettings(Struct, kw_only=True):
     ] = "nsaddr"
 
     def __post_init__(self) -> None:
-        """Raises SettingsError: a number is negative that must not be; `check` checks all bounds."""
+        """Raises SettingsError: a number that must not be negative is negative. `check` checks all bounds."""
         for key, (name, _, setting) in setting_table(type(self)).items():
             value = value_of(self, name)
             if setting.low is not None and setting.low >= 0 and value is not None and value < 0:

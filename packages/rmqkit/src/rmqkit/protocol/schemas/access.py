@@ -27,7 +27,7 @@ class SubjectRequest(Struct, gc=False):
 
 
 class DeleteAclRequest(Struct, rename="camel", gc=False):
-    """AUTH_DELETE_ACL; without type and resource it deletes everything of the subject."""
+    """AUTH_DELETE_ACL; without type and resource, all policies of the subject are deleted."""
 
     subject: str
     policy_type: str | None = None

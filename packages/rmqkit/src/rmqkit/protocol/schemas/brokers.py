@@ -129,7 +129,7 @@ class BrokerConfigResponse(Struct, gc=False):
 
 
 class RegisterBrokerBody(Struct, rename="camel"):
-    """Body of REGISTER_BROKER; a null filter server list leaves the known list unchanged."""
+    """Body of REGISTER_BROKER; if the filter server list is null, the known list stays as it is."""
 
     filter_server_list: list[str] | None = field(default_factory=list)
     topic_config_serialize_wrapper: TopicConfigTable = field(default_factory=TopicConfigTable)
@@ -223,14 +223,15 @@ def _decode_compressed(body: bytes, version: int) -> RegisterBrokerBody:
 
 
 class _Parts:
-    """A reader of lengths and the parts that follow them."""
+    """Reads parts, each of which follows its length."""
 
     def __init__(self, content: bytes) -> None:
         self._content = content
         self._at = 0
 
     def count(self, what: str) -> int:
-        """Return a count or size; each counted item has at least one byte, so the content limits it."""
+        """Return a count or size. Each counted item has at least one byte, so no count can be greater than the size of
+        the content."""
         end = self._at + _I32.size
         if end > len(self._content):
             raise BodyError(f"compressed registration ends at byte {len(self._content)} before its {what}")
@@ -290,7 +291,7 @@ class MasterFlushOffsetRequest(Struct, rename="camel", gc=False):
 
 
 class HaClientInfo(Struct, rename="camel", kw_only=True):
-    """The slave's side: times in ms, offsets in bytes of the log."""
+    """The slave's side. Times are in ms, and offsets are positions in the log in bytes."""
 
     master_addr: str | None = None
     transferred_byte_in_second: Int64 = 0

@@ -205,7 +205,7 @@ class RunningInfoRequest(Struct, rename="camel", gc=False):
 
 
 class ConsumeDirectlyRequest(Struct, rename="camel", kw_only=True, gc=False):
-    """CONSUME_MESSAGE_DIRECTLY; ``msg_id`` is an offset message id. The broker adds the last three."""
+    """CONSUME_MESSAGE_DIRECTLY; ``msg_id`` is an offset message id. The broker adds the last three fields."""
 
     consumer_group: str
     client_id: str | None = None
@@ -279,7 +279,8 @@ class ConsumeMessageDirectlyResult(Struct, rename="camel", kw_only=True, gc=Fals
 
 
 def averagely(queues: Sequence[MessageQueue], client_ids: Sequence[str], own_id: str) -> list[MessageQueue]:
-    """Assign contiguous blocks; the first ``len(queues) % len(client_ids)`` clients get one more (AVG, the default)."""
+    """Assign contiguous blocks of queues. The first ``len(queues) % len(client_ids)`` clients get one more queue (AVG,
+    the default)."""
     # A member that the broker does not list yet waits: otherwise it would take queues of others.
     if own_id not in client_ids:
         return []

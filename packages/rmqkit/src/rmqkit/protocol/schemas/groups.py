@@ -31,7 +31,7 @@ class ExponentialRetryPolicy(Struct, rename="camel", gc=False):
 
 
 class CustomizedRetryPolicy(Struct, rename="camel"):
-    """Delays in ms, one for each retry: those of the default delay levels."""
+    """Delays in ms, one for each retry. The defaults are the delays of the default delay levels."""
 
     next: list[Int64] = field(default_factory=lambda: [*_LEVELS_MS])
 

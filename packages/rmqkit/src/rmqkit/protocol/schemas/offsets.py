@@ -240,7 +240,7 @@ class ConsumeStatsList(Struct, rename="camel"):
 
 
 class StatsItem(Struct, gc=False):
-    """A counter over a time span: total, rate per second, and average size or time per item."""
+    """A counter over a time span: its total, its rate per second, and the average size or time of an item."""
 
     sum: Int64 = 0
     tps: float = 0.0

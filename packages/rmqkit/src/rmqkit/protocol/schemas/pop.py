@@ -192,7 +192,7 @@ class PopCheckPoint(Struct, kw_only=True, gc=False):
 
 
 class StoredAck(Struct, kw_only=True, gc=False):
-    """``ack`` of one message, ``bAck`` of several, whose ``ack_offset`` is -1."""
+    """A stored ``ack`` is for one message, a ``bAck`` for several. The ``ack_offset`` of a ``bAck`` is -1."""
 
     ack_offset: Int64 = field(name="ao")
     ack_offsets: list[Int64] | UnsetType | None = field(default=UNSET, name="aol")

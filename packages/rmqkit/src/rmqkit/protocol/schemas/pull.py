@@ -56,7 +56,7 @@ class PullMessageRequest(Struct, rename="camel", gc=False):
 
 
 class PullMessageResponse(Struct, rename="camel", gc=False):
-    """Part of every pull response, also without messages: Java clients need all four numbers."""
+    """Part of every response to a pull, even if it has no messages: Java clients need all four numbers."""
 
     suggest_which_broker_id: Int64
     next_begin_offset: Int64
@@ -97,7 +97,8 @@ class QueryMessageResponse(Struct, rename="camel", gc=False):
 
 
 class QueryConsumeQueueRequest(Struct, rename="camel", kw_only=True, gc=False):
-    """QUERY_CONSUME_QUEUE: ``count`` entries from ``index``; with a group, also the result of its filter for each."""
+    """QUERY_CONSUME_QUEUE: ``count`` entries from ``index``; with a group, each entry also has the result of the
+    group's filter."""
 
     topic: str | None = None
     queue_id: Int32 = 0
@@ -107,7 +108,8 @@ class QueryConsumeQueueRequest(Struct, rename="camel", kw_only=True, gc=False):
 
 
 class ConsumeQueueEntry(Struct, rename="camel", kw_only=True):
-    """An entry; ``eval`` is the result of the group's filter, ``msg`` the reason of a False."""
+    """An entry of a queue. ``eval`` is the result of the group's filter, and ``msg`` is the reason if the result is
+    False."""
 
     physic_offset: Int64
     physic_size: Int32

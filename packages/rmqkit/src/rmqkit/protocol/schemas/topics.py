@@ -85,7 +85,8 @@ class LogicQueueMappingItem(Struct, rename="camel"):
 
 
 class TopicQueueMappingDetail(TopicQueueMappingInfo, rename="camel", kw_only=True):
-    """A static topic at a broker: its queues there by their number in the whole topic; the last item is current."""
+    """A static topic at a broker. The queues at this broker are listed by their number in the whole topic. The last
+    item of a queue is its present location."""
 
     hosted_queues: dict[int, list[LogicQueueMappingItem]] = field(default_factory=dict)
 
@@ -253,7 +254,7 @@ class AddWritePermResponse(Struct, rename="camel", gc=False):
 
 
 class DeleteTopicRequest(Struct, rename="camel", gc=False):
-    """DELETE_TOPIC_IN_NAMESRV; with a cluster, only its brokers lose the topic."""
+    """DELETE_TOPIC_IN_NAMESRV; if a cluster is given, only the brokers of this cluster lose the topic."""
 
     topic: str
     cluster_name: str | None = None
