@@ -153,8 +153,8 @@ class CommitLog:
         return size + BLANK_BYTES <= self._file_end - self.max_offset
 
     def append(self, data: bytes | bytearray | memoryview, store_timestamp: int) -> None:
-        """Write one or more whole records, placed before, at the end of the log; readable when committed.
-        (For a replica's log: any part, within the file of `begin_file`.)
+        """Write one or more whole records, for which `place` was called, to the end of the log. They become readable
+        with the commit. (In a replica's log: any bytes that fit in the file of `begin_file`.)
         Raises OSError: the write failed; the log is unchanged."""
         file, size = self._file, len(data)
         assert file is not None, "place() was called"
