@@ -118,7 +118,7 @@ class DispatchColumns:
     def newest(self, delays_ms: tuple[int, ...]) -> list[DispatchRequest]:
         """Return the newest record for each tag code in each queue, but at most `_NEWEST_MAX` records of a queue.
         The returned records wake the requests that wait for a queue: a request wakes at once if it accepts any tag or a
-        common tag. The cost does not grow with the number of records in the run."""
+        common tag. The cost of waking does not grow with the number of records in the run."""
         codes = self.tags_codes(delays_ms)
         rows: list[int] = []
         for _, _, group in self.groups():

@@ -90,8 +90,7 @@ class LogIdentity:
 
     def settle(self, found: list[Found], place: str) -> None:
         """Take the identity from the segments or create it, if the store has none. Raises StoreError: it is unknown
-        whether the segments belong to this log. Raises OSError:
-        the note cannot be written."""
+        whether the segments belong to this log. Raises OSError: the note cannot be written."""
         if self._note is None:
             self._note = read_note(self.root / NOTE, _Note, "the identity is learned from the archive's segments")
             self._older |= {} if self._note is None else self._note.older
