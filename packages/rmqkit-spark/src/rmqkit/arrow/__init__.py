@@ -162,7 +162,7 @@ def to_pandas(store: str | PathLike[str], **options: Any) -> pandas.DataFrame:
 
 
 def _several(given: Any) -> list[Any]:
-    """Return a single value as a list with one item, several values as a list."""
+    """Return a list: of one item for a single value, or of all items for several values."""
     return [given] if isinstance(given, str | int) else list(given)
 
 

@@ -278,8 +278,8 @@ def map_file(path: str) -> Buffer:
 
 
 def map_range(path: str, low: int, high: int) -> Buffer:
-    """Map the bytes of a file from ``low`` up to ``high``, at their positions; other bytes of the buffer must not be
-    used. Raises StoreError: as `StoreFile`, or the file is shorter."""
+    """Map a file and fetch its bytes from ``low`` up to ``high`` to their positions. Do not use the other bytes of the
+    buffer. Raises StoreError: as `StoreFile`, or the file is shorter."""
     file = StoreFile(path)
     if file.size < high:
         raise StoreError(f"{path} has {file.size} bytes, {high} when the query was planned: load it again")
@@ -288,7 +288,7 @@ def map_range(path: str, low: int, high: int) -> Buffer:
 
 
 def map_records(path: str, positions: Sequence[int]) -> Buffer:
-    """Map the bytes of the records at some ascending positions; other bytes of the buffer must not be used.
+    """Map a file and fetch the records at some ascending positions. Do not use the other bytes of the buffer.
     Raises StoreError: as `StoreFile`."""
     file = StoreFile(path)
     if isinstance(path, RemotePath):
@@ -316,7 +316,7 @@ def _merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def read_file(path: str) -> bytes | None:
-    """Read a small file; None if it does not exist. Raises StoreError: it cannot be read."""
+    """Return the content of a small file, or None if the file does not exist. Raises StoreError: it cannot be read."""
     with suppress(FileNotFoundError), _reading(path, is_planned=False):
         if not isinstance(path, RemotePath):
             return Path(path).read_bytes()
@@ -391,7 +391,8 @@ def _inside(path: str) -> tuple[Any, str]:
 
 
 def filesystem_at(address: str) -> tuple[Any, str]:
-    """Return the file system of pyarrow.fs for an address, and the name there. Raises the errors of pyarrow."""
+    """Return the file system of pyarrow.fs for an address, and the name that the address has in that file system.
+    Raises the errors of pyarrow."""
     from pyarrow.fs import FileSystem, S3FileSystem
 
     url = urlsplit(address)

@@ -129,14 +129,15 @@ def message_counts(file: QueueFile, entries: Entries) -> NDArray[np.int64]:
 
 
 def queue_start(files: Iterable[QueueFile]) -> int | None:
-    """Return the first queue offset of a queue, from all its files in order; None if the queue has no message."""
+    """Return the first queue offset of a queue, or None if the queue has no message. Its files must all be given, in
+    order."""
     firsts = (numbers[0] for _, numbers, _ in _numbers_of(files) if len(numbers))
     return None if (first := next(firsts, None)) is None else int(first)
 
 
 def queue_end(files: Sequence[QueueFile]) -> int | None:
-    """Return the queue offset after the last message of a queue, from all its files; None if it has no message.
-    Files are read from the newest until one has a message."""
+    """Return the queue offset after the last message of a queue, or None if the queue has no message. All its files
+    must be given; they are read from the newest one on until a file has a message."""
     for file, numbers, entries in _numbers_of(reversed(files)):
         if len(numbers):
             return int(numbers[-1] + message_counts(file, entries[-1:])[0])
@@ -171,7 +172,8 @@ def find_index_files(root: str, slot_count: int) -> list[IndexPart]:
 
 
 def index_entries(part: IndexPart) -> tuple[int, Entries]:
-    """Return the begin time (ms) to which the entries of a file add seconds, and the entries, numbered from 1.
+    """Return the begin time (ms) of a file and its entries, numbered from 1. The time of an entry is in seconds after
+    the begin time.
     Raises StoreError: the file is too small for its slots, or for the number of entries in its header."""
     file = StoreFile(part.path)
     file.fetch(0, min(HEADER.size, file.size))
@@ -216,7 +218,8 @@ def queue_splits(
     low: dict[tuple[str, int], int] | None = None,
 ) -> list[QueueSplit]:
     """Plan reads of some queues, with about ``split_bytes`` of records in each split. Empty collections select all.
-    ``low`` has the first queue offset to read by topic and queue id. Entries that point outside the log are left out,
+    ``low`` has the first queue offset to read for each topic and queue id. Entries that point outside the log are left
+    out,
     because retention or a crash removed their records.
     Raises StoreError: the store has no consume queues."""
     splits: list[QueueSplit] = []
@@ -246,8 +249,8 @@ def queue_splits(
 def key_reads(
     root: str, segments: Sequence[Segment], slot_count: int, topic: str, keys: Collection[str]
 ) -> list[IndexReads]:
-    """Plan reads of the messages that the index has for some keys. Hashes collide, so the reads may include messages
-    with other keys. Raises StoreError: an index file does not match ``slot_count``."""
+    """Plan reads of the messages that have some keys according to the index. Different keys may have the same hash, so
+    the reads may include messages with other keys. Raises StoreError: an index file does not match ``slot_count``."""
     hashes = [key_hash(topic, key) for key in keys]
     found: set[int] = set()
     for part in find_index_files(root, slot_count):

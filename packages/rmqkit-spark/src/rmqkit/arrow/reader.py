@@ -66,7 +66,7 @@ class ReadPlan(Struct, frozen=True):
     crc_hint: str = "verifyCrc=drop leaves such messages out, column marks them"
 
     def needs(self, column: str) -> bool:
-        """Return True if a column is among those of the result."""
+        """Return True if the result has a column."""
         return any(chosen.name == column for chosen in self.columns)
 
 
@@ -91,7 +91,7 @@ def read_parts(split: Split, parts: Iterable[Records | Damage], plan: ReadPlan) 
 
 
 def decode_pulled(body: bytes, plan: ReadPlan, low: int, high: int) -> Iterator[pa.RecordBatch]:
-    """Decode the messages of a pulled body whose queue offsets are from ``low`` up to ``high``.
+    """Decode the messages in a pulled body, but only those with queue offsets from ``low`` up to ``high``.
     Raises BodyError: the body does not consist of records. Raises StoreError: a message body cannot be unpacked."""
     records = scan.pulled(body)
     source = Split("a pulled body", 0, 0, len(body))
@@ -165,7 +165,7 @@ def _decoded(
 
 
 def _has_key(batch: MessageBatch, keys: frozenset[str]) -> NDArray[np.bool_]:
-    """Return the mask of the rows that have one of some keys, or a unique key among them."""
+    """Return the mask of the rows that have one of some keys as a key or as the unique key."""
     unique_keys = batch.properties.values_of(names.UNIQ_KEY).to_pylist()
     texts = batch.properties.values_of(names.KEYS).to_pylist()
     rows = zip(unique_keys, texts, strict=True)
@@ -220,7 +220,7 @@ class Condition(Struct, frozen=True):
 
 
 def topic_in(topics: Iterable[str]) -> Condition:
-    """Return the condition that a message belongs to one of some topics."""
+    """Return the condition that the topic of a message is one of some topics."""
     return Condition("topic", "In", tuple(topics))
 
 
@@ -231,7 +231,8 @@ def wanted(conditions: Iterable[Condition], column: str) -> list[Any]:
 
 
 def bounds(conditions: Iterable[Condition]) -> tuple[int | None, int | None]:
-    """Return the least and the greatest value that conditions on one column allow; None for no limit."""
+    """Return the least and the greatest value that conditions on one column allow; each is None if there is no
+    limit."""
     lows = [min(one.values) for one in conditions if one.kind in _LOWER]
     highs = [max(one.values) for one in conditions if one.kind in _UPPER]
     return max(lows, default=None), min(highs, default=None)
@@ -252,7 +253,8 @@ def within_times(segments: Sequence[Segment], conditions: Iterable[Condition]) -
 
 
 def first_stored(segment: Segment) -> int:
-    """Return the store time (µs) of the first message of a file; 0 (unknown) if it does not begin with a message."""
+    """Return the store time (µs) of the first message of a file, or 0 (unknown) if the file does not begin with a
+    message."""
     for part in scan.pick(map_records(segment.path, [0]), segment.base_offset, [0]):
         if isinstance(part, Records):
             return int(part.field("store_timestamp")[0]) * 1000
@@ -260,7 +262,8 @@ def first_stored(segment: Segment) -> int:
 
 
 def matches(records: Records, conditions: Iterable[Condition]) -> NDArray[np.bool_]:
-    """Return the mask of the records that meet all conditions, on columns that the members of an inner batch share."""
+    """Return the mask of the records that meet all conditions. The conditions are on columns that the members of an
+    inner batch share."""
     met = np.ones(len(records), bool)
     for condition in conditions:
         met &= _meets(records, condition)

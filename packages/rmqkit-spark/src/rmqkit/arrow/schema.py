@@ -80,8 +80,8 @@ CORRUPT_COLUMN = Column(CORRUPT, "string", None)
 
 
 def choose(available: Sequence[Column], wanted: Iterable[str], source: str) -> list[Column]:
-    """Return the wanted columns, in the wanted order.
-    Raises SettingsError: a name is not available, or is wanted twice."""
+    """Return the columns with the wanted names, in this order. Raises SettingsError: a name is not available, or is
+    wanted twice."""
     by_name = {column.name: column for column in available}
     chosen: dict[str, Column] = {}
     for name in wanted:

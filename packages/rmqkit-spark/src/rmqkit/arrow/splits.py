@@ -99,7 +99,8 @@ def records_end(segments: Sequence[Segment]) -> int:
 
 
 def _records_end(segment: Segment) -> int:
-    """Return the end of the records of a file that may be the newest one; 0 if nothing was written to it yet. For a
+    """Return the end of the records of a file that may be the newest one, or 0 if nothing was written to the file yet.
+    For a
     file that no broker wrote, return the end of its data: its reader reports the damage."""
     file = StoreFile(segment.path)
     written = _written_end(file, segment.size)
@@ -118,7 +119,7 @@ def _written_end(file: StoreFile, size: int) -> int:
 
 
 def _is_foreign(file: StoreFile, base_offset: int) -> bool:
-    """Return True if a file begins neither with a record, complete or being written, nor with a blank."""
+    """Return True if a file begins neither with a blank nor with a record, which may still be incomplete."""
     _, magic, physical_offset, _, born_timestamp = _HEAD.unpack_from(file.buffer)
     return magic not in _MAGICS or bool(physical_offset != base_offset and born_timestamp and magic != BLANK_MAGIC)
 
@@ -159,7 +160,7 @@ def _fetched_boundaries(file: StoreFile, base_offset: int, high: int, split_byte
 
 
 def _fetched_record(file: StoreFile, base_offset: int, low: int, high: int) -> int:
-    """Fetch the first record at or after ``low`` and return its start; ``high`` if there is no record."""
+    """Fetch the first record at or after ``low`` and return its start, or return ``high`` if there is no record."""
     reach, stop = _LOOK_BYTES, low
     while stop < high:
         stop = min(low + reach, high)
@@ -198,7 +199,8 @@ def _zeros_behind(file: StoreFile, low: int) -> int:
 
 
 def _chain_end(file: StoreFile, base_offset: int, low: int, zeros: int) -> int:
-    """Return the end of the records before some zeros; ``low``, where a record may begin, if no record follows it."""
+    """Return the end of the records before some zeros. Records may begin at ``low``; return ``low`` if no record
+    follows."""
     back = _LOOK_BYTES
     while (start := max(low, zeros - back)) > low:
         file.fetch(start, zeros)
@@ -214,7 +216,7 @@ def _chain_end(file: StoreFile, base_offset: int, low: int, zeros: int) -> int:
 
 
 def _record_end(file: StoreFile, base_offset: int, position: int) -> int:
-    """Return the end of the record at a position; the position itself if there is no record."""
+    """Return the end of the record at a position, or the position itself if no record is there."""
     size, magic = _HEAD.unpack_from(file.buffer, position)[:2] if position + _HEAD.size <= file.size else (0, 0)
     if size < 0 or magic not in (MAGIC_V1, MAGIC_V2):
         return position
@@ -236,7 +238,7 @@ class Anchors:
         return exists(self._folder)
 
     def point_at(self, record: Record) -> bool:
-        """Return True if the record's queue has an entry for its place."""
+        """Return True if the queue of a record has an entry that points at the place of the record."""
         # Bytes that only look like a record may have any text as topic.
         if record.queue_offset < 0 or "/" in record.topic or "\0" in record.topic or record.topic in ("", ".", ".."):
             return False

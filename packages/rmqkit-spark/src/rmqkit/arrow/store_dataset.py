@@ -180,7 +180,7 @@ class StoreScan:
         return self._reader.read_all()
 
     def head(self, num_rows: int) -> pa.Table:
-        """Return the first rows; no batch after their last batch is read."""
+        """Return the first rows. Reading stops at the batch with the last of these rows."""
         kept: list[pa.RecordBatch] = []
         while (left := num_rows - sum(map(len, kept))) > 0 and (batch := next(self._reader, None)) is not None:
             kept.append(batch.slice(0, left))
@@ -223,7 +223,7 @@ class _Pairs:
 
 
 def may_meet(wanted: pc.Expression, guarantee: pc.Expression) -> bool:
-    """Return True if a row that has a guarantee may meet a filter; True if Arrow cannot decide."""
+    """Return True if a row for which a guarantee holds may meet a filter, or if Arrow cannot decide this."""
     fragment = _FORMAT.make_fragment("known", _NOWHERE, partition_expression=guarantee)
     known = pads.FileSystemDataset([fragment], _MESSAGES, _FORMAT)
     return any(True for _ in known.get_fragments(filter=wanted))
@@ -252,7 +252,8 @@ def _time(microseconds: int) -> pa.Scalar:
 
 
 def _with_fields(wanted: pc.Expression, shown: Sequence[Column], available: Sequence[Column]) -> list[Column]:
-    """Return the shown columns and the columns of a filter: every column whose name is a word in its text."""
+    """Return the shown columns and the columns of a filter, which are all columns whose names are words in the text of
+    the filter."""
     found = _words(wanted)
     return [*shown, *(column for column in available if column.name in found and column not in shown)]
 

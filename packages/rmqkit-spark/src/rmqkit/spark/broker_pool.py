@@ -116,12 +116,12 @@ class BrokerPool:
 
     @property
     def is_from_parent(self) -> bool:
-        """Return True if the connections belong to the parent of this forked process."""
+        """Return True if this process was forked and the connections belong to its parent."""
         return self._portal.is_from_parent
 
     @property
     def runtime(self) -> ClientRuntime:
-        """The connections, which a producer may share; use them on the portal's loop."""
+        """The connections. A producer may share them. Use them only on the portal's loop."""
         return self._runtime
 
     def wait_dispatched(self, queues: Iterable[MessageQueue]) -> None:
@@ -254,7 +254,8 @@ class BrokerPool:
         return {queue: mark for queue, mark in zip(wanted, found, strict=True) if mark is not None}
 
     def search(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        """Find the offset of the first message stored at or after a time; the end of the queue if no message was."""
+        """Return the offset of the first message stored at or after a time, or the end of the queue if there is no such
+        message."""
 
         async def found() -> int:
             return await self._runtime.calls.search_offset(await self._address(queue), queue, timestamp_ms)
@@ -284,7 +285,7 @@ class BrokerPool:
         self._portal.run(every)
 
     def mean_bytes(self, queue: MessageQueue, offset: int) -> float | None:
-        """Measure the mean size in bytes of a few records from an offset on; None if there are no records."""
+        """Return the mean size in bytes of a few records from an offset on, or None if there are no records."""
 
         async def sample() -> Pulled:
             return await self._pull(queue, offset, _SAMPLE_COUNT)
@@ -304,7 +305,7 @@ class BrokerPool:
             yield body
 
     def report(self, lost: DataLost) -> None:
-        """Raise the loss of messages if ``failOnDataLoss`` is set, or else log it."""
+        """Raise DataLost for lost messages if ``failOnDataLoss`` is set, otherwise log the loss."""
         if self._options.fail_on_data_loss:
             raise lost
         _log.warning("%s", lost)
@@ -334,7 +335,8 @@ class BrokerPool:
         return found
 
     async def _bodies(self, part: Range) -> AsyncIterator[bytes]:
-        """Join the bodies of `_pulled` into chunks: decoding with Arrow has a cost per chunk, not per byte."""
+        """Join the bodies of `_pulled` into large chunks, because the cost of decoding with Arrow grows with the number
+        of chunks."""
         chunk: list[bytes] = []
         async for body in self._pulled(part):
             chunk.append(body)

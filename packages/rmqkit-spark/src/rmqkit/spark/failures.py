@@ -63,7 +63,8 @@ def one_line() -> Iterator[None]:
 
 
 def error_within(error: BaseException) -> RmqError | None:
-    """Find rmqkit's error in the text of an exception of PySpark (as ``query.exception()``); None if it has none."""
+    """Return rmqkit's error from the text of an exception of PySpark (such as ``query.exception()``), or None if the
+    text has none."""
     message = str(error)
     if _PYTHON_SLOW.search(message):
         return PythonSlow()

@@ -92,7 +92,7 @@ def backlog(progress: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _offsets(offsets: Any) -> Iterator[tuple[tuple[str, str, str], int]]:
-    """Yield the offsets by queue that a source reports; nothing for a source with offsets of another form."""
+    """Yield the offset of each queue that a source reports. Yield nothing if the source has offsets of another form."""
     topics = json.loads(offsets) if isinstance(offsets, str) and offsets.startswith("{") else offsets
     for topic, brokers in topics.items() if isinstance(topics, dict) else ():
         for broker_name, queues in brokers.items() if isinstance(brokers, dict) else ():

@@ -135,7 +135,7 @@ class _Connected(msgspec.Struct, frozen=True):
     ] = 60_000
 
     def live_options(self, pull_count: int) -> LiveOptions:
-        """Return options to read from the same brokers, as the same user."""
+        """Return the options of a reader that uses the same brokers and the same user."""
         return LiveOptions(
             **{name: getattr(self, name) for name in _Connected.__struct_fields__}, pull_count=pull_count
         )

@@ -53,7 +53,7 @@ def given_options(options: Mapping[str, str], schema: StructType | None = None) 
 
 
 def declared(columns: Iterable[Column], options: Mapping[str, str]) -> str | StructType:
-    """Return the columns for Spark; the columns of a new table store the options.
+    """Return the columns for Spark. If the table is new, its columns store the options.
     Raises SettingsError: an option is a secret, which a catalog would show to every user."""
     if _OF_A_TABLE not in options:
         return to_ddl(columns)

@@ -285,7 +285,7 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
 
 
 def _version(java: Path) -> int | None:
-    """Return the major version of a runtime; None if it does not start."""
+    """Return the major version of a Java runtime, or None if the runtime does not start."""
     try:
         started = subprocess.run(
             [str(java), "-version"], capture_output=True, text=True, timeout=_START_TIMEOUT_S, check=True

@@ -80,7 +80,7 @@ class DispatchColumns:
         return self.records.field("sys_flag")
 
     def rows_of(self, topic: str) -> Ints:
-        """Return the rows of the records of a topic."""
+        """Return the rows of the records that belong to a topic."""
         return np.flatnonzero(self.topic == self.topics.index(topic)) if topic in self.topics else np.empty(0, "i8")
 
     def dispatched(self) -> Ints:
@@ -116,9 +116,9 @@ class DispatchColumns:
         return groups
 
     def newest(self, delays_ms: tuple[int, ...]) -> list[DispatchRequest]:
-        """Return the newest record of each queue and tag code, at most `_NEWEST_MAX` of a queue.
-        They wake the requests that wait for a queue: at once if a request accepts any tag or a common tag. Waking costs
-        nothing per record of the run."""
+        """Return the newest record for each tag code in each queue, but at most `_NEWEST_MAX` records of a queue.
+        The returned records wake the requests that wait for a queue: a request wakes at once if it accepts any tag or a
+        common tag. The cost of waking does not grow with the number of records in the run."""
         codes = self.tags_codes(delays_ms)
         rows: list[int] = []
         for _, _, group in self.groups():
@@ -160,7 +160,8 @@ class DispatchColumns:
         return rows[is_indexed], hashes[is_indexed]
 
     def suspects(self) -> Ints:
-        """Return the rows to check further: wrong body CRC, zeros at the end, or a CRC of the whole record."""
+        """Return the rows that need further checks: their body CRC is wrong, they end with zeros, or they have a CRC of
+        the whole record."""
         records = self.records
         octets, ends = np.frombuffer(records.buffer, "u1"), records.positions + records.sizes
         has_properties = records.properties_bytes > 0
@@ -183,7 +184,7 @@ class DispatchColumns:
 
 
 def queue_entries(arrivals: DispatchColumns, rows: Ints, tags_codes: Ints) -> NDArray[np.void]:
-    """Return the consume-queue entries of some records."""
+    """Return the consume-queue entries for some records."""
     entries = np.empty(len(rows), QUEUE_ENTRY)
     entries["physical_offset"] = arrivals.offsets[rows]
     entries["size"] = arrivals.records.sizes[rows]

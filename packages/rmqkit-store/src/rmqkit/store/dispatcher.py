@@ -120,7 +120,7 @@ class StoredSends(Sequence[DispatchRequest]):
 
     @property
     def places(self) -> list[tuple[str, int]]:
-        """Topic and queue id of each queue of the sends."""
+        """The topic and the queue id of each queue to which the sends go."""
         return [(topic, queue_id) for topic, queue_id, _, _ in self._sends.queues]
 
     @property
@@ -258,17 +258,17 @@ class Dispatcher:
 
     @property
     def has_part_next(self) -> bool:
-        """Return True if the first pending item is a part of a long batch."""
+        """Return True if a part of a long batch is the first pending item."""
         return bool(self.pending) and not isinstance(self.pending[0][1], (list, StoredSends))
 
     def submit_parts(self, parts: Iterable[tuple[int, Iterable[DispatchRequest]]]) -> None:
-        """Accept a long batch that was just appended, as parts with the physical end of each.
+        """Accept a long batch that was just appended. It comes in parts, each with its physical end.
         Each `run` dispatches one part."""
         self.pending += parts
 
     def run(self, limit: int) -> bool:
-        """Dispatch pending records up to a physical offset, but only one part of a long batch.
-        Stop, with ``failure`` set, if a file cannot be written. Returns True if more can be dispatched at once."""
+        """Dispatch pending records up to a physical offset, but at most one part of a long batch. If a file cannot be
+        written, set ``failure`` and stop. Returns True if more can be dispatched at once."""
         pending = self.pending
         while pending and pending[0][0] <= limit:
             part = pending[0][1]
@@ -288,7 +288,7 @@ class Dispatcher:
 
     def _dispatch(self, arrivals: Sequence[DispatchRequest], end: int, pending_count: int = 0) -> bool:
         """Enter the records that end at a physical offset and notify the listener; return False if a write fails.
-        ``pending_count``: the number of items of ``pending`` that these records are."""
+        ``pending_count``: the number of items in ``pending`` that contain these records."""
         light = _light_requests(arrivals) if self.has_light else []
         try:
             if not (isinstance(arrivals, StoredSends) and self._bitmap_of is None and arrivals.enter()):
@@ -456,7 +456,7 @@ class Dispatcher:
         self.dispatched_timestamp = (arrivals[-1] if sends is None else sends).store_timestamp
 
     def _new_queue(self, arrival: DispatchRequest) -> ConsumeQueueBase | None:
-        """Return the queue of its first record; None if the topic name is invalid or the topic was deleted."""
+        """Return a new queue for its first record, or None if the topic name is invalid or the topic was deleted."""
         # Recovery also reads records of deleted topics: a new queue for them would restore the deleted messages.
         if arrival.physical_offset < self._queues.deleted_ends.get(arrival.topic, -1):
             return None
@@ -472,7 +472,7 @@ def _indexed(arrivals: Iterable[DispatchRequest]) -> list[DispatchRequest]:
 
 
 def _unexpected(error: Exception) -> OSError:
-    """Return an OSError for an unexpected exception of another type."""
+    """Return an OSError that replaces an unexpected exception of another type."""
     failure = OSError(errno.EIO, f"unexpected {type(error).__name__}: {error}")
     failure.__cause__ = error
     return failure

@@ -156,7 +156,7 @@ class RowTexts:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Add the path of an open file to an OSError that lacks it, such as that of a full disk."""
+    """Add the path of an open file to an OSError without a path, such as the error of a full disk."""
     try:
         yield
     except OSError as error:
@@ -230,7 +230,7 @@ _CRC_DIGITS = 8
 
 
 def read_note(path: Path, note_type: type[T], without_it: str) -> T | None:
-    """Return a note; None if it is missing, or if it cannot be read, which is logged as a WARNING.
+    """Return a note, or None if it is missing or cannot be read. A note that cannot be read is logged as a WARNING.
     ``without_it``: the consequence of an unreadable note, for the log.
     Raises OSError: the file cannot be opened."""
     try:
@@ -340,7 +340,8 @@ def _mount_point(path: Path) -> str:
 
 
 def _mounts_of(path: Path) -> list[tuple[str, str]]:
-    """Return type and mount point of the file system of a path; empty if the kernel does not report them."""
+    """Return the type and the mount point of the file system of a path; both are empty if the kernel does not report
+    them."""
     device = path.stat().st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     try:
@@ -367,7 +368,7 @@ class StoreLock:
         self._fd = -1
 
     def check(self) -> None:
-        """Check that the directory is not locked, without changing anything.
+        """Check that nobody has locked the directory; change nothing.
         Raises StoreLocked: a store of this or another process holds the lock."""
         with _held_lock:
             if self._root in _held:

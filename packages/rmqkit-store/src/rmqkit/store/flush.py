@@ -124,7 +124,7 @@ class Flusher:
         self._threads: list[threading.Thread] = []
 
     def start(self, durable_offset: int) -> None:
-        """Start the threads; the log is on the disk up to ``durable_offset``."""
+        """Start the threads, for a log that is on the disk up to ``durable_offset``."""
         self.durable_offset = durable_offset
         second = (
             ("store-queues", self._flush_queues) if self._store_log.pool is None else ("store-commit", self._commit)
@@ -149,7 +149,7 @@ class Flusher:
             self._requests.put(True)
 
     def request_again(self) -> None:
-        """Request a flush cycle after a failed flush, at most once a second."""
+        """Request another flush cycle after a flush failed, at most once a second."""
         if self._clock.monotonic_ms() - self._failed_at_ms >= _RETRY_MS:
             self.request()
 
@@ -288,9 +288,8 @@ class Flusher:
         self.flush_queues(0 if is_thorough else self._settings.queue_flush_least_pages * _PAGE_BYTES)
 
     def flush_queues(self, least_bytes: int = 0) -> None:
-        """Make the queues durable that have at least ``least_bytes`` to flush.
-
-        With 0, flush all and move the checkpoint.
+        """Flush each queue that has at least ``least_bytes`` to flush. With 0, flush all queues and move the
+        checkpoint.
         """
         if self._is_final:
             return
@@ -321,7 +320,7 @@ class Flusher:
             self.behind = None
 
     def _postpone(self, error: OSError) -> None:
-        """Record an error that concerns derived files only; the next cycle tries again."""
+        """Record an error that affects only derived files: the next cycle tries to flush them again."""
         if isinstance(error, BytesLost):
             self._fail("consume queues", error, is_final=True)
         if self.behind is None:

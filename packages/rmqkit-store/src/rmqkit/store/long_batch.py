@@ -61,12 +61,13 @@ _SYS_FLAG_AT = layout_of(0).positions["sys_flag"]
 
 
 def is_long(body: bytes) -> bool:
-    """Return True if a batch body is stored in steps: a shorter one takes only a few milliseconds."""
+    """Return True if a batch body is stored in steps. A shorter body is stored at once, which takes only a few
+    milliseconds."""
     return is_long_batch(body, count_max=_LONG_COUNT, properties_bytes_max=_LONG_PROPERTIES_BYTES)
 
 
 class _Part(Struct, gc=False):
-    """A range of messages of a batch, whose dispatch requests are made by the iteration."""
+    """A range of messages of a batch; iterating over it makes their dispatch requests."""
 
     batch: LongBatch
     delays_ms: tuple[int, ...]
@@ -149,7 +150,7 @@ class LongBatch:
         self.is_encoded = True
 
     def settle(self, *, queue_offset: int, physical_offset: int, store_timestamp: int) -> bytearray:
-        """Enter the places in all records, and return the bytes to write to the log."""
+        """Write the place of each record into it, and return the bytes to write to the log."""
         assert len(self._places) == self.count, "every message of the batch has a record"
         self._queue_offset, self._physical_offset = queue_offset, physical_offset
         self._store_timestamp = store_timestamp
@@ -224,7 +225,8 @@ class LongBatch:
 
 
 def _with_room(body: bytes, bounds: list[BatchBounds]) -> tuple[bytes, list[BatchBounds]]:
-    """Return the messages of a batch with room for their checksums; an empty batch if a message has no room."""
+    """Return the messages of a batch with space for their checksums, or an empty batch if a message has no such
+    space."""
     entries = [
         BatchEntry(bytes(body[body_at : at - 2]), with_room_for_crc(bytes(body[at:end])), flag)
         for flag, body_at, at, end in bounds

@@ -81,10 +81,10 @@ class OlderQueues(Protocol):
     """The part of each queue that the log has deleted but that can be fetched from another place."""
 
     def min_offset(self, topic: str, queue_id: int) -> int:
-        """Return the offset of the first message of a queue, in the other place or in the log."""
+        """Return the offset of the first message of a queue, which may be in the other place or in the log."""
 
     def has(self, topic: str, queue_id: int, queue_offset: int) -> bool:
-        """Return True if a deleted message, or a later message, can or may be fetched."""
+        """Return True if a deleted message, or a later message of its queue, can be fetched, or if this is unknown."""
 
 
 class MessageStore:
@@ -413,8 +413,8 @@ class MessageStore:
 
     @property
     def _gaps_of_odd(self) -> int:
-        """Greatest number of missing messages that odd records explain. Return 0 while the end of the log is replayed:
-        a queue may then lack messages of the earlier log, for which the whole log is scanned (`mend_after_crash`).
+        """Greatest number of missing messages that odd records explain. It is 0 while the end of the log is replayed: a
+        queue may then lack messages of the log before that end, and `mend_after_crash` scans the whole log for them.
         """
         return 0 if self.queues.is_replaying else self._odd_count
 
@@ -495,7 +495,8 @@ class MessageStore:
         return self._appender.properties_bytes_max
 
     def request_flush(self) -> None:
-        """Request a flush cycle that covers everything put so far; cheap if a request is pending."""
+        """Request a flush cycle that covers everything put so far. The call costs little if a request is pending
+        already."""
         self.flusher.request()
 
     def dispatch(self) -> bool:
@@ -504,7 +505,8 @@ class MessageStore:
         a closed store, because callbacks may arrive late.
 
         A slave's owner also calls it after an append, when its connection has nothing more to read or a MiB is pending
-        (`dispatch_behind_bytes`). A large run costs a tenth of the same records one by one. A call takes a few
+        (`dispatch_behind_bytes`). Dispatching a large run takes a tenth of the time that its records take one by one. A
+        call takes a few
         milliseconds at most. It returns True if more can be dispatched at once; the owner then calls it again.
 
         Raises:
@@ -526,7 +528,8 @@ class MessageStore:
             self.dispatch()
 
     def _requests(self, start: int, end: int, count_max: int) -> tuple[list[DispatchRequest], int]:
-        """Return up to ``count_max`` dispatched records from a physical offset on, and the end of the last."""
+        """Return up to ``count_max`` dispatched records from a physical offset on, and the physical end of the last
+        one."""
         at, found = max(start, self.log.min_offset), list[DispatchRequest]()
         end = min(end, at + _REQUESTED_BYTES)
         while at < end and len(found) < count_max and (file := self.log.queue.find(at)) is not None:
@@ -616,7 +619,7 @@ class MessageStore:
         return found
 
     def is_older(self, topic: str, queue_id: int, queue_offset: int) -> bool:
-        """Return True if the log has deleted a message and `older` has or may have it."""
+        """Return True if the log has deleted a message that `older` has or may have."""
         older = self.older
         return (
             older is not None
@@ -693,7 +696,8 @@ class MessageStore:
     def query(self, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int) -> KeyQuery:
         """Return the records that have a key (``UNIQ_KEY``, a word of ``KEYS``, ``T#`` +
         tags), stored between two times.
-        The index has hashes of 31 bits, which keys of other topics may share. So the topic (or the name of a light
+        The index has only hashes of 31 bits, and keys of other topics may have the same hash. So the topic (or the name
+        of a light
         queue) and the key of each record are compared. Source: store.md §7.5."""
         self.dispatch()
         if self._index is None:
@@ -728,7 +732,7 @@ class MessageStore:
         return {topic for topic, _ in self.queues.table}
 
     def queue_ends(self) -> dict[tuple[str, int], int]:
-        """Return one past the offset of the last message of every queue, by topic and queue id."""
+        """Return the end of every queue by topic and queue id: one past the offset of its last message."""
         return {place: queue.max_offset for place, queue in self.queues.table.items()}
 
     def delete_topic(self, *topics: str) -> None:
@@ -770,6 +774,6 @@ def _index_of(root: Path, settings: StoreSettings) -> MessageIndex | None:
 
 
 def _has_key(record: memoryview, topic: str, key: str) -> bool:
-    """Return True if a record has a key, and is of a topic or in the light queue of that name."""
+    """Return True if a record has a key, and belongs to a topic or to the light queue of that name."""
     named, properties = record_topic(record).decode("utf-8", "replace"), record_properties(record)
     return (named == topic or topic in light_numbers(named, properties)) and key in keys_of(properties)

@@ -117,14 +117,14 @@ class Appender:
         self._variable_bytes_max = settings.commit_log_file_bytes - _FIXED_BYTES_MAX
 
     def dispatch(self) -> bool:
-        """Dispatch the durable records under SYNC_FLUSH, otherwise the committed records;
-        of long batches only one part.
+        """Dispatch the durable records under SYNC_FLUSH, otherwise the committed records, but only one part of a long
+        batch.
         Returns True if more can be dispatched at once."""
         return bool(self.dispatcher.pending) and self.dispatcher.run(self._readable_offset)
 
     def batch(self) -> AbstractContextManager[None]:
-        """Return a context manager; the messages put inside become readable at its end,
-        which costs less than one by one.
+        """Return a context manager. All messages that are put inside become readable at its end, which costs less than
+        making each readable after its put.
         A read inside the context makes them readable earlier."""
         return _Batch(self)
 
@@ -138,9 +138,8 @@ class Appender:
         return self._flusher.durable_offset if self._is_sync else self._commit_log.committed_offset
 
     def put(self, message: InnerMessage) -> PutResult:
-        """Append one message.
-
-        It is readable at the return (SYNC_FLUSH: when durable; with the pool: when committed).
+        """Append one message. It is readable when `put` returns; under SYNC_FLUSH it is readable after it is durable,
+        and with the pool after it is committed.
         """
         queue = self._queues.table.get((message.topic, message.queue_id))
         refused = self._refuse(message, is_new=queue is None)
@@ -174,7 +173,7 @@ class Appender:
 
     def put_batch(self, message: InnerMessage) -> PutResult:
         """Append a wire batch body: one record per message, or one inner batch if the topic has batch queues.
-        The messages are in one file. Source: store.md §3.7."""
+        All its messages are stored in one file. Source: store.md §3.7."""
         queue = self._queues.table.get((message.topic, message.queue_id))
         refused = self._refuse(message, is_new=queue is None)
         if refused is not None:
@@ -344,9 +343,9 @@ class Appender:
             batch.refused = _too_long_for_file(batch.size)
 
     def put_long_batch(self, batch: LongBatch) -> PutResult:
-        """Like `put_batch`, for a batch for which all steps of `prepare` were run. One write, at most 40 ms for 190,000
-        messages. The messages are readable when `dispatch`, repeated until it returns False, has dispatched them. The
-        batch returns their physical offsets."""
+        """Like `put_batch`, for a batch for which all steps of `prepare` were run. The batch is stored with one write,
+        which takes at most 40 ms for 190,000 messages. The messages are readable when `dispatch`, repeated until it
+        returns False, has dispatched them. `LongBatch.physical_offsets` yields their physical offsets."""
         message = batch.message
         is_new = (message.topic, message.queue_id) not in self._queues.table
         refused = batch.refused or self._refuse(message, is_new=is_new)
@@ -475,7 +474,7 @@ class Appender:
         return not is_refused and now >= self._commit_log.last_store_timestamp
 
     def _refuse(self, message: InnerMessage, *, is_new: bool) -> PutResult | None:
-        """Return the result for a message that must not be stored, with the first reason found, or None.
+        """Return a result with the first reason why a message must not be stored, or None if there is no reason.
         Source: store.md §3.6, §14."""
         flusher = self._flusher
         has_failed = flusher.failure is not None or flusher.commit_failure is not None
@@ -536,7 +535,7 @@ class Appender:
         return None
 
     def _not_taken(self, refused: PutResult) -> PutResult:
-        """Log a failure once, even if it is repeated for many messages."""
+        """Log why no messages are accepted, once for many messages with the same reason. Return ``refused``."""
         if self._logged_reason != refused.reason:
             _log.error("no messages are accepted: %s", refused.reason)
             self._logged_reason = refused.reason
@@ -561,7 +560,7 @@ class Appender:
 class _Batch(AbstractContextManager[None]):
     """The context manager of `Appender.batch`.
 
-    A generator would cost five times as much for every read of a connection.
+    It is entered at every read of a connection, where a generator would cost five times as much.
     """
 
     __slots__ = ("_appender",)

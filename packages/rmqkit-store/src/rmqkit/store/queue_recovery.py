@@ -1,4 +1,4 @@
-"""Queues that differ from their state at the last stop: how a start finds them and rebuilds them from the log.
+"""Repair at a start: finds the queues that differ from their state at the last stop, and rebuilds them from the log.
 
 After a clean stop every queue is compared with the note of queue ends (`queue_ends`), which costs one read of its last
 file. Without a valid note, the files of a queue are compared with each other:
@@ -61,7 +61,7 @@ _LOG_LINES_MAX = 20
 
 
 class _Broken(Struct):
-    """A broken queue.
+    """A queue whose files are broken.
 
     Attributes:
         note: the note of the last stop, if it is valid.
@@ -84,7 +84,8 @@ def mend_queues(
     dispatcher: Dispatcher,
     delays_ms: tuple[int, ...],
 ) -> bool:
-    """Find broken queues, rebuild them and log it; return True if any was found. The queues must be recovered before.
+    """Find broken queues, rebuild them and log the repairs. Return True if a broken queue was found. The queues must be
+    recovered before.
 
     Args:
         dispatcher: enters records in the queues only, not in the index.
@@ -208,7 +209,8 @@ def tell_odd_queues(root: Path, queues: ConsumeQueues, known: Set[tuple[str, int
 
 
 def _oddity(queue: ConsumeQueueBase, topics: dict[str, object] | None, log_start: int) -> str:
-    """Return the reason why a queue that a recovery created should not exist; empty if it may."""
+    """Return the reason why a queue that a recovery created should not exist, or an empty text if there is no
+    reason."""
     if topics is not None and queue.topic not in topics:
         return "topics.json does not know the topic"
     topic = None if topics is None else topics[queue.topic]
@@ -339,7 +341,8 @@ class _Entries:
         self._delays_ms = delays_ms
 
     def fault(self, queue: ConsumeQueueBase) -> str:
-        """Return the fault in the older files of a queue with an unchanged last file; empty without a fault."""
+        """Return the fault in the older files of a queue whose last file is unchanged, or an empty text if there is no
+        fault."""
         for first, last in queue.file_bounds()[:-1]:
             for index in first, last:
                 if not self.is_right(queue, index, queue.entry(index), is_new=False):
@@ -347,7 +350,7 @@ class _Entries:
         return ""
 
     def fault_unnoted(self, queue: ConsumeQueueBase) -> str:
-        """Return the fault of a queue that is not in the note; empty without a fault."""
+        """Return the fault of a queue that is not in the note, or an empty text if there is no fault."""
         files = queue.queue.files
         if files[-1].start - files[0].start != (len(files) - 1) * queue.queue.file_bytes:
             return "a file is missing"
@@ -363,7 +366,8 @@ class _Entries:
         return self.fault(queue)
 
     def is_right(self, queue: ConsumeQueueBase, index: int, entry: tuple[Any, ...], *, is_new: bool) -> bool:
-        """Return True if an entry belongs to its message, or if its record was deleted and cannot be compared.
+        """Return True if an entry is right for its message, or if the record of the entry was deleted and cannot be
+        compared.
         ``is_new``: whether delivery times must match the present delay levels."""
         physical_offset, size = entry[:2]
         if size == BLANK_SIZE or 0 <= physical_offset < self._commit_log.min_offset:
@@ -386,7 +390,7 @@ class _Entries:
         return number == index and entry[2] == arrival.tags_code
 
     def right_ones(self, queue: ConsumeQueueBase, start: int | None) -> int | None:
-        """Return the number of entries from index 0 on that can stay; None if none can.
+        """Return the number of entries, counted from index 0, that can stay, or None if no entry can.
         ``start``: logical byte at which the first file must begin, if known."""
         files = queue.queue.files
         if not files or (start is not None and files[0].start > start):

@@ -146,7 +146,8 @@ class Reader:
     def _common(
         self, queue: ConsumeQueue, queue_offset: int, count_max: int, codes: frozenset[int] | None, *, joins: bool
     ) -> GetResult | None:
-        """Execute a common pull: from memory, out of one log file, by plain tag codes. Return None for other pulls.
+        """Execute a common pull, which reads mapped memory of one log file and compares only plain tag codes. Return
+        None for other pulls.
         The result equals that of `_general`, which a test checks; checks with a known outcome are skipped. The loop is
         the plain version of the core's `SelectRecords`."""
         settings, log = self._settings, self._log
@@ -255,7 +256,8 @@ class Reader:
         return result
 
     def _is_full(self, count: int, units: int, total_bytes: int, size: int, count_max: int, *, is_near: bool) -> bool:
-        """Return True if a pull that found a record stops before a record of ``units`` messages and ``size`` bytes."""
+        """Return True if a pull must stop before its next record, of ``units`` messages and ``size`` bytes, because it
+        is full."""
         settings = self._settings
         if count + units > count_max or total_bytes + size > _RESULT_BYTES_MAX:
             return True
@@ -274,8 +276,9 @@ class Reader:
         return shift == 0 or self._is_run(queue, queue_offset, shift)
 
     def _is_run(self, queue: ConsumeQueueBase, queue_offset: int, shift: int) -> bool:
-        """Return True if the entry before or after has a record whose number differs from its index by the same shift.
-        After a gap in the numbers, brokers enter all later records at too low an index. That is not damage."""
+        """Return True if the previous or the next entry has a record whose number differs from the index of the entry
+        by the same shift.
+        After a gap in the numbers, brokers enter all later records at an index that is too low. This is not damage."""
         for other in (queue_offset - 1, queue_offset + 1):
             physical_offset, size = queue.place(other)
             record = self._log.slice(physical_offset, size)
@@ -307,7 +310,8 @@ class Reader:
         return self._log.store_timestamp(*queue.place(queue_offset))
 
     def offset_by_time(self, queue: ConsumeQueueBase, timestamp_ms: int, *, upper: bool) -> int:
-        """Return the offset of the first message at or after a time, or with ``upper`` of the last at or before it.
+        """Return the offset of the first message at or after a time, or with ``upper`` of the last message at or before
+        it.
         Source: store.md §16.2."""
         if queue.max_offset == 0:
             return 0
@@ -365,7 +369,8 @@ class Reader:
         return queue.base_offset(first + at)
 
     def _time(self, queue: ConsumeQueueBase, index: int) -> int:
-        """Return the storeTimestamp of an entry; 0 (the earliest time) if its record has expired; -1 if unreadable."""
+        """Return the storeTimestamp of an entry's record: 0 (the earliest time) if it has expired, -1 if it cannot be
+        read."""
         physical_offset, size = queue.entry(index)[:2]
         if physical_offset < self._log.min_offset:
             return 0
@@ -402,7 +407,7 @@ def _shift(record: memoryview, queue: ConsumeQueueBase, queue_offset: int, physi
 def _is_wanted(
     queue: ConsumeQueueBase, stored_code: int, codes: frozenset[int] | None, accept_entry: EntryTest | None
 ) -> bool:
-    """Return True if an entry passes both tests; an unknown tag passes the first."""
+    """Return True if an entry passes both tests. An entry whose tag is unknown passes the test of tags."""
     code: int | None = stored_code
     unit = None
     if is_address(stored_code):

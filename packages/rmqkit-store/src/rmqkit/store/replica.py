@@ -322,7 +322,7 @@ class Replica:
         return True
 
     def _drop_cached(self, start: int, end: int) -> None:
-        """Drop a part of the log from the page cache if it is on the disk; mapped pages stay."""
+        """Drop a part of the log from the page cache if that part is on the disk. Mapped pages stay."""
         file = self._log.queue.find(start) if start < end <= self._flusher.durable_offset else None
         if file is not None:
             drop_cached(file.fd, start - file.start, end - start)

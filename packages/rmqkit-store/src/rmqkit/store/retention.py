@@ -58,7 +58,7 @@ _ROUNDS_ON_REQUEST = 20
 
 
 class Cause(enum.Enum):
-    """The reason of the deletions of a cycle."""
+    """The reason why a cycle deletes files."""
 
     NONE = "nothing to do"
     DISK = "disk use"
@@ -109,9 +109,8 @@ class RetentionRound(Struct, frozen=True):
 def decide(
     settings: StoreSettings, use: DiskUse, *, is_hour: bool, is_requested: bool, before: Decision = _NOTHING
 ) -> Decision:
-    """Return the decision for a disk use; pure.
-
-    ``before``: the previous decision, as a full disk must fall below a lower level.
+    """Return the decision for a disk use, without side effects. ``before``: the previous decision, because a disk that
+    was full must fall below a lower level to count as not full.
     """
     full, force, expire = _percents(settings)
     worst = max(use.log, use.queues)
@@ -128,7 +127,8 @@ def decide(
 
 
 def _percents(settings: StoreSettings) -> tuple[int, int, int]:
-    """Return the disk use levels of full, forced and expired, each within its bounds."""
+    """Return the disk use from which a disk counts as full, files are deleted by force, and expired files are deleted,
+    each limited to its bounds."""
     return (
         max(35, min(settings.disk_warning_percent, 90)),
         max(30, min(settings.disk_clean_forcibly_percent, 85)),
@@ -248,7 +248,7 @@ class Retention:
         self._commit_log.queue.avoided = frozenset(path for path, percent in used.items() if percent > force)
 
     def _used(self) -> tuple[dict[Path, int], DiskUse]:
-        """Return the disk use of each directory of the log, and the decisive disk uses."""
+        """Return the disk use of each directory of the log, and the disk uses on which the decision depends."""
         used = {path: self._disk_used_percent(path) for path in self._commit_log.queue.directories}
         queues, index = (self._disk_used_percent(self._root / name) for name in ("consumequeue", "index"))
         return used, DiskUse(min(used.values()), queues, index)
@@ -334,7 +334,7 @@ class Retention:
 
 
 def _close_all(held: list[tuple[int, memoryview]]) -> None:
-    """Close descriptors and mappings one by one, while the list shrinks."""
+    """Close descriptors and mappings one by one, and remove each from the list."""
     while held:
         os.close(held.pop()[0])
 

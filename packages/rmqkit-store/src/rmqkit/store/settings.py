@@ -300,7 +300,8 @@ _LEVEL = re.compile(r"(\d+)([smhd])")
 
 
 def delay_level(text: str | None) -> int:
-    """Return the number in property DELAY, 0 without the property. Raises HeaderError: it is not a 32-bit number."""
+    """Return the number in the property DELAY, or 0 if the property is missing. Raises HeaderError: it is not a 32-bit
+    number."""
     if text is None:
         return 0
     level = int(text) if _INTEGER.fullmatch(text) else 1 << 31
@@ -324,5 +325,6 @@ def parse_delay_levels(text: str) -> tuple[int, ...]:
 
 
 def delivery_time(delays: tuple[int, ...], level: int, store_timestamp: int) -> int:
-    """Return the delivery time of a message of a level ≥ 1; greater levels than the last have the delay of the last."""
+    """Return the delivery time of a message with a level ≥ 1. Levels after the last one have the delay of the last
+    one."""
     return store_timestamp + delays[min(level, len(delays)) - 1]

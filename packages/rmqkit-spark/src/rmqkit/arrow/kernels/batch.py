@@ -88,11 +88,11 @@ class MessageBatch:
         return len(self._record)
 
     def of_record(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Spread one number per record to one number per row."""
+        """Give each row the number of its record: convert one number per record to one number per row."""
         return values if self._is_plain else values[self._record]
 
     def array_of_record(self, values: pa.Array) -> pa.Array:
-        """Spread one Arrow value per record to one value per row."""
+        """Give each row the Arrow value of its record: convert one value per record to one value per row."""
         return values if self._is_plain else values.take(pa.array(self._record))
 
     def field(self, name: str) -> NDArray[np.int64]:
@@ -106,7 +106,7 @@ class MessageBatch:
 
     @property
     def member(self) -> NDArray[np.int64]:
-        """Index of each row in its inner batch, else 0."""
+        """The index of each row in its inner batch, or 0 if its record is not an inner batch."""
         members: NDArray[np.int64] = np.arange(len(self._record)) - self._first_row[self._record]
         return members
 
@@ -159,7 +159,7 @@ class MessageBatch:
         return self.array_of_record(names.take(encoded.indices))
 
     def _spread(self, entries: dict[int, list[BatchEntry]]) -> None:
-        """Compute the record of each row."""
+        """Compute for each row which record it comes from."""
         counts = np.ones(len(self.records), "i8")
         counts[list(entries)] = [len(members) for members in entries.values()]
         self._is_plain = not entries
@@ -209,7 +209,7 @@ def _decompressed(records: Records, rows: NDArray[np.int64], troubles: dict[int,
 def _unwrapped(
     records: Records, rows: NDArray[np.int64], plain: dict[int, bytes], troubles: dict[int, str]
 ) -> dict[int, list[BatchEntry]]:
-    """Decode the members of the inner batches, by record."""
+    """Decode the members of the inner batches; return them by the index of the record."""
     entries: dict[int, list[BatchEntry]] = {}
     for row in rows.tolist():
         if row in troubles:

@@ -26,17 +26,18 @@ _MS_MAX = (2**63 - 1) // 1000
 
 
 def int32(name: str) -> Kernel:
-    """Return the kernel of a four-byte head field."""
+    """Return the kernel for a four-byte field of the record head."""
     return lambda batch: pa.array(batch.field(name).astype("i4"))
 
 
 def int64(name: str) -> Kernel:
-    """Return the kernel of an eight-byte head field."""
+    """Return the kernel for an eight-byte field of the record head."""
     return lambda batch: pa.array(batch.field(name))
 
 
 def timestamp(name: str) -> Kernel:
-    """Return the kernel of a time; null if Arrow's microseconds cannot hold the milliseconds of the record."""
+    """Return the kernel for a time. The time is null if the milliseconds of the record do not fit into Arrow's
+    microseconds."""
 
     def kernel(batch: MessageBatch) -> pa.Array:
         microseconds, fits = to_microseconds(batch.field(name))
@@ -46,7 +47,7 @@ def timestamp(name: str) -> Kernel:
 
 
 def host(name: str) -> Kernel:
-    """Return the kernel of an address as ``ip:port``."""
+    """Return the kernel for an address, which becomes ``ip:port``."""
 
     def kernel(batch: MessageBatch) -> pa.Array:
         if not batch.records.host_bits.any():
@@ -63,12 +64,13 @@ def host(name: str) -> Kernel:
 
 
 def property_value(name: str) -> Kernel:
-    """Return the kernel of one property."""
+    """Return the kernel for one property."""
     return lambda batch: batch.properties.values_of(name)
 
 
 def broker_names(batch: MessageBatch) -> pa.Array:
-    """Return the broker name of the read plan for each row, or null: records contain no broker name."""
+    """Return for each row the broker name in the read plan, or null if the plan has none: records contain no broker
+    name."""
     return pa.repeat(pa.scalar(batch.broker_name or None, pa.string()), len(batch))
 
 
@@ -88,7 +90,7 @@ def store_sizes(batch: MessageBatch) -> pa.Array:
 
 
 def message_ids(batch: MessageBatch) -> pa.Array:
-    """Return UNIQ_KEY, or else the offset message id."""
+    """Return the UNIQ_KEY of each message, or its offset message id if it has no UNIQ_KEY."""
     unique_keys = batch.properties.values_of(names.UNIQ_KEY)
     if not unique_keys.null_count:
         return unique_keys
@@ -106,7 +108,7 @@ def sys_flags(batch: MessageBatch) -> pa.Array:
 
 
 def to_microseconds(milliseconds: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return times in µs, and a mask of the valid ones; a sender's clock may have any value."""
+    """Return times in µs, and a mask of the valid times: the clock of a sender may have any value."""
     # Without the check, multiplied values out of range would wrap to times that look right.
     fits = (milliseconds >= -_MS_MAX) & (milliseconds <= _MS_MAX)
     return np.where(fits, milliseconds, 0) * 1000, fits

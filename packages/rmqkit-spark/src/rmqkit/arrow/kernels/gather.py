@@ -41,8 +41,8 @@ def gather(
 
 
 def between(buffer: memoryview, bounds: NDArray[np.int32]) -> pa.Array:
-    """Copy the values between pairs of ascending positions, like `gather`: from the first to the second, from the
-    third to the fourth and so on."""
+    """Copy values like `gather`. Each pair of ascending positions is the start and the end of a value: the first and
+    the second position, the third and the fourth, and so on."""
     count = len(bounds) // 2
     # No gap follows the last wanted value, and the buffer may end there.
     overlaid = pa.Array.from_buffers(pa.binary(), 2 * count - 1, [None, pa.py_buffer(bounds), pa.py_buffer(buffer)])
@@ -64,7 +64,7 @@ def octets_of(values: pa.Array) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
 
 
 def pick(values: pa.Array, indexes: NDArray[np.int64]) -> pa.Array:
-    """Return ``values`` at some indexes; null where the index is negative."""
+    """Return the items of ``values`` at some indexes, and null for each negative index."""
     return values.take(pa.array(indexes, mask=indexes < 0))
 
 

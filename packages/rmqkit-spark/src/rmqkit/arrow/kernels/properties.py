@@ -56,7 +56,7 @@ class Properties:
         return pa.MapArray.from_arrays(pa.array(offsets), self._names.dictionary_decode(), self._values)
 
     def values_of(self, name: str) -> pa.Array:
-        """Return one property per row, null where it is missing."""
+        """Return the value of one property for each row, or null if the row does not have the property."""
         if self._common is not None and name.encode() in self._common:
             first, step = self._common.index(name.encode()), len(self._common)
             return self._values.take(pa.array(np.arange(first, len(self._values), step, dtype="i4")))
@@ -98,7 +98,8 @@ def _between(octets: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray
 def _common_names(
     octets: NDArray[np.uint8], bounds: NDArray[np.int32], separators: NDArray[np.int64], kinds: NDArray[np.uint8]
 ) -> list[bytes] | None:
-    """Return the names that every row has in the same order; None if rows differ. Messages of one program often have
+    """Return the names of the properties if all rows have the same names in the same order, otherwise None. Messages of
+    one program often have
     the same names, which then need not be decoded row by row."""
     row_count = len(bounds) - 1
     if not row_count or not len(separators) or len(separators) % (2 * row_count):
@@ -140,7 +141,8 @@ def _repeated(names: list[bytes], count: int) -> pa.Array:
 def _entries(
     octets: NDArray[np.uint8], bounds: NDArray[np.int64], separators: NDArray[np.int64], kinds: NDArray[np.uint8]
 ) -> tuple[NDArray[np.int64], ...]:
-    """Return row, start of name, position of 0x01 and end of value of every valid entry, in order."""
+    """Return four columns for the valid entries, in order: the row, the start of the name, the position of 0x01, and
+    the end of the value."""
     low = int(bounds[0])
     if _is_regular(octets, bounds, kinds):
         equals, ends = separators[0::2], separators[1::2]
@@ -168,7 +170,7 @@ def _is_regular(octets: NDArray[np.uint8], bounds: NDArray[np.int64], kinds: NDA
 
 
 def _pieces(entry_ends: NDArray[np.int64], bounds: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
-    """Return row, start and end of every non-empty piece between 0x02, row starts and row ends."""
+    """Split every row at each 0x02, and return the row, the start and the end of every piece that is not empty."""
     row_count = len(bounds) - 1
     ends_before = np.searchsorted(entry_ends, bounds)
     per_row = np.diff(ends_before)

@@ -53,7 +53,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a tabl
 
 
 def disk_path(store: str) -> Path | None:
-    """Return the path of a store on a disk; None for a store at an address."""
+    """Return the path of a store on a disk, or None if the store is at an address."""
     path = resolve(store)
     return None if isinstance(path, RemotePath) else Path(path)
 
@@ -196,7 +196,8 @@ def collect(frame: DataFrame, limit: int | None = None) -> Rows:
 
 
 def fields(found: msgspec.Struct, **others: Any) -> dict[str, Any]:
-    """Return the fields of a job's result, with ``others`` added or replaced, such as the rows of a data frame."""
+    """Return the fields of a job's result. ``others`` (such as the rows of a data frame) are added, or replace
+    fields."""
     return {name: getattr(found, name) for name in found.__struct_fields__} | others
 
 

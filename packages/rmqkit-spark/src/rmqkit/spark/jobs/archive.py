@@ -365,7 +365,7 @@ def _delete(
 
 
 class ArchivePlan(Struct, frozen=True):
-    """The part of a run that every task needs; ``folder`` is the folder in the target for its files."""
+    """The facts about a run that every task needs. ``folder`` is the folder in the target for the files of the run."""
 
     target: Target
     folder: str
@@ -418,7 +418,7 @@ def archive_split(plan: ArchivePlan, split: Split) -> SplitFiles:
 
 
 def _wanted(parts: Iterator[Records | Damage], read: ReadPlan, done: SplitFiles) -> Iterator[Records | Damage]:
-    """Yield the parts of a walk with only the wanted records, and count these."""
+    """Yield the parts of a walk without the records that are not wanted, and count the wanted records."""
     for part in parts:
         if isinstance(part, Damage):
             done.lost += 1

@@ -165,8 +165,8 @@ def partition_folder(names: Sequence[str], values: Sequence[str | None]) -> str:
 
 
 def difference(filesystem: pafs.FileSystem, path: str, file: ArchivedFile, *, reads_all: bool) -> str:
-    """Return the fault of a file, empty if it has none. Checks its size, the rows and offsets in its footer, and with
-    ``reads_all`` every byte and every body."""
+    """Return the fault of a file, or an empty text if there is none. Check the size of the file, the rows and offsets
+    in its footer, and with ``reads_all`` also every byte and every body."""
     try:
         # Check the size first: a truncated file is detected without reading it.
         if (size := filesystem.get_file_info(path).size) != file.bytes:
@@ -266,7 +266,7 @@ class _CountedSink:
 def _partitioned(
     batch: pa.RecordBatch, names: Sequence[str]
 ) -> Iterator[tuple[tuple[str | None, ...], pa.RecordBatch]]:
-    """Yield the rows of a batch by the values of their partition; the order of the rows is preserved."""
+    """Yield the values of each partition in a batch with the rows of that partition, in their order."""
     if not len(batch):
         return
     codes, values = np.zeros(len(batch), "i8"), list[tuple[str | None, ...]]([()])
@@ -300,7 +300,8 @@ def _days(batch: pa.RecordBatch) -> tuple[NDArray[Any], list[str | None]]:
 
 
 def _bounds(metadata: Any, column: str) -> tuple[Any, Any]:
-    """Return the least and the greatest value of an int64 or µs column by its statistics; None if all are null."""
+    """Return the least and the greatest value of an int64 or µs column according to its statistics, or None if all
+    values are null."""
     at = next(i for i in range(metadata.num_columns) if metadata.schema.column(i).path == column)
     groups = (metadata.row_group(i).column(at).statistics for i in range(metadata.num_row_groups))
     known = [one for one in groups if one is not None and one.has_min_max]

@@ -302,7 +302,7 @@ def _topic(
 
 
 def percentile(ranges: list[dict[str, Any]], percent: int) -> int | None:
-    """Return the largest value of the range that contains a percentile; None if there are no values."""
+    """Return the largest value of the range that contains a percentile, or None if there are no values."""
     # Rounded up, so that a percentile of few values is one of these values.
     left = -(-sum(row["messages"] for row in ranges) * percent // 100)
     for row in sorted(ranges, key=lambda row: row["range"]):
@@ -360,7 +360,8 @@ def _lag_rows(options: StoreOptions, segments: Sequence[Segment], newest: dateti
 
 
 def _stored_ms(files: Sequence[QueueFile], segments: Sequence[Segment], queue_id: int, offset: int) -> int | None:
-    """Return the store time of the first message of a queue at or after an offset; None if the log does not have it."""
+    """Return the store time of the first message of a queue at or after an offset, or None if the log does not have
+    this message."""
     for file in files:
         if file.queue_id != queue_id or (not file.is_batch and file.first + file.size // ENTRY_BYTES <= offset):
             continue

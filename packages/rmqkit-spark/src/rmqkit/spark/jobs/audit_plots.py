@@ -257,7 +257,7 @@ def _columns(axes: Axes, bars: Sequence[tuple[int, int, int]], labels: Sequence[
 
 
 def _of_own(audit: Audit, ranges: Sequence[Range]) -> Counter[tuple[int, int]]:
-    """Add up the ranges of applications' topics; all negative values are one range."""
+    """Add up the ranges of the topics of applications. All negative values are put into one range."""
     own = {one.topic for one in own_topics(audit)}
     sums: Counter[tuple[int, int]] = Counter()
     for one in ranges:

@@ -63,7 +63,7 @@ Block = tuple[str, int, int]
 
 
 class QueueDifference(Struct):
-    """A consume queue whose bounds differ; null if the queue is missing or empty on a side."""
+    """A consume queue whose bounds differ. The bounds of a side are null if the queue is missing or empty there."""
 
     topic: str
     queue_id: int
@@ -74,7 +74,7 @@ class QueueDifference(Struct):
 
 
 class ConfigDifference(Struct):
-    """A value of a configuration file that differs, as JSON; null if it is missing on a side."""
+    """A value of a configuration file that differs, as JSON on each side. It is null on a side where it is missing."""
 
     file: str
     name: str
@@ -235,7 +235,7 @@ def _compared(
 
 
 def pack(split: Split, *, content_only: bool) -> Iterator[tuple[Block | None, Any]]:
-    """Pack the messages of a split by block, as bytes; the key None has the counts of the walk.
+    """Yield the messages of each block of a split, packed as bytes, and with the key None the counts of the walk.
     Raises StoreError: the file cannot be read."""
     found: defaultdict[Block, list[bytes]] = defaultdict(list)
     buffer, counts = map_range(split.path, split.low, split.high), SegmentCounts.of(split)

@@ -145,7 +145,7 @@ def _catalog(target: Target, given: Mapping[str, str]) -> Iterator[Any]:
 
 
 def _table(catalog: Any, name: str, target: Target, schema: pa.Schema, partition_by: tuple[str, ...]) -> Any:
-    """Return the table, and create it if it does not exist."""
+    """Return the table, after creating it if it does not exist."""
     from pyiceberg.transforms import DayTransform, IdentityTransform
 
     if not catalog.table_exists(name):

@@ -115,7 +115,8 @@ def log_splits(log: LogView, split_bytes: int) -> list[Split]:
 
 
 def walked(split: Split, begin: Callable[[int], Work[Result]]) -> Iterator[tuple[LogRange, Result]]:
-    """Walk over a split and yield its ranges with their results; ``begin`` makes the work for a physical offset.
+    """Walk over a split and yield each range with its result. ``begin(offset)`` makes the `Work` that processes the
+    range from a physical offset on.
     Raises StoreError: the file cannot be read."""
     # Open the file in the task: a mapping cannot be pickled.
     with disk_errors(Path(split.path)):
@@ -142,7 +143,8 @@ def walked(split: Split, begin: Callable[[int], Work[Result]]) -> Iterator[tuple
 def in_log(
     log: LogView, found: Iterable[tuple[LogRange, Result]], counts: dict[Path, SegmentCounts]
 ) -> Iterator[tuple[Segment, tuple[LogRange, Result] | Damage]]:
-    """Yield the ranges and damage up to the end of the log; ``found`` has the ranges of all splits in order. Sets
+    """Yield the ranges and the damage up to the end of the log. ``found`` contains the ranges of all splits, in order.
+    Sets
     ``log.end``, and adds the counts of each file to ``counts``."""
     places = {segment.start: i for i, segment in enumerate(log.segments)}
     stored_ms, closed = 0, -1
@@ -196,5 +198,5 @@ def add_up(counts: Iterable[SegmentCounts]) -> list[SegmentCounts]:
 
 
 def task_count(splits: Sequence[Split]) -> int:
-    """Return the suitable number of tasks for some splits."""
+    """Return the number of tasks into which some splits should be distributed."""
     return max(1, len(grouped(splits, SPLIT_BYTES)))

@@ -197,7 +197,7 @@ def _scans_below(plan: Any, marked: Marked) -> Iterator[_Scan]:
 
 
 def _scan_of(all_columns: Any, required: Any, filters: Sequence[Any], marked: Marked) -> Iterator[_Scan]:
-    """Yield the scan if its file has the unique column names."""
+    """Yield the scan if the column names of its file show that it is one of the tables."""
     tables = {marked[name][0] for name in all_columns.fieldNames() if name in marked}
     if not tables:
         return
@@ -211,7 +211,8 @@ def _scan_of(all_columns: Any, required: Any, filters: Sequence[Any], marked: Ma
 
 
 def _condition_of(pushed: Any, marked: Marked) -> Condition | None:
-    """Convert a filter (``org.apache.spark.sql.sources.Filter``); None if it cannot limit the read of a store."""
+    """Convert a filter (``org.apache.spark.sql.sources.Filter``) to a condition, or return None if the filter cannot
+    limit the read of a store."""
     kind = pushed.getClass().getSimpleName()
     if kind not in _COMPARISONS or pushed.attribute() not in marked:
         return None
@@ -269,7 +270,8 @@ def _scans_of_text(frame: DataFrame, mark: str, marked: Marked) -> list[_Scan]:
 
 
 def _with_conditions(scan: _Scan, text: str, mark: str, marked: Marked) -> _Scan:
-    """Add the conditions on topic and queue in a text to a scan. The caller uses them only for a table's only scan."""
+    """Add to a scan the conditions on topic and queue that are in a text. The caller uses them only if the table has no
+    other scan."""
     conditions = []
     for kind, alias, value, values in re.findall(_TEXT_FILTER.format(mark=mark), text):
         table, column = marked[alias]

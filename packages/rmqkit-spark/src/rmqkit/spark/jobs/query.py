@@ -137,7 +137,7 @@ def _narrowest(
     new_table: Callable[[str, DataFrame], None],
     work: Callable[[], DataFrame],
 ) -> DataFrame:
-    """Run some work over tables that have only the data that it uses; ``shapes`` has all columns of each table."""
+    """Run ``work`` over tables that have only the data that ``work`` uses. ``shapes`` has all columns of each table."""
     if runs and Target.of(path).is_local:  # Spark itself reads Parquet, and only the columns that it needs
         for name in shapes:
             new_table(name, _archived(spark, path, runs, lambda file: True))
@@ -183,7 +183,7 @@ def _tests(topic: str, key: str, msg_id: str, begin_ms: int | None, end_ms: int 
 
 
 def _place(msg_id: str) -> tuple[str, int] | None:
-    """Return store host and physical offset in an offset message id; None if the text is not such an id."""
+    """Return the store host and the physical offset in an offset message id, or None if the text is not such an id."""
     try:
         ip, port, offset = decode_offset_id(msg_id)
     except ValueError:
@@ -212,7 +212,7 @@ def _times(begin_ms: int | None, end_ms: int | None) -> dict[str, str]:
 
 
 def _picked(options: StoreOptions, msg_id: str) -> pa.Table | None:
-    """Return the message with an offset message id; None if its physical offset does not have this message."""
+    """Return the message with an offset message id, or None if this message is not at the physical offset in the id."""
     place = _place(msg_id)
     if place is None:
         return None
@@ -292,8 +292,8 @@ def _selected(spark: SparkSession, text: str, frames: Mapping[str, DataFrame]) -
 
 
 def _narrowed(tests: Sequence[Condition], given: Mapping[str, str]) -> dict[str, str]:
-    """Return options that exclude messages which do not meet the conditions. They may let some through, because the
-    statement still has the conditions. Spark would reuse pushed filters for other statements
+    """Return options that exclude messages which do not meet the conditions. The options may let some of these messages
+    through, because the statement still checks the conditions. Spark would reuse pushed filters for other statements
     (`rmqkit.spark.source.store`)."""
     low_us, high_us = bounds([test for test in tests if test.column == "storeTimestamp"])
     topics, queue_ids = wanted(tests, "topic"), wanted(tests, "queueId")

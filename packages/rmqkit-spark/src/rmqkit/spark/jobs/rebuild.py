@@ -334,7 +334,7 @@ def _assigned(
 
 
 def _index_tasks(parts: Iterable[tuple[Path, int, int]], keys_max: int) -> Iterator[IndexTask]:
-    """Distribute keys over index files with ``keys_max`` keys each; the last file gets the rest."""
+    """Distribute keys over index files. Each file gets ``keys_max`` keys, and the last file gets the rest."""
     task, room = IndexTask(""), keys_max
     for path, first, count in parts:
         while count:

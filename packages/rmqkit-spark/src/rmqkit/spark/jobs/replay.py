@@ -57,7 +57,8 @@ _SENT = (*_PLANNED, "queueOffset", "tags", "keys", "properties", "flag", "body")
 
 
 class Filter(Struct, frozen=True):
-    """The selection of messages to replay; without a topic all except system messages, retries and dead letters.
+    """The selection of messages to replay. Without a topic, it has all messages except system messages, retries and
+    dead letters.
     ``where`` is an SQL condition over the columns of messages; times are bounds of ``storeTimestamp``."""
 
     topic: str = ""

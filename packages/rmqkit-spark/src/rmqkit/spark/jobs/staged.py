@@ -48,7 +48,8 @@ class _Piece(Struct):
 def staged(
     spark: SparkSession, path: str, work_dir: str = "", is_wanted: Callable[[str], bool] = lambda tree: True
 ) -> Iterator[Path]:
-    """Provide the directory of a store: its own, or a copy for the time of the block if ``path`` is an address. Errors
+    """Provide the directory of a store. If ``path`` is an address, this is a copy that exists until the end of the
+    block. Errors
     of the block contain the address, not the path of the copy.
 
     Args:

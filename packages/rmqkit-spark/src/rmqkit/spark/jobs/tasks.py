@@ -89,8 +89,8 @@ def regroup_tasks(
     items: Sequence[Item],
     fold: Callable[[Any, Iterable[Any]], Iterable[Result]],
 ) -> list[Result]:
-    """Run ``work`` on every item; it yields keys with values. Then run ``fold`` on every key with all its values, in
-    any order, and return the yielded results. Keys are tuples of numbers and texts, or None.
+    """Run ``work`` on every item: ``work`` yields keys with values. Then run ``fold`` on every key with all values of
+    the key, in any order, and return the results that ``fold`` yields. Keys are tuples of numbers and texts, or None.
     Raises RmqError: as `run_tasks`."""
     if not items:
         return []

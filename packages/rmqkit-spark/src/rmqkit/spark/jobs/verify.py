@@ -92,7 +92,8 @@ class Seen(Struct):
 
 
 class Files(Struct):
-    """Files for one task of the second stage, with their entries that were found equal, and the log for comparison."""
+    """The files that one task of the second stage checks, the entries in them that were found equal, and the log for
+    comparison."""
 
     log: list[tuple[Path, int]]
     log_end: int

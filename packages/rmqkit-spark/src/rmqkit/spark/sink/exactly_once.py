@@ -63,8 +63,8 @@ class _Tenure(Struct, frozen=True):
 
 
 class ExactlyOnce:
-    """The transactional sink of one process: tasks stage rows with it, the driver commits batches with it, and it
-    answers check-backs of brokers."""
+    """The transactional sink of one process. Tasks use it to stage rows, the driver uses it to commit batches, and it
+    answers the check-backs of brokers."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
@@ -82,11 +82,12 @@ class ExactlyOnce:
         return self._ledger.progress(batch)
 
     def last_batches(self, sink_id: str) -> tuple[int, int | None]:
-        """Return the newest batch of a sink that is done (or 0), and a batch that is decided but not done (or None)."""
+        """Return the newest batch that a sink has completed (or 0), and a batch that it has decided but not completed
+        (or None)."""
         return self._ledger.last_batches(sink_id)
 
     def roll_back(self, halves: Sequence[Half], batch: Batch) -> None:
-        """Roll half messages back; a broker that does not get the request sends a check-back later."""
+        """Roll half messages back. If a broker does not get the request, it sends a check-back later."""
         until_ms = self.producer.now_ms + self._options.settle_ms
         ended = self.producer.end(halves, batch, TransactionState.ROLLBACK, until_ms)
         if ended.unsent or ended.is_in_doubt:
@@ -205,7 +206,8 @@ class ExactlyOnce:
             pending = self._after(ended, refused, deadline_ms)
 
     def _after(self, ended: Ended, refused: dict[str, PeerRefused], deadline_ms: float) -> list[Half] | None:
-        """Return the pending half messages after a round of commits; None if they have to be looked up."""
+        """Return the half messages that are still pending after a call that committed some, or None if they must be
+        looked up."""
         for half, error in ended.refused:
             refused[half.row] = error
         if self.producer.now_ms > deadline_ms:
@@ -228,7 +230,7 @@ class ExactlyOnce:
             _raise_gone(batch, gone)
 
     def _claim(self, batch: Batch) -> _Tenure | None:
-        """Acquire or extend the lease of a batch; None if the batch is done."""
+        """Acquire or extend the lease of a batch. Return None if the batch is done."""
         while True:
             sent_ms = self.producer.now_ms
             own = self._ledger.append(Entry(Kind.CLAIM, batch, self._claimant))
@@ -285,8 +287,8 @@ class ExactlyOnce:
             ) from error
 
     def _queues(self, halves: Iterable[Half]) -> list[MessageQueue]:
-        """Return the queues that may contain the rows. A row is on the broker of its half message. Wait for a broker
-        that has no route now, and for the route of a topic that was just created by sending.
+        """Return the queues that may contain the rows. A row is on the same broker as its half message. If such a
+        broker is in no route now, wait for it. If sending has just created the topic, wait for its route.
         Raises NoRoute: the broker or the topic does not appear."""
         wanted = {(half.topic, half.broker_name) for half in halves}
         deadline_ms = self.producer.now_ms + self._options.patience_ms
@@ -305,7 +307,7 @@ class ExactlyOnce:
 
 
 def _place(queue: MessageQueue) -> tuple[str, str, int]:
-    """Return the first three fields of a `Low` for a queue."""
+    """Return topic, broker name and queue id of a queue: the first three fields of its `Low`."""
     return queue.topic, queue.broker_name, queue.queue_id
 
 

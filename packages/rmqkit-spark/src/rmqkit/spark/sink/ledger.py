@@ -49,7 +49,7 @@ class Batch(Struct, frozen=True, order=True):
 
     @classmethod
     def of_key(cls, row_key: str) -> Batch | None:
-        """Parse the batch in a row's key; None if the key does not belong to a sink."""
+        """Return the batch that the key of a row names, or None if the key does not belong to a sink."""
         sink_id, _, rest = row_key.partition("/")
         batch_id, found, _ = rest.partition("/")
         return cls(sink_id, int(batch_id)) if sink_id and found and batch_id.isdecimal() else None
@@ -68,7 +68,7 @@ class Half(Struct, frozen=True, gc=False):
 
 
 class Low(Struct, frozen=True, array_like=True):
-    """The end of a queue of the target when a batch was decided: rows of the batch are not before it."""
+    """The end that a queue of the target had before a batch was decided. No row of the batch is before this end."""
 
     topic: str
     broker_name: str
@@ -112,7 +112,8 @@ class Entry(Struct, frozen=True, omit_defaults=True):
 
 
 class Written(Struct, frozen=True):
-    """An entry with its offset; ``stored_ms`` is a time of the broker's clock, ``born_ms`` of the writer's clock."""
+    """An entry with its offset. ``stored_ms`` is a time of the broker's clock, and ``born_ms`` is a time of the
+    writer's clock."""
 
     entry: Entry
     offset: int

@@ -95,7 +95,8 @@ class LedgerTopic:
             return now
 
     def last_batches(self, sink_id: str) -> tuple[int, int | None]:
-        """Return the newest batch of a sink that is done (or 0), and a batch that is decided but not done (or None)."""
+        """Return the newest batch that a sink has completed (or 0), and a batch that it has decided but not completed
+        (or None)."""
         with self._lock:
             if self._find_home() is None:
                 return 0, None
@@ -125,7 +126,8 @@ class LedgerTopic:
         )
 
     def _find_home(self, patience_ms: float = 0.0) -> MessageQueue | None:
-        """Return the queue of all entries; None if no route has the topic, as during a restart of its broker."""
+        """Return the queue that has all entries, or None if no route has the topic, for example while its broker
+        restarts."""
         deadline_ms = self._producer.now_ms + patience_ms
         while self._home is None:
             try:

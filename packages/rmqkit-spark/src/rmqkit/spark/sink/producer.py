@@ -67,7 +67,7 @@ class SinkProducer:
         self._producer: TransactionProducer
 
     def start(self) -> None:
-        """Join the group: from now on brokers may send check-backs."""
+        """Join the group. After this call brokers may send check-backs."""
         self._producer = self._portal.run(self._started)
         self._portal.close_at_exit(self)
 
@@ -81,7 +81,7 @@ class SinkProducer:
 
     @property
     def is_from_parent(self) -> bool:
-        """Return True if the producer belongs to the parent of this forked process."""
+        """Return True if this process was forked and the producer belongs to its parent."""
         return self._portal.is_from_parent
 
     @property
@@ -90,7 +90,7 @@ class SinkProducer:
         return self.pool.runtime.clock.monotonic_ms()
 
     async def close(self) -> None:
-        """Leave the group and close the connections; call it on the portal's loop."""
+        """Leave the group and close the connections. Call this on the portal's loop."""
         await self._producer.close()
         await self.pool.runtime.close()
 
@@ -116,13 +116,13 @@ class SinkProducer:
         self._portal.run(lambda: self._send_all(placed, by_place))
 
     def stage(self, rows: Iterable[PlacedMessage], batch: Batch, staged: list[Half]) -> None:
-        """Store rows as half messages; adds the stored ones to ``staged``, even if the call fails.
+        """Store rows as half messages. The stored half messages are added to ``staged``, even if the call fails.
         Raises MessageIllegal, NoRoute, PeerRefused, SendFailed: as `send`."""
         self._portal.run(lambda: self._stage_all(list(rows), batch, staged))
 
     def end(self, halves: Sequence[Half], batch: Batch, state: TransactionState, until_ms: float) -> Ended:
-        """Send END_TRANSACTION for half messages and wait for the answers. Half messages whose request could not be
-        sent before ``until_ms``, or follow an unanswered or refused one of their lane, are unsent."""
+        """Send END_TRANSACTION for half messages and wait for the answers. A half message is unsent if its request
+        could not be sent before ``until_ms``, or if an earlier request of its lane was refused or not answered."""
         return self._portal.run(lambda: self._end_all(halves, batch, state, until_ms))
 
     async def _send_all(self, rows: Sequence[PlacedMessage], selector: Selector | None) -> None:
@@ -266,7 +266,8 @@ def _passes(error: RmqError) -> bool:
 
 
 def _lanes(halves: Sequence[Half]) -> Iterator[Sequence[Half]]:
-    """Group the half messages that must be committed in order; yield each other half message alone."""
+    """Yield the half messages of each lane together, because they must be committed in order, and each other half
+    message alone."""
     ordered: dict[tuple[str, str, int], list[Half]] = {}
     for half in halves:
         if half.lane >= 0:

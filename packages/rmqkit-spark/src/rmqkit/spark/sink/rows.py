@@ -102,7 +102,8 @@ def check_columns(schema: StructType, topic: str, *, may_delay: bool, source: st
 def messages(
     batch: pa.RecordBatch, first: int, topic: str, keys: RowKeys, *, drops_reserved: bool = False
 ) -> Iterator[PlacedMessage]:
-    """Make messages of a batch of a task's rows; the first row has the number ``first``. With ``drops_reserved``
+    """Make a message of each row in a batch of a task. The first row has the number ``first`` in the task. With
+    ``drops_reserved``
     RocketMQ's own properties are dropped.
     Raises MessageIllegal: a row cannot be sent; the text has its partition and number."""
     # Convert whole columns to Python values: converting row by row takes several times as long.

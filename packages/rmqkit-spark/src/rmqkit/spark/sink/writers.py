@@ -147,7 +147,8 @@ class StreamWriter(_Writing, DataSourceStreamArrowWriter):
         return self.stage(iterator, RowKeys(sink_id, batch_id, context.partitionId()))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Make the rows of a micro-batch visible; called again if Spark did not record its end."""
+        """Make the rows of a micro-batch visible. Spark calls this again if it did not record the end of the
+        micro-batch."""
         self._commit(batchId, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name

@@ -127,14 +127,14 @@ class _Reading:
         return [InputPartition(part) for part in parts]
 
     def _started(self, bounds: Mapping[MessageQueue, Bounds], default: str) -> Offsets:
-        """Return the start offsets of the options."""
+        """Return the start offsets that the options demand."""
         options = self._options
         if options.starting_timestamps or options.starting_timestamp_ms:
             return self._at_times("starting", options.starting_timestamps, options.starting_timestamp_ms, bounds)
         return self._at_offsets("startingOffsets", options.starting_offsets or default, bounds, EARLIEST)
 
     def _ended(self, bounds: Mapping[MessageQueue, Bounds]) -> Offsets:
-        """Return the end offsets of the options."""
+        """Return the end offsets that the options demand."""
         options = self._options
         if options.ending_timestamps or options.ending_timestamp_ms:
             return self._at_times("ending", options.ending_timestamps, options.ending_timestamp_ms, bounds)
@@ -233,14 +233,16 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         return ReadMaxRows(self._options.offsets_max or _NO_LIMIT)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """Fix the end of the query at the current ends of the queues; for an unreachable broker, when it is back."""
+        """Fix the end of the query at the current ends of the queues. If a broker is unreachable, fix the ends of its
+        queues after it is back."""
         # Set before the requests to brokers: the query must stop even if a broker does not answer now.
         self._target = {}
         with contextlib.suppress(NoRoute):
             self._target, _ = self._ends(Place({}))
 
     def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:  # noqa: N802
-        """Return the end of the next batch; the end of the last batch while the next one waits for more messages."""
+        """Return the end of the next batch. While the next batch waits for more messages, return the end of the last
+        batch."""
         before = _kept({} if start is None else start)
         begun = before.offsets
         self._latest, renewed = self._ends(before)
@@ -424,7 +426,8 @@ def read_columns(options: LiveOptions, names: Sequence[str]) -> list[Column]:
 
 
 def _tags(options: LiveOptions, topic: str) -> frozenset[str]:
-    """Return the wanted tags, because brokers compare only hashes. An empty set means any tag."""
+    """Return the wanted tags, which the reader compares again because brokers compare only hashes. An empty set means
+    any tag."""
     if options.expression_type != TAG:
         return frozenset()
     return frozenset(subscription(topic, options.expression).tags_set)
@@ -519,7 +522,7 @@ def _flat(tree: Mapping[str, Any]) -> Iterator[tuple[MessageQueue, Any]]:
 
 
 def read_option(name: str, text: str) -> Offsets | None:
-    """Parse the offsets of an option; None if the option is a word such as ``latest``, not JSON.
+    """Parse the offsets of an option, or return None if the option is not JSON but a word such as ``latest``.
     Raises SettingsError: the JSON does not contain offsets."""
     if not text.startswith("{"):
         return None

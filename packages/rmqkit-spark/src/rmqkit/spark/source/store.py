@@ -95,7 +95,7 @@ class StoreReader(DataSourceReader):
         self._plan = plan
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Plan the parts of the current store that tasks read."""
+        """Plan which part of the store, as it is now, each task reads."""
         parts = store_parts(self._options, self._plan.conditions)
         if not self._plan.conditions and len(self._plan.columns) == len(available_columns(self._options)):
             size = sum(part.high - part.low for part in parts if isinstance(part, Split))
@@ -190,7 +190,7 @@ def _partitions(parts: Sequence[Any], split_bytes: int) -> list[InputPartition]:
 
 
 def chosen_columns(options: StoreOptions, names: Iterable[str]) -> list[Column]:
-    """Return the columns of a read: the named columns, or else the columns of the option, or else all.
+    """Return the columns of a read: the columns in ``names``, otherwise the columns in the option, otherwise all.
     Raises SettingsError: a column does not exist."""
     wanted_names = list(names) or words(options.columns)
     if options.entity is Entity.MESSAGES:

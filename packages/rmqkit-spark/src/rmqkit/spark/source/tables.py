@@ -184,7 +184,7 @@ def _offset_rows(options: StoreOptions, plan: ReadPlan) -> Iterator[Arrays]:
 
 
 def _config(root: str, name: str, table: str) -> dict[str, Any]:
-    """Read a table of a broker's config file; an empty table if the file does not exist.
+    """Read a table of a broker's config file. The table is empty if the file does not exist.
     Raises StoreError: the config directory is missing, or the file does not have a broker's format."""
     folder = join(resolve(root), "config")
     path = join(folder, name)
@@ -204,7 +204,7 @@ def _config(root: str, name: str, table: str) -> dict[str, Any]:
 
 
 class _Waiting(Struct, frozen=True):
-    """Messages of a queue, except ``left_out``: the half messages that are already decided."""
+    """The messages of a queue without ``left_out``, which are the half messages that are already decided."""
 
     split: QueueSplit
     left_out: frozenset[int] = frozenset()

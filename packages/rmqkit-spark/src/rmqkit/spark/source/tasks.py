@@ -30,7 +30,7 @@ def task_options(work: Callable[[Any], Iterable[tuple[Any, ...]]], groups: Seque
 
 
 class TaskSource(DataSource):
-    """Rows that a function makes of items. The caller passes the schema."""
+    """Rows that a function makes from items. The caller passes the schema."""
 
     @classmethod
     def name(cls) -> str:
@@ -49,7 +49,8 @@ class TaskReader(DataSourceReader):
         self._work, self._groups = work, groups
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Return a partition for each group, and drop the groups, so that tasks get a reader without them."""
+        """Return a partition for each group of items. Then forget the groups, so that tasks get a reader without the
+        groups."""
         assert self._groups, "Spark plans a read once"
         groups, self._groups = pickle.loads(self._groups), b""
         return [InputPartition(group) for group in groups]

@@ -88,7 +88,8 @@ def segment_name(start: int) -> str:
 
 
 def segments_in(place: Place) -> dict[str, int]:
-    """Return name and length of the objects with names of segments. Raises OSError: the place cannot be listed."""
+    """Return the name and the length of each object whose name is that of a segment. Raises OSError: the place cannot
+    be listed."""
     return {name: size for name, size in place.names().items() if _NAME.fullmatch(name)}
 
 
@@ -108,15 +109,15 @@ class Owner(Protocol):
     def root(self) -> Path: ...
 
     def settle(self, found: list[Found], place: str) -> None:
-        """Determine the log of the segments of a place, if it is not known yet.
-        Raises StoreError: they belong to another log. Raises OSError: the result cannot be stored."""
+        """Find out to which log the segments of a place belong, if this is not known yet. Raises StoreError: the
+        segments belong to another log. Raises OSError: the result cannot be stored."""
 
     def owns(self, found: Found) -> bool:
         """Return True if a segment belongs to the log."""
 
 
 class _Known(Struct, gc=False):
-    """The facts about a segment that stay in memory."""
+    """A known segment: only these facts about it stay in memory."""
 
     name: str
     size: int
@@ -129,8 +130,8 @@ class _Known(Struct, gc=False):
 
 
 class _Numbers(Struct):
-    """The number ranges that segments have of a queue: from ``firsts`` up to but not including ``ends``, oldest segment
-    first. Rows before ``begin`` belong to a topic that was deleted and created again."""
+    """The messages of one queue that each segment holds: their numbers begin with ``firsts`` and end before ``ends``,
+    oldest segment first. Rows before ``begin`` belong to a topic that was deleted and created again."""
 
     segments: list[_Known]
     firsts: array[int]
@@ -139,7 +140,7 @@ class _Numbers(Struct):
 
 
 class _Changed(Exception):
-    """An object is missing, or has another directory than the known segment of its name."""
+    """An object is missing, or its directory differs from that of the known segment with the same name."""
 
     def __init__(self, known: _Known) -> None:
         self.known = known
@@ -226,7 +227,7 @@ class Archive:
         return self._change(gone, found)
 
     def _found(self, name: str, size: int) -> Found | None:
-        """Return a segment of the place; None if it is invalid, or was deleted meanwhile."""
+        """Return a segment of the place, or None if the segment is invalid or was deleted meanwhile."""
         try:
             segment = self._segment_file(name, size)
         except FileNotFoundError:
@@ -322,7 +323,7 @@ class Archive:
         )
 
     def covered(self, start: int) -> int:
-        """Return the physical offset up to which the log is archived from an offset on, without a gap."""
+        """Return the end of the part of the log that begins at an offset and is archived without a gap."""
         for one in self._segments:
             if one.start == start:
                 start = one.end
@@ -371,12 +372,13 @@ class Archive:
                 )
 
     def min_offset(self, topic: str, queue_id: int, otherwise: int) -> int:
-        """Return the first archived message of a queue, or ``otherwise`` if that is less or no message is archived."""
+        """Return the queue offset of the first archived message, or ``otherwise`` if it is less or no message is
+        archived."""
         rows = self._queues.get((topic, queue_id))
         return otherwise if rows is None else min(otherwise, rows.firsts[rows.begin])
 
     def has(self, topic: str, queue_id: int, queue_offset: int) -> bool:
-        """Return True if a message, or a later message, is archived."""
+        """Return True if the archive has a message, or a later message of its queue."""
         rows = self._queues.get((topic, queue_id))
         return rows is not None and queue_offset < rows.ends[-1]
 
@@ -461,7 +463,8 @@ class Archive:
         return result
 
     def segment_of(self, topic: str, queue_id: int, queue_offset: int) -> str:
-        """Return the name of the segment that `get` reads; empty if the archive has no later message of the queue."""
+        """Return the name of the segment that `get` reads; the name is empty if the archive has no later message of the
+        queue."""
         known = self._holding(topic, queue_id, queue_offset)
         return "" if known is None else known.name
 
@@ -471,8 +474,8 @@ class Archive:
         return None if rows is None or index < 0 else rows.segments[index]
 
     def _from(self, topic: str, queue_id: int, queue_offset: int) -> Iterator[tuple[int, int, memoryview | None]]:
-        """Yield number, next number and record of the messages of a queue from a message on, block by block, up to the
-        end of the segment with the first of these messages."""
+        """Yield the messages of a queue from a message on, block by block, each as its number, the next number and the
+        record. Stop at the end of the segment with the first of these messages."""
         known = self._holding(topic, queue_id, queue_offset)
         if known is not None:
             yield from self._of(known, topic, queue_id, lambda block: block.first <= queue_offset, queue_offset)
@@ -487,7 +490,7 @@ class Archive:
     ) -> Iterator[tuple[int, int, memoryview | None]]:
         """Yield the messages of a queue in a segment, from the last block for which ``is_before`` is true.
 
-        Only messages after ``queue_offset`` are included, and the record that holds it. A damaged block yields one row
+        Only the record that holds ``queue_offset``, and later messages, are included. A damaged block yields one row
         without a record for all its messages.
         """
         try:
@@ -514,7 +517,7 @@ class Archive:
                 yield rows_of_block.numbers[at], rows_of_block.ends[at], rows_of_block.view[bounds[at] : bounds[at + 1]]
 
     def record_at(self, physical_offset: int) -> memoryview | None:
-        """Return the record at an offset of the log, None if no record begins there.
+        """Return the record at an offset of the log, or None if no record begins there.
         Raises StoreError: the segment is damaged there. Raises OSError: the place cannot be read."""
         return self._reading(lambda: self._record_at(physical_offset))
 
@@ -583,7 +586,7 @@ class Archive:
             self._lost((known.digest, "keys"), f"{where}: {error}")
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int | None:
-        """Return the first message stored at or after a time; None without one.
+        """Return the first message stored at or after a time, or None if there is no such message.
 
         Raises OSError: the place cannot be read.
         """
@@ -636,7 +639,7 @@ class Archive:
         return segment
 
     def _lost(self, key: object, said: str) -> None:
-        """Log skipped messages once."""
+        """Log that messages cannot be read; a repetition with the same ``key`` and text is not logged."""
         with self._lock:
             is_said = (key, said) in self._said
             self._said[key, said] = None
@@ -672,7 +675,7 @@ class Archive:
         return found
 
     def _content(self, known: _Known, segment: SegmentFile, blocks: list[Block], number: int, end: int) -> _Rows:
-        """Return a block; the next blocks of the queue are fetched with it. Raises StoreError: it is damaged."""
+        """Return a block, and fetch the next blocks of the queue with it. Raises StoreError: the block is damaged."""
         key = segment.name, segment.digest, number
         with self._lock:
             found = self._contents.get(key)
@@ -732,7 +735,7 @@ def _numbers(rows: Iterable[tuple[_Known, int, int]]) -> _Numbers:
 
 
 def _index_of(rows: _Numbers, queue_offset: int) -> int:
-    """Return the row that has a message, or the first later row; -1 without such a row."""
+    """Return the index of the row that has a message, or of the first later row, or -1 if there is neither."""
     index = bisect_right(rows.ends, queue_offset, lo=rows.begin)
     return index if index < len(rows.segments) else -1
 

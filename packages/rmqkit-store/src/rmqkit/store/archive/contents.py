@@ -165,7 +165,7 @@ def _one_by_one(log: Buffer, start: int, with_tags: bool) -> Contents:
 
 
 def _is_over(log: memoryview, position: int) -> bool:
-    """Return True if the rest of the file is a blank, or too short for one."""
+    """Return True if the rest of the file is a blank, or too short for a blank."""
     return len(log) - position < BLANK_BYTES or is_blank(log, position)
 
 
@@ -262,7 +262,7 @@ def _in_runs(log: Buffer, start: int, with_tags: bool) -> Contents | None:
 
 
 def _grouped(names: list[_Queue], queue: Ints, numbers: Ints, ends: Ints) -> list[Group] | None:
-    """Return the parts by queue; None if the numbers of a queue do not ascend.
+    """Return the parts grouped by queue, or None if the numbers of a queue do not ascend.
 
     ``queue``: for each part, the index of its queue in ``names``.
     """

@@ -75,7 +75,7 @@ class LogIdentity:
 
     @property
     def log(self) -> str:
-        """The identity; empty while unknown."""
+        """The identity of the log; empty while it is unknown."""
         return "" if self._note is None else self._note.log
 
     @property
@@ -89,9 +89,8 @@ class LogIdentity:
             self._store(_Note(self._note.log, end, self._older))
 
     def settle(self, found: list[Found], place: str) -> None:
-        """Learn or create the identity, if the store has none.
-        Raises StoreError: it is unknown whether the segments are of this log. Raises OSError:
-        the note cannot be written."""
+        """Take the identity from the segments or create it, if the store has none. Raises StoreError: it is unknown
+        whether the segments belong to this log. Raises OSError: the note cannot be written."""
         if self._note is None:
             self._note = read_note(self.root / NOTE, _Note, "the identity is learned from the archive's segments")
             self._older |= {} if self._note is None else self._note.older
@@ -135,7 +134,7 @@ class LogIdentity:
         return is_own
 
     def _compared(self, found: Found) -> bool | None:
-        """Return whether a segment begins like the log file of its offset; None if that file is gone."""
+        """Return True if a segment begins like the log file at its offset, or None if that file is gone."""
         record = self._first_record(found.directory.start)
         return None if record is None else identity_of(record) == found.directory.identity
 
@@ -145,14 +144,15 @@ class LogIdentity:
 
 
 def identity_in(root: Path) -> str:
-    """Return the identity of a store's log; empty if it has none yet. Raises OSError: the note cannot be read."""
+    """Return the identity of a store's log; it is empty if the log has none yet. Raises OSError: the note cannot be
+    read."""
     note = read_note(root / NOTE, _Note, "the store's log is compared with the segments")
     return "" if note is None else note.log
 
 
 def adopt(root: Path, found: list[Found]) -> str:
-    """Store the common identity of segments as that of a store, and return it.
-    Raises StoreError: they have no identity, or several. Raises OSError: the note cannot be written."""
+    """Give a store the identity that all segments share, and return this identity. Raises StoreError: the segments have
+    no identity, or several. Raises OSError: the note cannot be written."""
     named = sorted({one.directory.log for one in found if one.directory.log})
     if len(named) != 1:
         raise StoreError(f"the segments name {len(named)} logs ({', '.join(named)}), not one: nothing is adopted")

@@ -28,14 +28,14 @@ class Place(Protocol):
     """A store of segments by name. Every call raises OSError if the place refuses it or cannot be reached."""
 
     def names(self) -> dict[str, int]:
-        """Return name and length of every object."""
+        """Return the name and the length of every object."""
 
     def read(self, name: str, position: int, size: int) -> bytes:
-        """Return bytes of a segment; fewer at its end."""
+        """Return a number of bytes of a segment, or fewer at its end."""
 
     def writing(self, name: str) -> Any:
-        """Return a context manager with a binary file; it appears under the name if the
-        context ends without an error."""
+        """Return a context manager with a binary file. The file appears under the name if the context ends without an
+        error."""
 
 
 class Folder:
@@ -122,7 +122,7 @@ class Objects:
 
 def place_of(setting: str, below: str) -> Place:
     """Return the place below a path or an address.
-    Raises ExtraMissing, StoreError: it cannot be a place."""
+    Raises ExtraMissing, StoreError: the path or address cannot be a place."""
     if _ADDRESS.match(setting):
         head, mark, options = setting.partition("?")
         return Objects(f"{head.rstrip('/')}/{below}{mark}{options}")

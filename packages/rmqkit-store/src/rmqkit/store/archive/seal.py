@@ -96,7 +96,7 @@ def compare(segment: SegmentFile, log: mmap.mmap) -> None:
 
 
 def main(lines: BinaryIO) -> int:
-    """Do the work that standard input describes."""
+    """Seal the file that the standard input describes."""
     line = lines.readline()
     if not line.endswith(b"\n"):
         return 1  # the broker died before it sent the work

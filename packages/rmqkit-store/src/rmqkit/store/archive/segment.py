@@ -63,7 +63,7 @@ ReadAt = Callable[[int, int], bytes]
 
 
 class Section(Struct, frozen=True, array_like=True):
-    """A compressed part of the file: its position, its length and the CRC-32 of its stored bytes."""
+    """A compressed part of a segment file: its position, its length and the CRC-32 of its stored bytes."""
 
     position: int
     stored_bytes: int
@@ -176,7 +176,7 @@ def write_segment(log: Buffer, start: int, out: BinaryIO, *, with_tags: bool, lo
 
 
 def _taken(column: Numbers, parts: Numbers) -> list[int]:
-    """Return the values of a column for some parts."""
+    """Return the values that some parts have in a column."""
     return [column[part] for part in parts] if isinstance(column, array) else column[parts].tolist()
 
 
@@ -306,7 +306,8 @@ class SegmentFile:
         return found
 
     def place_of(self, physical_offset: int) -> PlaceOf | None:
-        """Return the place of the record at a physical offset; None if no record begins there. Raises as `section`."""
+        """Return the place of the record at a physical offset, or None if no record begins there. Raises as
+        `section`."""
         part = _part(self.directory.places, physical_offset)
         if part is None:
             return None
@@ -370,7 +371,7 @@ def parts_of(segment: SegmentFile) -> Iterator[tuple[int, bytes]]:
 
 
 def rebuild(segment: SegmentFile) -> bytearray:
-    """Return the log file that a segment was made of; zeros follow the blank's head.
+    """Return the log file from which a segment was made. After the head of the blank it has zeros.
     Raises StoreError: the segment was changed. Raises OSError: it cannot be read."""
     directory = segment.directory
     log = bytearray(directory.end - directory.start)

@@ -59,7 +59,8 @@ _head_hash = functools.lru_cache(maxsize=1024)(java_hash)
 
 
 def key_hash(topic: str, key: str) -> int:
-    """Return the hash of a key in index files: ``abs`` of Java's hash of ``topic#key``. Source: store.md §7.2."""
+    """Return the hash that index files have for a key: ``abs`` of Java's hash of ``topic#key``. Source: store.md
+    §7.2."""
     if not key.isascii():
         h = java_hash(f"{topic}#{key}")
     elif len(key) == 32:  # Java hashes from left to right, and a producer's unique keys differ only at their end
@@ -134,13 +135,13 @@ class IndexFile:
         return self.index_count >= self._entry_count
 
     def begin_after(self, timestamp: int, offset: int) -> None:
-        """Begin with the end of the previous file."""
+        """Let the header begin with the end of the previous file."""
         self.begin_timestamp = self.end_timestamp = timestamp
         self.begin_offset = self.end_offset = offset
         self._write_header()
 
     def put(self, hashes: list[int], physical_offset: int, store_timestamp: int) -> int:
-        """Add the keys of one record, in memory until `write`; return how many of them fit."""
+        """Add the keys of one record, which stay in memory until `write`. Return how many of the keys fit."""
         number = first = self.index_count
         count = min(len(hashes), self._entry_count - first)
         if count <= 0:
@@ -254,7 +255,7 @@ class IndexFile:
         return self.end_offset
 
     def release(self) -> None:
-        """Unmap the slots; call it when no key is added soon."""
+        """Unmap the slots. Call this if no key will be added soon."""
         self._slots = None
 
     def write(self) -> None:
@@ -305,7 +306,7 @@ class IndexFile:
         return faults
 
     def _entry(self, number: int) -> tuple[int, int, int, int] | None:
-        """Return an entry of the opened file; None for zeros, and after the last entry."""
+        """Return an entry of the opened file, or None if the entry consists of zeros or is after the last one."""
         if number >= self._entry_count:
             return None
         entry: tuple[int, int, int, int] = ENTRY.unpack(
@@ -320,7 +321,8 @@ class IndexFile:
     def find(
         self, hashed: int, count_max: int, begin: int, end: int, accept: Callable[[int], bool] | None = None
     ) -> list[int]:
-        """Return the physical offsets entered under a hash between two times, newest first.
+        """Return the physical offsets of the records that have a key with a hash and were stored between two times,
+        newest first.
         ``accept``: returns True if the record at an offset has the key; other records are omitted."""
         found: list[int] = []
         view = self.file.view

@@ -202,7 +202,7 @@ class MessageIndex:
         log_start: int = 0,
         stored_at: Callable[[int], int | None] = lambda physical_offset: None,
     ) -> None:
-        """Load the files on the disk; after a crash only files that were full and flushed.
+        """Load the files on the disk; after a crash, load only files that were full and flushed.
         ``stored_at``: returns the storeTimestamp of the record at a physical offset, None
         without a record, to check headers.
         ``durable_timestamp``: the checkpoint's indexMsgTimestamp.
@@ -324,8 +324,9 @@ class MessageIndex:
         return is_entered
 
     def _enter_or_fall_behind(self, *, is_up_to_date: bool = True) -> bool:
-        """Call `enter`; in a running store a failed write leaves the index behind. Return True if all was written.
-        ``is_up_to_date``: whether no other key is missing then. Raises OSError: a write failed in
+        """Call `enter`. If a write fails in a running store, the index falls behind instead of raising. Return True if
+        all keys were written.
+        ``is_up_to_date``: whether the index then lacks no other key. Raises OSError: a write failed in
         a store that does not run."""
         waiting = self._waiting
         begins_at = waiting[0].physical_offset if waiting else self._taken + 1
@@ -356,7 +357,8 @@ class MessageIndex:
         self.failure = error
 
     def _start_over(self, error: Exception, begins_at: int) -> None:
-        """Drop the keys in memory after an unexpected error; the log has the keys after the end of the file."""
+        """Drop the keys in memory after an unexpected error. The keys after the end of the file will be read from the
+        log."""
         if self.failure is None:
             _log.error(
                 "index %s: an unexpected error, the keys are read from the log again; if keys find nothing, run: %s",
@@ -373,7 +375,7 @@ class MessageIndex:
         self.behind_from = begins_at if self.behind_from is None else min(begins_at, self.behind_from)
 
     def _misses(self, physical_offset: int) -> bool:
-        """Return True if the index is behind in a running store, so that it reads a record from the log later."""
+        """Return True if the index is behind in a running store. It then reads the record from the log later."""
         if not self.may_fall_behind or not self.is_behind:
             return False
         if self.behind_from is None and physical_offset > self._taken:
@@ -401,7 +403,7 @@ class MessageIndex:
             self._enter_or_fall_behind()
 
     def _is_due(self, store_timestamp: int) -> bool:
-        """Return True if enough keys wait, or for long enough, at the time of a new record."""
+        """Return True if, when a new record comes, enough keys wait or a key has waited long enough."""
         waiting = self._waiting
         if self._waiting_count >= _WAITING_MAX or store_timestamp - waiting[0].store_timestamp > _WAITING_MS:
             return True
@@ -502,8 +504,8 @@ class MessageIndex:
         self._is_behind = False
 
     def _enter_hashed(self) -> None:
-        """Enter the waiting keys with the compiled core if they fit into the file, with the same result as one by one.
-        Otherwise the caller enters them one by one."""
+        """Enter the waiting keys with the compiled core if they fit into the file. The result is the same as if they
+        were entered one by one, which the caller does if they do not fit."""
         rows = [one if isinstance(one, KeyRows) else self._row(one) for one in self._waiting]
         keyed = [one for one in rows if one.key_count]
         current = self._current
@@ -535,8 +537,8 @@ class MessageIndex:
         return KeyRows(at, at, record.store_timestamp, 1, count, _ROW.pack(at, record.store_timestamp, count) + hashes)
 
     def _has_columns(self) -> bool:
-        """Return True if numpy is loaded; the first call that could use it starts a thread that loads it, which takes a
-        quarter of a second."""
+        """Return True if numpy is loaded. Loading numpy takes a quarter of a second, so the first call that could use
+        it starts a thread that loads it."""
         if _COLUMNS in sys.modules:
             return self._loading is None or not self._loading.is_alive()
         if self._loading is None and has_numpy():
@@ -547,7 +549,7 @@ class MessageIndex:
         return False
 
     def _enter_run(self) -> None:
-        """Enter the waiting keys with numpy, with the same result as one by one."""
+        """Enter the waiting keys with numpy; the result is the same as if they were entered one by one."""
         import numpy as np
 
         waiting = self._waiting
@@ -625,7 +627,8 @@ class MessageIndex:
         return file
 
     def drop_expired(self, min_physical_offset: int) -> int:
-        """Delete files, never the newest, whose records are all before an offset; return their number.
+        """Delete the files whose records are all before an offset, but never the newest file. Return the number of
+        deleted files.
         Raises OSError: a file cannot be deleted; the next call tries it again."""
         count = 0
         while len(self.files) > 1 and self.files[0].end_offset < min_physical_offset:
@@ -647,8 +650,8 @@ class MessageIndex:
     ) -> KeyQuery:
         """Return the records that may have a key and were stored between two times (ms,
         inclusive). Source: store.md §7.5.
-        ``accept``: returns True if the record at a physical offset has the key; without it
-        some only share the key's hash.
+        ``accept``: returns True if the record at a physical offset has the key. Without it, the result may include
+        records that have another key with the same hash.
         Raises OSError: waiting keys cannot be entered, and the index may not fall behind."""
         self._enter_or_fall_behind()
         found: list[int] = []
@@ -692,7 +695,7 @@ def _read_note(path: Path) -> _Note:
 
 
 def _missing_of(note: _Note, directory: Path, *, clean: bool, log_start: int) -> _Note:
-    """Return the files of a note that are not on the disk. After a crash skip the newest one, which was not full: an
+    """Return the files of a note that are not on the disk. After a crash skip the newest file, which was not full: an
     earlier start may have deleted it."""
     return {
         name: one

@@ -63,13 +63,14 @@ class PropertyColumns:
 
     @functools.cached_property
     def _separators(self) -> tuple[Ints, Ints, Ints]:
-        """The ends of names, the ends of entries, and the eight bytes before the end of each name as a number."""
+        """The positions at which names and entries end, and the eight bytes before the end of each name as a number."""
         octets = self._octets
         name_ends, entry_ends = np.flatnonzero(octets == 1), np.flatnonzero(octets == 2)
         return name_ends, entry_ends, self._windows(8)[name_ends - 8].view(">i8")[:, 0].astype("i8")
 
     def _windows(self, width: int) -> NDArray[np.uint8]:
-        """Return every run of ``width`` octets as rows that overlap; indexing gathers them."""
+        """Return one row for each position: the ``width`` octets that begin there. The rows overlap; indexing copies
+        the chosen ones."""
         octets = self._octets
         return np.lib.stride_tricks.as_strided(octets, (len(octets) - width + 1, width), (1, 1), writeable=False)
 
@@ -105,7 +106,7 @@ class PropertyColumns:
         return rows[order], hashes[order]
 
     def hashes(self, at: Ints, end: Ints, heads: NDArray[np.uint32]) -> NDArray[np.uint32]:
-        """Return Java's hashes of texts that continue texts with known hashes (``heads``)."""
+        """Return Java's hashes of texts whose beginnings have known hashes (``heads``)."""
         lengths = end - at
         hashes, is_plain, is_ascii = heads.copy(), lengths <= _TEXT_BYTES_MAX, self.joined.isascii()
         for length in sorted({*lengths[is_plain].tolist()}):

@@ -69,7 +69,7 @@ class Checkpoint:
         self._saved = content[: _FIELDS.size]
 
     def reach(self, *, physic: int = 0, logics: int = 0, index: int = 0) -> None:
-        """Raise the timestamps to those of a flush."""
+        """Raise the timestamps to the timestamps that a flush reached."""
         with self._lock:
             physic, logics, index = (0 if one <= self._held_until else one for one in (physic, logics, index))
             self.physic_timestamp = max(physic, self.physic_timestamp)

@@ -111,7 +111,8 @@ class CommitLog:
 
     @property
     def committed_timestamp(self) -> int:
-        """storeTimestamp of a record before `committed_offset` (read them in this order), about that of the newest."""
+        """storeTimestamp of a record before `committed_offset`, which is nearly the newest such record. Read
+        `committed_offset` after this."""
         return self.last_store_timestamp if self.pool is None else self._committed_timestamp
 
     # ---- opening and closing
@@ -152,8 +153,8 @@ class CommitLog:
         return size + BLANK_BYTES <= self._file_end - self.max_offset
 
     def append(self, data: bytes | bytearray | memoryview, store_timestamp: int) -> None:
-        """Write one or more whole records, placed before, at the end of the log; readable when committed.
-        (For a replica's log: any part, within the file of `begin_file`.)
+        """Write one or more whole records, for which `place` was called, to the end of the log. They become readable
+        with the commit. (In a replica's log: any bytes that fit in the file of `begin_file`.)
         Raises OSError: the write failed; the log is unchanged."""
         file, size = self._file, len(data)
         assert file is not None, "place() was called"
@@ -229,7 +230,8 @@ class CommitLog:
         return file.view[position : position + size]
 
     def copy(self, physical_offset: int, size: int) -> bytes | None:
-        """Return a copy of ``size`` bytes at an offset, or None as `slice` does: no page of the file becomes mapped."""
+        """Return a copy of ``size`` bytes at an offset, or None as `slice` does. Unlike `slice`, this maps no page of
+        the file."""
         file = self.queue.find(physical_offset)
         if file is None or size <= 0 or physical_offset - file.start + size > file.wrote:
             return None
@@ -261,7 +263,8 @@ class CommitLog:
 
 
 def _pool_of(settings: StoreSettings) -> TransientPool | None:
-    """Return the pool; None if it is disabled, and under SYNC_FLUSH, where a send waits for the disk in any case."""
+    """Return the pool, or None if it is disabled. It is also None under SYNC_FLUSH, where a send waits for the disk in
+    any case."""
     if not settings.transient_store_pool or settings.flush_disk_type is FlushDiskType.SYNC_FLUSH:
         return None
     return TransientPool(settings.transient_store_pool_size, settings.commit_log_file_bytes)
@@ -348,13 +351,14 @@ class _Note(Struct):
 
 
 def noted_start(root: Path) -> int | None:
-    """Return the noted start of a store's log, None if unknown. Raises OSError: the note cannot be opened."""
+    """Return the noted start of a store's log, or None if no start is noted. Raises OSError: the note cannot be
+    opened."""
     note = read_note(root / _START_NOTE, _Note, "where the log began is not compared with it")
     return None if note is None else note.start
 
 
 def gone_files(noted: int, start: int) -> str:
-    """Return a text about the missing files of a log that began at offset ``noted`` and now begins at ``start``."""
+    """Return a text about missing files: the log began at offset ``noted`` before, and now begins at ``start``."""
     return (
         f"{start - noted} bytes from {file_name(noted)} to before {file_name(start)} are gone: deleted by the "
         "retention of another broker, or lost"

@@ -60,7 +60,7 @@ class FileQueue:
 
     def check(self, *, has_empty: bool = False) -> list[tuple[int, Path, int]]:
         """Return start, path and length of each file on the disk, oldest first; changes nothing.
-        ``has_empty``: whether empty files are accepted anywhere, as a power cut leaves names without lengths; otherwise
+        ``has_empty``: whether every file may be empty, because a power cut leaves names without lengths; otherwise
         only the last file may be empty. After a power cut the files after an empty one are lost, too.
         Raises StoreMismatch: a file does not have the length of the settings, or its name is not an offset."""
         found = sorted(one for directory in {*self.directories, *self._read_only} for one in _files_of(directory))
@@ -151,7 +151,8 @@ class FileQueue:
                 last.synced = -1 if last.clear_from(last.wrote) else min(last.synced, last.wrote)
 
     def drop_front(self, is_expired: Callable[[MappedFile], bool]) -> int:
-        """Delete the oldest files for which the test is true, never the last one; return their number.
+        """Delete files from the oldest on while the test is true for them, but never the last file. Return the number
+        of deleted files.
         Raises OSError: a file cannot be deleted; this file and those after it stay in the queue."""
         count = 0
         while len(self.files) > 1 and is_expired(self.files[0]):
@@ -244,7 +245,7 @@ def sync_names_of(files: Collection[MappedFile], levels: int, pool: Executor) ->
 
 
 def split(things: Collection[T]) -> list[list[T]]:
-    """Return parts for the threads of a pool: a task per item would take longer than most syncs."""
+    """Split items into parts for the threads of a pool: a task for each item would take longer than most syncs."""
     listed = list(things)
     return [part for i in range(_PARTS) if (part := listed[i::_PARTS])]
 

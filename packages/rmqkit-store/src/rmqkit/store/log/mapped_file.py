@@ -123,7 +123,7 @@ class MappedFile:
         return self._view
 
     def read(self, position: int, size: int) -> bytes:
-        """Return a copy of bytes; fewer at the end of the file."""
+        """Return a copy of a number of bytes, or of fewer at the end of the file."""
         return os.pread(self.fd, size, position)
 
     def write(self, position: int, data: bytes | bytearray | memoryview) -> None:
@@ -153,7 +153,7 @@ class MappedFile:
         self.synced = wrote
 
     def _write_again(self, start: int, end: int) -> None:
-        """Write bytes again that are not on the disk, with the content of the page cache."""
+        """Write the bytes that are not on the disk again, as the page cache has them."""
         if start < 0:
             raise BytesLost(self.path)  # zeros after a cut: the owner may append there now
         for position in range(start, end, _CHUNK_BYTES):
@@ -176,7 +176,7 @@ class MappedFile:
                 return
 
     def clear_from(self, position: int) -> bool:
-        """Zero everything after a position, leaving holes; return True if there was other content."""
+        """Write zeros over all data after a position; holes remain. Return True if any byte was not zero."""
         is_changed = False
         while position < self.size:
             try:

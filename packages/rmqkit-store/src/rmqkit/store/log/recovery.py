@@ -164,7 +164,7 @@ def whole_end(log: CommitLog, settings: StoreSettings, start: int, end: int) -> 
 
 
 def _is_under_way(file: MappedFile, position: int, end: int) -> bool:
-    """Return True if an incomplete record begins at a position, of which a slave does not have the end yet."""
+    """Return True if a position holds the beginning of a record whose end the slave does not have yet."""
     if end - position < BLANK_BYTES:
         return True
     size = int.from_bytes(file.view[position : position + 4], "big", signed=True)
@@ -288,8 +288,8 @@ def _is_torn(view: memoryview, end: int, topic_bytes: int, properties_bytes: int
 
 
 class _Check:
-    """The test for sound records. Source: store.md §12.1.
-    ``doubted_from``: storeTimestamp from which a record may not have reached the disk; None if all records have."""
+    """The test whether records are sound. Source: store.md §12.1.
+    ``doubted_from``: records from this storeTimestamp on may not have reached the disk; None if all records have."""
 
     def __init__(self, settings: StoreSettings, doubted_from: int | None) -> None:
         self._doubted_from = doubted_from

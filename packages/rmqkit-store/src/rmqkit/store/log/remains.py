@@ -151,7 +151,8 @@ def look_behind(
 
 
 def place_of(view: memoryview | bytes) -> int | None:
-    """Return the physical offset in the first record of a log file, None without a record; its head is sufficient."""
+    """Return the physical offset that the first record of a log file contains, or None if there is no record. The head
+    of the record is sufficient."""
     if len(view) < HEAD_BYTES or int.from_bytes(view[4:8], "big", signed=True) not in (MAGIC_V1, MAGIC_V2):
         return None
     return int.from_bytes(view[_PLACE_AT : _PLACE_AT + 8], "big", signed=True)
@@ -159,7 +160,7 @@ def place_of(view: memoryview | bytes) -> int | None:
 
 def check_heads(root: Path, files: tuple[MappedFile, ...], *, is_replica: bool) -> None:
     """Check the first bytes of every log file, most of which a start after a clean stop does not scan.
-    A file that begins with no record, while later files do, is logged as an ERROR with its size.
+    If a file does not begin with a record but a later file does, this is logged as an ERROR with the size of the file.
 
     Raises:
         StoreDamaged: files have the names of other files.
@@ -190,7 +191,7 @@ def keep_remains(
     flushed_timestamp: int,
     indexed_end: int,
 ) -> None:
-    """Decide about the bytes before the log is cut, and set them aside if necessary.
+    """Before the log is cut, decide what to do with the bytes after its end, and set them aside if necessary.
 
     Args:
         last_timestamp: storeTimestamp of the last record before the end.
@@ -254,7 +255,7 @@ def _sound_records(
 
 
 def _content_end(file: MappedFile, low: int) -> int:
-    """Return the end of the last byte after a position that is not zero; the position if all are zero."""
+    """Return the end of the last byte that is not zero, or the position if all bytes after it are zero."""
     high = data_end(file.path)
     while high > low:
         start = max(low, high - _CHUNK_BYTES)
@@ -322,7 +323,7 @@ _NOBODY = pack_host("0.0.0.0", 0)
 
 def fillers(start: int, size: int, store_timestamp: int, *, lost_bytes: int = 0) -> Iterator[bytes]:
     """Yield records that together fill ``size`` bytes from a physical offset on, at least `FILLER_BYTES_MIN`.
-    ``lost_bytes``: number of lost bytes, if it is more than the size of the filler."""
+    ``lost_bytes``: number of lost bytes, if it is greater than the size of the fillers."""
     assert size >= FILLER_BYTES_MIN, "a record fits"
     left = size
     while left:

@@ -289,7 +289,8 @@ def walk(
 
 
 def behind_blank(buffer: Buffer, base_offset: int, position: int, high: int, stored_ms: int) -> int:
-    """Return the position of the first sound record after a blank that closes the file; ``high`` if the blank is valid.
+    """Return the position of the first sound record after a blank that should end the file, or ``high`` if the blank is
+    valid.
 
     A writer puts nothing after a blank, so a record there was written before the blank. There are two cases. The blank
     may be damage in a chain of records. Or the record is stale: a recovery cut the log before it, and the file was
@@ -365,8 +366,8 @@ def crc_matches(records: Records) -> NDArray[np.bool_]:
 
 
 def find_record(buffer: Buffer, base_offset: int, low: int, high: int, search_end: int | None = None) -> int:
-    """Return the position of the first sound record that begins at or after ``low`` and
-    ends by ``high``; else ``high``.
+    """Return the position of the first sound record that begins at or after ``low`` and ends by ``high``, or ``high``
+    if there is none.
 
     A body that repeats bytes of another record is not found, because their physical offset is not their place. Only a
     sender that predicts the place of its message can write a body that looks like a record here. All bytes after
@@ -413,8 +414,8 @@ def split(
 def _anchored(
     buffer: Buffer, base_offset: int, low: int, high: int, is_anchored: Callable[[Record], bool]
 ) -> int | None:
-    """Return the position of the first of the next few sound records that is anchored, ``high`` without further
-    records; None if none of them is anchored."""
+    """Check the next few sound records and return the position of the first that is anchored. Return ``high`` if there
+    are no further records, or None if none of them is anchored."""
     for tried in range(_ANCHORS_TRIED):
         low = find_record(buffer, base_offset, low, high)
         if low >= high:
@@ -428,7 +429,8 @@ def _anchored(
 
 
 def _first_behind(buffer: Buffer, base_offset: int, low: int, target: int, high: int) -> int:
-    """Return the position of the first record from ``target`` on that a scan from ``low`` reaches; else ``high``."""
+    """Return the position of the first record at or after ``target`` that a scan from ``low`` reaches, or ``high`` if
+    there is none."""
     for part in walk(buffer, base_offset, low, high):
         if isinstance(part, Records) and part.positions[-1] >= target:
             return int(part.positions[part.positions.searchsorted(target)])
@@ -492,7 +494,7 @@ def _sound_records(
 
 def _chain(buffer: Buffer, position: int, high: int, rows_max: int, bytes_max: int) -> list[int]:
     """Return the positions reached by following the sizes alone; `_run` decides how many of them are records.
-    Each step would wait for memory. So, while records are short, the bytes ahead are read all at once first."""
+    Each step would wait for memory, so the bytes ahead are first read all at once while records are short."""
     import numpy as np
 
     unpack = _I32.unpack_from
@@ -609,7 +611,8 @@ def _unsound(buffer: Buffer, base_offset: int, position: int, high: int) -> str 
 
 
 def _anywhere(buffer: Buffer, kind: str) -> NDArray[Any]:
-    """Return the values of a numpy type that begin at each byte of a buffer; they overlap, and indexing gathers."""
+    """Return one value of a numpy type for each byte of a buffer, read from that byte on. The values overlap; indexing
+    copies the chosen ones."""
     import numpy as np
 
     dtype = np.dtype(kind)

@@ -66,7 +66,7 @@ class TransientPool:
         return self._left + len(self._free)
 
     def lend(self, file: MappedFile) -> None:
-        """Collect a file's further bytes in a buffer. Raises OSError: see `reserve`."""
+        """Lend a buffer to a file: further bytes of the file are collected in it. Raises OSError: see `reserve`."""
         self.reserve()
         self._newest = _Lent(file, self._free.popleft())
         self._lent.append(self._newest)
@@ -112,7 +112,7 @@ class TransientPool:
 
     def commit(self, least_bytes: int) -> bool:
         """Move the uncommitted bytes to the page cache, oldest file first; return True if there were any.
-        ``least_bytes``: leave fewer bytes than this in the newest file.
+        ``least_bytes``: if the newest file has fewer bytes than this, leave them in their buffer.
         Raises OSError: the write failed; the remaining bytes stay in the buffers."""
         before = self.committed_offset
         while self._lent:
@@ -136,7 +136,8 @@ class TransientPool:
         return self.committed_offset > before
 
     def lock_buffers(self) -> None:
-        """Lock new buffers in RAM; any thread but the owner, as it takes a while. Log once if it is not allowed."""
+        """Lock new buffers in RAM. This takes a while, so any thread except the owner may call it. Log once if locking
+        is not allowed."""
         while self._can_lock and self._unlocked:
             view = self._unlocked.popleft()
             address = ctypes.addressof(ctypes.c_char.from_buffer(view))

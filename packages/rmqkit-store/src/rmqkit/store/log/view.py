@@ -109,7 +109,7 @@ class Segment(Struct):
             position = resumed
 
     def false_blank(self, position: int, high: int, stored_ms: int) -> Damage | None:
-        """Return the damage of a blank that hides records; None if the blank validly ends the segment.
+        """Return the damage if a blank hides records, or None if the blank validly ends the segment.
 
         The record before the blank was stored at ``stored_ms``.
         """

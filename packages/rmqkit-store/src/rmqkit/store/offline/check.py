@@ -299,7 +299,8 @@ def dump(
 
 
 def is_held(root: Path, read_only: bool) -> bool:
-    """Return True if a broker holds the store; raise StoreLocked then, unless ``read_only`` is set."""
+    """Return True if a broker holds the store and ``read_only`` is set. Raises StoreLocked: a broker holds the store,
+    and ``read_only`` is not set."""
     try:
         StoreLock(root).check()
     except StoreLocked:
@@ -326,7 +327,7 @@ def open_log(root: Path, settings: StoreSettings | None, report: Report) -> LogV
 
 
 def _check_start(root: Path, log: LogView, report: Report) -> None:
-    """Report first files that are missing since a broker noted the start of the log."""
+    """Report missing first files of the log, if it begins after the start that a broker noted."""
     noted = noted_start(root)  # read after the files were listed: a broker notes the new start before it deletes files
     if noted is not None and log.segments and log.min_offset > noted:
         expected = f"{file_name(noted)} to be the first file"

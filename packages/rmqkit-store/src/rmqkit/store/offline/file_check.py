@@ -92,7 +92,8 @@ def check_small_files(root: Path, report: Report, newest_ms: int, log_end: int, 
 
 
 def is_json(path: Path) -> str | None:
-    """Return the reason why a file is not JSON, or not the JSON that a broker stores under its name; None if it is."""
+    """Return the reason why a file is not JSON, or not the JSON that a broker stores under its name. Return None if
+    there is no such reason."""
     content = path.read_bytes()
     # If a file was replaced without a flush, a power cut leaves zeros, which a JSON parser would report as bad syntax.
     if not content.strip(b"\0 \t\r\n"):
@@ -189,7 +190,8 @@ def _check_units(files: TimerFiles, log: LogView, report: Report, precision_ms: 
 
 
 def _expected_of(unit: Unit, log: LogView, precision_ms: int) -> tuple[str, str]:
-    """Return the expected record or magic of a unit, and the actual one; equal texts if the unit is sound."""
+    """Return two texts: the record or the magic that a unit should have, and the one it has. They are equal if the unit
+    is sound."""
     at = f"a record at {unit.physical_offset}"
     try:
         record = log.record_at(unit.physical_offset)

@@ -112,7 +112,7 @@ def entries_of(folder: Path) -> list[Path]:
 
 
 def common_length(folders: Iterable[Path]) -> int:
-    """Return the most common length of the files under some directories, 0 without files."""
+    """Return the most common length of the files under some directories, or 0 if there are no files."""
     lengths = Counter(path.stat().st_size for folder in folders for path in folder.rglob("*") if path.is_file())
     return max(lengths, key=lambda length: (lengths[length], length), default=0)
 

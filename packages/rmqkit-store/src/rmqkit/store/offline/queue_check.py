@@ -287,8 +287,8 @@ class DerivedFiles:
         return newest
 
     def _record(self, physical_offset: int) -> Record | RecordCorrupt | None:
-        """Return the record at an offset, or the error; None if retention deleted it, or if
-        it is newer than the scan."""
+        """Return the record at an offset, or the error in it. Return None if retention deleted the record, or if it is
+        newer than the scan."""
         if 0 <= physical_offset < self._log.min_offset:
             return None
         # A running broker appended after the scan: its newest entries are valid.
@@ -409,7 +409,7 @@ class DerivedFiles:
         return position
 
     def _ext_unit_of(self, place: _Place, address: int, expected: tuple[int, int]) -> None:
-        """Compare the unit at an address with its record; a fault is reported with the unit's own place."""
+        """Compare the unit at an address with its record. A fault in the unit is reported at the place of the unit."""
         at = address + ADDRESS_BASE
         file = next((file for file in reversed(self._ext) if file.start <= at), None)
         if file is None or at >= file.start + len(file.buffer):
@@ -532,7 +532,8 @@ class DerivedFiles:
             self._compare(place, "timeDiff", expected, seconds, Kind.INDEX_ENTRY)
 
     def _read_keys(self, physical_offset: int) -> tuple[list[int], int] | RecordCorrupt | None:
-        """Return key hashes and storeTimestamp of a record, or the result of `_record` if it is not a record."""
+        """Return the key hashes and the storeTimestamp of a record, or the result of `_record` if that is not a
+        record."""
         record = self._record(physical_offset)
         return (
             (key_hashes(record.topic, find_keys(record.properties), with_tags=True), record.store_timestamp)

@@ -164,7 +164,7 @@ def _rebuild_steps(root: Path, report: Report) -> list[Step]:
 
 
 def _tree_of(root: Path, finding: Finding) -> str:
-    """Return the directory that must be rebuilt because of a finding; empty if a rebuild does not help."""
+    """Return the directory whose rebuild repairs a finding, or an empty text if a rebuild does not help."""
     if finding.kind is Kind.FILE_NAME:
         return ""
     path = Path(finding.path)
@@ -175,7 +175,7 @@ def _tree_of(root: Path, finding: Finding) -> str:
 def _edits(
     root: Path, settings: StoreSettings | None, report: Report
 ) -> Iterator[tuple[Finding, Step, Callable[[], None]]]:
-    """Yield the findings that a change in their own file repairs, and that change."""
+    """Yield each finding that a change in its own file repairs, together with that change."""
     folders = [folder for some in log_directories(root, settings or StoreSettings()) for folder in some]
     file_bytes = settings.commit_log_file_bytes if settings else common_length(folders)
     for finding in report.findings:
@@ -210,7 +210,8 @@ def _edits(
 
 
 def _edit_of_small_file(root: Path, path: Path) -> tuple[str, Callable[[], None]]:
-    """Return the repair of a configuration file or a note: a description, empty without a repair, and a function."""
+    """Return the repair of a configuration file or a note: its description and its function. The description is empty
+    if there is no repair."""
     if path in [root / name for name in NOTES]:
         return "removed: the next start compares nothing with it", partial(path.unlink, missing_ok=True)
     if path.parent != root / "config":

@@ -125,7 +125,7 @@ class ConsumeQueueBase(ABC):
         store_timestamp: int,
         bitmap: bytes = b"",
     ) -> None:
-        """Index one record; ignored if it was indexed before.
+        """Index one record. If the record is already indexed, do nothing.
         ``bitmap``: the SQL92 subscriptions that the record matches, for the extension if there is one.
         Raises OSError: a write failed; the queue is unchanged."""
 
@@ -189,11 +189,12 @@ class ConsumeQueueBase(ABC):
 
     @property
     def has_held(self) -> bool:
-        """Return True if entries are held in memory that are not in a file."""
+        """Return True if the queue holds entries in memory that are not yet in a file."""
         return bool(self._held)
 
     def write_held(self) -> None:
-        """Write the held entries; any thread. Raises OSError: the write failed, and the entries are still held."""
+        """Write the held entries; any thread may call this. Raises OSError: the write failed, and the entries are still
+        held."""
         if self._held:
             self._write(b"")
 
@@ -245,7 +246,8 @@ class ConsumeQueueBase(ABC):
         ]
 
     def first_behind(self, physical_offset: int) -> int:
-        """Return the index of the first entry whose record is at or after an offset; the end without such an entry.
+        """Return the index of the first entry whose record is at or after an offset, or the end of the queue if there
+        is none.
         Files may be missing. The search treats damaged and blank entries like the next sound entry. The result is not a
         blank."""
 
@@ -276,7 +278,7 @@ class ConsumeQueueBase(ABC):
         return file
 
     def _take_up(self, file: MappedFile) -> None:
-        """Open a file and close the previous one, unless the previous one is appended to or waits for a flush."""
+        """Open a file, and close the previous file unless it still gets entries or waits for a flush."""
         before, self._reading = self._reading, file
         if before is None:
             self.on_open(self)
@@ -310,7 +312,7 @@ class ConsumeQueueBase(ABC):
         self._find_newest()
 
     def recover_at(self, end: int) -> None:
-        """Cut the queue at a logical byte, the end that a clean stop noted."""
+        """Cut the queue at a logical byte: the end of the queue that a clean stop noted."""
         assert end <= self.queue.max_offset, "a queue is cut at or before its end"
         assert end % self.entry_bytes == 0, "a queue is cut between entries"
         self.queue.truncate(end)
@@ -357,7 +359,8 @@ class ConsumeQueueBase(ABC):
         self._drop_from(start, is_torn)  # the replay determines the first number of a queue that is now empty
 
     def forget_before(self, end: int) -> None:
-        """Drop the last entries if their records are before a physical offset: their topic was deleted."""
+        """Drop the entries of a deleted topic. If the last records of the queue are before a physical offset, the end
+        of the deleted records, their entries are dropped."""
         if self.max_physical_offset > end:
             return
         self._drop_from(_NO_END, lambda index, entry: entry[0] < end)
@@ -368,8 +371,8 @@ class ConsumeQueueBase(ABC):
         self.max_physical_offset = max(self.max_physical_offset, end)
 
     def _drop_from(self, physical_offset: int, is_torn: Callable[[int, tuple[Any, ...]], bool]) -> None:
-        """Drop entries from the end that are torn or whose records are at or after an offset,
-        up to the first valid one."""
+        """Walk from the end and drop each entry that is torn or whose record is at or after an offset; stop at the
+        first valid entry."""
         kept = self.first_index
         for index, entries in self._chunks_newest_first():
             if min(map(itemgetter(0), entries)) >= physical_offset:
@@ -425,8 +428,9 @@ class ConsumeQueueBase(ABC):
 
     def is_whole(self, file: MappedFile) -> bool:
         """Return True if the page cache still has the entries of a file whose sync failed.
-        Lost bytes are zeros, or bytes of an older page: an entry of zeros, or one whose physicalOffset is not greater
-        than the one before it. This does not detect a wrong tag code in the last entry."""
+        Where bytes were lost, the page has zeros or its older content. This shows as an entry of zeros, or as an entry
+        whose physicalOffset is not greater than that of the entry before it. This does not detect a wrong tag code in
+        the last entry."""
         start = max(0, file.again_from or 0) // self.entry_bytes
         raw = file.read(start * self.entry_bytes, file.wrote - start * self.entry_bytes)
         offsets = [entry[0] for entry in self.layout.iter_unpack(raw) if entry[1] != BLANK_SIZE]
@@ -462,8 +466,8 @@ class ConsumeQueueBase(ABC):
         return self.queue.drop_front(is_expired)
 
     def follow(self, min_physical_offset: int) -> int:
-        """Make the queue begin where the log begins: delete expired files, correct the min offset. Return the number of
-        deleted files."""
+        """Let the queue begin where the log begins: delete expired files and correct the min offset. Return the number
+        of deleted files."""
         if len(self.queue.files) <= 1 and self.min_offset == self.max_offset:
             return 0  # no message is left, and the newest file stays
         count = self.drop_expired(min_physical_offset)
@@ -471,7 +475,7 @@ class ConsumeQueueBase(ABC):
         return count
 
     def close_idle(self) -> bool:
-        """Close the descriptors that no flush thread will use; return True if these were all.
+        """Close the descriptors that no flush thread will use. Return True if no descriptor remains open.
         Close none while entries are held: the last file is needed to write them."""
         if self._held:
             return False

@@ -49,7 +49,7 @@ class BatchQueue(ConsumeQueueBase):
     def append_batch(
         self, base_offset: int, count: int, physical_offset: int, size: int, tags_code: int, store_timestamp: int
     ) -> None:
-        """Index a record that holds ``count`` messages; ignored if it was indexed before.
+        """Index a record that holds ``count`` messages. If the record is already indexed, do nothing.
         Raises OSError: a write failed; the queue is unchanged."""
         if physical_offset + size <= self.max_physical_offset:
             return
@@ -85,7 +85,7 @@ class BatchQueue(ConsumeQueueBase):
         store_timestamp: int,
         bitmap: bytes = b"",
     ) -> None:
-        """Log that a record is not indexed: it has no INNER_BASE and INNER_NUM."""
+        """Only log that the record is not indexed, because it has no INNER_BASE and INNER_NUM."""
         _log.warning(
             "%s-%d: record at %d is not an inner batch, so it is not indexed",
             self.topic,
@@ -111,8 +111,8 @@ class BatchQueue(ConsumeQueueBase):
     # ---- reading
 
     def index_of(self, queue_offset: int) -> int:
-        """Return the index of the entry with the greatest msgBaseOffset at or below a queue
-        offset, -1 without an entry."""
+        """Return the index of the entry with the greatest msgBaseOffset at or below a queue offset, or -1 if there is
+        none."""
         if queue_offset >= self.max_offset:
             return -1
         indexes = range(self.first_index, self.end_index)

@@ -88,7 +88,7 @@ class ConsumeQueue(ConsumeQueueBase):
         store_timestamp: int,
         bitmap: bytes = b"",
     ) -> None:
-        """Index one record; ignored if it was indexed before.
+        """Index one record. If the record is already indexed, do nothing.
         Raises OSError: a write failed; the queue is unchanged."""
         end = physical_offset + size
         # Compare the place in the log, not the number: recovery repeats records, and a recreated topic begins at 0.
@@ -119,7 +119,8 @@ class ConsumeQueue(ConsumeQueueBase):
         return True
 
     def _take(self, entries: bytes, count: int, end: int) -> None:
-        """Hold entries, or write them and all held ones with one write. Raises OSError: nothing was changed."""
+        """Hold entries in memory, or write them together with all held entries in one write. Raises OSError: nothing
+        was changed."""
         held = self._held
         if len(held) + len(entries) <= self.held_bytes_max:
             held += entries
@@ -153,7 +154,8 @@ class ConsumeQueue(ConsumeQueueBase):
             _log.error(said, *place, queue_offset - self.max_offset, self.max_offset, queue_offset, self.max_offset)
 
     def fill_gap(self, queue_offset: int, gap_max: int) -> None:
-        """Append at most ``gap_max`` blank entries up to a number, for lost messages; they have no extension unit.
+        """Append blank entries for lost messages up to a number, at most ``gap_max``. Blank entries have no extension
+        unit.
         The caller must append an entry next: Apache's broker would take the size of a last blank for that of a record.
         No effect if the queue has no files, as it may begin with any number, or if more messages are missing.
         Raises OSError: a write failed; some entries may have been appended."""
@@ -177,7 +179,8 @@ class ConsumeQueue(ConsumeQueueBase):
         return (self._file_bytes - self.queue.max_offset % self._file_bytes) // ENTRY_BYTES
 
     def _start_at(self, queue_offset: int) -> None:
-        """Begin a queue whose earlier messages are gone, with a file that is filled with blanks up to an entry."""
+        """Begin a queue at an entry, because its earlier messages are gone: the first file has blanks before that
+        entry."""
         self.close()
         for queue in self.file_queues:
             queue.destroy()  # entries of removed records, if any

@@ -114,11 +114,11 @@ class QueueEnds:
     # ---- comparing
 
     def of(self, topic: str, queue_id: int) -> QueueNote | None:
-        """Return the note of a queue, None if the note does not have the queue or is not current."""
+        """Return the noted state of a queue, or None if the note does not have the queue or is not current."""
         return self._note.queues.get(topic, {}).get(queue_id) if self.is_current else None
 
     def queues(self) -> list[tuple[str, int]]:
-        """Return the queues in the note, while it is current."""
+        """Return the queues in the note, or no queues if the note is not current."""
         queues = self._note.queues if self.is_current else {}
         return [(topic, queue_id) for topic, by_id in queues.items() for queue_id in by_id]
 
@@ -143,13 +143,13 @@ class QueueEnds:
         return queue in self._measured
 
     def _begins_as(self, queue: ConsumeQueueBase, start: int) -> bool:
-        """Return True if the first file is the noted one, or files before it have expired
-        since (Apache's broker ran)."""
+        """Return True if the first file of the queue is the noted one, or a later one because files have expired since
+        (Apache's broker ran)."""
         begins = queue.queue.files[0].start
         return begins == start or (begins > start and queue.entry(queue.first_index)[0] <= self._commit_log.min_offset)
 
     def set_numbers(self, queues: ConsumeQueues) -> None:
-        """Let queues continue with the numbers in ``goes_on``."""
+        """Let each queue assign its next numbers from the number in ``goes_on`` on."""
         if self._is_replica:
             return
         for topic, by_id in self._note.goes_on.items():
@@ -166,7 +166,7 @@ class QueueEnds:
     # ---- writing
 
     def renew(self, queues: ConsumeQueues) -> None:
-        """Replace the note by the note for a start after a kill, before messages arrive.
+        """Before messages arrive, replace the note by a note that the next start uses if this broker is killed.
         Raises OSError: the note cannot be written."""
         note = _Note(goes_on=self._numbers_ahead(queues))
         for queue in () if self._is_replica else queues:
@@ -200,7 +200,7 @@ class QueueEnds:
         self._note = note
 
     def save(self, queues: ConsumeQueues) -> None:
-        """Note the state of the queues, when no message can arrive and everything is on the disk.
+        """Note the state of the queues. Call this after everything is on the disk, while no message can arrive.
         If a write fails, only the note is lost."""
         log = self._commit_log
         note = _Note(max(0, log.min_offset), log.max_offset, goes_on=self._numbers_ahead(queues))

@@ -43,7 +43,7 @@ assert UNIT.size == 20
 
 
 def is_address(tags_code: int) -> bool:
-    """Return True if a tag code is the address of an extension unit; no tag hash is that small."""
+    """Return True if a tag code is the address of an extension unit: addresses are less than every tag hash."""
     return tags_code <= ADDRESS_MAX
 
 
@@ -69,7 +69,7 @@ class QueueExt:
         self._reading: MappedFile | None = None
 
     def append(self, tags_code: int, store_timestamp: int, bitmap: bytes = b"") -> int:
-        """Store a unit and return its address; return the plain tag code if it cannot be stored."""
+        """Store a unit and return its address, or return the plain tag code if the unit cannot be stored."""
         size = UNIT.size + len(bitmap)
         if size > min(_UNIT_BYTES_MAX, self.queue.file_bytes - FREE_BYTES):
             return tags_code

@@ -94,7 +94,8 @@ def topic_fault(topic: str, queue_id: int) -> str:
 
 
 def queue_counts(root: Path) -> dict[str, tuple[int, bool]]:
-    """Return the topics with queues in a store: one past the greatest queue id, and whether they are batch queues."""
+    """Return for each topic with queues in a store: one past its greatest queue id, and whether its queues are batch
+    queues."""
     counts: dict[str, tuple[int, bool]] = {}
     for tree, is_batch in ((root / "consumequeue", False), (root / "batchconsumequeue", True)):
         for folder in sorted(tree.iterdir()) if tree.is_dir() else ():
@@ -105,7 +106,8 @@ def queue_counts(root: Path) -> dict[str, tuple[int, bool]]:
 
 
 def open_file_limit() -> int:
-    """Return the number of files the process may have open, after raising the soft limit as far as allowed."""
+    """Raise the soft limit of open files as far as allowed, and return the number of files that the process may then
+    open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _OPEN_LIMIT_MAX if hard == resource.RLIM_INFINITY else min(hard, _OPEN_LIMIT_MAX)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -280,7 +282,7 @@ class ConsumeQueues:
     # ---- flushing and deleting
 
     def hold_entries(self) -> None:
-        """Hold entries in memory from now on, until a flush cycle calls `write_held`."""
+        """Let the queues hold new entries in memory, until a flush cycle calls `write_held`."""
         self._held_bytes_max = HELD_BYTES_MAX
         for queue in self:
             if isinstance(queue, ConsumeQueue):
@@ -295,8 +297,8 @@ class ConsumeQueues:
         return 0 if topic in self.deleted_ends else self._held_bytes_max
 
     def write_held(self) -> bool:
-        """Write the entries that are held in memory; any thread. Return False if some cannot be written. They are still
-        held, and the store accepts messages until a queue may hold no more."""
+        """Write the entries that are held in memory; any thread may call this. Return False if some entries cannot be
+        written. These stay in memory, and the store accepts messages until a queue may hold no more."""
         refused: OSError | None = None
         for queue in list(self.dirty):
             try:
@@ -328,7 +330,7 @@ class ConsumeQueues:
             queue.sync()
 
     def _make_room(self, opening: ConsumeQueueBase) -> None:
-        """Close queues that were opened long ago, before another one is opened.
+        """Before another queue is opened, close the queues that were opened longest ago.
         Raises OSError: far too many queues are open, and a queue cannot be synced, which is needed to close it."""
         if self._is_recovering:  # no queue is synced, so none can be closed without a wait
             if len(self._open) >= 2 * self.open_max:
@@ -355,7 +357,7 @@ class ConsumeQueues:
         self._is_recovering = False
 
     def _sync_together(self, queues: list[ConsumeQueueBase]) -> None:
-        """Sync and close queues; no flush thread runs yet."""
+        """Sync and close queues, several at a time, while no flush thread runs yet."""
 
         def sync(part: list[ConsumeQueueBase]) -> None:
             for queue in part:
@@ -456,7 +458,8 @@ class DeletedTopics:
             self._note_ends(kept | newest)
 
     def cut(self, end: int) -> None:
-        """Drop the records at or after a physical offset, the new end of the log: new messages will be stored there."""
+        """Forget the noted records at or after a physical offset, the new end of the log, where new messages will be
+        stored."""
         self._note_ends({topic: one for topic, one in self._newest.items() if sum(one[:2]) <= end})
 
     def _note_ends(self, newest: dict[str, _Newest]) -> None:

@@ -78,12 +78,13 @@ def unit_weight(unit: Unit) -> int:
 
 
 def is_long(log: TimerLog, end: int) -> bool:
-    """Return True if a log has too many units before a position to check each."""
+    """Return True if a log has so many units before a position that they cannot all be checked."""
     return end - max(log.queue.min_offset, 0) > EXACT_UNITS_MAX * UNIT_BYTES
 
 
 def waiting_of(log: TimerLog, *, end: int, read_ms: int) -> Waiting:
-    """Return the waiting messages of the units before position ``end``, for times from ``read_ms`` on."""
+    """Return the messages that wait according to the units before position ``end`` and are due at ``read_ms`` or
+    later."""
     waiting = Waiting()
     slots = waiting.slots
     begin = at = max(log.queue.min_offset, 0)
@@ -138,7 +139,7 @@ def check_wheel(
 
 
 def looks_sound(wheel: TimerWheel, log: TimerLog, *, total: int, read_ms: int, precision_ms: int) -> bool:
-    """Return True if the totals agree, and the chains of some slots with their counts."""
+    """Return True if the totals agree, and if in some slots the chain agrees with the count."""
     slots = [slot for slot in _slots(wheel, read_ms, precision_ms) if slot.last != NONE]
     if sum([slot.pending for slot in slots]) != total:
         return False
@@ -151,8 +152,8 @@ def _slots(wheel: TimerWheel, read_ms: int, precision_ms: int) -> Iterator[Slot]
 
 
 def _before(log: TimerLog, slot: Slot, end: int) -> tuple[int, int]:
-    """Return last unit and count of a slot without units after a position: after a kill the
-    wheel may be ahead of it."""
+    """Return the last unit and the count of a slot as they are without the units after a position. After a kill the
+    wheel may have such units."""
     last, pending = slot.last, slot.pending
     while last >= end:
         unit = log.unit(last)

@@ -151,8 +151,8 @@ class TimerFiles:
             self.wheel.put(slot)
 
     def start_over(self, known: TimerCheckpoint) -> None:
-        """Empty log and wheel, so that all messages of the timer topic that a checkpoint does not complete are put on
-        the wheel again. Raises OSError: a file cannot be written."""
+        """Empty the log and the wheel. Then all messages of the timer topic that are not completed according to a
+        checkpoint are put on the wheel again. Raises OSError: a file cannot be written."""
         assert self._taken is None, "write() has finished"
         checkpoint = msgspec.structs.replace(
             known,
@@ -167,7 +167,8 @@ class TimerFiles:
             self.log.truncate(max(self.log.queue.min_offset, 0))
 
     def add(self, units: Sequence[Unit]) -> int:
-        """Put the first of ``units`` on the wheel, as many as fit in a file of the log; return their number. Their
+        """Put as many units on the wheel, from the first of ``units`` on, as fit in a file of the log. Return their
+        number. Their
         ``previous`` is set here. Raises OSError: the write failed, nothing was added."""
         wheel = self.wheel
         position, room = self.log.place()
@@ -206,7 +207,7 @@ class TimerFiles:
         return self._taken is not None
 
     def write(self) -> None:
-        """Make the snapshot durable; any thread, one at a time.
+        """Make the snapshot durable. Any thread may call this, but only one at a time.
         Raises OSError: a write failed; the next call repeats all of it."""
         assert self._taken is not None, "take() was called"
         self.log.sync()
@@ -261,7 +262,8 @@ def load_timer_checkpoint(path: Path) -> TimerCheckpoint:
 
 
 def checkpoint_fault(known: TimerCheckpoint) -> str:
-    """Return why a checkpoint is impossible; empty if it is possible. Its read time is not later than its own time."""
+    """Return the reason why a checkpoint is impossible, or an empty text if it is possible. Its read time is not later
+    than its own time."""
     read_ms, written_ms = known.last_read_time_ms, known.data_version.timestamp
     offsets = known.last_timer_queue_offset, known.master_timer_queue_offset
     if min(read_ms, known.last_timer_log_flush_position, *offsets) < 0:

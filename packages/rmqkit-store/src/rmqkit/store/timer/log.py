@@ -60,7 +60,8 @@ class Unit(NamedTuple):
 
     @property
     def is_delete(self) -> bool:
-        """Return True if the unit deletes another message at its time; a marker in a stage does not delete yet."""
+        """Return True if the unit deletes another message at the unit's time. A marker in a stage does not delete
+        yet."""
         return self.magic & (DELETE | ROLL) == DELETE
 
 

@@ -76,7 +76,7 @@ class TimerWheel:
         return self._fd >= 0
 
     def slot(self, time_ms: int) -> Slot | None:
-        """Return the slot of a time, None if nothing is due then."""
+        """Return the slot of a time, or None if nothing is due at that time."""
         number = time_ms // self._precision_ms % SLOT_COUNT
         # Newer slots first: a slot in the snapshot for `write` may have changed since.
         packed = self._changed.get(number) or self._taken.get(number)
