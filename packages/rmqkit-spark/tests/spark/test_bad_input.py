@@ -230,8 +230,8 @@ def test_offsets_below_the_first_message_are_reported_with_the_queue(spark: Spar
     error = told(lambda: live(spark, broker, startingOffsets=start).load().count())
     assert type(error) is DataLost
     assert str(error) == (
-        f"messages -7 to -1 of queue 0 of orders on {name} are gone: the queue begins at 0; failOnDataLoss=false goes"
-        " on without them"
+        f"messages -7 to -1 of queue 0 of orders on {name} are gone: the queue begins at 0; "
+        "failOnDataLoss=false continues without them"
     )
 
 

@@ -237,9 +237,9 @@ def test_half_messages_that_are_given_up_are_logged_in_a_line_for_each_group(tmp
             halves.half(b"%d" % number, group="sink" if number % 3 else "shop")
         halves.round(OLD_ENOUGH)
         assert len(halves.given_up) == 30
-    assert [record.getMessage().partition(" are")[0] for record in caplog.records] == [
-        "10 half messages of producer group shop",
-        "20 half messages of producer group sink",
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
+        "gave up 10 undecided half messages of producer group shop",
+        "gave up 20 undecided half messages of producer group sink",
     ]
 
 

@@ -26,7 +26,7 @@ UNUSED = (
         """,
     ),
     Unused("namesrvAddr sets the name servers", "namesrvDomain= namesrvDomainSubgroup="),
-    Unused("rmq broker itself can serve gRPC", "brokerConfigPath="),
+    Unused("brokers can serve gRPC themselves", "brokerConfigPath="),
     Unused(
         "proxies do not exchange their clients, because brokers know all clients",
         """
