@@ -132,8 +132,8 @@ class Proxy:
         return "" if self._metrics is None else self._metrics.address
 
     async def start(self) -> None:
-        """Listen. Raises SettingsError: no name server is set, or the settings for users are not valid.
-        Raises ListenFailed."""
+        """Bind the ports and accept connections.
+        Raises ListenFailed; SettingsError: no name server is set, or the settings for users are not valid."""
         settings = self._settings
         addresses = [one.strip() for one in settings.namesrv_addr.split(";") if one.strip()]
         if not addresses:
@@ -171,7 +171,7 @@ class Proxy:
             beating = repeat(backend.heartbeat, name="heartbeat", seconds=HEARTBEAT_SECONDS, end=self._stopping)
             heartbeats = asyncio.create_task(beating, name="heartbeat")
             self._stack.push_async_callback(asyncio.wait, [heartbeats])
-            # Callbacks run from the last to the first: drain, ports, endpoint, heartbeats, connections to brokers.
+            # Callbacks run in reverse order: drain, ports, endpoint, heartbeats, connections to brokers.
             self._stack.push_async_callback(endpoint.stop)
             for one in servers:  # closed before the endpoint, so that no call arrives while it stops
                 self._stack.push_async_callback(one.close)
@@ -213,7 +213,7 @@ class Proxy:
         return server
 
     async def stop(self) -> None:
-        """Accept no more calls, return the messages that clients hold, and close."""
+        """Accept no more calls, release the messages that clients hold, and close all connections."""
         self._stopping.set()
         await self._stack.aclose()
 
