@@ -159,8 +159,8 @@ def _module_of(command: str) -> Any:
 
 
 def with_bare_flags(command: Any) -> Any:
-    """Show the flags of a command and its subcommands without a value. Since 0.29 Typer shows ``--json <bool>``, and
-    users type ``--json true``."""
+    """Show the flags of a command and its subcommands without a value. Since 0.29, Typer shows ``--json <bool>``, which
+    makes users type ``--json true``."""
     # Pass the names: the first access creates the help option and caches it.
     bare_flags(command.get_params(typer.Context(command, help_option_names=_HELP_NAMES)))
     for below in getattr(command, "commands", {}).values():
@@ -170,7 +170,7 @@ def with_bare_flags(command: Any) -> Any:
 
 
 def bare_flags(parameters: Any) -> Any:
-    """Show the flags among some parameters without a value."""
+    """Remove the value of flags from the help of parameters. Return the parameters."""
     for one in parameters:
         if getattr(one, "is_flag", False):
             one.metavar = ""

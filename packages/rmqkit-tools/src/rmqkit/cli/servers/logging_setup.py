@@ -32,7 +32,7 @@ class LogFormat(enum.Enum):
 
 
 class LogLevels:
-    """The lowest logged levels, in general and of some loggers: ``INFO``, ``WARNING,rmqkit.store=DEBUG``.
+    """The lowest logged levels, for all loggers and for single loggers: ``INFO``, ``WARNING,rmqkit.store=DEBUG``.
     Raises ValueError: a part is neither a level nor ``logger=level``."""
 
     __slots__ = ("_levels", "_text")
