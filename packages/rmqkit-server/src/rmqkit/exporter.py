@@ -222,7 +222,7 @@ class MeteredConnection(Connection):
         self._meter.answered(request, answer, self._clock.monotonic_ms() - since_ms, is_held, result)
 
     def _count_answered(self, since_ms: float) -> None:
-        """Count the answers of one read after they were written. To count after each write would make sends slower."""
+        """Count the answers of one read after they were written. Counting after each write would make sends slower."""
         ms = self.active_ms - since_ms
         for noted in self._answered:
             noted.append(ms)

@@ -137,7 +137,7 @@ class _GroupConsumers:
 
 
 class RocketProducer:
-    """The publisher of one broker. After the middlewares, it sends each publish command as a message."""
+    """The publisher of one broker. It sends each publish command as a message, after the middlewares."""
 
     def __init__(self, parser: Any, decoder: Any) -> None:
         self._parser = ParserComposition(parser, parse_message)

@@ -234,7 +234,7 @@ class RocketPublishCommand(BatchPublishCommand):
         )
 
     def message(self, encoded: tuple[bytes, str | None]) -> Message:
-        """Make a message that has this encoded body. None becomes JSON's ``null``, because RocketMQ refuses empty
+        """Return a message with an encoded body. None becomes JSON's ``null``, because RocketMQ refuses empty
         bodies."""
         body, content_type = encoded if self.body is not None or encoded[0] else (_NULL, _JSON)
         headers: Mapping[str, Any] = {

@@ -128,7 +128,7 @@ def _where(live: LiveBroker) -> str:
 
 
 def _place(connection: object) -> str:
-    """Return the addresses from which a connection comes, as text."""
+    """Return the addresses of a connection, as text."""
     return " by way of ".join(getattr(connection, "addresses", ())) or "?"
 
 

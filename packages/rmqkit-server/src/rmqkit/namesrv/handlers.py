@@ -97,7 +97,7 @@ class KeyValues:
     def load(self) -> None:
         """Read the file; a missing file is an empty table.
         Raises StoreMismatch: neither the file nor its backup contains a table.
-        Raises StoreUnavailable: reading one of them failed."""
+        Raises StoreUnavailable: the file or its backup cannot be read."""
         try:
             stored = self._file.load(_Stored)
         except OSError as error:
@@ -170,7 +170,7 @@ class RouteHandlers(TableHandlers):
         return reply(command, header=MemberRouteResponse(self._registered_from(route)), body=body)
 
     def _registered_from(self, route: TopicRoute) -> str:
-        """Return the addresses from which the brokers of a route registered; Apache's servers do not send them."""
+        """Return the addresses from which the brokers of a route registered; Apache's servers do not send these."""
         addresses = {address for broker in route.broker_datas for address in broker.broker_addrs.values()}
         places = {
             address: str(live.connection.hops[-1])
@@ -285,7 +285,7 @@ class BrokerHandlers(TableHandlers):
         if (refused := self._claims.speaks_for(connection, command, [header.broker_addr])) is not None:
             return refused
         asked = decode_body(command, DataVersion)
-        # None for an unknown broker: it differs from every version, so the broker registers.
+        # None for an unknown broker: None differs from every version, so the broker registers.
         stored = self._routes.refresh((header.cluster_name, header.broker_addr))
         body = b"" if stored is None else msgspec.json.encode(stored)
         return reply(command, header=DataVersionResponse(changed=stored != asked), body=body)

@@ -237,7 +237,7 @@ class RouteTable:
 
     def unregister(self, departures: Iterable[Departure]) -> list[MemberChange]:
         """Remove brokers; the queues of a broker name are removed with its last address.
-        Return the groups with acting master whose lowest id has left, to notify the remaining brokers."""
+        Return a change for each group with acting masters whose lowest id has left, to notify the remaining brokers."""
         changes = _Changes()
         lowest_gone: list[MemberChange] = []
         for departure in departures:

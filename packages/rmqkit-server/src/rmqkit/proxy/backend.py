@@ -1,6 +1,6 @@
 """The interface of the endpoint to brokers: routes, groups, permissions, and requests in the name of a client.
 
-Inside a broker, the broker implements it (`rmqkit.broker.grpc_backend`). In a proxy, `remote_backend` does.
+In a broker, `rmqkit.broker.grpc_backend` implements the interface. In a proxy, `remote_backend` implements it.
 Source: grpc.md §11.
 """
 
@@ -62,7 +62,7 @@ class BrokerQueues(Struct, frozen=True):
 
 
 class Route(Struct, frozen=True):
-    """The brokers of a topic, and the type of message that it accepts: the value of ``message.type``."""
+    """The brokers of a topic, and the type of its messages: the value of ``message.type``."""
 
     message_type: str = "NORMAL"
     brokers: list[BrokerQueues] = field(default_factory=list)
@@ -159,6 +159,6 @@ class Backend(Protocol):
 
 
 def hand_back(unclaimed: Unclaimed, done: asyncio.Future[Command]) -> None:
-    """Pass an answer that arrived after a cancellation to ``unclaimed``."""
+    """Call ``unclaimed`` with an answer that arrived after a cancellation."""
     if not done.cancelled() and done.exception() is None:
         unclaimed(done.result())

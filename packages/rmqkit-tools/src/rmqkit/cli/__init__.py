@@ -3,7 +3,7 @@
 `PANELS` has all commands. A command runs (``rmq send``), or is a noun with verbs (``rmq topic list``). ``rmq broker``
 and ``rmq namesrv`` are both: alone they start a server, and with a verb (``rmq broker status``) they send requests to
 running servers. A module is only imported when one of its commands runs, or for the help of all commands, so that each
-command starts quickly. Windows has only the commands that need just a client.
+command starts quickly. Windows has only the commands that need neither servers nor stores.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class _LateImports(TyperGroup):
 
 
 class _ServerOrVerbs(TyperGroup):
-    """A command that starts a server. Its help lists the verbs of the noun with the same name, too."""
+    """A command that starts a server. Its help also lists the verbs of the noun with the same name."""
 
     def __init__(self, server: Any) -> None:
         super().__init__(

@@ -132,7 +132,7 @@ class Asserts(ABC):
         timeout: float = TIMEOUT_SECONDS,
     ) -> None:
         """Wait until messages are in the dead letters of a group: exactly ``count``, or at least one. With
-        ``topic``, only messages of this topic count. The messages must have all ``keys``.
+        ``topic``, only messages of this topic count. Each of ``keys`` must be a key of a message.
         Raises AssertionError: messages are missing."""
         __tracebackhide__ = True
 

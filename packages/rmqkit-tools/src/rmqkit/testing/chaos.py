@@ -95,7 +95,7 @@ class Chaos:
         return f"chaos({listed}seed={self.seed}) did {happened}"
 
     def falls(self, dial: str) -> bool:
-        """Draw a random number for a dial that is a share. Return True, and count it, if the dial takes effect."""
+        """Draw a random number for a dial that is a share. If the dial takes effect, count that and return True."""
         share = self.dials.get(dial, 0.0)
         if not share or self._dice.random() >= share:
             return False
@@ -122,7 +122,7 @@ class Chaos:
 
 
 class ChaosDispatch(Router):
-    """A dispatch with chaos dials; it is a normal dispatch while all dials are off. Loop only."""
+    """A request router with chaos dials. While all dials are off, it is a normal router. Loop only."""
 
     def __init__(self, refusal: Refusal | None = None) -> None:
         super().__init__(refusal)

@@ -182,8 +182,8 @@ class LocalCluster(Asserts):
         self.folder = Path()
 
     def start(self) -> Self:
-        """Start all servers. When this returns, the brokers are registered. If it raises (see `LocalBroker.start`), all
-        servers are stopped."""
+        """Start all servers. When this returns, the brokers are registered. After an error (see `LocalBroker.start`),
+        all servers are stopped."""
         with contextlib.ExitStack() as stack:
             folder = tempfile.TemporaryDirectory(prefix="rmqkit-", ignore_cleanup_errors=True)
             self.folder = Path(stack.enter_context(folder))

@@ -46,7 +46,7 @@ _numbers = itertools.count(1)
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     # pytest rewrites the asserts of a plugin's whole distribution. This would include broker and clients: their import
-    # would take twice as long, and they would run slower.
+    # would take twice as long, and both would run slower.
     getattr(pluginmanager.rewrite_hook, "_must_rewrite", set()).discard("rmqkit")
     parser.addini("rmq_broker", "fresh: each test has its own broker; shared: one for all", default="fresh")
 

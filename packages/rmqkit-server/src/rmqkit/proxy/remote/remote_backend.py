@@ -338,7 +338,7 @@ class _RemotePeer:
         try:
             return await asyncio.shield(asking)
         except asyncio.CancelledError:
-            # The broker does not know that the caller has stopped waiting: return the messages that it still pops.
+            # The broker does not know that the caller has stopped waiting: release the messages that it still pops.
             # Add the callback only now: while the caller waits, popped messages belong to the caller.
             asking.add_done_callback(partial(hand_back, unclaimed))
             raise

@@ -408,7 +408,7 @@ class RemotingPort:
 
     async def _broker(self, command: Command) -> str | None:
         """Return the broker that a request names. Clients of 4.x name no broker: for them, return the only broker, or
-        None if there are several."""
+        None if there is not exactly one broker."""
         named = decode_fields(command).get(_NAMED[RequestCode(command.code)])
         if named is not None:
             return named

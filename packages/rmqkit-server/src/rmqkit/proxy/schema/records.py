@@ -148,7 +148,7 @@ class Handle:
         return f"{encode_pop_handle(self.pop)} {self.physical_offset}"
 
     def topic_of(self, topic: str, group: str) -> str:
-        """Return the topic that the message was popped from: ``topic``, or the group's retry topic for it."""
+        """Return the topic from which the message was popped: ``topic``, or the group's retry topic of ``topic``."""
         separator = {RETRY_TOPIC_V1: "_", RETRY_TOPIC_V2: "+"}.get(self.pop.retry)
         return topic if separator is None else pop_retry_topic(group, topic, separator)
 

@@ -173,7 +173,7 @@ class Proxy:
             self._stack.push_async_callback(asyncio.wait, [heartbeats])
             # Callbacks run in reverse order: drain, ports, endpoint, heartbeats, connections to brokers.
             self._stack.push_async_callback(endpoint.stop)
-            for one in servers:  # closed before the endpoint, so that no call arrives while it stops
+            for one in servers:  # closed before the endpoint, so that no call arrives while the endpoint stops
                 self._stack.push_async_callback(one.close)
             self._stack.push_async_callback(endpoint.drain)
             for one in servers:  # both ports accept gRPC, as in Apache's proxy
@@ -200,7 +200,7 @@ class Proxy:
     async def _listen_to_remoting(self, backend: RemoteBackend, limits: Limits) -> RemotingServer:
         """Bind the port for remoting clients. Raises ListenFailed."""
         settings = self._settings
-        # The server needs the handlers before it is bound, so the port number in routes is set afterwards.
+        # The server needs the handlers before it binds its port, so the port number in routes is set afterwards.
         port = RemotingPort(
             backend,
             lambda router: RemotingClient(router, clock=self._clock, tls=self._client_tls),

@@ -1,7 +1,7 @@
 """Settings that clients send and get back (``GrpcClientSettingsManager``).
 
-The answer repeats the client's own settings. The server overwrites the number of attempts, the waits between them, the
-sizes, and the order of consumption. SDKs need different parts of the settings, so the answer contains all parts.
+The answer repeats the client's own settings. The server overwrites the number and the waits of attempts, the sizes,
+and the order of consumption. SDKs need different parts of the settings, so the answer contains all parts.
 Source: grpc.md §2.1, §7.2, §7.3.
 """
 

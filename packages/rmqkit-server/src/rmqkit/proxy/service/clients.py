@@ -311,7 +311,7 @@ class Clients:
                 del self.holding[client.origin]
 
     def peer_of(self, client: Client) -> Peer:
-        """Return the peer of a client at brokers. Make a new peer if brokers have closed the last one."""
+        """Return the peer of a client at brokers. Join again if brokers have closed the last peer."""
         if client.peer is None or not client.peer.is_open:
             client.group, client.producers = None, set()
             client.peer = self._backend.join(self._on_request(client), lambda: self._closed(client))

@@ -285,8 +285,8 @@ class Endpoint:
     async def _signer(self, name: str, call: Call, asked: Any) -> str | None:
         """Return the user who signed a call, or None if authentication is off. Raises Refused: no permission."""
         backend = self._backend
-        # Authenticate before adding the client: unauthenticated callers must not fill the table, nor use up the call
-        # limit of another client.
+        # Authenticate before adding the client: unauthenticated callers must neither fill the table nor use up the
+        # call limit of another client.
         user = await backend.identify(call.metadata)
         client = self.clients.find(call.metadata.get("x-mq-client-id", ""))
         if client is not None:

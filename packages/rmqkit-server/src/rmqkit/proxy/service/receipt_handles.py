@@ -1,8 +1,8 @@
 """Renewal of the messages that push consumers hold (``ReceiptHandleManager``, ``ReceiptHandleGroup``).
 
 A consumer that receives with ``auto_renew`` does not send the time that its handlers need. Its messages are hidden for
-a minute, and this time is extended while they are held. The table has the newest handle of each message, for acks that
-contain an older handle. Loop only. Source: grpc.md §8.2.
+a minute, and the endpoint extends this time while the consumer holds the messages. The table has the newest handle of
+each message, for acks that contain an older handle. Loop only. Source: grpc.md §8.2.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ HeldKey = tuple[str, str, str, str, int, int]
 
 @dataclass(slots=True)
 class _Held:
-    """A held message. ``known``: its newest handle, as text until it is used, because few handles are ever renewed."""
+    """A held message. ``known``: its newest handle; a text is decoded when needed, because few handles are renewed."""
 
     topic: str
     known: Handle | str

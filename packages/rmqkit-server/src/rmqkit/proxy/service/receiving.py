@@ -334,7 +334,7 @@ class Receiving:
         check_group(group)
         if not backend.is_broker(broker) or pop_time + invisible_ms <= self._handle_clock.now_ms():
             return False
-        # The last check, because it changes state: after False another task repeats all checks.
+        # This check is the last, because it changes state: after False another task repeats all checks.
         if not self.renewals.let_go(client.id, (group, message_id, retry, broker, queue_id, offset), text):
             return False
         assert client.peer is not None, "the client of a call has a peer"

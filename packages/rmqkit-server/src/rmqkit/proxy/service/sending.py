@@ -304,7 +304,7 @@ class Sending:
         known = self._halves.get(key)
         users = frozenset([client.user]) | (frozenset() if known is None else known.users)
         half = _Half(header.bname or "", header.tran_state_table_offset, header.commit_log_offset, users)
-        # Store the half message even without a stream: the client may end it by itself, with this id.
+        # Store the half message even without a stream: the client may end the transaction by itself, with this id.
         self._keep(self._halves, key, half)
         if client.stream is None:
             return  # the broker repeats the check-back
@@ -331,7 +331,7 @@ class Sending:
         halves[key] = half
         halves.move_to_end(key)
         if len(halves) > _TRANSACTIONS_MAX:
-            halves.popitem(last=False)  # the broker's check-back adds it again
+            halves.popitem(last=False)  # the broker's check-back adds the half message again
 
 
 async def _bodies(messages: Any) -> tuple[list[bytes], int]:

@@ -84,7 +84,7 @@ class Telemetry:
         client.language = language_of(call.metadata.get("x-mq-language", ""))
         client.version = version_of(call.metadata.get("x-mq-client-version", ""))
         config = await self._backend.group(settings.subscription.group.name) or SubscriptionGroupConfig()
-        # Set before the registration at brokers, because the first receive may arrive before they answer.
+        # Set before the registration at brokers, because the first receive may arrive before brokers answer.
         client.set_settings(merged := merge(settings, config))
         self._tasks.start(self._register(client, settings), f"registration of {client.id}")
         return _Command(status=OK, settings=merged)

@@ -373,7 +373,7 @@ def _inflate(content: bytes, window_bits: int) -> bytes:
     """Decompress a message. Raises _Fault: it is damaged or too large."""
     inflating = zlib.decompressobj(window_bits)
     try:
-        # One byte more than the limit distinguishes a message that is too large from one that is cut off.
+        # One byte more than the limit distinguishes a message that is too large from a message that is cut off.
         plain = inflating.decompress(content, _MESSAGE_BYTES_MAX + 1)
     except zlib.error as error:
         raise _Fault(_INTERNAL, f"a compressed message cannot be read: {error}") from None

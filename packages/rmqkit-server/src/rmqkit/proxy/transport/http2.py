@@ -56,10 +56,10 @@ _INCOMPLETE_BYTES_MAX = 64 << 20
 _STREAM_BYTES = 1024
 _HEADER_BYTES_MAX = 16_384
 _WINDOW_MAX = 0x7FFFFFFF
-# Frames that only make work, within `_LABOUR_MS`. Each answered request allows one more.
+# Frames that only make work, within `_LABOUR_MS`. Each answered request allows one more frame.
 _LABOUR_MAX = 1000
 _LABOUR_MS = 10_000.0
-# New streams in one loop iteration: each costs some 50 us, and other connections wait.
+# New streams in one loop iteration: each stream costs some 50 us, while other connections wait.
 _CALLS_PER_TURN = 128
 _FRAMES_PER_TURN = 2048
 _RESET_KEPT = 256

@@ -136,7 +136,7 @@ class Http2Stream:
         return self._connection.peername
 
     def keep(self, count: int) -> None:
-        """Set the number of stored bytes of the incomplete request; 0 after they were handled."""
+        """Set the number of stored bytes of the incomplete request; 0 after all bytes were handled."""
         self._connection.keep(self, count)
 
     def take(self, count: int) -> None:

@@ -72,7 +72,7 @@ Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask for confirmat
 
 
 def confirm(what: str, *, yes: bool) -> None:
-    """Ask a user at a terminal for confirmation; scripts without a terminal are not asked.
+    """Ask the user for confirmation. Without a terminal, do not ask.
     Raises RmqError: the answer is not yes."""
     if yes or not (sys.stdin.isatty() and sys.stderr.isatty()):
         return
@@ -259,7 +259,7 @@ class Noun(TyperGroup):
 
 
 def command_of(operation: Callable[..., Awaitable[Any]], *, watch: bool) -> Callable[..., None]:
-    """Return the function for typer: it has the operation's parameters except the first, and the common options."""
+    """Return a function for typer, with the operation's parameters except the first, and the common options."""
     own = list(inspect.signature(operation).parameters.values())[1:]
     # Evaluate only these annotations: the classes of the first parameter and of the result are not imported.
     shown = type("shown", (), {"__annotations__": {one.name: one.annotation for one in own}})

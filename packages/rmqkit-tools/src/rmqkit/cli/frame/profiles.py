@@ -9,7 +9,7 @@ is ``$XDG_CONFIG_HOME/rmqkit/profiles.json``, by default in ``~/.config``::
 The file may have secret keys, so only its owner can read it. A file with secret keys is refused if other users can read
 it.
 
-The value of an option is the first value that exists in (`resolved`):
+The value of an option is the first existing value in this list (`resolved`):
 
 1. the command line: the option itself, then the profile in ``--profile``
 2. the environment: the option's variable (``NAMESRV_ADDR``)

@@ -126,7 +126,7 @@ def reopen() -> None:
 def _handler(settings: LoggingSettings) -> logging.Handler:
     if not settings.log_file:
         return logging.StreamHandler(sys.stderr)
-    from logging.handlers import RotatingFileHandler  # imports much of the network code, too
+    from logging.handlers import RotatingFileHandler  # its import also loads much of the network code
 
     path = Path(settings.log_file).expanduser()
     try:

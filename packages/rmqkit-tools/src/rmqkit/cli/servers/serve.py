@@ -336,7 +336,7 @@ def _run(
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    """Return the factory of uvloop's loops, if it is installed, or else asyncio's."""
+    """Return uvloop's loop factory if uvloop is installed, or else asyncio's."""
     try:
         import uvloop
     except ImportError:

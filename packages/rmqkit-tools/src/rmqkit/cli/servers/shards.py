@@ -1,7 +1,7 @@
 """``rmq broker --shards N``: N brokers ``name-0 … name-N-1``, each in its own process, with one parent.
 
-A broker has one event loop and uses one core. Shards are brokers for clients: a route spreads the queues of a topic
-over the shards, as over machines. Shards change neither the protocol nor the files.
+A broker has one event loop and uses one core. For clients, each shard is a broker: a route spreads the queues of
+a topic over shards as over machines. Shards change neither the protocol nor the files.
 
 =========================================================  ====================================================
 setting                                                    value of shard ``i``
@@ -69,7 +69,7 @@ class _Said(msgspec.Struct):
 
 
 class Shard:
-    """One broker process, restarted whenever it ends; loop only.
+    """One broker process, which is restarted after each exit; loop only.
 
     Attributes:
         ready: a future with the addresses for clients and for Prometheus (or empty), or with an RmqError if the process
@@ -143,7 +143,7 @@ class Shard:
                 said = msgspec.json.decode(line, type=_Said)
             except msgspec.DecodeError:
                 text = line.decode(errors="replace").rstrip()
-                if text.startswith("rmq: "):  # the reason for the exit: it is logged with the exit
+                if text.startswith("rmq: "):  # the reason for the exit, which is logged with the exit code
                     self._last_words = text.removeprefix("rmq")
                     continue
                 said = _Said(text)
@@ -196,7 +196,7 @@ class Shards:
         return cls(commands, root)
 
     async def start(self) -> None:
-        """Start all shards and wait until all are ready. Raises RmqError: a shard ended; the others are stopped."""
+        """Start all shards and wait until all are ready. Raises RmqError: a shard ended; all are stopped."""
         self._tasks = Tasks()
         self._shards = [Shard(name, command) for name, command in self._commands.items()]
         for name, shard in zip(self._commands, self._shards, strict=True):

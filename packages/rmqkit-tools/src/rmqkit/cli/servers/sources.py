@@ -129,7 +129,7 @@ class Sources:
         options: the settings of the command line.
         without_effect: keys of Apache's servers that are accepted without effect.
         unused: keys of Apache's servers that have no effect, with the reasons.
-        renamed: other names of settings, which are used if the setting is not given under its own name.
+        renamed: other names of settings, for settings that are not set under their own names.
 
     Attributes:
         file: the file that is read, and in which requests store their changes.
@@ -199,7 +199,7 @@ class Sources:
         return self._environment | {key: Given(text, "command line") for key, text in self._options.items()}
 
     def _kept_file(self) -> Path:
-        """Return the file for changes without ``-c``: it is beside the server's own files."""
+        """Return the file for changes without ``-c``, which is beside the server's own files."""
         chosen = {key: given.text for key, given in self._overrides().items()}
         if "storePathRootDir" in self._keys:
             root = chosen.get("storePathRootDir", StoreSettings().store_path_root_dir)

@@ -288,8 +288,8 @@ def print_report(root: Path | str, report: fsck.Report) -> None:
 
 
 def settings_of(config: Path | None, store: Path | None) -> StoreSettings | None:
-    """Return the settings in a broker.conf, for the store in ``store``. If ``store`` is a copy, the directories of the
-    log are those of the copy instead of those in the configuration. Return None without a configuration.
+    """Return the settings in a broker.conf, for the store in ``store``. If ``store`` is a copy, replace the
+    directories of the log by the directories in the copy. Return None without a configuration.
     Raises SettingsError: a setting is not valid, or the copy lacks a directory."""
     if config is None:
         return None
