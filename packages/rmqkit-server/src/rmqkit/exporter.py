@@ -1,15 +1,15 @@
-"""Metrics of requests, and the port where Prometheus reads them: ``GET /metrics``, and nothing else.
+"""Metrics of requests, and the port from which Prometheus reads metrics. The port serves only ``GET /metrics``.
 
-The port serves few, small and quick requests: at most `_CONNECTIONS_MAX` at a time, a head of `_HEAD_BYTES_MAX`, one
-request per connection, all of it within `_SECONDS_MAX`. At the bound a new connection replaces the connection that has
-sent no request for longest, so that idle connections do not keep Prometheus out. Values are gathered on the loop, the
-text is written in a thread.
+The port has limits: `_CONNECTIONS_MAX` connections, `_HEAD_BYTES_MAX` for the head of a request, one request per
+connection, and `_SECONDS_MAX` for reading a request and writing its answer. At the limit of connections, a new
+connection replaces the oldest connection that has sent no request, so that idle connections do not block Prometheus.
+Values are gathered on the loop. A thread writes the text.
 
 A `MeteredConnection` measures the time until answers; a server uses it in place of a plain connection while metrics are
-exported. A request's time begins with the read that brought it (`Connection.active_ms`). For all requests that are
-answered at once it stops with the one write of their answers: the connection stores only these milliseconds and reads
-no clock for each request. For a request that is answered later the connection stores request and time by its opaque.
-Answers that leave as ready frames (`send_frame`) are counted by the code that makes them. Loop only.
+exported. The time of a request begins with the read of the request (`Connection.active_ms`). If requests are answered
+in the same loop iteration, their time stops with the one write of all these answers: the connection reads no clock for
+each request. If a request is answered later, the connection stores the request and its time by opaque. Answers that are
+sent as encoded frames (`send_frame`) are counted by the code that makes these frames. Loop only.
 Source: behaviour.md §9.10.
 """
 
@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 
 class Exporter:
-    """One such port. ``address``: where it is reached, as ``host:port``; set by `bind`."""
+    """The port for Prometheus. ``address``: the address of the port, as ``host:port``; set by `bind`."""
 
     def __init__(self) -> None:
         self._gather: Gather
@@ -56,23 +56,23 @@ class Exporter:
         self.address = ""
 
     async def bind(self, host: str, port: int) -> None:
-        """Take the port, a free one for 0, without serving it yet.
-        Raises ListenFailed: the port is taken or the address is not this machine's. Raises ExtraMissing."""
+        """Bind the port, without serving it yet; 0 means a free port.
+        Raises ListenFailed: the port is in use, or the address is not local. Raises ExtraMissing."""
         with extras.needed("server", "metricsExporterType=PROM"):
             import prometheus_client  # noqa: F401 - writes the text of the first answer
         self._port = await ListeningPort.bind(self._protocol, host, port)
         self.address = join_address(advertised_ip(host), self._port.number)
 
     async def serve(self, gather: Gather, common: Mapping[str, str], lag_ms: Histogram, clock: Clock) -> None:
-        """Answer requests from now on, and watch the event loop. Raises ListenFailed.
-        ``gather``: makes the values of the moment. ``common``: the labels that every sample has."""
+        """Start to answer requests, and to measure the lag of the event loop. Raises ListenFailed.
+        ``gather``: returns the current values. ``common``: the labels of every sample."""
         assert self._port is not None, "bind comes before serve"
         self._gather, self._common = gather, common
         self._tasks.start(_watch_lag(lag_ms, clock), "event loop lag")
         await self._port.open()
 
     async def close(self) -> None:
-        """Stop listening and cut what is under way."""
+        """Stop listening, and cancel the active requests."""
         if self._port is not None:
             self._port.close()
         await self._requests.close()
@@ -85,7 +85,7 @@ class Exporter:
         if len(self._requests) >= _CONNECTIONS_MAX and self._silent:
             silent = next(iter(self._silent))
             del self._silent[silent]
-            silent.transport.abort()  # its task ends with the read
+            silent.transport.abort()  # the read in its task then fails, and the task ends
             self._silent[writer] = None
             self._requests.start(self._serve(reader, writer), "metrics request")
         elif len(self._requests) < _CONNECTIONS_MAX:
@@ -105,7 +105,7 @@ class Exporter:
             writer.close()
 
     async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
-        # The reader's limit is what bounds the head; the time is bounded by who called.
+        # The reader's limit bounds the size of the head. The caller bounds the time.
         try:
             head = await reader.readuntil(_END)
         except asyncio.LimitOverrunError:
@@ -134,7 +134,7 @@ class Exporter:
 
 
 async def _watch_lag(lag_ms: Histogram, clock: Clock) -> None:
-    """Ask the loop for a timer again and again, and count how late it is; for ever."""
+    """Measure the delay of a timer of the event loop, repeatedly, until the task is cancelled."""
     while True:
         due_ms = clock.monotonic_ms() + _LAG_SECONDS * 1000
         await asyncio.sleep(_LAG_SECONDS)
@@ -156,15 +156,15 @@ _NOBODY: tuple[None, float] = (None, 0.0)
 
 @dataclass(slots=True)
 class Meter:
-    """The times until a server's answers. ``also``: functions by code that are called with request, answer and
-    milliseconds."""
+    """The latencies of a server's requests. ``also``: functions by request code, which are called with request, answer
+    and milliseconds."""
 
     latency: RpcLatency = field(default_factory=RpcLatency)
     also: Mapping[int, Callable[[Command, Command, float], None]] = field(default_factory=dict)
 
     noted: dict[int, list[float]] = field(default_factory=dict)
-    """Milliseconds of successful answers that nobody else wants, by request code << 16 | response code, until `fold`
-    enters them: many at once cost a fraction of what they cost one by one."""
+    """Milliseconds of successful answers to requests that are not in ``also``, by request code << 16 | response code.
+    `fold` adds them to ``latency``, because adding many values together is much cheaper than adding each value."""
 
     def answered(self, request: Command, answer: Command, ms: float, is_held: bool, result: str) -> None:
         self.latency[request.code, answer.code, is_held, result].observe(ms)
@@ -174,12 +174,12 @@ class Meter:
             self.noted.setdefault(request.code << _CODE_BITS | answer.code, [])
 
     def gather(self) -> Mapping[tuple[str, ...], float | Histogram]:
-        """The values of ``rocketmq_rpc_latency``."""
+        """Return the values of ``rocketmq_rpc_latency``."""
         self.fold()
         return self.latency.gather()
 
     def fold(self) -> None:
-        """Enter what was noted."""
+        """Add the milliseconds in ``noted`` to ``latency``."""
         for key, several in self.noted.items():
             if several:
                 self.latency[key >> _CODE_BITS, key & _CODE_MAX, False, "success"].observe_all(several)
@@ -187,10 +187,10 @@ class Meter:
 
 
 class MeteredConnection(Connection):
-    """A connection whose answers are timed."""
+    """A connection that measures the time until its answers."""
 
     __slots__ = ("_answered", "_held", "_meter", "_noted", "_request")
-    # As attributes of its dictionary they would be more than CPython keeps inline, and all of them slow to find.
+    # Slots, because CPython stores only a limited number of attributes inline: with more, all attributes are slow.
 
     def __init__(self, *arguments: Any, meter: Meter, **others: Any) -> None:
         super().__init__(*arguments, **others)
@@ -206,7 +206,7 @@ class MeteredConnection(Connection):
         if request is not None and request.opaque == command.opaque and command.flag & RESPONSE:
             self._request = None
             noted = self._noted.get(request.code << _CODE_BITS | command.code)
-            if noted is not None and self._unsent:  # it was taken, so the connection is open
+            if noted is not None and self._unsent:  # the answer was accepted, so the connection is open
                 if not self._answered:
                     self._loop.call_soon(self._count_answered, self.active_ms)
                 self._answered.append(noted)
@@ -222,7 +222,7 @@ class MeteredConnection(Connection):
         self._meter.answered(request, answer, self._clock.monotonic_ms() - since_ms, is_held, result)
 
     def _count_answered(self, since_ms: float) -> None:
-        """Count what was answered at once, when it is written: a look after each write would make sends slower."""
+        """Count the answers of one read after they were written. Counting after each write would make sends slower."""
         ms = self.active_ms - since_ms
         for noted in self._answered:
             noted.append(ms)
@@ -244,7 +244,7 @@ class MeteredConnection(Connection):
             self._keep()
 
     def _keep(self) -> None:
-        """Keep the request that was handled and not answered: it is answered later, or never."""
+        """Store the request that was handled but not answered: it is answered later, or never."""
         request, self._request = self._request, None
         if request is not None and not request.is_one_way:
             if len(self._held) >= _HELD_MAX:
@@ -253,8 +253,7 @@ class MeteredConnection(Connection):
 
 
 def lane_values(lanes: Mapping[str, tuple[int, int]], servers: Sequence[RemotingServer]) -> Gathered:
-    """Lanes by name with the requests in each and how many there may be, and the connections of servers that share
-    their limits."""
+    """Return the requests and the limit of each lane, and the connections of servers that share their limits."""
     return {
         **(servers[0].limits.gather() if servers else {}),
         "rmqkit_lane_requests": {(name,): requests for name, (requests, _) in lanes.items()},

@@ -2,16 +2,17 @@
 
 Among the entries that match resource, action and address the most special entry decides: a whole name before a prefix,
 a longer prefix before a shorter one. Entries of ``Default`` policies decide only if no entry of ``Custom`` matches. The
-reference filters and sorts all entries for each resource; the index looks at few:
+reference filters and sorts all entries for each resource. The index looks at few entries:
 
 ============  =====================================  ==============================================================
-entries       stored in                              cost of a judgement
+entries       stored in                              cost of a decision
 ============  =====================================  ==============================================================
 whole names   a dict                                 one look-up
-prefixes      a sorted list; each knows the longest  a binary search, and a step for each prefix around the one it
-              other one that it begins with          finds: everything that a resource begins with is among them
-networks      their texts; each entry remembers      3 µs for each network of an address that is new to an entry
-              addresses that it was asked about
+prefixes      a sorted list; each prefix stores the  a binary search, and a step for each shorter prefix of the
+              longest other prefix that it begins    prefix found: all prefixes of a resource are among these
+              with
+networks      their texts; each entry caches the       3 µs for each network of an entry, if the address is new
+              results by address
 ============  =====================================  ==============================================================
 
 Brokers use the index for their own policies (`rmqkit.broker.access.policies`), and proxies for policies that they read
@@ -31,28 +32,28 @@ from rmqkit.protocol.schemas.access import AclEntry, AclInfo
 __all__ = ["SUPER", "Actions", "PolicyIndex", "Resource", "group_resource", "topic_resource"]
 
 SUPER = "Super"
-"""The type of users who may do everything."""
+"""The type of users who have all permissions."""
 
 Actions = frozenset[str]
 
 Resource = str | tuple[str, ...]
-"""``Topic:orders``, ``Group:g`` or ``Cluster:c``; or several of which one is enough."""
+"""``Topic:orders``, ``Group:g`` or ``Cluster:c``. Of several resources, a permission on one resource is enough."""
 
 _ADDRESSES_MAX = 100
 
 
 def topic_resource(topic: str) -> str:
-    """Return the resource of a right on a topic; the resource of a retry topic is its group."""
+    """Return the resource for a permission on a topic. The resource of a retry topic is its group."""
     return group_resource(topic) if topic.startswith(RETRY_PREFIX) else f"Topic:{topic}"
 
 
 def group_resource(name: str) -> str:
-    """Return the resource of a right on a group, or on its retry topic."""
+    """Return the resource for a permission on a group, or on its retry topic."""
     return f"Group:{name.removeprefix(RETRY_PREFIX)}"
 
 
 class PolicyIndex:
-    """Judges by the policies of a user, as they were when it was made."""
+    """An index of a user's policies, as they were when the index was made."""
 
     __slots__ = ("_types", "_user")
 
@@ -66,8 +67,8 @@ class PolicyIndex:
         self._types = [entries for entries in types if entries.count]
 
     def remark(self, resource: str, actions: Actions, addresses: Sequence[str]) -> str | None:
-        """Why policies do not allow one of some actions on a resource (``Topic:orders``) from the first of some
-        addresses that they do not allow it from, in the reference's words; None when they do from each."""
+        """Return the reference's text of the refusal, or None if policies allow one of the actions on a resource
+        (``Topic:orders``) from every address. The text names the first address that is not allowed."""
         for ip in addresses or ("?",):
             for entries in self._types:
                 decisive = entries.decisive(resource, actions, ip)
@@ -80,7 +81,7 @@ class PolicyIndex:
         return None
 
     def refusal(self, resource: Resource, actions: Actions, addresses: Sequence[str]) -> str | None:
-        """`remark` for a resource, or for several of which one is enough."""
+        """Return `remark` for a resource. For several resources, return None if one of them is allowed."""
         if isinstance(resource, str):
             return self.remark(resource, actions, addresses)
         remarks = [self.remark(one, actions, addresses) for one in resource]
@@ -91,7 +92,7 @@ class PolicyIndex:
 
 
 class _Entry:
-    """One entry of a policy; its resource is known from where the entry is stored."""
+    """One entry of a policy, without its resource: `_Entries` stores entries by resource."""
 
     __slots__ = ("_actions", "_by_address", "_networks", "_of_all", "allows")
 
@@ -116,7 +117,7 @@ class _Entry:
 
 
 class _Entries:
-    """The entries of one policy type. Kept resources end with a star if they are a prefix; ``*`` is everything."""
+    """The entries of one policy type. A resource that ends with a star is a prefix; ``*`` matches everything."""
 
     __slots__ = ("_names", "_prefixed", "_prefixes", "count")
 
@@ -132,15 +133,15 @@ class _Entries:
         self._prefixed: list[tuple[list[_Entry], int]] = []
         around: list[int] = []
         for index, prefix in enumerate(self._prefixes):
-            # Sorted, a prefix stands behind all that it begins with: a stack of those that are still open finds the
-            # longest one in one pass.
+            # In sorted order, a prefix follows all prefixes that it begins with. A stack of these prefixes finds the
+            # longest of them in one pass.
             while around and not prefix.startswith(self._prefixes[around[-1]]):
                 around.pop()
             self._prefixed.append((by_prefix[prefix], around[-1] if around else -1))
             around.append(index)
 
     def decisive(self, resource: str, actions: Actions, ip: str) -> _Entry | None:
-        # Entries of one resource stand in the order in which they were given: the first that matches decides.
+        # Entries of one resource have the order of the policies: the first matching entry decides.
         for entry in self._names.get(resource, ()):
             if entry.concerns(actions, ip):
                 return entry
@@ -152,7 +153,7 @@ class _Entries:
                 for entry in entries:
                     if entry.concerns(actions, ip):
                         return entry
-            assert around < index, "the way to shorter prefixes leads back in the list, and ends"
+            assert around < index, "a shorter prefix has a lower index"
             index = around
         return None
 

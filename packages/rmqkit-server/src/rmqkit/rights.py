@@ -6,19 +6,19 @@ name the resources, and the user needs the right on each. A field whose name con
 field a topic. A right without fields is about the broker's cluster. Flags at the end of a field's name:
 
 ========== ===========================================================================================
-``topic``  nothing is asked for when it is missing; a retry topic stands for its group
-``topic-`` nor when it is blank
-``topic;`` holds several names; ``topic,`` with the other separator
-``topic!`` when it is missing, a resource called null is asked for, as the reference does
-``topic~`` the same, and a retry topic is not asked for: the group is
-``topic=`` the same, and a retry topic is a topic like others
+``topic``  a missing field needs no right; a retry topic means its group
+``topic-`` the same, and a blank field needs no right
+``topic;`` the field holds several names; ``topic,`` with the other separator
+``topic!`` a missing field needs a right on a resource called null, as in the reference
+``topic~`` like ``!``, and a retry topic needs no right: its group is in another field
+``topic=`` like ``!``, and a retry topic is a topic like others
 ========== ===========================================================================================
 
-A code without a declared right needs none: Apache's brokers ask for none, either. Some that they leave open are closed,
-as everybody could read, write and acknowledge everything: LITE_PULL_MESSAGE is taken as a pull, BATCH_ACK_MESSAGE as
-acks, SEND_REPLY_MESSAGE as a send unless it is to the cluster's reply topic, and a pull needs Sub on a retry topic's
-group, too. A request that names a message by its physical offset or id needs a right on that message's topic
-(`Right.message`).
+A code without a declared right needs no right, as at Apache's brokers. Some codes need a right only here, because
+otherwise everybody could read, write and acknowledge everything. LITE_PULL_MESSAGE needs the rights of a pull,
+BATCH_ACK_MESSAGE the rights of acks, and SEND_REPLY_MESSAGE the rights of a send, unless its topic is the cluster's
+reply topic. A pull from a retry topic also needs Sub on its group. A request that names a message by its physical
+offset or id needs a right on the message's topic (`Right.message`).
 Source: behaviour.md §9.8.
 """
 
@@ -49,7 +49,7 @@ _PUB, _SUB = actions_of("Pub"), actions_of("Sub")
 _NULL = "null"
 _FLAGS = "-;,!~="
 
-# Code → actions, and fields with their flags. Sends and requests with resources in their body are not in it.
+# Code → actions, and fields with their flags. Sends and requests with resources in their body are not included.
 _BY_CODE = {
     code: (
         actions_of(row.right.actions),
@@ -66,8 +66,8 @@ _REPLIES = {Code.SEND_REPLY_MESSAGE, Code.SEND_REPLY_MESSAGE_V2}
 _IN_BODIES = {code for code, row in CATALOG.items() if row.right is not None and row.right.is_body}
 
 # Code → the field with a physical offset, or with an id that holds one, and the actions on the topic of that message.
-# The user needs one of them besides the row's. For a message that is sent back the right on one of its light queues is
-# enough: the consumer may have read the message there, and the request does not say where.
+# The user needs one of these actions in addition to the right of the row. For a message that is sent back, a right on
+# one of its light queues is enough: the consumer may have read the message there, but the request does not name it.
 _PLACES = {
     code: (row.right.message, actions_of(row.right.message_actions))
     for code, row in CATALOG.items()
@@ -78,7 +78,7 @@ _KEPT_ELSEWHERE = {HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC}
 
 
 class NotReadable(Exception):
-    """A request does not say what it is about."""
+    """The resources that a request names cannot be read."""
 
 
 def needed(
@@ -87,8 +87,8 @@ def needed(
     cluster: str,
     message_at: Callable[[int], Record | None] = lambda physical_offset: None,
 ) -> Iterator[tuple[Resource, Actions]]:
-    """Resources (``Topic:orders``) and the actions of which one has to be allowed on each, in the reference's order.
-    ``message_at``: what lies at a physical offset. Raises NotReadable."""
+    """Yield the resources (``Topic:orders``) of a request, in the reference's order, with their actions. One action of
+    each resource must be allowed. ``message_at``: returns the record at a physical offset. Raises NotReadable."""
     code = command.code
     if (row := _BY_CODE.get(code)) is not None:
         actions, named = row
@@ -148,7 +148,7 @@ def _of_place(
 
 
 def _offset_in(message_id: str) -> int:
-    """The physical offset in a message id, -1 in what is none: its handler refuses that."""
+    """Return the physical offset in a message id, or -1 for an invalid id, which the request's handler refuses."""
     try:
         return decode_offset_id(message_id)[2]
     except ValueError:
@@ -156,7 +156,7 @@ def _offset_in(message_id: str) -> int:
 
 
 def _said(command: Command) -> Iterator[str]:
-    """The groups in a body, each with its topics behind it."""
+    """Yield the groups in a body, each followed by its topics."""
     try:
         if command.code == Code.HEART_BEAT:
             for one in decode_body(command, HeartbeatData).consumerDataSet:

@@ -19,7 +19,7 @@ __all__ = ["Unused", "unused_keys", "unused_notes", "unused_type"]
 
 
 class Unused(msgspec.Struct, frozen=True):
-    """Settings that mean nothing here for one reason: ``key=default`` between blanks."""
+    """Settings without an effect, for one reason. ``settings``: ``key=default``, separated by blanks."""
 
     reason: str
     settings: str
@@ -27,23 +27,23 @@ class Unused(msgspec.Struct, frozen=True):
 
     @property
     def defaults(self) -> dict[str, str]:
-        """Key → Apache's default."""
+        """Apache's default of each key."""
         return {key: default for key, _, default in (word.partition("=") for word in self.settings.split())}
 
 
 def unused_keys(groups: Iterable[Unused]) -> frozenset[str]:
-    """The keys of a table."""
+    """Return the keys of a table."""
     return frozenset(key for group in groups for key in group.defaults)
 
 
 def unused_type(name: str, groups: Iterable[Unused], module: str) -> type[msgspec.Struct]:
-    """A settings type with a field for each key, as `rmqkit.settings` reads, shows and changes it."""
+    """Return a settings type with a field for each key. `rmqkit.settings` reads, shows and changes these fields."""
     fields = [_field(key, default, group) for group in groups for key, default in group.defaults.items()]
     return msgspec.defstruct(name, fields, module=module, kw_only=True)
 
 
 def unused_notes(groups: Iterable[Unused], texts: Mapping[str, str]) -> list[str]:
-    """Return a note for each group of given settings that differ from the default."""
+    """Return a note for each group in which settings of ``texts`` differ from the default."""
     notes = []
     for group in groups:
         defaults = group.defaults
@@ -61,7 +61,7 @@ def _field(key: str, default: str, group: Unused) -> tuple[str, Any, bool | int 
 
 
 def _value(default: str) -> bool | int | float | str:
-    """Return a default as a value of the kind that its text shows; a text like ``05`` is a text."""
+    """Convert a default to a bool, int or float, if its text is exactly such a value; ``05`` remains a text."""
     if default in ("true", "false"):
         return default == "true"
     for kind in (int, float):

@@ -10,7 +10,7 @@
     @broker.publisher("Bills")
     async def bill(order: Order) -> Bill: ...
 
-Run it with ``faststream run``, test it with `TestRocketBroker`. FastStream itself does everything else: decoding of
+Run the application with ``faststream run``, and test it with `TestRocketBroker`. FastStream does the rest: decoding of
 bodies, dependencies, middlewares, routers, the AsyncAPI page. Needs the extra ``faststream``. The base classes of
 brokers are internal to FastStream, so this package requires FastStream 0.7.
 

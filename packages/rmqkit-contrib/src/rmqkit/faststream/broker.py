@@ -65,7 +65,7 @@ _ASKED_FOR = "faststream-ping"
 
 
 class _LogColumns(DefaultLoggerStorage):
-    """Adds topic and group to FastStream's log as columns. A column is as wide as its longest value."""
+    """The format of FastStream's log, with columns for topic and group. A column is as wide as its longest value."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class _GroupConsumers:
         return consumer
 
     async def start(self) -> None:
-        """Start the consumers that exist now; `start_new` starts those that are created later."""
+        """Start the consumers that exist now; `start_new` starts the consumers that are created later."""
         self._is_open = True
         await self.start_new()
 
@@ -137,7 +137,7 @@ class _GroupConsumers:
 
 
 class RocketProducer:
-    """The publisher of one broker. After the middlewares, it sends each publish command as a message."""
+    """The publisher of one broker. It sends each publish command as a message, after the middlewares."""
 
     def __init__(self, parser: Any, decoder: Any) -> None:
         self._parser = ParserComposition(parser, parse_message)
@@ -408,7 +408,7 @@ class RocketBroker(RocketRegistrator, BrokerUsecase[ReceivedMessage, Producer, R
         **options: Unpack[MessageOptions],
     ) -> SendResult:
         """Publish a message. Unlike ``@broker.publisher`` and ``broker.publisher(...)``, this call is not on the
-        AsyncAPI page. Raises as `Producer.send`.
+        AsyncAPI page. Raises the errors of `Producer.send`.
 
         Args:
             message: a value that FastStream can encode.
@@ -439,7 +439,7 @@ class RocketBroker(RocketRegistrator, BrokerUsecase[ReceivedMessage, Producer, R
         correlation_id: str | None = None,
         **options: Unpack[MessageOptions],
     ) -> list[SendResult]:
-        """Publish messages with as few requests as possible. Raises as `Producer.send_many`."""
+        """Publish messages with as few requests as possible. Raises the errors of `Producer.send_many`."""
         cmd = RocketPublishCommand(
             *messages,
             topic=topic,
@@ -461,7 +461,7 @@ class RocketBroker(RocketRegistrator, BrokerUsecase[ReceivedMessage, Producer, R
         timeout: float = 3.0,
         **options: Unpack[MessageOptions],
     ) -> RocketMessage:
-        """Publish a message and wait for the return value of its handler. Raises as `Producer.request`.
+        """Publish a message and wait for the return value of its handler. Raises the errors of `Producer.request`.
 
         Args:
             timeout: seconds for sending and waiting together.

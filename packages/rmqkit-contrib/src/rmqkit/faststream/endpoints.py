@@ -103,7 +103,7 @@ class SubscriberSpecs(SubscriberSpecification[Any, SubscriberSpecConfig]):
 
 
 class RocketSubscriber(SubscriberUsecase[Any]):
-    """The handlers of one topic, made by `RocketBroker.subscriber`; they receive messages or lists of them."""
+    """The handlers of one topic, made by `RocketBroker.subscriber`. Handlers receive messages, or lists of messages."""
 
     def __init__(self, config: SubscriberConfig, specification: SubscriberSpecs, calls: CallsCollection[Any]) -> None:
         is_batch = config.batch_max is not None
@@ -161,7 +161,7 @@ class RocketSubscriber(SubscriberUsecase[Any]):
         raise FeatureNotSupportedException("RocketBroker has no get_one: use rmqkit.PullConsumer, or a handler")
 
     def __aiter__(self) -> AsyncIterator[StreamMessage[Any]]:
-        """Raise FeatureNotSupportedException, as `get_one`."""
+        """Raise FeatureNotSupportedException, like `get_one`."""
         raise FeatureNotSupportedException("RocketBroker cannot be iterated: use rmqkit.PushConsumer.messages")
 
     def get_log_context(self, message: StreamMessage[Any] | None) -> dict[str, str]:
@@ -185,7 +185,7 @@ class RocketSubscriber(SubscriberUsecase[Any]):
         return handle
 
     async def _handle(self, received: ReceivedMessage | list[ReceivedMessage]) -> None:
-        """Handle the messages that the client received. Raises ConsumeLater: they are not consumed."""
+        """Handle the messages that the client received. Raises ConsumeLater: the messages are not consumed."""
         delivery = Delivery()
         token = delivery_here.set(delivery)
         try:
@@ -249,7 +249,7 @@ class RocketPublisher(PublisherUsecase):
         correlation_id: str | None = None,
         **options: Unpack[MessageOptions],
     ) -> SendResult:
-        """Publish a message as `RocketBroker.publish`. The defaults are the publisher's topic, headers and options."""
+        """Publish a message like `RocketBroker.publish`, by default with the publisher's topic, headers and options."""
         cmd = self._command(message, topic, PublishType.PUBLISH, headers, correlation_id, options)
         cmd.reply_to = reply_to or self._config.reply_to
         producer = self._outer_config.producer
@@ -266,7 +266,7 @@ class RocketPublisher(PublisherUsecase):
         timeout: float = 3.0,
         **options: Unpack[MessageOptions],
     ) -> RocketMessage:
-        """Publish a message and wait for the return value of its handler, as `RocketBroker.request`."""
+        """Publish a message and wait for the return value of its handler, like `RocketBroker.request`."""
         cmd = self._command(message, topic, PublishType.REQUEST, headers, correlation_id, options)
         cmd.timeout = timeout
         reply: RocketMessage = await self._basic_request(cmd, producer=self._outer_config.producer)
@@ -302,7 +302,7 @@ class RocketPublisher(PublisherUsecase):
 
 
 class ReplyPublisher(FakePublisher):
-    """Sends a handler's return value to the requester: to the waiting client, or to the topic in ``reply_to``."""
+    """The publisher of a handler's return value, to the waiting client or to the topic in ``reply_to``."""
 
     def __init__(self, message: StreamMessage[Any], *, producer: Any) -> None:
         super().__init__(producer=producer)

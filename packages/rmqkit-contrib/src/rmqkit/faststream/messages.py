@@ -8,7 +8,7 @@ call                                 result
 ``ack``                              the message is consumed
 ``nack``                             the message is delivered again after a delay, as often as the group retries; then
                                      the message goes to the dead letters
-``reject``                           the message goes to the dead letters at once, with the reason as property
+``reject``                           the message goes to the dead letters immediately, with the reason as property
 no call (a handler with              the message is delivered again
 ``AckPolicy.MANUAL``)
 ===================================  ==================================================================================
@@ -99,7 +99,7 @@ class _Acknowledged(StreamMessage[Any]):
 
 class RocketMessage(_Acknowledged):
     """A received message, for handlers with a parameter ``message: RocketMessage``.
-    ``raw_message`` is the `ReceivedMessage` (of a response the `Reply`); ``headers`` are the program's properties."""
+    ``raw_message``: the `ReceivedMessage`, or the `Reply` of a response. ``headers``: the program's properties."""
 
     raw_message: ReceivedMessage | Reply
 
@@ -234,7 +234,7 @@ class RocketPublishCommand(BatchPublishCommand):
         )
 
     def message(self, encoded: tuple[bytes, str | None]) -> Message:
-        """Make a message that has this encoded body. None becomes JSON's ``null``, because RocketMQ refuses empty
+        """Return a message with an encoded body. None becomes JSON's ``null``, because RocketMQ refuses empty
         bodies."""
         body, content_type = encoded if self.body is not None or encoded[0] else (_NULL, _JSON)
         headers: Mapping[str, Any] = {

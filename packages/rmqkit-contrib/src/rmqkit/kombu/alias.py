@@ -1,8 +1,7 @@
-"""The registration of the scheme ``rocketmq://`` in kombu. It happens when kombu loads its serializers, for example in
-Celery.
+"""Registration of the scheme ``rocketmq://``, which runs when kombu loads its serializers, for example in Celery.
 
 kombu has entry points for serializers, but not for transports, and refuses URLs with unknown schemes. Therefore rmqkit
-has the entry point of a serializer (kombu's own JSON under another name), and its import registers the transport. Every
+has the entry point of a serializer (kombu's own JSON under another name). Its import registers the transport. Every
 program with kombu and rmqkit imports this module, so it imports nothing else.
 """
 

@@ -6,12 +6,12 @@ kombu and Celery        RocketMQ
 queue                   a topic with the same name; ``%`` and a code replace characters that topics may not have
 publish                 a send; the task's id is the message's key
 publish with an ETA     a timed message: the broker stores the message until the ETA, and no worker holds it. After
-(``countdown``,         `DELAY_MS_MAX` a worker sends it again as a timed message, if its ETA has not come yet
+(``countdown``,         `DELAY_MS_MAX` a worker sends it again as a timed message, if the ETA is still later
 ``retry``)
-receive                 a pop: the message is hidden from others for ``visibility_timeout`` seconds
+receive                 a pop: other workers cannot get the message for ``visibility_timeout`` seconds
 acknowledge             an ack; if a worker dies before the ack, the message is redelivered when its invisible time
                         has expired
-reject, requeue,        the invisible time expires at once, so that the next worker that pops gets the message
+reject, requeue,        the invisible time expires immediately, so that the next worker that pops gets the message
 shutdown
 reject for good         an ack
 purge                   pops and acks until the topic has no more messages
@@ -130,8 +130,8 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         raise Empty
 
     def _get_many(self, queues: list[str], timeout: float | None = None) -> None:
-        """Deliver the messages of the first queue that has any. The first queue changes with each call; only at the
-        last queue wait for messages. Raises Empty."""
+        """Deliver the messages of the first queue that has messages. Each call starts at another queue, and waits for
+        messages only at its last queue. Raises Empty."""
         count = min(_BATCH_MAX, self.qos.can_consume_max_estimate() or _BATCH_MAX)
         self._turn += 1
         start = self._turn % len(queues)
@@ -170,7 +170,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         return payloads
 
     def _restore(self, message: virtual.Message) -> None:
-        """Let the broker redeliver a message at once."""
+        """Make the broker redeliver a message immediately."""
         received = self._popped.pop(message.delivery_tag, None)
         if received is not None:
             self.connection.consumer.change_invisible_time(received, _AT_ONCE_MS)
@@ -219,7 +219,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         return version("rmqkit")
 
     def establish_connection(self) -> Any:
-        """Check that a name server answers. Raises NoNameServer: no name server answers; kombu retries."""
+        """Check that a name server answers. Raises NoNameServer, after which kombu retries."""
         try:
             self.producer.queues(topic_of(self._group))
         except NoNameServer:
@@ -231,8 +231,9 @@ class Transport(virtual.Transport):  # type: ignore[misc]
 
     def drain_events(self, connection: Any, timeout: float | None = None) -> None:
         """Deliver messages to the consumers.
-        Raises TimeoutError: no message arrived in ``timeout`` seconds, or no channel may receive one now. The second
-        case waits at most 50 ms, because a worker acknowledges messages, which makes room, between two calls."""
+        Raises TimeoutError: no message arrived in ``timeout`` seconds, or no channel may receive a message now. In
+        the second case the wait is at most 50 ms: a worker acknowledges messages, which makes room, between two calls.
+        """
         while not any(channel and channel._consumers and channel.qos.can_consume() for channel in self.channels):
             time.sleep(_FULL_SECONDS if timeout is None else min(timeout, _FULL_SECONDS))
             if timeout is not None:
@@ -241,7 +242,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]
 
     def close_connection(self, connection: Any) -> None:
         try:
-            super().close_connection(connection)  # returns unacknowledged messages
+            super().close_connection(connection)  # makes the broker redeliver unacknowledged messages
         finally:
             self._close_clients()
 

@@ -96,7 +96,7 @@ class AdminHandlers(TableHandlers):
 
     @answers(RequestCode.WIPE_WRITE_PERM_OF_BROKER, admins_only=True, lane="administration")
     def wipe_write_perm(self, connection: Connection, command: Command) -> Command:
-        """Remove a broker's write permission, so that producers avoid it until it registers a changed table."""
+        """Remove a broker's write permission, so that producers avoid the broker until it registers a changed table."""
         header = decode_header(command, BrokerNameRequest)
         return reply(command, header=WipeWritePermResponse(self._routes.wipe_write_perm(header.broker_name)))
 

@@ -14,18 +14,18 @@ register a negative id                                    a master with this nam
 ========================================================  =============================================================
 
 A broker is alive while the connection of its registration is open, unless it has been silent for its timeout. A
-restarting broker has lost its connection, so it is accepted at once, at any address. If a broker's machine fails, its
-name and id are free after up to 120 s. ``allowBrokerTakeover`` permits a new leader of a group while the former leader
-is alive and connected, as with DLedger.
+restarting broker has lost its connection, so it is accepted immediately, at any address. If a broker's machine fails,
+its name and id are free after up to 120 s. ``allowBrokerTakeover`` permits a new leader of a group while the former
+leader is alive and connected, as with DLedger.
 
 `Unregistration` is the queue of brokers to remove (``BatchUnregistrationService``). Unregister requests, closed
 connections and silent brokers add departures to it. One task processes all waiting departures together, because it has
-to walk over every topic: a thousand brokers that lose their network need one walk. The queue is bounded. A departure
-that does not fit is refused (an unregister request) or dropped (others: the next scan finds these brokers again).
+to walk over every topic: a thousand brokers that lose their network need one walk. The queue is bounded. If it is full,
+unregister requests are refused. Other departures are dropped, and the next scan finds these brokers again.
 
 `Notices` sends NOTIFY_MIN_BROKER_ID_CHANGE, one-way, when the lowest id of a group has changed. If a broker has left,
-or is the only one, all brokers of the group are notified; if a new lowest id has joined, all others. A broker that
-cannot be reached is skipped: brokers also query their group every second.
+or if the group has one broker, all brokers of the group are notified. If a broker with a new lowest id has joined, the
+other brokers are notified. A broker that cannot be reached is skipped: brokers also query their group every second.
 Loop only. Source: behaviour.md §1.4, §1.8; remoting.md §4.4.
 """
 
@@ -128,7 +128,7 @@ def _where(live: LiveBroker) -> str:
 
 
 def _place(connection: object) -> str:
-    """Return the addresses from which a connection comes, as text."""
+    """Return the addresses of a connection, as text."""
     return " by way of ".join(getattr(connection, "addresses", ())) or "?"
 
 

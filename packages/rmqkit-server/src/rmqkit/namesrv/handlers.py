@@ -5,9 +5,9 @@ code  request                 answer
 ====  ======================  ========================================================================================
 105   route of a topic        queues and brokers, strict JSON or the dialect, acting masters and zones applied
 103   broker registers        master's addresses for a slave; the order topics in the body
-104   broker leaves           success, at once; the broker is removed with the next batch
-322   data version            true if it differs from the stored version; also renews the broker's time
-904   broker heartbeat        success; renews the broker's time
+104   broker leaves           success, immediately; the broker is removed with the next batch
+322   data version            true if it differs from the stored version; records that the broker is alive
+904   broker heartbeat        success; records that the broker is alive
 901   members of a group      id → address
 106   clusters                all clusters and brokers
 217   one topic's queues      merged into the table
@@ -87,7 +87,7 @@ class _Stored(Struct, rename="camel"):
 
 
 class KeyValues:
-    """The namespaces and their file, whose directory is created by the first write."""
+    """The KV configuration and its file. The first write creates the directory of the file."""
 
     def __init__(self, path: Path) -> None:
         self._file = JsonFile(path)
@@ -97,7 +97,7 @@ class KeyValues:
     def load(self) -> None:
         """Read the file; a missing file is an empty table.
         Raises StoreMismatch: neither the file nor its backup contains a table.
-        Raises StoreUnavailable: reading one of them failed."""
+        Raises StoreUnavailable: the file or its backup cannot be read."""
         try:
             stored = self._file.load(_Stored)
         except OSError as error:
@@ -170,7 +170,7 @@ class RouteHandlers(TableHandlers):
         return reply(command, header=MemberRouteResponse(self._registered_from(route)), body=body)
 
     def _registered_from(self, route: TopicRoute) -> str:
-        """Return the addresses from which the brokers of a route registered; Apache's servers do not send them."""
+        """Return the addresses from which the brokers of a route registered; Apache's servers do not send these."""
         addresses = {address for broker in route.broker_datas for address in broker.broker_addrs.values()}
         places = {
             address: str(live.connection.hops[-1])
@@ -222,7 +222,7 @@ class BrokerHandlers(TableHandlers):
         if header.body_crc32 and zlib.crc32(body) & 0x7FFFFFFF != header.body_crc32:
             return reply(command, ResponseCode.SYSTEM_ERROR, "crc32 not match")
         is_plain = not header.compressed and body[:1] in (b"", b"{")
-        # While one registration is decoded in the thread, later ones wait for it: the order of two registrations of a
+        # While a registration is decoded in the thread, later registrations wait: the order of two registrations of a
         # broker must not change.
         if not is_plain or len(body) > SLOW_BYTES_MAX or self._aside.locked():
             return self._register_aside(connection, command, header)
@@ -240,7 +240,7 @@ class BrokerHandlers(TableHandlers):
             if not connection.is_open:
                 return reply(
                     command, ResponseCode.SYSTEM_ERROR, "register broker failed"
-                )  # its close is already handled
+                )  # the close is already handled
             if (refused := self._claims.registration(connection, command, registration)) is not None:
                 return refused
             steps = self._routes.register_in_steps(
@@ -277,14 +277,15 @@ class BrokerHandlers(TableHandlers):
 
     @answers(RequestCode.QUERY_DATA_VERSION)
     def data_version(self, connection: Connection, command: Command) -> Command:
-        """Answer if the broker's data version differs from the stored one, and record that the broker is alive."""
+        """Return True in the header if the broker's data version differs from the stored version, and record that the
+        broker is alive."""
         if (refused := self._claims.refused(connection, command)) is not None:
             return refused
         header = decode_header(command, BrokerIdentity)
         if (refused := self._claims.speaks_for(connection, command, [header.broker_addr])) is not None:
             return refused
         asked = decode_body(command, DataVersion)
-        # None for an unknown broker: it differs from every version, so the broker registers.
+        # None for an unknown broker: None differs from every version, so the broker registers.
         stored = self._routes.refresh((header.cluster_name, header.broker_addr))
         body = b"" if stored is None else msgspec.json.encode(stored)
         return reply(command, header=DataVersionResponse(changed=stored != asked), body=body)

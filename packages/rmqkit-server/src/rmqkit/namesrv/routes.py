@@ -16,8 +16,8 @@ The tables are only in memory, and used only on the loop; name servers do not co
 removed when its connection closes, when it unregisters, or when it was silent for its timeout (default 120 s).
 
 Only one broker of a name sets queues: its master, or without a master the *prime slave*, which has the lowest id. If
-acting masters are enabled, queues lose their write bit when a prime slave sets them or the master leaves: the group can
-be read, and written again when a master registers.
+acting masters are enabled, queues lose their write bit when a prime slave sets them or the master leaves. The group can
+then only be read, until a master registers.
 
 A registration costs O(sent topics); wiping permissions and leaving cost O(known topics).
 
@@ -25,7 +25,7 @@ Pure functions adapt a route for a client. `with_acting_masters` shows the lowes
 0, while the group's queues are not writable. Clients then read from this broker, and it does the master's special work.
 Brokers query `SYNC_BROKER_MEMBER_PREFIX` topics for the real ids. `in_zone` leaves out groups of other zones, unless
 they have no master, so that clients of all zones can read from the slaves of a dead master. Acting masters are applied
-first; their groups are groups with a master.
+first, so that a group with an acting master counts as a group with a master.
 Source: behaviour.md §1.2–§1.7; remoting.md §10.2.
 """
 
@@ -73,8 +73,8 @@ class LiveBroker:
 
 @dataclass(frozen=True, slots=True)
 class BrokerRegistration:
-    """One REGISTER_BROKER. None means the default ``timeout_ms``, an old broker without ``enable_acting_master``, and
-    unchanged ``filter_servers``."""
+    """One REGISTER_BROKER. If ``timeout_ms`` is None, the default is used. ``enable_acting_master`` is None for old
+    brokers. If ``filter_servers`` is None, the stored addresses do not change."""
 
     cluster: str
     address: str
@@ -96,8 +96,8 @@ class BrokerRegistration:
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """A broker process that leaves; without ``connection`` it has unregistered itself.
-    A broker that has registered over another connection since is not removed."""
+    """A broker process that leaves. ``connection``: the connection of its registration; None if it has unregistered.
+    A broker that has registered again, over another connection, is not removed."""
 
     cluster: str
     address: str
@@ -108,7 +108,7 @@ class Departure:
 @dataclass(frozen=True, slots=True)
 class MemberChange:
     """A change of the lowest id of a broker name, with the remaining or new members by id.
-    ``offline_address`` is the broker that left, or None if a broker joined; ``ha_address`` is of the joined broker."""
+    ``offline_address`` is the broker that left, or None if a broker joined; ``ha_address``: of a joined broker."""
 
     broker_name: str
     members: dict[int, str]
@@ -120,7 +120,7 @@ class MemberChange:
 class Registered:
     """The result of a registration. ``master`` is address and HA address of the live master, for a slave.
 
-    ``change`` is a change of the group, which its members may be notified of.
+    ``change`` is a change of the group's lowest id. Members may be notified of the change.
     """
 
     is_accepted: bool = True
@@ -152,10 +152,11 @@ class RouteTable:
 
     def register(self, registration: BrokerRegistration, *, forget_missing: bool = False) -> Registered:
         """Register a broker and, if it is a master or prime slave, its topics.
-        A table with one topic from an unknown broker id is refused: an increment needs a full table first. An id that
-        a live broker with a newer state version has is ignored. With ``forget_missing`` a full table removes the
-        broker's missing topics. A full table contains SELF_TEST_TOPIC, an increment does not. (Apache's name server
-        removes topics with any table, so its brokers then need ``enableSingleTopicRegister``.)"""
+        A table with one topic from an unknown broker id is refused: an increment needs a full table first. A
+        registration is ignored if another live broker has the same id and a newer state version. With
+        ``forget_missing`` a full table removes the broker's topics that are not in the table. A full table contains
+        SELF_TEST_TOPIC, an increment does not. (Apache's name server removes topics with any table, so its brokers then
+        need ``enableSingleTopicRegister``.)"""
         steps = self.register_in_steps(registration, forget_missing=forget_missing)
         while True:
             try:
@@ -172,7 +173,7 @@ class RouteTable:
         if self._is_increment_without_base(registration):
             return Registered(is_accepted=False)
         self._leave_former_name(registration)
-        # No yield from here to the topics, so a concurrent query sees the old group or the new one, never a mixture.
+        # No yield from here to the topics, so a concurrent query sees the old or the new group, never a mixture.
         addresses = self._broker_entry(registration).broker_addrs
         is_new_lowest = bool(addresses) and registration.broker_id < min(addresses)
         # A broker whose id has changed (a slave that became master) must not have two ids.
@@ -236,13 +237,13 @@ class RouteTable:
 
     def unregister(self, departures: Iterable[Departure]) -> list[MemberChange]:
         """Remove brokers; the queues of a broker name are removed with its last address.
-        Return the groups with acting master whose lowest id has left, to notify the remaining brokers."""
+        Return a change for each group with acting masters whose lowest id has left, to notify the remaining brokers."""
         changes = _Changes()
         lowest_gone: list[MemberChange] = []
         for departure in departures:
             live = self._live.get((departure.cluster, departure.address))
             if departure.connection is not None and (live is None or live.connection is not departure.connection):
-                continue  # it has registered over another connection meanwhile
+                continue  # the broker has registered over another connection meanwhile
             change = self._leave(departure, changes)
             if change is not None:
                 lowest_gone.append(change)
@@ -261,7 +262,7 @@ class RouteTable:
     # -- look-up
 
     def route(self, topic: str) -> TopicRoute | None:
-        """Return queues and brokers of a topic; None if no known broker has it."""
+        """Return queues and brokers of a topic, or None if no known broker has the topic."""
         queues = self._queues.get(topic)
         if not queues:
             return None
@@ -407,7 +408,7 @@ class RouteTable:
             if lowest in addresses or not broker.enable_acting_master:
                 return None
             return MemberChange(name, dict(addresses), departure.address, None)
-        # In one batch a name may lose one address first, and then its last one.
+        # In one batch, a name may first lose one address, and then its last address.
         assert not broker.broker_addrs, "a removed broker name has no address"
         changes.removed.add(name)
         changes.reduced.discard(name)
@@ -430,7 +431,7 @@ class RouteTable:
             for name in changes.reduced
             if self._brokers[name].enable_acting_master and MASTER_ID not in self._brokers[name].broker_addrs
         ]
-        # The slave continues, but accepts no messages. Without this change producers would only notice by timeouts.
+        # The slave continues, but accepts no messages. Without this change producers would notice only by timeouts.
         for name in masterless:
             self.wipe_write_perm(name)
         if changes.removed:
@@ -486,7 +487,7 @@ def _queue_data(broker_name: str, config: TopicConfig, perm: int) -> QueueData:
 
 
 def with_acting_masters(topic: str, route: TopicRoute) -> TopicRoute:
-    """Return the route with acting masters: id 0 for the lowest id of each unwritable group without a master."""
+    """Return the route with acting masters: in each unwritable group without a master, the lowest id becomes id 0."""
     if topic.startswith(SYNC_BROKER_MEMBER_PREFIX):
         return route  # brokers query this topic for the real ids
     unwritable = {queue.broker_name for queue in route.queue_datas if not queue.perm & Permission.WRITE}

@@ -1,7 +1,7 @@
 """A running name server: its port, its tables, and its periodic work, started and stopped in order.
 
-Start: read the KV file, start the removal of brokers, listen. Stop: the scan, the port with its connections, the
-waiting removals, the connections for notices. Source: behaviour.md §1.1, §1.4.
+The start reads the KV file, starts the removal of brokers, and opens the port. The stop ends, in this order, the scan,
+the port with its connections, the waiting removals, and the connections for notices. Source: behaviour.md §1.1, §1.4.
 
 `NameServerMetrics` are the values for Prometheus: latencies of requests, and sizes of the tables. Apache's name server
 has no metrics; the settings here are the same as for a broker. Loop only. Source: behaviour.md §9.10.
@@ -44,8 +44,8 @@ class NameServer:
         tls: TLS of the port; None means disabled.
         client_tls: TLS for connections to brokers; None means plain connections.
         authentication: settings for the signatures of brokers' requests, and of notices to brokers.
-        settings: ``kv_config_path`` is set if empty, and ``listen_port`` if 0.
-        configuration: the settings that requests show and change; None means all, with changes lost at the stop.
+        settings: the name server fills in an empty ``kv_config_path`` and a ``listen_port`` of 0.
+        configuration: the settings that requests show and change; None means all, without storing changes in a file.
 
     Attributes:
         address: address for clients, as ``host:port``; set by `start`.
@@ -119,7 +119,7 @@ class NameServer:
         except BaseException:
             await self.stop()
             raise
-        # As in Apache's name server, the settings show operators the port that the system chose for 0.
+        # As in Apache's name server, operators see the chosen port in the settings, in place of 0.
         self._settings.listen_port = port
         self.address = join_address(advertised_ip(self._settings.bind_address), port)
         if self._metrics is not None:

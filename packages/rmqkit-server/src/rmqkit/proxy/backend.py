@@ -1,6 +1,6 @@
 """The interface of the endpoint to brokers: routes, groups, permissions, and requests in the name of a client.
 
-Inside a broker, the broker implements it (`rmqkit.broker.grpc_backend`). In a proxy, `remote_backend` does.
+In a broker, `rmqkit.broker.grpc_backend` implements the interface. In a proxy, `remote_backend` implements it.
 Source: grpc.md §11.
 """
 
@@ -43,10 +43,11 @@ OnRequest = Callable[[Command], "asyncio.Future[Command] | None"]
 Unclaimed = Callable[[Command], None]
 
 Wanted = tuple[Resource, Actions]
-"""A resource such as ``Topic:T``, and the actions of which any one is enough: ``Pub``, ``Sub``."""
+"""A resource such as ``Topic:T``, and actions such as ``Pub``, ``Sub``. Permission for one of the actions is enough."""
 
 GrpcRefusal = Callable[["str | None", Iterable[Wanted], Sequence[str]], "str | None"]
-"""Returns the remark if the user lacks a permission, else None; the last argument has the addresses of the call."""
+"""Checks the permissions of a user. Returns the remark of the refusal, or None if the user has all permissions.
+The last argument has the addresses of the caller."""
 
 
 class BrokerQueues(Struct, frozen=True):
@@ -61,14 +62,14 @@ class BrokerQueues(Struct, frozen=True):
 
 
 class Route(Struct, frozen=True):
-    """The brokers of a topic, and the type of message that it accepts: the value of ``message.type``."""
+    """The brokers of a topic, and the type of its messages: the value of ``message.type``."""
 
     message_type: str = "NORMAL"
     brokers: list[BrokerQueues] = field(default_factory=list)
 
 
 class Peer(Protocol):
-    """One client in the broker's tables."""
+    """One client of the endpoint, for requests to brokers in its name."""
 
     user: str | None
 
@@ -80,10 +81,11 @@ class Peer(Protocol):
         """Store the new address of the client."""
 
     async def ask(self, broker: str, command: Command, timeout_ms: float = ASK_TIMEOUT_MS) -> Command:
-        """Return the answer, with any response code. Raises RemotingError: no answer in time."""
+        """Send a request and return the answer, with any response code. Raises RemotingError: no answer in time."""
 
     async def wait(self, broker: str, command: Command, timeout_ms: float, unclaimed: Unclaimed) -> Command:
-        """Return the answer to a request that the broker holds. ``unclaimed`` gets an answer after a cancellation."""
+        """Send a request that the broker may hold, and return the answer. ``unclaimed`` is called with an answer that
+        arrives after a cancellation."""
 
     async def register(self, data: HeartbeatData, language: str, version: int) -> None:
         """Register the client's groups at brokers. Raises RemotingError."""
@@ -97,16 +99,16 @@ class Peer(Protocol):
 
 class BackendAtOnce(Protocol):
     """A broker in this process, which answers without waiting. `gather_send` and `gather_ack` collect the requests of
-    one read. ``answered`` gets the answer to each: in `handle_gathered`, or later."""
+    one read. ``answered`` is called with the answer to a request, in `handle_gathered` or later."""
 
     def route_at_once(self, topic: str) -> Route | None:
-        """Return the route of a topic, as `Backend.route`."""
+        """Return the route of a topic, like `Backend.route`."""
 
     def is_broker(self, name: str) -> bool:
-        """Return True if the broker exists, as `Backend.has_broker`."""
+        """Return True if the broker exists, like `Backend.has_broker`."""
 
     def signer(self, metadata: Mapping[str, str]) -> str | None:
-        """Return the user who signed a call, as `Backend.identify`."""
+        """Return the user who signed a call, like `Backend.identify`."""
 
     def gather_send(self, peer: Peer, header: tuple[bytes, bytes], body: bytes, answered: Answered) -> None:
         """Collect a send. ``header``: the JSON before and after the opaque."""
@@ -140,14 +142,14 @@ class Backend(Protocol):
         """Return True if requests can be sent to the broker of this name."""
 
     async def message_at(self, broker: str, physical_offset: int) -> tuple[str, int, int]:
-        """Return topic, queue and offset of the message at a physical offset; empty and negative if there is none."""
+        """Return topic, queue and offset of the message at a physical offset, or ``"", -1, -1`` without a message."""
 
     def readable_broker(self, name: str, route: Route) -> str | None:
-        """Return the broker to receive from: the named one if it is readable, or else the next one; None if there is
-        none."""
+        """Return the name of the broker to receive from: ``name`` if this broker is readable, or else the next readable
+        broker of the route. Return None if no broker is readable."""
 
     def join(self, on_request: OnRequest, on_close: Callable[[], None]) -> Peer:
-        """Register a client."""
+        """Register a client, and return its peer. ``on_close`` is called when the peer is closed."""
 
     async def identify(self, metadata: Mapping[str, str]) -> str | None:
         """Return the user who signed a call, or None if authentication is off. Raises Refused."""
@@ -157,6 +159,6 @@ class Backend(Protocol):
 
 
 def hand_back(unclaimed: Unclaimed, done: asyncio.Future[Command]) -> None:
-    """Pass an answer that arrived after a cancellation to ``unclaimed``."""
+    """Call ``unclaimed`` with an answer that arrived after a cancellation."""
     if not done.cancelled() and done.exception() is None:
         unclaimed(done.result())

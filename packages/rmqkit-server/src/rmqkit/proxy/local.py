@@ -1,7 +1,7 @@
 """A connection without a socket: a caller in the broker's process uses the same handlers as remote peers.
 
 The gRPC endpoint has a `LocalConnection` for each client. Handlers and tables use it like any other connection: answers
-are matched to callers by opaque, requests and notices are passed to `on_request`. Loop only.
+are matched to callers by opaque, and requests and notices are passed to `on_request`. Loop only.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class LocalConnection(Connection):
 
     def request(self, command: Command, *, gathers: bool = False) -> asyncio.Future[Command]:
         """Handle a request, and return the future of its answer.
-        ``gathers``: handle it together with other requests of this loop tick, like requests in one read of a socket:
-        plain sends are then stored together.
+        ``gathers``: handle the request together with the other requests of this loop tick, like requests in one read of
+        a socket. Plain sends are then stored together.
         """
         answer: asyncio.Future[Command] = self._loop.create_future()
         if not self._is_open:

@@ -31,7 +31,7 @@ def _usual() -> BrokerSettings:
 class Standalone:
     """A name server, and a broker that registers at it.
 
-    ``async with Standalone(...)`` starts and stops both; port 0 means a free port.
+    ``async with Standalone(...)`` starts and stops both servers; port 0 means a free port.
 
     Args:
         store_root: the store's directory, created if missing.
@@ -63,7 +63,7 @@ class Standalone:
         namesrv = namesrv or NamesrvSettings(listen_port=0, bind_address="127.0.0.1")
         namesrv.kv_config_path = namesrv.kv_config_path or str(store_root / "config" / KV_FILE)
         if namesrv.exporter_type is ExporterType.PROM and namesrv.exporter_port == self._broker_settings.exporter_port:
-            namesrv.exporter_port += bool(namesrv.exporter_port)  # one file configures both; the next port
+            namesrv.exporter_port += bool(namesrv.exporter_port)  # one file configures both servers: use the next port
         authentication = _with_inner(authentication)
         self.namesrv = NameServer(
             namesrv,
@@ -100,8 +100,8 @@ class Standalone:
         return self.namesrv.metrics_address, self.broker.metrics_address
 
     async def start(self) -> None:
-        """Start both, and return when the broker is registered.
-        Raises StoreError, ListenFailed: both are stopped."""
+        """Start both servers, and return when the broker is registered.
+        Raises StoreError, ListenFailed: both servers are stopped."""
         await self.namesrv.start()
         self._broker_settings.namesrv_addr = self.namesrv.address
         try:
@@ -111,7 +111,7 @@ class Standalone:
             raise
 
     async def stop(self) -> None:
-        """Stop both, the broker first."""
+        """Stop both servers, the broker first."""
         try:
             await self.broker.stop()
         finally:

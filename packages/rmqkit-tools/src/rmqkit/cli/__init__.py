@@ -3,7 +3,7 @@
 `PANELS` has all commands. A command runs (``rmq send``), or is a noun with verbs (``rmq topic list``). ``rmq broker``
 and ``rmq namesrv`` are both: alone they start a server, and with a verb (``rmq broker status``) they send requests to
 running servers. A module is only imported when one of its commands runs, or for the help of all commands, so that each
-command starts quickly. Windows has only the commands that need just a client.
+command starts quickly. Windows has only the commands that need neither servers nor stores.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class _LateImports(TyperGroup):
 
 
 class _ServerOrVerbs(TyperGroup):
-    """A command that starts a server. Its help lists the verbs of the noun with the same name, too."""
+    """A command that starts a server. Its help also lists the verbs of the noun with the same name."""
 
     def __init__(self, server: Any) -> None:
         super().__init__(
@@ -159,8 +159,8 @@ def _module_of(command: str) -> Any:
 
 
 def with_bare_flags(command: Any) -> Any:
-    """Show the flags of a command and its subcommands without a value. Since 0.29 Typer shows ``--json <bool>``, and
-    users type ``--json true``."""
+    """Show the flags of a command and its subcommands without a value. Since 0.29, Typer shows ``--json <bool>``, which
+    makes users type ``--json true``."""
     # Pass the names: the first access creates the help option and caches it.
     bare_flags(command.get_params(typer.Context(command, help_option_names=_HELP_NAMES)))
     for below in getattr(command, "commands", {}).values():
@@ -170,7 +170,7 @@ def with_bare_flags(command: Any) -> Any:
 
 
 def bare_flags(parameters: Any) -> Any:
-    """Show the flags among some parameters without a value."""
+    """Remove the value of flags from the help of parameters. Return the parameters."""
     for one in parameters:
         if getattr(one, "is_flag", False):
             one.metavar = ""

@@ -1,6 +1,6 @@
-"""``rmq bench``: run the measurements in the folder ``bench`` of a checkout. Wheels do not contain them.
+"""``rmq bench``: run the measurements in the folder ``bench`` of a checkout. Wheels do not contain this folder.
 
-Without a checkout, the command only prints this; `make env` installs a checkout with all measurements.
+Without a checkout, the command fails and says how to get one. `make env` installs a checkout with all measurements.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Commands of optional packages: each declares its module as an entry point of `rmqkit.commands`."""
+"""Commands of optional packages. A package declares the module of a command as an entry point of `rmqkit.commands`."""
 
 from __future__ import annotations
 

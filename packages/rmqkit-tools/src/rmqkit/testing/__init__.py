@@ -1,6 +1,6 @@
 """Servers, a clock and faults for tests, and a pytest plugin with fixtures for them (`rmqkit.testing.plugin`).
 
-The names are loaded at their first use, because pytest imports this package at its start.
+A name is imported at its first use, because pytest imports this package when pytest starts.
 """
 
 from __future__ import annotations

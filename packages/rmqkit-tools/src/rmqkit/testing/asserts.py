@@ -67,7 +67,7 @@ class _Group:
 
     @property
     def left(self) -> int:
-        """Return the number of remaining messages, without duplicates."""
+        """Number of remaining messages, without duplicates."""
         again = {_origin(record) for record in self.retried}
         for context, topic, queue_id, begin, _ in self.begun if again else ():
             again.difference_update(map(_origin, _records(context, topic, queue_id, begin)))
@@ -100,8 +100,8 @@ class Asserts(ABC):
         self, group: str, topic: str, *, count: int | None = None, timeout: float = TIMEOUT_SECONDS
     ) -> None:
         """Wait until a group has consumed all messages of a topic: exactly ``count``, or at least one.
-        Raises AssertionError: messages are left, or the topic has another number of messages. The text has the
-        remaining messages, and the cause."""
+        Raises AssertionError: messages are left, or the topic has another number of messages. The error lists the
+        remaining messages and the cause."""
         __tracebackhide__ = True
         first: Record | None = None
 
@@ -131,8 +131,9 @@ class Asserts(ABC):
         keys: Collection[str] = (),
         timeout: float = TIMEOUT_SECONDS,
     ) -> None:
-        """Wait until messages are in the dead letters of a group: exactly ``count``, or at least one. You can also give
-        their topic, and keys that must be among them. Raises AssertionError: they are missing."""
+        """Wait until messages are in the dead letters of a group: exactly ``count``, or at least one. With
+        ``topic``, only messages of this topic count. Each of ``keys`` must be a key of a message.
+        Raises AssertionError: messages are missing."""
         __tracebackhide__ = True
 
         def fault(far: _Far) -> str:
@@ -177,8 +178,8 @@ class Asserts(ABC):
         groups: Callable[[], Collection[str]] = lambda: (),
         why: Callable[[], str] = lambda: "",
     ) -> None:
-        """Wait until there is no fault, also with the progress that members of the groups report. The text of the last
-        fault is the text of the AssertionError."""
+        """Wait until ``fault`` returns an empty text, without or with the progress that members of the groups report.
+        The AssertionError has the last text of ``fault``."""
         __tracebackhide__ = True
         if _is_in_coroutine():
             raise RuntimeError("this assert waits and would block the test's loop: await asyncio.to_thread(assert, …)")

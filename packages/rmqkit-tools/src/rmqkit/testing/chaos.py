@@ -1,4 +1,4 @@
-"""Chaos dials: they make a broker misbehave as often as a test sets.
+"""Chaos dials, which make a broker misbehave. A test sets how often.
 
 ===================  ==================================================================================================
 dial                 effect
@@ -14,8 +14,8 @@ dial                 effect
 ``rebalance_every``  interval in seconds at which all members of all groups are notified that the members have changed.
 ===================  ==================================================================================================
 
-Sends are SEND_MESSAGE in its three forms. Name servers and the broker's own requests are not affected; requests of
-slaves to their master are. The seed fixes the random numbers; the order of requests depends on the network.
+Sends are SEND_MESSAGE in its three forms. Requests of slaves to their master are affected. Name servers and the
+broker's own requests are not affected. The seed fixes the random numbers; the order of requests depends on the network.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _SENDS = (RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEN
 _PULLS = (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
 _REPEATED_MAX = 8
 _REPEAT_SECONDS = 0.1
-"""A client drops the duplicate of a message that it is handling: this is the time to finish it."""
+"""Delay of a repeated pull: a client drops the duplicate of a message that it is still handling."""
 _BUSY = "[CHAOS]broker busy, start flow control for a while"
 
 
@@ -95,7 +95,7 @@ class Chaos:
         return f"chaos({listed}seed={self.seed}) did {happened}"
 
     def falls(self, dial: str) -> bool:
-        """Draw a random number for a dial that is a share. Return True, and count it, if the dial takes effect."""
+        """Draw a random number for a dial that is a share. If the dial takes effect, count that and return True."""
         share = self.dials.get(dial, 0.0)
         if not share or self._dice.random() >= share:
             return False
@@ -122,7 +122,7 @@ class Chaos:
 
 
 class ChaosDispatch(Router):
-    """A dispatch with chaos dials; it is a normal dispatch while all dials are off. Loop only."""
+    """A request router with chaos dials. While all dials are off, it is a normal router. Loop only."""
 
     def __init__(self, refusal: Refusal | None = None) -> None:
         super().__init__(refusal)

@@ -1,6 +1,6 @@
 """Clocks for tests: a clock that stands still, and a running clock that can be moved forward.
 
-A `VirtualClock` belongs to the loop of a test's servers. Of the times there, some jump:
+A `VirtualClock` belongs to the loop of a test's servers. When a test moves the clock, only some times jump:
 
 ===================  ==========================================================================  =====
 time                 use                                                                         jumps
@@ -10,7 +10,7 @@ timers of the loop   periodic work: transaction checks, retention, registration 
 ``monotonic_ms``     liveness: heartbeats, idle connections, queue locks, time-outs of requests  no
 ===================  ==========================================================================  =====
 
-Clients under test use real time. If liveness jumped too, ten virtual minutes would disconnect all of them.
+Clients under test use real time. If liveness jumped too, ten virtual minutes would disconnect all clients.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _TIMERS_MAX = 10_000
 
 
 class StandingClock:
-    """A `rmqkit.clock.Clock` that stands still until a test moves it, for unit tests. ``ms`` is both times."""
+    """A `rmqkit.clock.Clock` that stands still until a test moves it, for unit tests. ``ms``: both times."""
 
     def __init__(self, ms: float = 1_800_000_000_000.0) -> None:
         self.ms = ms
@@ -125,7 +125,8 @@ class VirtualClock:
     def now(self) -> float:
         """Return the time of the servers in seconds since the epoch, like ``time.time()`` of the program.
 
-        The time of the program does not jump. With ``monkeypatch.setattr("time.time", rmq_clock.now)`` it does."""
+        The time of the program does not jump. To make it jump, use ``monkeypatch.setattr("time.time", rmq_clock.now)``.
+        """
         return self.now_ms() / 1000
 
     def monotonic_ms(self) -> float:

@@ -55,8 +55,8 @@ class LocalBroker:
 
     Attributes:
         name, is_slave: a master and its slaves have the same name.
-        dials: the last setting of its chaos dials.
-        store_root: its store; it exists from its first start until the cluster is closed.
+        dials: the last setting of the chaos dials.
+        store_root: the directory of the store, which exists from the first start until the cluster is closed.
     """
 
     def __init__(self, cluster: LocalCluster, **settings: object) -> None:
@@ -93,7 +93,7 @@ class LocalBroker:
         return None if self._broker is None else self._broker.context
 
     def start(self) -> None:
-        """Start the broker; after `stop`, with the same port and store. Raises StoreError, ListenFailed: see
+        """Start the broker. After `stop`, it has the same port and store again. Raises StoreError, ListenFailed: see
         `rmqkit.broker.server.Broker`."""
         self._cluster.run(self._start)
 
@@ -164,8 +164,8 @@ class LocalCluster(Asserts):
     Raises SettingsError: a setting is unknown or not valid.
 
     Attributes:
-        name_server: its address for clients, ``host:port``.
-        brokers, slaves: its masters and its slaves, sorted by name.
+        name_server: the name server's address for clients, ``host:port``.
+        brokers, slaves: the masters and the slaves, sorted by name.
         clock: the servers' time.
     """
 
@@ -182,8 +182,8 @@ class LocalCluster(Asserts):
         self.folder = Path()
 
     def start(self) -> Self:
-        """Start all servers. When this returns, the brokers are registered. If it raises (as `LocalBroker.start`), all
-        servers are stopped."""
+        """Start all servers. When this returns, the brokers are registered. After an error (see `LocalBroker.start`),
+        all servers are stopped."""
         with contextlib.ExitStack() as stack:
             folder = tempfile.TemporaryDirectory(prefix="rmqkit-", ignore_cleanup_errors=True)
             self.folder = Path(stack.enter_context(folder))
@@ -218,7 +218,7 @@ class LocalCluster(Asserts):
         self.close()
 
     def create_topic(self, topic: str, *, queues: int = 4) -> None:
-        """Create a topic on every master, or change its number of queues. Name servers know it at once."""
+        """Create a topic on every master, or change its number of queues. Name servers know it when this returns."""
 
         async def create() -> None:
             for context in self.masters():
@@ -262,7 +262,8 @@ def _text(value: object) -> str:
 def _hold_ports(stack: contextlib.ExitStack) -> int:
     """Return a free port for a broker whose VIP port (-2) and HA port (+1) are free, too.
 
-    Bound sockets that do not listen reserve the ports while the broker is stopped. It can bind the same ports."""
+    Bound sockets that do not listen reserve the ports while the broker is stopped. The broker can bind the same ports.
+    """
     while True:
         with contextlib.ExitStack() as held:
             port = 0

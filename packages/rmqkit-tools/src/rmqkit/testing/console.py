@@ -16,7 +16,7 @@ __all__ = ["local_console"]
 @contextlib.contextmanager
 def local_console(cluster: LocalCluster) -> Iterator[str]:
     """Yield the address of the console's first page. If brokers require signatures, the console signs as the first
-    user. Its audit is in memory. Raises ExtraMissing: the extra ``console`` is not installed."""
+    user. The console stores its audit only in memory. Raises ExtraMissing: the extra ``console`` is not installed."""
     with extras.needed("console", "the web console"):
         from rmqkit.console.server.app import Console
         from rmqkit.console.server.serve import serve
@@ -33,7 +33,7 @@ def local_console(cluster: LocalCluster) -> Iterator[str]:
         try:
             return await ready, serving, until
         except asyncio.CancelledError:
-            await serving  # raises the reason why it does not serve
+            await serving  # raises the reason why the console does not serve
             raise
 
     async def end() -> None:

@@ -1,7 +1,7 @@
 """The pytest plugin: real brokers in tests.
 
 ===================  ==================================================================================================
-fixture              what it is
+fixture              value
 ===================  ==================================================================================================
 ``rmq_broker``       a `LocalCluster` with a name server and one broker
 ``rmq_cluster``      a `LocalCluster` with two brokers, or with the number in the marker
@@ -15,7 +15,7 @@ fixture              what it is
                      `rmqkit.PushConsumer`; it starts at the first message and saves offsets every 50 ms
 ===================  ==================================================================================================
 
-The marker ``rmq(fresh=True, brokers=2, slaves=1, settings={"flushDiskType": "SYNC_FLUSH"})`` sets what a test needs.
+The marker ``rmq(fresh=True, brokers=2, slaves=1, settings={"flushDiskType": "SYNC_FLUSH"})`` chooses the cluster.
 The ini option ``rmq_broker`` is ``fresh`` (a new cluster for each test) or ``shared`` (one cluster for all tests
 without special needs; ``rmq_topic`` and ``rmq_group`` keep the tests apart). With ``authenticationEnabled``, the
 fixtures' clients sign as the first user.
@@ -46,7 +46,7 @@ _numbers = itertools.count(1)
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     # pytest rewrites the asserts of a plugin's whole distribution. This would include broker and clients: their import
-    # would take twice as long, and they would run slower.
+    # would take twice as long, and both would run slower.
     getattr(pluginmanager.rewrite_hook, "_must_rewrite", set()).discard("rmqkit")
     parser.addini("rmq_broker", "fresh: each test has its own broker; shared: one for all", default="fresh")
 
@@ -123,7 +123,7 @@ def rmq_group(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def rmq_producer(request: pytest.FixtureRequest, rmq_broker: LocalCluster) -> Iterator[Producer | sync.Producer]:
-    """Yield a producer: a started blocking one, or in an ``async def`` test one to enter."""
+    """Yield a producer: started and blocking, or in an ``async def`` test a producer to use in ``async with``."""
     import rmqkit
 
     group = f"{_own_name(request)}-producer"
@@ -139,7 +139,7 @@ def rmq_producer(request: pytest.FixtureRequest, rmq_broker: LocalCluster) -> It
 def rmq_consumer(
     request: pytest.FixtureRequest, rmq_broker: LocalCluster, rmq_group: str
 ) -> Iterator[PushConsumer | sync.PushConsumer]:
-    """Yield a member of ``rmq_group``: a started blocking one, or in an ``async def`` test one to enter."""
+    """Yield a consumer: started and blocking, or in an ``async def`` test a consumer to use in ``async with``."""
     import rmqkit
 
     first = rmqkit.StartFrom.FIRST_OFFSET

@@ -18,7 +18,7 @@ from rmqkit.errors import RmqError
 __all__ = ["Cache"]
 
 _FRESH_MS = 20_000.0
-# Short, because a topic may have been created just now: Apache's proxy does not see it for 20 s to 5 minutes.
+# Short, because a topic may have been created just now. Apache's proxy does not see a new topic for 20 s to 5 minutes.
 _ABSENT_MS = 1000.0
 _COUNT_MAX = 10_000
 
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 class Cache(Generic[T]):
-    """A bounded cache of answers by name, for 20 s. Concurrent calls for the same name share one request.
+    """A bounded cache of answers by name. Answers expire after 20 s. Concurrent calls for a name share one request.
 
     Args:
         fetch: requests the answer for a name; the answer None is cached for a second.

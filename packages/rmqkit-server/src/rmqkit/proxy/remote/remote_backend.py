@@ -50,7 +50,8 @@ from rmqkit.rpc import BrokerCalls, NameServers
 __all__ = ["RemoteBackend"]
 
 HEARTBEAT_SECONDS = 20.0
-# The timeout of Apache's proxy for routes, topics and groups: a broker that creates a group first writes a file.
+# The timeout of Apache's proxy for routes, topics and groups. A broker that creates a group writes a file before it
+# answers.
 _CONFIG_TIMEOUT_MS = 3000.0
 _PRODUCER_ID = "rmq-proxy-producer-client"
 # Topics of other types have no half messages.
@@ -150,7 +151,7 @@ class RemoteBackend:
         return await self._topics.find(name)
 
     async def master(self, broker: str) -> str | None:
-        """Return the address of a broker's master; None if name servers have no master. Raises RemotingError."""
+        """Return the address of a broker's master, or None if name servers know no master. Raises RemotingError."""
         return self._masters.get(broker) or await self._named.find(broker)
 
     async def brokers(self) -> list[str]:
@@ -158,13 +159,14 @@ class RemoteBackend:
         return await self._all.find("") or []
 
     def not_reached(self, broker: str) -> None:
-        """Forget the address of a broker's master, because it cannot be reached; it is looked up again."""
+        """Forget the address of a master that cannot be reached. The next request looks up the address again."""
         self._masters.pop(broker, None)
 
     # -- called by peers
 
     async def call(self, broker: str, command: Command, timeout_ms: float) -> Command:
-        """Return the answer of a broker's master. Raises RemotingError, PeerRefused: the broker does not exist."""
+        """Send a request to a broker's master, and return the answer.
+        Raises RemotingError; PeerRefused: the broker does not exist."""
         if not await self.has_broker(broker):
             raise PeerRefused(ResponseCode.BROKER_NOT_EXIST, f"cannot find broker {broker}", "the name servers")
         command.fields = {**decode_fields(command), "bname": broker}
@@ -282,7 +284,8 @@ class RemoteBackend:
         return info
 
     async def _ask_cluster(self, code: RequestCode, header: Struct) -> bytes:
-        """Return the body of a master's answer, in the proxy's cluster. Raises RemotingError, PeerRefused."""
+        """Send a request to the masters of the proxy's cluster, one after the other, until a master answers. Return the
+        body of the answer. Raises RemotingError, PeerRefused."""
         masters = await self._clusters.find(self._cluster) or []
         for number, address in enumerate(masters, 1):
             try:
@@ -310,7 +313,7 @@ class RemoteBackend:
 
 
 class _RemotePeer:
-    """A client of the proxy, which brokers do not know."""
+    """A client of the proxy. Brokers do not know this client."""
 
     def __init__(self, backend: RemoteBackend, on_request: OnRequest, on_close: Callable[[], None]) -> None:
         self._backend = backend
@@ -335,7 +338,7 @@ class _RemotePeer:
         try:
             return await asyncio.shield(asking)
         except asyncio.CancelledError:
-            # The broker does not know that the caller has stopped waiting: return the messages that it still pops.
+            # The broker does not know that the caller has stopped waiting: release the messages that it still pops.
             # Add the callback only now: while the caller waits, popped messages belong to the caller.
             asking.add_done_callback(partial(hand_back, unclaimed))
             raise

@@ -83,7 +83,7 @@ _NAMED = {
     RequestCode.CHANGE_MESSAGE_INVISIBLETIME: "bname",
     RequestCode.NOTIFICATION: "bname",
 }
-# The field with how long a request is held, in ms.
+# The field with the time for which a broker may hold a request, in ms.
 _HOLDS = {
     RequestCode.PULL_MESSAGE: "suspendTimeoutMillis",
     RequestCode.LITE_PULL_MESSAGE: "suspendTimeoutMillis",
@@ -100,7 +100,8 @@ _FROM_BROKERS = (
     RequestCode.CONSUME_MESSAGE_DIRECTLY,
     RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT,
 )
-# The field with the physical offset of a request's message: policies are checked for the topic of this message.
+# The field with the physical offset of the message that a request names. Policies are checked for the topic of this
+# message.
 _PLACES = {RequestCode.END_TRANSACTION: "commitLogOffset", RequestCode.CONSUMER_SEND_MSG_BACK: "offset"}
 
 _ANSWER_MS = 3000.0
@@ -122,10 +123,10 @@ class _Client:
     """A connection of a client.
 
     Attributes:
-        remoting: its connections to brokers.
-        brokers: the names of the brokers that it uses.
-        heartbeat: its newest heartbeat with subscriptions, or None.
-        calls: number of its pending requests.
+        remoting: the client's connections to brokers.
+        brokers: the names of the brokers that the client uses.
+        heartbeat: the newest heartbeat with subscriptions, or None.
+        calls: number of pending requests.
     """
 
     def __init__(self, connection: Connection, remoting: RemotingClient) -> None:
@@ -141,7 +142,8 @@ class RemotingPort:
 
     Args:
         backend: provides routes, brokers and users.
-        remoting: makes a client's connections to brokers, with a router for their requests; they sign nothing.
+        remoting: returns the connections of one client to brokers. The router handles the brokers' requests. The
+            connections do not sign requests.
         host: the host in routes; empty: the host that the client connected to.
         port: the port in routes; may be set later.
 
@@ -180,7 +182,7 @@ class RemotingPort:
             self.router.register(code, self._answering(answer), lane)
 
     def closed(self, connection: Connection) -> None:
-        """Close the connections of a disconnected client to brokers, so that they see that it has left."""
+        """Close a disconnected client's connections to brokers. Thus the brokers see that the client has left."""
         client = self._clients.get(connection)
         if client is not None:
             self._keep(client, None)
@@ -263,7 +265,8 @@ class RemotingPort:
 
     @staticmethod
     def _tell(connection: Connection, command: Command) -> Awaitable[Command] | None:
-        """Pass on a broker's notice or request. Drop notices to a client that does not read: brokers repeat them."""
+        """Pass a broker's notice or request to the client. Drop notices if the client does not read: brokers repeat
+        notices."""
         if command.is_one_way:
             if connection.is_writable:
                 connection.send(copy(command))
@@ -280,7 +283,7 @@ class RemotingPort:
         return ask()
 
     async def _pass(self, client: _Client, broker: str, command: Command) -> Command | None:
-        """Return the answer of a broker, or None for a one-way request.
+        """Pass a request to a broker, and return the answer; None for a one-way request.
         Raises RemotingError; PeerRefused: the broker does not exist."""
         address = await self._backend.master(broker)
         if address is None:
@@ -288,7 +291,7 @@ class RemotingPort:
         timeout_ms = _ANSWER_MS
         if command.code in _HOLDS:
             timeout_ms = _AFTER_HOLD_MS + _milliseconds(decode_fields(command).get(_HOLDS[RequestCode(command.code)]))
-        # Add the broker before connecting: if the client unregisters meanwhile, this broker must get the request, too.
+        # Add the broker before connecting: if the client unregisters meanwhile, this broker must be notified, too.
         client.brokers.add(broker)
         try:
             connection = client.remoting.connected(address)
@@ -311,7 +314,8 @@ class RemotingPort:
         return answer
 
     async def _pass_to_all(self, client: _Client, brokers: Iterable[str], command: Command) -> list[Command]:
-        """Return the answers of brokers, successful ones first. Raises RemotingError: no broker answers."""
+        """Pass a request to brokers, and return their answers, successful answers first.
+        Raises RemotingError: no broker answers."""
         outcomes = await asyncio.gather(*(self._pass(client, one, command) for one in brokers), return_exceptions=True)
         answers: list[Command] = []
         failure: RemotingError | None = None
@@ -356,13 +360,14 @@ class RemotingPort:
             client.brokers |= await self._brokers_of(topic)
         answers = await self._pass_to_all(client, client.brokers, command)
         refused = [answer for answer in answers if answer.code != ResponseCode.SUCCESS]
-        # A broker without the subscriptions needs them, even if the other brokers have them.
+        # The client must send its subscriptions again if at least one broker does not have them.
         asking = [one for one in answers if decode_fields(one).get(_SUB_CHANGE) == "true"]
         # A refusal takes precedence: after a success the client would assume that all brokers have its heartbeat.
         return (refused or asking or answers or [reply(command)])[0]
 
     async def _unregister(self, client: _Client, command: Command) -> Command:
-        self._keep(client, None)  # it contains the groups that the client leaves; the next heartbeat is complete again
+        # The stored heartbeat contains the groups that the client leaves. The next heartbeat is complete again.
+        self._keep(client, None)
         answers = await self._pass_to_all(client, client.brokers, command)
         return (answers or [reply(command)])[-1]
 
@@ -402,7 +407,8 @@ class RemotingPort:
     # -- inside
 
     async def _broker(self, command: Command) -> str | None:
-        """Return the broker in a request. Clients of 4.x name no broker: then return the only broker, or else None."""
+        """Return the broker that a request names. Clients of 4.x name no broker: for them, return the only broker, or
+        None if there is not exactly one broker."""
         named = decode_fields(command).get(_NAMED[RequestCode(command.code)])
         if named is not None:
             return named
@@ -417,7 +423,7 @@ class RemotingPort:
     def _keep(self, client: _Client, heartbeat: Command | None) -> None:
         """Store a client's newest heartbeat in place of the last one, if there is room."""
         if self._clients.get(client.connection) is not client:
-            return  # it has disconnected meanwhile
+            return  # the client has disconnected meanwhile
         if client.heartbeat is not None:
             self._heartbeat_bytes -= len(client.heartbeat.body)
             assert self._heartbeat_bytes >= 0, "the stored heartbeats were counted"
@@ -433,7 +439,7 @@ def _masters_of(route: TopicRoute) -> set[str]:
 
 
 def _milliseconds(text: str | None) -> float:
-    """Return the time for which a request is held, in ms: at most `_HOLD_MS_MAX`, and 0 if it is not a number."""
+    """Return the time for which a request is held, in ms: at most `_HOLD_MS_MAX`, and 0 if the text is not a number."""
     try:
         return max(0.0, min(float(int(text or 0)), _HOLD_MS_MAX))
     except (ValueError, OverflowError):

@@ -3,10 +3,11 @@
 
 A proxy stores no users. It requests a user from a master of its cluster with AUTH_GET_USER, and the user's policies
 with AUTH_GET_ACL. Both are cached for 20 s, so a change takes effect within 20 s. While no master answers, cached
-answers are used for up to 300 s. Users must be the same at all brokers, as made by ``mqadmin createUser -c``.
+answers are used for up to 300 s. Users must be the same at all brokers: create them with ``mqadmin createUser -c``.
 
-For brokers the proxy is the user of all its requests, so only the proxy checks the permissions of clients. This user is
-the brokers' own, ``innerClientAuthenticationCredentials``, which needs no policy. Source: grpc.md §2.2, §2.3, §11.
+The proxy signs all its requests as one user, so brokers cannot check the permissions of clients: the proxy checks them.
+This user is the brokers' own user, ``innerClientAuthenticationCredentials``, which needs no policy.
+Source: grpc.md §2.2, §2.3, §11.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ class Users:
         return signature.user
 
     async def sender(self, command: Command) -> str | None:
-        """Return the user of a remoting request, as `signer`. The broker checks that the request is not a replay."""
+        """Return the user of a remoting request, like `signer`. The broker checks that the request is not a replay."""
         if not self._must_sign:
             return None
         try:
@@ -122,7 +123,7 @@ class Users:
                 remark = "check signature failed."
             if remark is not None:
                 raise Refused(Code.UNAUTHORIZED, remark)
-            # The second signature is optional: Apache's clients have only the first one, which is always required.
+            # The second signature is optional: Apache's clients send only the first signature, which is required.
             verify_fully(command.code, fields, command.body, secret)
         except HeaderError as error:
             raise Refused(Code.UNAUTHORIZED, f"check signature failed: {error}.") from None
@@ -153,7 +154,7 @@ class Users:
 
     @staticmethod
     async def _cached(entries: Cache[T], name: str) -> T | None:
-        """Return the brokers' answer about a user. Raises Refused: no broker answers."""
+        """Return the cached or a new answer of a broker about a user. Raises Refused: no broker answers."""
         try:
             return await entries.find(name)
         except RmqError as error:

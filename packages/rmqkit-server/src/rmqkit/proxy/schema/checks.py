@@ -40,7 +40,7 @@ _LEGAL = re.compile(r"[%|a-zA-Z0-9_-]+", re.ASCII).fullmatch
 _LEGAL_TEXT = "^[%|a-zA-Z0-9_-]+$"
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]").search
 
-# Differs from the names reserved for remoting clients: 5.x SDKs send these values in fields of the schema.
+# These names differ from the names reserved for remoting clients: 5.x SDKs send these values in fields of the schema.
 # fmt: off
 _RESERVED = frozenset((
     "TRACE_ON", "MSG_REGION", "KEYS", "TAGS", "WAIT", "DELAY", "RETRY_TOPIC", "REAL_TOPIC", "REAL_QID", "TRAN_MSG",

@@ -1,9 +1,9 @@
 """The protobuf messages of ``apache.rocketmq.v2`` and the methods of its service.
 
 The classes are made from `messages.binpb`, the compiled form of the .proto files in this folder (`rocketmq-apis`,
-commit 3e60073, Apache License 2.0), in a separate descriptor pool: the official Python SDK registers the same names in
-protobuf's default pool, and a process with both would not start. No code is generated, so protobuf's version rules for
-generated code do not apply.
+commit 3e60073, Apache License 2.0). They are in a separate descriptor pool: the official Python SDK registers the same
+names in protobuf's default pool, and a process with both registrations would not start. No code is generated, so
+protobuf's version rules for generated code do not apply.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def _load() -> descriptor_pool.DescriptorPool:
 
 
 def _files(compiled: bytes) -> Iterator[bytes]:
-    """Yield the encoded files of a ``FileDescriptorSet``. Its class would need `descriptor_pb2`, which takes as long to
-    load as the whole schema."""
+    """Yield the encoded files of a ``FileDescriptorSet``. The class of this message is not used, because its module
+    `descriptor_pb2` takes as long to load as the whole schema."""
     at = 0
     while at < len(compiled):
         assert compiled[at] == 0x0A, "the only field of a set is its files"

@@ -56,7 +56,7 @@ _BORN_TIMESTAMP = "BORN_TIMESTAMP"
 _IDENTITY, _GZIP = 1, 2
 _MD5 = 2
 DELIVERED_BYTES_MAX = 16 << 20
-"""A body that is longer than this after decompression is delivered as it is stored."""
+"""Maximum size of a body after decompression. A larger body is delivered compressed, as it is stored."""
 _GZIP_MAGIC = b"\x1f\x8b"
 _GZIP_HEAD_BYTES = 10
 _GZIP_END = struct.Struct("<II")
@@ -111,13 +111,13 @@ def type_of(properties: Mapping[str, str]) -> str:
 
 
 def jump_hash(group: str, count: int) -> int:
-    """Return the queue of a message group among ``count`` (Guava's ``consistentHash`` of Java's ``hashCode``)."""
+    """Return the index of a group's queue, below ``count`` (Guava's ``consistentHash`` of Java's ``hashCode``)."""
     assert count > 0, "the topic has a queue"
     # The mask extends the sign to 64 bits, like Java's conversion of an int to a long.
     state, candidate = java_hash(group) & 0xFFFFFFFFFFFFFFFF, 0
     while True:
         state = (2862933555777941757 * state + 1) & 0xFFFFFFFFFFFFFFFF
-        # Doubles, as in the reference: exact numbers would sometimes choose another queue, and split a group.
+        # Use doubles, like the reference: exact numbers would sometimes choose another queue, and split a group.
         following = int((candidate + 1) / (((state >> 33) + 1) / (1 << 31)))
         if following >= count:
             return candidate
@@ -148,7 +148,7 @@ class Handle:
         return f"{encode_pop_handle(self.pop)} {self.physical_offset}"
 
     def topic_of(self, topic: str, group: str) -> str:
-        """Return the topic that the message was popped from: ``topic``, or the group's retry topic for it."""
+        """Return the topic from which the message was popped: ``topic``, or the group's retry topic of ``topic``."""
         separator = {RETRY_TOPIC_V1: "_", RETRY_TOPIC_V2: "+"}.get(self.pop.retry)
         return topic if separator is None else pop_retry_topic(group, topic, separator)
 
@@ -188,7 +188,7 @@ class Popped:
 
 
 def handles_of(records: Sequence[Record], header: PopMessageResponse, broker_name: str) -> list[Popped]:
-    """Return the messages of a pop's answer with their handles. Raises HeaderError: a text in it is not valid."""
+    """Return the messages of a pop's answer with their handles. Raises HeaderError: the answer is not valid."""
     starts = decode_start_offsets(header.start_offset_info or "")
     counts = decode_order_counts(header.order_count_info or "")
     popped = []
@@ -232,8 +232,11 @@ def message_of(
     deliveries: int = 1,
     body_bytes_max: int = DELIVERED_BYTES_MAX,
 ) -> Any:
-    """Convert a stored record to the message for a client. ``topic``: the topic in the client's request. A compressed
-    body is decompressed, unless the client can read it or it would have more than ``body_bytes_max`` bytes."""
+    """Convert a stored record to the message for a client. ``topic``: the topic in the client's request.
+
+    A compressed body is decompressed. Exceptions are gzip bodies, which clients can decompress, and bodies that would
+    have more than ``body_bytes_max`` bytes.
+    """
     namespace, found, name = topic.partition("%")
     message = _Message()
     if found and namespace and not topic.startswith((names.RETRY_PREFIX, names.DLQ_PREFIX)):
@@ -293,8 +296,8 @@ def _body(record: Record, bytes_max: int) -> tuple[bytes, int]:
 
 def zlib_of(body: bytes) -> bytes | None:
     """Convert a gzip body to zlib for remoting clients: the same deflated bytes with another head and end.
-    Return None if the body is not a gzip file with one member, or would be too long for clients. This takes as long as
-    decompressing."""
+    Return None if the body is not a gzip file with one member, or would be too long for clients. The conversion takes
+    as long as a decompression."""
     # SDKs write a gzip head without name and comment, which has a fixed length.
     if len(body) < _GZIP_HEAD_BYTES + _GZIP_END.size or body[:3] != _GZIP_MAGIC + b"\x08" or body[3]:
         return None

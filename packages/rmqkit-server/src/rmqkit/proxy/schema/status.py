@@ -1,8 +1,9 @@
 """Statuses of answers: the codes of ``definition.proto``, and the code for a broker's answer.
 
-Every answer contains a status, and its gRPC status is OK. A failed check raises `Refused`, which the endpoint converts
-to an answer. `sent_answer` and `acked_answer`, the most frequent answers, are built as bytes: equal to the encoding of
-the schema's messages, at a tenth of the cost. Source: grpc.md §3; definition.proto, service.proto; protobuf's encoding.
+Every answer contains a status of these codes; the gRPC status of the call is OK. A failed check raises `Refused`, which
+the endpoint converts to an answer. `sent_answer` and `acked_answer`, the most frequent answers, are encoded directly.
+The bytes equal the encoding of the schema's messages, and cost a tenth of the time.
+Source: grpc.md §3; definition.proto, service.proto; protobuf's encoding.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def status(code: int, text: str = "") -> Any:
 
 
 def name_of(code: int) -> str:
-    """Return the name of a code in metrics."""
+    """Return the name of a code, for metrics."""
     return Code(code).name
 
 

@@ -18,7 +18,7 @@ __all__ = ["ProxyMetrics"]
 
 
 class ProxyMetrics:
-    """The metrics of a proxy; answers are counted from `serve` on. ``address``: address of the port, set by `bind`."""
+    """The metrics of a proxy. Answers are counted after `serve`. ``address``: address of the port, set by `bind`."""
 
     def __init__(self, settings: ExporterSettings, clock: Clock) -> None:
         self._settings = settings

@@ -132,8 +132,8 @@ class Proxy:
         return "" if self._metrics is None else self._metrics.address
 
     async def start(self) -> None:
-        """Listen. Raises SettingsError: no name server is set, or the settings for users are not valid.
-        Raises ListenFailed."""
+        """Bind the ports and accept connections.
+        Raises ListenFailed; SettingsError: no name server is set, or the settings for users are not valid."""
         settings = self._settings
         addresses = [one.strip() for one in settings.namesrv_addr.split(";") if one.strip()]
         if not addresses:
@@ -171,9 +171,9 @@ class Proxy:
             beating = repeat(backend.heartbeat, name="heartbeat", seconds=HEARTBEAT_SECONDS, end=self._stopping)
             heartbeats = asyncio.create_task(beating, name="heartbeat")
             self._stack.push_async_callback(asyncio.wait, [heartbeats])
-            # Callbacks run from the last to the first: drain, ports, endpoint, heartbeats, connections to brokers.
+            # Callbacks run in reverse order: drain, ports, endpoint, heartbeats, connections to brokers.
             self._stack.push_async_callback(endpoint.stop)
-            for one in servers:  # closed before the endpoint, so that no call arrives while it stops
+            for one in servers:  # closed before the endpoint, so that no call arrives while the endpoint stops
                 self._stack.push_async_callback(one.close)
             self._stack.push_async_callback(endpoint.drain)
             for one in servers:  # both ports accept gRPC, as in Apache's proxy
@@ -200,7 +200,7 @@ class Proxy:
     async def _listen_to_remoting(self, backend: RemoteBackend, limits: Limits) -> RemotingServer:
         """Bind the port for remoting clients. Raises ListenFailed."""
         settings = self._settings
-        # The server needs the handlers before it is bound, so the port number in routes is set afterwards.
+        # The server needs the handlers before it binds its port, so the port number in routes is set afterwards.
         port = RemotingPort(
             backend,
             lambda router: RemotingClient(router, clock=self._clock, tls=self._client_tls),
@@ -213,7 +213,7 @@ class Proxy:
         return server
 
     async def stop(self) -> None:
-        """Accept no more calls, return the messages that clients hold, and close."""
+        """Accept no more calls, release the messages that clients hold, and close all connections."""
         self._stopping.set()
         await self._stack.aclose()
 

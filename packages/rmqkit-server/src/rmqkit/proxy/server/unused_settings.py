@@ -1,8 +1,8 @@
 """Settings of Apache's 5.4.0 proxy (``ProxyConfig``) that have no effect here; see `rmqkit.unused`.
 
-These settings, the settings with an effect (`rmqkit.proxy.server.server`, `rmqkit.proxy.remote.users`) and `RENAMED`
-are all keys of ``rmq-proxy.json``; a test compares them with Apache's class. Defaults that depend on the machine are
-the values for two processors.
+Together with the settings that have an effect (`rmqkit.proxy.server.server`, `rmqkit.proxy.remote.users`) and
+`RENAMED`, these are all keys of ``rmq-proxy.json``. A test compares them with Apache's class. Defaults that depend on
+the machine are the values for two processors.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ RENAMED = {
     "tlsKeyPath": "tls.server.keyPath",
     "tlsCertPath": "tls.server.certPath",
 }
-"""Keys of settings that servers of the remoting protocol have under another name."""
+"""Keys of settings that have another name in servers of the remoting protocol."""
 
 UNUSED = (
     Unused(

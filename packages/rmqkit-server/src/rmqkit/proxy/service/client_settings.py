@@ -1,7 +1,7 @@
 """Settings that clients send and get back (``GrpcClientSettingsManager``).
 
-The answer repeats the client's own settings. The server overwrites the number of attempts, the waits between them, the
-sizes, and the order of consumption. Every SDK needs another part of the settings, so all of them are always sent.
+The answer repeats the client's own settings. The server overwrites the number and the waits of attempts, the sizes,
+and the order of consumption. SDKs need different parts of the settings, so the answer contains all parts.
 Source: grpc.md §2.1, §7.2, §7.3.
 """
 
@@ -50,7 +50,7 @@ def language_of(metadata_language: str) -> str:
 
 
 def version_of(metadata_version: str) -> int:
-    """Return the version number for a text such as ``5.1.2``; for any other text the endpoint's own version."""
+    """Return the version number for a text such as ``5.1.2``, or the endpoint's own version for any other text."""
     parts = metadata_version.split(".")
     if len(parts) == 3 and all(part.isdecimal() and len(part) < 4 for part in parts) and 4 <= int(parts[0]) < 10:
         major, minor, patch = map(int, parts)

@@ -14,8 +14,8 @@ clients                     limit of an origin         at the limit
 hold nothing: no settings,  `PASSING_OF_ORIGIN_MAX`    the client that called least recently is forgotten; if all have
 no group, no topic                                     active calls, the new client is refused
 hold something              `HOLDING_OF_ORIGIN_MAX`    the settings, or the registration, are refused
-all together                `CLIENTS_MAX` in total     a client that holds nothing is forgotten, of the origin with most
-                                                       of these; if there is none, the new client is refused
+all together                `CLIENTS_MAX` in total     a client that holds nothing is forgotten, from the origin with
+                                                       most such clients; otherwise the new client is refused
 ==========================  =========================  ================================================================
 
 A forgotten client that calls again is added again, and loses nothing.
@@ -62,7 +62,7 @@ _Origin = tuple[str, str]
 """``user`` or ``address``, and its name."""
 
 AnswerWith = Callable[[Callable[[Command], tuple[Code, bytes]]], Answered]
-"""Makes the callback for a broker's answer; its argument converts this answer to a status and an encoded message."""
+"""Makes the callback for a broker's answer. The argument converts the answer to a code and an encoded message."""
 
 
 class CallEnded(Exception):
@@ -70,7 +70,7 @@ class CallEnded(Exception):
 
 
 class Call(Protocol):
-    """The call of an RPC."""
+    """One gRPC call."""
 
     @property
     def metadata(self) -> Mapping[str, str]:
@@ -85,7 +85,7 @@ class Call(Protocol):
 
 
 class Stream:
-    """A client's Telemetry stream, with a queue of commands that the client has not accepted yet."""
+    """A client's Telemetry stream, with a queue of commands that are not written yet."""
 
     def __init__(self) -> None:
         self._waiting: deque[Any] = deque()
@@ -93,7 +93,7 @@ class Stream:
         self._is_ending = False
 
     def send(self, command: Any) -> bool:
-        """Send a command. Return False, and drop it, if the queue is full because the client does not read."""
+        """Queue a command. Return False, and drop the command, if the queue is full: the client does not read."""
         if len(self._waiting) >= _COMMANDS_WAITING_MAX:
             return False
         self._waiting.append(command)
@@ -120,14 +120,14 @@ class Client:
     """One client.
 
     Attributes:
-        user: the user who signed its first call; None if authentication is off.
+        user: the user who signed the client's first call; None if authentication is off.
         origin: the user, or the address of the first call if authentication is off.
-        settings: the settings that it sent, or None.
-        stream: the newest Telemetry stream on which its settings were accepted, or None.
-        producers: the topics for which it is registered as a producer.
-        group: the consumer group in which it is registered, or None.
-        calls: number of its active calls.
-        seen_ms: monotonic time of its last call.
+        settings: the settings that the client sent, or None.
+        stream: the newest Telemetry stream on which settings were accepted, or None.
+        producers: the topics for which the client is registered as a producer.
+        group: the consumer group in which the client is registered, or None.
+        calls: number of active calls.
+        seen_ms: monotonic time of the last call.
     """
 
     def __init__(self, client_id: str, clients: Clients, user: str | None, origin: _Origin) -> None:
@@ -157,7 +157,7 @@ class Client:
         self._settings_came.clear()
 
     async def wait_for_settings(self, seconds: float) -> None:
-        """Wait for the settings, only in the first call: a client without settings by then will send none."""
+        """Wait for the settings. Only the first call waits: a client that sends no settings until then never will."""
         if self._may_send_settings:
             self._may_send_settings = False
             with suppress(TimeoutError):
@@ -185,14 +185,14 @@ class Client:
             del self._relays[nonce]
 
     def answered(self, nonce: str, answer: Any) -> None:
-        """Pass the client's answer to the waiting `relay`; ignore an unknown nonce, such as of a late answer."""
+        """Pass the client's answer to the waiting `relay`. Ignore an unknown nonce, for example of a late answer."""
         asked = self._relays.get(nonce)
         if asked is not None and not asked.done():
             asked.set_result(answer)
 
 
 _NONE: OrderedDict[str, Client] = OrderedDict()
-"""An empty table, for origins without clients that hold nothing."""
+"""An empty table, for origins that are not in `Clients.passing`."""
 
 
 class Clients:
@@ -229,8 +229,9 @@ class Clients:
         return self._clients.get(client_id)
 
     def called(self, client_id: str, peername: tuple[str, int], user: str | None) -> Client:
-        """Return the client of a call; the first call makes it.
-        Raises Refused: the id belongs to another user, or there are too many clients, or too many of its calls."""
+        """Return the client of a call; the first call creates the client.
+        Raises Refused: the id belongs to another user, or there are too many clients, or too many calls of the client.
+        """
         client = self._clients.get(client_id)
         if client is None:
             origin = ("address", peername[0]) if user is None else ("user", user)
@@ -252,13 +253,13 @@ class Clients:
 
     @staticmethod
     def check_user(client: Client, user: str | None) -> None:
-        """Raise Refused if a client belongs to another user. Otherwise a user could receive the brokers' requests to
-        another client, including half messages, with the id of this client."""
+        """Raise Refused if a client belongs to another user. Without this check, a user could call with the id of
+        another client, and receive the brokers' requests to that client, including half messages."""
         if client.user != user:
             raise Refused(Code.UNAUTHORIZED, f"client id {client.id} belongs to another user")
 
     def _make_room(self, origin: _Origin) -> None:
-        """Forget a client that holds nothing if a limit is reached. Raises Refused: all clients hold something."""
+        """Forget a client that holds nothing if a limit is reached. Raises Refused: no client can be forgotten."""
         passing = self.passing.get(origin, _NONE)
         if len(passing) >= PASSING_OF_ORIGIN_MAX and not self._forget_one(passing):
             text = f"flow limit: {PASSING_OF_ORIGIN_MAX} clients of {' '.join(origin)} have calls under way"
@@ -269,7 +270,8 @@ class Clients:
             raise Refused(Code.TOO_MANY_REQUESTS, f"flow limit: {CLIENTS_MAX} clients are known")
 
     def _forget_one(self, passing: OrderedDict[str, Client]) -> bool:
-        """Forget the client that called least recently and has no active call; False if all have active calls."""
+        """Forget the client that called least recently among those without an active call. Return False if all clients
+        have active calls."""
         for client in passing.values():
             if not client.calls and client.stream is None:
                 self._forget(client, f"{len(passing)} clients of {' '.join(client.origin)} hold nothing")
@@ -300,7 +302,7 @@ class Clients:
         self.holding[client.origin] += 1
 
     def _let_go(self, client: Client) -> None:
-        """Record that a client holds nothing any more."""
+        """Record that a client has no settings and no registration any more."""
         passing = self.passing.setdefault(client.origin, OrderedDict())
         if client.id not in passing:
             passing[client.id] = client
@@ -309,15 +311,15 @@ class Clients:
                 del self.holding[client.origin]
 
     def peer_of(self, client: Client) -> Peer:
-        """Return the peer of a client at brokers; register it again if they have closed it."""
+        """Return the peer of a client at brokers. Join again if brokers have closed the last peer."""
         if client.peer is None or not client.peer.is_open:
             client.group, client.producers = None, set()
             client.peer = self._backend.join(self._on_request(client), lambda: self._closed(client))
         return client.peer
 
     def drop_silent(self) -> None:
-        """Forget clients without a recent or an active call. A client with an open stream is only unregistered at
-        brokers, and remains known."""
+        """Forget clients that have neither a recent nor an active call. A client with an open stream is not forgotten,
+        but unregistered at brokers."""
         oldest_ms = self._clock.monotonic_ms() - CLIENT_SILENT_MS_MAX
         for client in [one for one in self._clients.values() if not one.calls and one.seen_ms < oldest_ms]:
             why = f"no call for {CLIENT_SILENT_MS_MAX:.0f} ms"

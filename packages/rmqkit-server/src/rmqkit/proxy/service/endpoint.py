@@ -4,8 +4,8 @@ A call is checked in the reference's order: the user who signed it, the permissi
 of the client's active calls. The checks of the method follow. A refusal is an answer with a status. An error of a
 broker is answered with the status for its code.
 
-Three calls also have a fast path, which serves the plain calls of a busy endpoint. The general path serves all others,
-and reports errors of a call. CPU in µs per call, if 1, 4 and 32 calls arrive in one read (``make bench T=grpc-cpu``):
+Three calls also have a fast path, which serves the plain calls of a busy endpoint. The general path serves all other
+calls, and reports errors. CPU in µs per call, if 1, 4 and 32 calls arrive in one read (``make bench T=grpc-cpu``):
 
 ==============  ========================================  =======================================  ===================
 call            fast path                                 serves                                   fast, general
@@ -64,7 +64,7 @@ _Command = message_class("TelemetryCommand")
 
 
 class StreamFailed(Exception):
-    """A Telemetry stream ends with a gRPC status; ``is_argument``: INVALID_ARGUMENT, else INTERNAL."""
+    """A Telemetry stream fails with a gRPC status: INVALID_ARGUMENT if ``is_argument``, else INTERNAL."""
 
     def __init__(self, text: str, *, is_argument: bool) -> None:
         super().__init__(text)
@@ -76,7 +76,7 @@ class Endpoint:
 
     Args:
         backend: the brokers.
-        port: the endpoint's port, for answers to clients that do not send the endpoint's address.
+        port: the endpoint's port, for answers to clients that send the endpoint's address without a port.
 
     Attributes:
         sending, receiving: handle the calls of producers and of consumers.
@@ -130,14 +130,14 @@ class Endpoint:
             )
 
     async def drain(self) -> None:
-        """Wait for the calls that end soon; held receives and streams are closed with the server."""
+        """Wait a short time for the active unary calls. Held receives and streams are closed with the server."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), _DRAIN_SECONDS)
 
     async def stop(self) -> None:
-        """Return the messages that clients hold, and forget the clients. No call may arrive any more."""
+        """Release the messages that clients hold, and forget the clients. The caller must have closed the ports."""
         self.stopping.set()
-        # Wait for renewals first: an active renewal would hide a returned message again.
+        # Wait for renewals first: an active renewal would hide a released message again.
         await asyncio.gather(*self._rounds)
         await self.receiving.close(_STOP_SECONDS)
         await self._tasks.close()
@@ -170,9 +170,9 @@ class Endpoint:
         return answer
 
     def answer_at_once(self, method: Method, call: Call, content: bytes, write: Callable[[bytes], None]) -> bool:
-        """Answer a frequent call with one request without a task. Return False if `unary` has to answer it, which also
-        reports its errors. ``write``: receives the encoded answer, now or later. The caller must call
-        `handle_gathered` afterwards."""
+        """Answer a frequent unary call without a task. Return False if `unary` must answer the call, and report its
+        errors. ``write``: receives the encoded answer, now or later. The caller must call `handle_gathered` afterwards.
+        """
         begin, backend = self._at_once.get(method.name), self._backend.at_once
         if begin is None or backend is None:
             return False
@@ -285,8 +285,8 @@ class Endpoint:
     async def _signer(self, name: str, call: Call, asked: Any) -> str | None:
         """Return the user who signed a call, or None if authentication is off. Raises Refused: no permission."""
         backend = self._backend
-        # Authenticate before adding the client: unauthenticated callers must not fill the table, nor use up the call
-        # limit of another client.
+        # Authenticate before adding the client: unauthenticated callers must neither fill the table nor use up the
+        # call limit of another client.
         user = await backend.identify(call.metadata)
         client = self.clients.find(call.metadata.get("x-mq-client-id", ""))
         if client is not None:
@@ -294,7 +294,7 @@ class Endpoint:
         if backend.has_policies:
             wanted = wanted_by(name, asked)
             if name == "NotifyClientTermination" and client is not None:
-                # The call removes the client from its own group and topics, even if it names others.
+                # The call removes the client from its own group and topics, even if the request names other groups.
                 wanted += wanted_of(client.group, client.producers)
             await backend.authorize(user, wanted, (call.peername[0],))
         return user
@@ -353,7 +353,7 @@ async def _heard(commands: AsyncIterator[Any]) -> AsyncIterator[Any]:
 
 
 async def _refuse_lite(call: Call, client: Client, asked: Any) -> Any:
-    """Refuse SyncLiteSubscription with a reason; UNIMPLEMENTED does not say what is missing."""
+    """Refuse SyncLiteSubscription with a reason. UNIMPLEMENTED would contain no reason."""
     raise Refused(Code.NOT_IMPLEMENTED, NO_LITE_TOPICS)
 
 

@@ -1,8 +1,8 @@
 """Renewal of the messages that push consumers hold (``ReceiptHandleManager``, ``ReceiptHandleGroup``).
 
 A consumer that receives with ``auto_renew`` does not send the time that its handlers need. Its messages are hidden for
-a minute, and this time is extended while they are held. The table has the newest handle of each message, for acks that
-contain an older handle. Loop only. Source: grpc.md §8.2.
+a minute, and the endpoint extends this time while the consumer holds the messages. The table has the newest handle of
+each message, for acks that contain an older handle. Loop only. Source: grpc.md §8.2.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ HeldKey = tuple[str, str, str, str, int, int]
 
 @dataclass(slots=True)
 class _Held:
-    """A held message. ``known``: its newest handle, as text until it is used, because few handles are ever renewed."""
+    """A held message. ``known``: its newest handle; a text is decoded when needed, because few handles are renewed."""
 
     topic: str
     known: Handle | str
@@ -85,13 +85,13 @@ class Renewals:
         return self._count
 
     def add(self, client_id: str, group: str, topic: str, message_id: str, handle: Handle) -> None:
-        """Hold a message for a client. Above the limits for the client or for all clients it is not renewed."""
+        """Store a message that a client holds. Above the limits per client and in total, the message is not renewed."""
         self.add_texts(client_id, topic, [(_key(group, message_id, handle), handle)], handle.expires_ms)
 
     def add_texts(
         self, client_id: str, topic: str, several: Iterable[tuple[HeldKey, Handle | str]], expires_ms: int
     ) -> None:
-        """Hold several messages whose handles expire at the same time, without decoding the handles."""
+        """Store several messages whose handles expire at the same time, without decoding the handles."""
         held, now_ms = self._held.setdefault(client_id, {}), self._clock.now_ms()
         for key, handle in several:
             if key not in held:
@@ -101,8 +101,8 @@ class Renewals:
             held[key] = _Held(topic, handle, expires_ms, now_ms)
 
     def let_go(self, client_id: str, key: HeldKey, text: str) -> bool:
-        """Stop holding a message, if it is held. Return False, without a change, if the message is being renewed or has
-        a newer handle."""
+        """Remove a message, if it is stored. Return False, without a change, if the message is being renewed or has a
+        newer handle."""
         held = self._held.get(client_id, _NOTHING)
         one = held.get(key)
         if one is not None:
@@ -113,7 +113,7 @@ class Renewals:
         return True
 
     async def take(self, client_id: str, group: str, message_id: str, handle: Handle) -> Handle:
-        """Stop holding a message, and return its newest handle."""
+        """Remove a message, and return its newest handle; ``handle`` if the message is not stored."""
         held = self._held.get(client_id, {}).pop(_key(group, message_id, handle), None)
         if held is None:
             return handle
@@ -124,8 +124,8 @@ class Renewals:
         return held.handle
 
     async def round(self, is_online: set[str]) -> None:
-        """Extend handles that expire soon, and return the messages of clients that left. ``is_online``: ids of clients
-        that are members of their group."""
+        """Extend handles that expire soon, and release the messages of clients that left. ``is_online``: ids of the
+        clients that are members of their group."""
         now_ms = self._clock.now_ms()
         due: list[tuple[str, HeldKey, _Held]] = []
         for client_id, held in list(self._held.items()):
@@ -139,14 +139,14 @@ class Renewals:
             await asyncio.gather(*(self._renew(*one, now_ms) for one in due[start : start + _AT_ONCE]))
 
     async def release(self, client_id: str) -> None:
-        """Return the messages that a client holds, for redelivery soon."""
+        """Release the messages that a client holds: the broker redelivers them after a second."""
         # Remove the messages from the table before the first await: neither `round` nor an ack may find them any more.
         held = self._held.pop(client_id, {})
         self._count -= len(held)
-        assert self._count >= 0, "the returned messages were counted"
+        assert self._count >= 0, "the released messages were counted"
         for key, one in held.items():
-            # Wait for the new handle: with the old one the message would be delivered twice, now and after the renewed
-            # time.
+            # Wait for the new handle: with the old handle the message would be delivered twice, now and after the
+            # renewed time.
             if one.renewing is not None:
                 await one.renewing
             try:
@@ -159,12 +159,12 @@ class Renewals:
                 )
 
     async def release_all(self) -> None:
-        """Return all held messages, for redelivery soon, when the endpoint closes."""
+        """Release all held messages, when the endpoint closes."""
         for client_id in list(self._held):
             await self.release(client_id)
 
     async def _renew(self, client_id: str, key: HeldKey, held: _Held, now_ms: int) -> None:
-        # The message may have been acked while others were renewed. Its renewal would cause a redelivery.
+        # The message may have been acked while other messages were renewed. Its renewal would cause a redelivery.
         if self._held.get(client_id, {}).get(key) is not held:
             return
         is_last = now_ms - held.since_ms > _HELD_MS_MAX

@@ -86,7 +86,7 @@ _ForwardResponse = message_class("ForwardMessageToDeadLetterQueueResponse")
 
 Write = Callable[[Any], Awaitable[None]]
 WriteFramed = Callable[[list[bytes]], Awaitable[int]]
-"""Sends the first of some encoded and framed messages, at least one, and returns the number of sent messages."""
+"""Sends as many of the framed messages as the client accepts now, at least one. Returns the number of sent messages."""
 
 
 @dataclass(slots=True)
@@ -112,7 +112,7 @@ class Receiving:
     def __init__(self, backend: Backend, clock: Clock) -> None:
         self._backend = backend
         self._clock = clock
-        # Times in handles come from the broker's pops, whose clock also never moves backwards.
+        # The times in handles are from the broker's clock for pops, which also never moves backwards.
         self._handle_clock = SteadyClock(clock)
         self._plain = CORE.grpc_messages(RESERVED_AND_HIDDEN)
         self._read_ack = CORE.read_grpc_ack or read_ack
@@ -120,11 +120,11 @@ class Receiving:
         self.renewals = Renewals(self, self._handle_clock)
 
     async def close(self, seconds: float) -> None:
-        """Return messages that no client has received and messages that clients hold, for redelivery soon. The rest is
-        redelivered after its invisible time. ``seconds``: the maximum time for all requests."""
+        """Release messages that no client has received and messages that clients hold, for redelivery soon.
+        Messages that are not released within ``seconds`` are redelivered after their invisible time."""
         try:
             async with asyncio.timeout(seconds):
-                # Run both at the same time: a broker that does not answer must not delay the other one.
+                # Run both concurrently: a broker that does not answer must not delay the requests to other brokers.
                 await asyncio.gather(self._returning.finish(), self.renewals.release_all())
         except TimeoutError:
             _log.info("not all messages were returned to a broker; it redelivers them after their invisible time")
@@ -134,7 +134,7 @@ class Receiving:
     # -- ReceiveMessage
 
     async def receive(self, call: Call, client: Client, asked: Any, write: Write, write_framed: WriteFramed) -> None:
-        """Answer a receive. Raises Refused, before any message was popped."""
+        """Answer a receive. Raises Refused: the request is not valid, or there is no message."""
         wanted = await self._checked(call, client, asked)
         header = PopMessageRequest(
             consumer_group=wanted.group,
@@ -223,7 +223,7 @@ class Receiving:
     async def _deliver(
         self, client: Client, wanted: _Receive, answer: Command, write: Write, write_framed: WriteFramed
     ) -> None:
-        """Write the popped messages. Return messages that were not written, for redelivery soon."""
+        """Write the popped messages. Release messages that were not written, for redelivery soon."""
         header = decode_header(answer, PopMessageResponse)
         if (rows := self._encoded(wanted, answer, header)) is not None:
             return await self._deliver_encoded(client, wanted, header, rows, write, write_framed)
@@ -236,7 +236,8 @@ class Receiving:
             messages = await _messages(left, wanted.message_topic)
             for message in messages:
                 await write(_ReceiveResponse(message=message))
-                # Remove a message from ``left`` only after the write: if the call is cut, the rest is redelivered.
+                # Remove a message from ``left`` only after the write: if the call is cut, all messages in ``left`` are
+                # redelivered.
                 popped = left.pop(0)
                 if wanted.renews:
                     message_id = message.system_properties.message_id
@@ -272,8 +273,8 @@ class Receiving:
         write: Write,
         write_framed: WriteFramed,
     ) -> None:
-        """Write the messages that the compiled core has encoded, as `_deliver`."""
-        # Number of messages that the client has received; the rest is redelivered if the client disconnects.
+        """Write the messages that the compiled core has encoded, like `_deliver`."""
+        # Number of messages that the client has received. The other messages are redelivered if the client disconnects.
         sent = 0
         try:
             await write(_ReceiveResponse(status=OK))
@@ -288,8 +289,8 @@ class Receiving:
                 self._give_back_soon(wanted, [read_handle(row[2]) for row in rows[sent:]])
 
     async def _kept(self, client: Client, wanted: _Receive, popped: list[Popped]) -> list[Popped]:
-        """Return the messages to deliver. Ack messages of other tags with the same hash. Move messages with too many
-        deliveries to the dead letters."""
+        """Return the messages to deliver. Ack messages of other tags that have the same hash. Move messages with too
+        many deliveries to the dead letters."""
         kept = []
         by_tags = _tags_of(wanted)
         assert client.peer is not None, "the client of a call has a peer"
@@ -303,7 +304,7 @@ class Receiving:
         return kept
 
     def _unclaimed(self, wanted: _Receive, answer: Command) -> None:
-        """Return the messages that were popped for a cancelled receive, for redelivery soon."""
+        """Release the messages that were popped for a cancelled receive, for redelivery soon."""
         if answer.code == ResponseCode.SUCCESS:
             header = decode_header(answer, PopMessageResponse)
             popped = handles_of(list(records_of(answer.payload)), header, wanted.broker)
@@ -322,8 +323,8 @@ class Receiving:
     # -- AckMessage
 
     def ack_at_once(self, call: Call, client: Client, content: bytes, answer: AnswerWith) -> bool:
-        """Start to answer an ack of one message, together with the other acks of the read. Return False if `ack` has to
-        answer it. Raises Refused or DecodeError, as `ack` will."""
+        """Handle an ack of one message, together with the other acks of the same read. Return False if `ack` must
+        handle it. Raises Refused or DecodeError: `ack` will raise the same error."""
         backend = self._backend.at_once
         assert backend is not None, "the broker is in this process"
         if (ack := self._read_ack(content)) is None:
@@ -333,7 +334,7 @@ class Receiving:
         check_group(group)
         if not backend.is_broker(broker) or pop_time + invisible_ms <= self._handle_clock.now_ms():
             return False
-        # The last check, because it changes state: after False another task repeats all checks.
+        # This check is the last, because it changes state: after False another task repeats all checks.
         if not self.renewals.let_go(client.id, (group, message_id, retry, broker, queue_id, offset), text):
             return False
         assert client.peer is not None, "the client of a call has a peer"
@@ -468,7 +469,7 @@ class Receiving:
 
 
 def no_route(topic: str) -> str:
-    """Return the text for a topic without a route, which test suites of SDKs expect."""
+    """Return the text of a refusal for a topic without a route. Test suites of SDKs expect this text."""
     return (
         f"CODE: 17  DESC: No topic route info in name server for the topic: {topic}\n"
         "For more information, please visit the url, https://rocketmq.apache.org/docs/bestPractice/06FAQ"
@@ -476,7 +477,7 @@ def no_route(topic: str) -> str:
 
 
 def _tags_of(wanted: _Receive) -> SubscriptionData | None:
-    """Return the wanted tags, None for all; brokers filter only by hashes of tags."""
+    """Return the wanted tags, or None for all messages. They are checked here, because brokers compare only hashes."""
     if wanted.filter_type != _TAGS or wanted.filter_text == "*":
         return None
     return subscription(wanted.topic, wanted.filter_text)

@@ -61,7 +61,7 @@ class Routes:
             for queue_id, permission in _queues(queues):
                 one.id, one.permission = queue_id, permission
                 found.message_queues.append(one)  # a copy
-                # A topic may have tens of thousands of queues, and each takes some microseconds.
+                # A topic may have tens of thousands of queues, and each queue takes some microseconds.
                 if len(found.message_queues) % _SLICE == 0:
                     await asyncio.sleep(0)
         return found
@@ -108,7 +108,7 @@ class Routes:
 
 
 def _queues(queues: BrokerQueues) -> Iterator[tuple[int, int]]:
-    """Yield ids and permissions of a broker's queues; queues for reading and writing first."""
+    """Yield id and permission of each queue of a broker. Queues for both reading and writing are first."""
     can_read, can_write = queues.permission & Permission.READ, queues.permission & Permission.WRITE
     reads = queues.read_queue_count if can_read else 0
     writes = queues.write_queue_count if can_write else 0

@@ -1,9 +1,11 @@
 """SendMessage, RecallMessage, EndTransaction and check-backs (``SendMessageActivity``, ``EndTransactionActivity``).
 
-All messages of a call are sent to one queue: the queue of the message group, by a hash that is the same in all proxies,
-or else the next queue. Transactions are ended by the log offsets of their half messages, but SDKs send only the
-transaction id. Therefore the endpoint stores the offsets by transaction id until the transaction has ended, and a
-minute longer for repeated requests. Source: grpc.md §5.4, §5.11, §5.13, §6.1, §9.
+All messages of a call are sent to one queue. A hash of the message group selects the queue, the same queue in all
+proxies. Messages without a group are sent to the next queue.
+
+A broker ends a transaction by the log offset of its half message, but SDKs send only the transaction id. Therefore the
+endpoint stores the offsets by transaction id until the transaction has ended, and a minute longer for repeated
+requests. Source: grpc.md §5.4, §5.11, §5.13, §6.1, §9.
 """
 
 from __future__ import annotations
@@ -72,7 +74,7 @@ _COMMIT, _ROLLBACK = 1, 2
 _SERVER_CHECK = 2
 _TRANSACTIONS_MAX = 100_000
 _OPEN_MS_MAX, _ENDED_MS_MAX = 2 * 3_600_000.0, 60_000.0
-"""Times to store a half message that is not ended, whose check-back may be delayed by an hour, and an ended one."""
+"""Times to store an open half message, whose check-back may be delayed by an hour, and an ended half message."""
 _RESERVED_BYTES = 256
 """Bytes that a broker may add to a property string: region, cluster, trace."""
 
@@ -98,8 +100,8 @@ class _Stored(Struct, rename={"queue_offset": "queueOffset"}):
 
 @dataclass(slots=True)
 class _Half:
-    """A half message. ``users``: its sender and the users who got check-backs, who may all end the transaction;
-    ``ended``: the resolution, or None; ``since_ms``: monotonic time when it was stored here."""
+    """A half message. ``users``: its sender and the users who received check-backs, who may end the transaction.
+    ``ended``: the resolution, or None. ``since_ms``: monotonic time when the half message was stored here."""
 
     broker: str
     queue_offset: int
@@ -127,7 +129,7 @@ class Sending:
     # -- SendMessage
 
     def send_at_once(self, call: Call, client: Client, content: bytes, answer: AnswerWith) -> bool:
-        """Start to answer a plain send. Return False for other sends, which `send` answers. Raises Refused."""
+        """Handle a plain send. Return False for other sends, which `send` must handle. Raises Refused."""
         backend = self._backend.at_once
         assert backend is not None, "the broker is in this process"
         if self._plain is None or (plain := self._plain.read(content, join_address(*call.peername))) is None:
@@ -178,7 +180,7 @@ class Sending:
             raise Refused(Code.MESSAGE_PROPERTIES_TOO_LARGE, text)
         born_ms = timestamp_ms(messages[0].system_properties.born_timestamp, Code.BAD_REQUEST)
         if kinds[0] == "TRANSACTION":
-            # Brokers discard old half messages, and 0, which the reference stores, is the year 1970.
+            # Brokers discard old half messages. The reference stores 0, which is the year 1970.
             born_ms = born_ms or self._clock.now_ms()
         bodies, sys_flag = await _bodies(messages)
         if kinds[0] == "TRANSACTION":
@@ -302,7 +304,7 @@ class Sending:
         known = self._halves.get(key)
         users = frozenset([client.user]) | (frozenset() if known is None else known.users)
         half = _Half(header.bname or "", header.tran_state_table_offset, header.commit_log_offset, users)
-        # Store the half message even without a stream: the client may end it by itself, with this id.
+        # Store the half message even without a stream: the client may end the transaction by itself, with this id.
         self._keep(self._halves, key, half)
         if client.stream is None:
             return  # the broker repeats the check-back
@@ -329,12 +331,12 @@ class Sending:
         halves[key] = half
         halves.move_to_end(key)
         if len(halves) > _TRANSACTIONS_MAX:
-            halves.popitem(last=False)  # the broker's check-back adds it again
+            halves.popitem(last=False)  # the broker's check-back adds the half message again
 
 
 async def _bodies(messages: Any) -> tuple[list[bytes], int]:
     """Return the bodies to store, and their bits of sysFlag. A gzip body is converted to zlib, because remoting clients
-    expect zlib. The bodies of a batch share one sysFlag and are not converted."""
+    expect zlib. The bodies of a batch share one sysFlag, and are not converted."""
     bodies = [message.body for message in messages]
     if messages[0].system_properties.body_encoding != _GZIP:
         return bodies, 0
@@ -346,7 +348,7 @@ async def _bodies(messages: Any) -> tuple[list[bytes], int]:
 
 def plain_sends() -> GrpcSendsReader | None:
     """Return the compiled core's reader of plain sends; None without a core."""
-    own = {property_names.SHARDING_KEY, TRACE_CONTEXT}  # as user properties they replace the endpoint's
+    own = {property_names.SHARDING_KEY, TRACE_CONTEXT}  # user properties of these names replace the endpoint's
     return CORE.grpc_sends(REFUSED | own, BODY_BYTES_MAX, PROPERTIES_BYTES_MAX - _RESERVED_BYTES)
 
 
@@ -375,7 +377,7 @@ def _command(
 
 
 def _plain_header() -> tuple[bytes, bytes]:
-    """Return the header of a plain send before its opaque, as a format for the variable fields, and after it."""
+    """Return two parts of a plain send's header: a format with the variable fields, and the text after the opaque."""
     texts = {"<topic>": b"%b", "1234567": b"%d", "7654321": b"%d", '"<properties>"': b"%b", '"<broker>"': b"%b"}
     sample = _command([b""], "<topic>", 1234567, [b"<properties>"], 0, "<broker>", 7654321)
     header = b"".join(map(bytes, encode_command(sample)))[8:].replace(b"%", b"%%")

@@ -1,8 +1,8 @@
 """Telemetry, Heartbeat, NotifyClientTermination, and requests of tools to clients (``ClientActivity``).
 
-A client opens one stream and sends its settings on it. They are answered at once, before the client is registered at
-brokers, because SDKs wait for the answer. Requests of brokers to the client use the stream, too: check-backs of half
-messages, the handling of a message now, and stack traces. Source: grpc.md §5.3, §5.12, §7, §10.
+A client opens one stream and sends its settings on it. The endpoint answers before it registers the client at brokers,
+because SDKs wait for the answer. Requests of brokers to the client use the stream, too: check-backs of half messages,
+requests to handle a message now, and requests for stack traces. Source: grpc.md §5.3, §5.12, §7, §10.
 """
 
 from __future__ import annotations
@@ -64,8 +64,9 @@ class Telemetry:
         self._nonces = itertools.count()
 
     async def take(self, call: Call, client: Client, command: Any, stream: Stream) -> Any | None:
-        """Handle one command of a client's stream, and return the answer, if any. Accepted settings make this stream
-        the client's. Only on this stream are answers to requests accepted. Raises Refused: close the stream."""
+        """Handle one command of a client's stream, and return the answer, if any. If the command has valid settings,
+        the stream becomes the client's stream. Answers to requests are accepted only on the client's stream.
+        Raises Refused: the caller must close the stream."""
         match command.WhichOneof("command"):
             case "settings":
                 answer = await self._settings(call, client, command.settings)
@@ -83,7 +84,7 @@ class Telemetry:
         client.language = language_of(call.metadata.get("x-mq-language", ""))
         client.version = version_of(call.metadata.get("x-mq-client-version", ""))
         config = await self._backend.group(settings.subscription.group.name) or SubscriptionGroupConfig()
-        # Set before the registration at brokers, because the first receive may arrive before they answer.
+        # Set before the registration at brokers, because the first receive may arrive before brokers answer.
         client.set_settings(merged := merge(settings, config))
         self._tasks.start(self._register(client, settings), f"registration of {client.id}")
         return _Command(status=OK, settings=merged)
@@ -119,7 +120,7 @@ class Telemetry:
     # -- notices and requests of brokers to clients
 
     def on_request(self, client: Client) -> OnRequest:
-        """Return the handler of brokers' notices and requests to a client; it ignores those without a gRPC command."""
+        """Return the handler of brokers' commands to a client. It ignores commands that have no equivalent in gRPC."""
 
         def take(command: Command) -> asyncio.Future[Command] | None:
             match command.code:

@@ -52,7 +52,7 @@ def is_within(descriptor: Any, content: bytes) -> bool:
 
 
 def _varint(content: bytes, at: int, end: int) -> tuple[int, int]:
-    """Return a number and the position of the next byte; the end if the number is incomplete."""
+    """Return a number and the position after it; 0 and ``end`` if the number is incomplete."""
     number = shift = 0
     while at < end and shift < 70:
         byte = content[at]

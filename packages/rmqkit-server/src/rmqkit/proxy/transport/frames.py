@@ -24,7 +24,7 @@ from rmqkit.errors import RmqError
 __all__ = ["ErrorCode", "Http2Error", "StreamError", "frame", "frame_start", "unpadded"]
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-FRAME_BYTES_MAX = 16_384  # for received frames; the peer's settings have its limit
+FRAME_BYTES_MAX = 16_384  # for received frames; the peer's settings have the limit for sent frames
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
 END_STREAM = ACK = 0x1
 END_HEADERS, PADDED, HAS_PRIORITY = 0x4, 0x8, 0x20

@@ -1,8 +1,8 @@
 """gRPC calls over HTTP/2: paths, message framing, deadlines, statuses, and the endpoint's answers.
 
-A request with one message is handled when it is complete, a stream of requests as its messages arrive. Requests are
-decoded here, because a request that cannot be decoded must end its call like in other gRPC servers. Source: gRPC over
-HTTP/2 (its protocol description), grpc.md §1, §2.1.
+A request with one message is handled when it is complete. The messages of a stream are handled when they arrive.
+Requests are decoded here: a request that cannot be decoded must end its call, as in other gRPC servers.
+Source: gRPC over HTTP/2 (its protocol description), grpc.md §1, §2.1.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ class _GrpcCall(Http2Stream):
         await self._left()
 
     async def write_framed(self, frames: list[bytes]) -> int:
-        """Send the first of some framed messages: as many as the windows allow, but at least one. Return their number.
-        Raises CallEnded, as `write`: the client has received none of them."""
+        """Send as many of the framed messages as the windows allow, at least one. Return the number of sent messages.
+        Raises CallEnded, like `write`: the client has received none of these messages."""
         window, count = self.window, 0
         for one in frames:
             window -= len(one)
@@ -346,7 +346,7 @@ class _GrpcCall(Http2Stream):
         self.write_data(data)
 
     def _finish(self, code: int, text: str) -> None:
-        """End the call with a status; in an answer without messages the status is in the only headers."""
+        """End the call with a status. An answer without messages has the status in its only block of headers."""
         if code == _OK:
             block = _OK_BLOCK
         else:
@@ -373,7 +373,7 @@ def _inflate(content: bytes, window_bits: int) -> bytes:
     """Decompress a message. Raises _Fault: it is damaged or too large."""
     inflating = zlib.decompressobj(window_bits)
     try:
-        # One byte more than the limit distinguishes a message that is too large from one that is cut off.
+        # One byte more than the limit distinguishes a message that is too large from a message that is cut off.
         plain = inflating.decompress(content, _MESSAGE_BYTES_MAX + 1)
     except zlib.error as error:
         raise _Fault(_INTERNAL, f"a compressed message cannot be read: {error}") from None

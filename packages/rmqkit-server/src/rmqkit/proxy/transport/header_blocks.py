@@ -17,7 +17,7 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class HeaderBlockError(RmqError):
-    """A header block cannot be decoded, nor can later blocks of the connection.
+    """A header block cannot be decoded. Later blocks of the connection cannot be decoded either.
 
     Attributes:
         is_too_large: the block is valid, but has more headers than the limit.

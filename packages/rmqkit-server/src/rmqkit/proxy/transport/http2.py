@@ -56,10 +56,10 @@ _INCOMPLETE_BYTES_MAX = 64 << 20
 _STREAM_BYTES = 1024
 _HEADER_BYTES_MAX = 16_384
 _WINDOW_MAX = 0x7FFFFFFF
-# Frames that only make work, within `_LABOUR_MS`. Each answered request allows one more.
+# Frames that only make work, within `_LABOUR_MS`. Each answered request allows one more frame.
 _LABOUR_MAX = 1000
 _LABOUR_MS = 10_000.0
-# New streams in one loop iteration: each costs some 50 us, and other connections wait.
+# New streams in one loop iteration: each stream costs some 50 us, while other connections wait.
 _CALLS_PER_TURN = 128
 _FRAMES_PER_TURN = 2048
 _RESET_KEPT = 256
@@ -135,7 +135,7 @@ class Http2Connection(Link):
 
     @property
     def frame_since_ms(self) -> float | None:
-        """Time since which the oldest request is incomplete, except streams of requests."""
+        """Time when the oldest incomplete request began, or None. Streams of requests are not counted."""
         if self._block is not None or (self._left and not self._is_held):
             return self._left_since_ms
         for stream in self._streams.values():
@@ -189,7 +189,7 @@ class Http2Connection(Link):
             self._transport.resume_reading()
 
     def close(self, reason: str = "") -> None:
-        """Send GOAWAY, so that the client reconnects, and end the requests without an answer."""
+        """Send GOAWAY, which makes the client reconnect, and end all open requests without an answer."""
         if self.is_open:
             self._go_away(ErrorCode.NO_ERROR, reason)
             self._end_all()
@@ -204,7 +204,7 @@ class Http2Connection(Link):
         heard_ms = self.active_ms
         self.put(frame(PING, 0, 0, bytes(8)))
         self.flush()
-        self.active_ms = heard_ms  # the write does not prove that the client is alive
+        self.active_ms = heard_ms  # a write does not prove that the client is alive
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._left, self._block = b"", None
@@ -241,8 +241,7 @@ class Http2Connection(Link):
             try:
                 at, self._is_held = self._read_frames(data)
             finally:
-                # Also when a later frame ends the connection: the requests of the frames before it are already at the
-                # broker.
+                # Call it also if a frame ends the connection: the requests of earlier frames were collected already.
                 self._on_read()
         except Http2Error as error:
             self._give_up(error)
@@ -271,8 +270,8 @@ class Http2Connection(Link):
             self._transport.resume_reading()
 
     def _read_frames(self, data: bytes) -> tuple[int, bool]:
-        """Handle the whole frames in some bytes. Return the position of the first frame that was not handled, and True
-        if the bounds of one loop iteration were reached; False if that frame is incomplete."""
+        """Handle the complete frames in ``data``. Return the position of the first frame that was not handled. Also
+        return True if the bounds of one loop iteration were reached, or False if this frame is incomplete."""
         at, size = 0, len(data)
         if not self._is_greeted:
             if data[: len(PREFACE)] != PREFACE[:size]:
@@ -413,7 +412,7 @@ class Http2Connection(Link):
         stream = self._make_stream(self, stream_id, self.active_ms)
         stream.declared_bytes = declared
         stream.is_request_whole = ends
-        # Add the stream before `opened`: it may answer at once, and `_forget` must find it.
+        # Add the stream before `opened`, which may answer immediately: `_forget` must find the stream.
         self._streams[stream_id] = stream
         if usual is None:
             stream.opened(headers)
@@ -472,7 +471,7 @@ class Http2Connection(Link):
                 if value > _WINDOW_MAX:
                     raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, f"an initial window of {value}")
                 # The value also moves the windows of open streams, even below zero (RFC 9113 §6.9.2). Therefore a
-                # stream stores only the difference to it.
+                # stream stores only its difference from this value.
                 self.initial_window = value
                 # Update the streams once, at the end of the read: a visit of all streams for each frame would let a
                 # peer cause much work.
@@ -601,7 +600,7 @@ class Http2Connection(Link):
         self._forget(stream)
 
     def reset(self, stream: Http2Stream, code: ErrorCode) -> None:
-        """End a stream; only the peer is notified."""
+        """End a stream and send RST_STREAM. The stream's `cut` is not called."""
         self._reset(stream.id, code)
         self._forget(stream)
 
@@ -610,7 +609,7 @@ class Http2Connection(Link):
         return stream.id in self._waiting
 
     def wait_for_window(self, stream: Http2Stream, *, is_own: bool) -> None:
-        """Let a stream continue when its own window, or the connection's window, allows it."""
+        """Register a stream that waits for its own window (``is_own``), or for the connection's window."""
         (self._stuck if is_own else self._waiting)[stream.id] = stream
 
     def _reset(self, stream_id: int, code: ErrorCode) -> None:

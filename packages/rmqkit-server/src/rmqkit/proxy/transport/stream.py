@@ -1,8 +1,8 @@
 """An HTTP/2 stream: a request, its answer, and the flow control of the answer.
 
-Two windows limit the data that a stream sends: its own and the connection's. Data that fits into both is sent at once.
-The rest waits, in order, for the window that was too small (`send_pending`). `check_request` checks the headers that
-open a stream. `http2` reads the frames of a stream. Source: RFC 9113 §5.2, §6.9, §8.3.
+Two windows limit the data that a stream sends: its own and the connection's. Data that fits into both windows is sent
+immediately. Other data waits, in order, for the window that was too small (`send_pending`). `check_request` checks the
+headers that open a stream. `http2` reads the frames of a stream. Source: RFC 9113 §5.2, §6.9, §8.3.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Http2Stream:
 
     Attributes:
         id: the stream's number.
-        since_ms: monotonic time when it was opened.
+        since_ms: monotonic time when the stream was opened.
         is_request_whole: True after the peer has sent the whole request.
         waits_for_whole: True if the request is handled when it is whole; False for a stream of requests.
         is_over: True after the stream has ended; nothing can be written then.
@@ -90,7 +90,7 @@ class Http2Stream:
 
     def __init__(self, connection: StreamOwner, stream_id: int, since_ms: float) -> None:
         self._connection = connection
-        # Relative to the initial window of the connection, because the peer may change that at any time.
+        # Relative to the initial window of the connection, because the peer may change the initial window at any time.
         self.extra_window = 0
         self.receive_window = STREAM_WINDOW
         self._unread = 0
@@ -136,7 +136,7 @@ class Http2Stream:
         return self._connection.peername
 
     def keep(self, count: int) -> None:
-        """Set the number of stored bytes of the incomplete request; 0 after they were handled."""
+        """Set the number of stored bytes of the incomplete request; 0 after all bytes were handled."""
         self._connection.keep(self, count)
 
     def take(self, count: int) -> None:
@@ -149,7 +149,7 @@ class Http2Stream:
 
     @property
     def window(self) -> int:
-        """Number of bytes of the answer's body that would be sent at once."""
+        """Number of bytes of the answer's body that can be sent immediately."""
         if self._pending is not None:
             return 0
         return min(self.extra_window + self._connection.initial_window, self._connection.send_window)
@@ -163,7 +163,7 @@ class Http2Stream:
                 self._connection.answered(self)
 
     def write_data(self, data: bytes) -> bool:
-        """Send a part of the answer's body as soon as the peer's windows allow it; return True if that was at once."""
+        """Send a part of the answer's body as soon as the peer's windows allow it. Return False if a part must wait."""
         if self.is_over:
             return True
         connection = self._connection
@@ -210,7 +210,7 @@ class Http2Stream:
         connection.answered(self)
 
     def write_tail(self, block: bytes) -> None:
-        """End the answer with trailers, after the part of the body that waits."""
+        """End the answer with trailers, after the part of the body that still waits."""
         if self._pending is None:
             self.write_headers(block, ends=True)
         elif not self.is_over:
@@ -231,7 +231,7 @@ class Http2Stream:
             await asyncio.shield(taken)
 
     def reset(self, code: ErrorCode = ErrorCode.CANCEL) -> None:
-        """End the stream and notify only the peer."""
+        """End the stream and send RST_STREAM. `cut` is not called."""
         if not self.is_over:
             self._connection.reset(self, code)
 

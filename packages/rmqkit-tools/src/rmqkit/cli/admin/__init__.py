@@ -1,1 +1,1 @@
-"""Commands that inspect and change a cluster: a module for each noun, or for a few; mqadmin's names for them; `top`."""
+"""Commands that inspect and change a cluster, by nouns; `mqadmin` has the names of Apache's tool, `top` a live view."""

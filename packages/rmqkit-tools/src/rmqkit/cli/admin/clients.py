@@ -158,7 +158,7 @@ def _plain_info(info: ConsumerRunningInfo) -> dict[str, Any]:
 def _verdict(found: GroupStatus) -> list[str]:
     same = "the same subscriptions" if found.verdict.same_subscription else "DIFFERENT SUBSCRIPTIONS"
     if not found.verdict.troubles:
-        # This is only about the clients: their running infos do not show if the group keeps up.
+        # The verdict is only about clients: their running infos do not show if the group keeps up with its topics.
         return [
             f"clients in order: {same}, no stuck client; to see whether the group keeps up, run: rmq cluster findings"
         ]

@@ -1,4 +1,4 @@
-"""``rmq message`` finds, lists, sends and traces messages. ``rmq explain`` explains why a group did not consume one."""
+"""``rmq message`` finds, lists, sends and traces messages. ``rmq explain`` explains why a group did not consume it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """``rmq admin``: the commands of Apache's mqadmin, under its names and with its short options.
 
-So existing scripts continue to work: ``rmq admin topicStatus -t Orders`` is ``rmq topic status Orders``. `JAVA` maps
+Existing scripts continue to work: ``rmq admin topicStatus -t Orders`` runs ``rmq topic status Orders``. `JAVA` maps
 mqadmin's names to noun and verb.
 """
 
@@ -120,4 +120,4 @@ JAVA_DEFAULTS: dict[str, dict[str, bool]] = {
     "deleteTopic": {"yes": True},
     "deleteSubGroup": {"yes": True},
 }
-"""Defaults that differ in mqadmin: its lists are complete, and it deletes without confirmation."""
+"""Defaults as in mqadmin: lists contain system topics, and deletions need no confirmation."""

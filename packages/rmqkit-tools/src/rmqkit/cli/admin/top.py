@@ -92,7 +92,7 @@ def top(
 
 
 async def _reports(sampler: Sampler, interval_s: float, *, system: bool) -> AsyncIterator[Report | RmqError]:
-    """Yield a report (or an error) every interval, over the samples of the last `_WINDOW_MS`, at least two."""
+    """Yield a report or an error every ``interval_s`` seconds. A report covers `_WINDOW_MS`, at least two samples."""
     samples: deque[Snapshot] = deque(maxlen=_SAMPLES_MAX)
     while True:
         try:
@@ -267,8 +267,8 @@ def _span(ms: int) -> str:
 
 
 def _shares(counts: Sequence[int], room: int | None) -> list[int]:
-    """Return the number of shown rows of each table: all if there is room, or else equal shares; unused parts of a
-    share go to the next table."""
+    """Return the number of shown rows of each table: all rows if there is room, or else equal shares. Other tables get
+    the unused part of a share."""
     if room is None or sum(counts) <= room:
         return list(counts)
     shares, left = [0] * len(counts), max(room, 0)

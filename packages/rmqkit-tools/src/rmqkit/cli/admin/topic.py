@@ -197,7 +197,7 @@ async def round_trip(
 
 
 def _truth(text: str) -> bool:
-    """Return the value of a boolean option of Java's tool, which is a word."""
+    """Convert the word ``true`` or ``false``, as in boolean options of Java's tool."""
     if text.lower() not in ("true", "false"):
         raise typer.BadParameter(f"{text} must be true or false")
     return text.lower() == "true"

@@ -36,9 +36,9 @@ def note_wait(who: str, up_to_ms: int) -> None:
 
 
 def run(work: Callable[[Stop], Coroutine[Any, Any, None]]) -> bool:
-    """Run a command's work; return False if Ctrl-C, SIGTERM, or the reader of its output stopped it.
+    """Run a command's work. Return False if Ctrl-C, SIGTERM, or the reader of its output stopped the work.
 
-    Raises RmqError: a file cannot be read or written, or the work has raised it.
+    Raises RmqError: the work has failed, or a file cannot be read or written.
     """
     from rmqkit.admin.messages.sending import Stop
 

@@ -72,7 +72,7 @@ Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask for confirmat
 
 
 def confirm(what: str, *, yes: bool) -> None:
-    """Ask a user at a terminal for confirmation; scripts without a terminal are not asked.
+    """Ask the user for confirmation. Without a terminal, do not ask.
     Raises RmqError: the answer is not yes."""
     if yes or not (sys.stdin.isatty() and sys.stderr.isatty()):
         return
@@ -82,7 +82,7 @@ def confirm(what: str, *, yes: bool) -> None:
 
 
 def _names_of(asking: Callable[[Admin, str], Awaitable[Sequence[str]]]) -> Callable[..., list[str]]:
-    """Return a completion with names from a name server; it has no names if the server does not answer quickly."""
+    """Return a completion function for names. It returns no names if the name server does not answer quickly."""
 
     def complete(ctx: typer.Context, incomplete: str) -> list[str]:
         import asyncio
@@ -204,8 +204,8 @@ def admin_of(options: Mapping[str, Any], *, is_quiet: bool = False) -> Admin:
 
 
 def tls_settings(options: Mapping[str, Any], *, is_quiet: bool = False) -> Tls | None:
-    """Return the TLS settings of the common options, None for plain connections; files imply TLS. Without a CA, warn
-    the user once. With --json, standard error has only the line of an error."""
+    """Return the TLS settings of the common options, or None for plain connections. Certificate files imply TLS.
+    Without a CA, warn the user once. With --json, do not warn: standard error then has only errors."""
     from rmqkit.remoting.tls import Tls
 
     trusted, certificate = options.get("tls_ca") or "", options.get("tls_cert") or ""
@@ -223,15 +223,15 @@ def _warn_unverified() -> None:
 
 
 class Noun(TyperGroup):
-    """A noun with verbs, such as ``topic``. The command of a verb is built at its use: building all of them would take
-    most of the time of a command."""
+    """A noun with verbs, such as ``topic``. The command of a verb is built when it is used, because building all
+    commands would take most of the run time."""
 
     def __init__(self, name: str, help: str) -> None:  # noqa: A002
         super().__init__(name=name, help=help, no_args_is_help=True)
         self._build: dict[str, Callable[[], Any]] = {}
 
     def verb(self, name: str, *, watch: bool = False) -> Callable[[Any], Any]:
-        """Make a coroutine function a verb; its docstring is the help. ``watch``: add the option to repeat it."""
+        """Make a coroutine function a verb; its docstring is the help. ``watch``: add the option ``--watch``."""
 
         def add(operation: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
             def build() -> Any:
@@ -259,7 +259,7 @@ class Noun(TyperGroup):
 
 
 def command_of(operation: Callable[..., Awaitable[Any]], *, watch: bool) -> Callable[..., None]:
-    """Return the function for typer: it has the operation's parameters except the first, and the common options."""
+    """Return a function for typer, with the operation's parameters except the first, and the common options."""
     own = list(inspect.signature(operation).parameters.values())[1:]
     # Evaluate only these annotations: the classes of the first parameter and of the result are not imported.
     shown = type("shown", (), {"__annotations__": {one.name: one.annotation for one in own}})

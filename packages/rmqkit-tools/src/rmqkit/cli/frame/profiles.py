@@ -6,9 +6,10 @@ is ``$XDG_CONFIG_HOME/rmqkit/profiles.json``, by default in ``~/.config``::
     {"current": "prod",
      "profiles": {"prod": {"nameServers": "ns-a:9876;ns-b:9876", "accessKey": "ada", "secretKeyEnv": "PROD_SECRET"}}}
 
-The file may have secret keys, so only its owner can read it. A file with secret keys that others can read is refused.
+The file may have secret keys, so only its owner can read it. A file with secret keys is refused if other users can read
+it.
 
-Each option of a command has the first existing value of (`resolved`):
+The value of an option is the first existing value in this list (`resolved`):
 
 1. the command line: the option itself, then the profile in ``--profile``
 2. the environment: the option's variable (``NAMESRV_ADDR``)
@@ -100,7 +101,7 @@ def file_path() -> Path:
 
 def read() -> Profiles:
     """Return the profiles of this user; without a file, no profiles.
-    Raises SettingsError: the file cannot be read, is not valid, or has a secret key that others can read."""
+    Raises SettingsError: the file cannot be read, is not valid, or has a secret key that other users can read."""
     path = file_path()
     try:
         with path.open("rb") as file:
@@ -138,8 +139,8 @@ def write(profiles: Profiles) -> Path:
 
 
 def secret_of(name: str, profile: Profile) -> str:
-    """Return the secret key of a profile from any of its places; empty if it has no key.
-    Raises SettingsError: its variable is not set, or its file cannot be read."""
+    """Return the secret key of a profile, from the profile itself, a variable or a file; empty if there is no key.
+    Raises SettingsError: the variable is not set, or the file cannot be read."""
     if variable := profile.secret_key_env:
         secret = os.environ.get(variable, "")
         place = f"environment variable {variable}, which is not set"

@@ -32,7 +32,7 @@ from rmqkit.protocol.schemas.clients import MessageQueue
 app = typer.Typer(name="consume", add_completion=False)
 
 _PATIENCE_SECONDS = 5.0
-"""The time without a queue after which the user gets a possible cause."""
+"""Time without a queue after which the command prints possible causes."""
 
 
 class Begin(enum.Enum):
@@ -123,7 +123,7 @@ class _Notes(logging.Handler):
 
 @contextlib.contextmanager
 def _warnings_printed() -> Iterator[None]:
-    """Print the consumer's warnings on stderr: a consumer retries and logs, where other commands stop with an error."""
+    """Print the consumer's warnings on stderr: a consumer logs errors and retries, while other commands stop."""
     notes, log = _Notes(logging.WARNING), logging.getLogger("rmqkit")
     log.addHandler(notes)
     try:

@@ -244,7 +244,7 @@ def _report(job: Replay, tally: Tally) -> dict[str, Any]:
 
 
 async def _with_kinds(admin: Admin, selection: Selection, group: str | None, kinds: Sequence[str]) -> Selection:
-    """Return a selection with the given kinds: by number, by the whole name, or by a part of it.
+    """Return a selection with the given kinds: each by its number, its name, or a part of its name.
     Raises SettingsError: no kind has that number or part, or several kinds have the part."""
     if not kinds:
         return selection

@@ -49,7 +49,7 @@ _OF_STORED = {camel(name) for name in ReceivedMessage.__struct_fields__}
 
 
 def from_line(text: bytes, template: PlacedMessage) -> PlacedMessage:
-    """Return the message of a JSON line; missing fields are the template's. Raises MessageIllegal: it is not valid."""
+    """Return the message of a JSON line, with other fields from a template. Raises MessageIllegal: an invalid line."""
     try:
         given = msgspec.json.decode(text, type=dict[str, Any])
         body = msgspec.convert(given.pop("body", ""), str).encode()

@@ -1,4 +1,4 @@
-"""``rmq console``: the web console for a cluster, or several; ``rmq console user``: a line for its file of users."""
+"""``rmq console``: serve the web console for clusters; ``rmq console user``: print a line for the file of users."""
 
 from __future__ import annotations
 

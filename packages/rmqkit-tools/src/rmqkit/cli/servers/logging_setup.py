@@ -32,7 +32,7 @@ class LogFormat(enum.Enum):
 
 
 class LogLevels:
-    """The lowest logged levels, in general and of some loggers: ``INFO``, ``WARNING,rmqkit.store=DEBUG``.
+    """The lowest logged levels, for all loggers and for single loggers: ``INFO``, ``WARNING,rmqkit.store=DEBUG``.
     Raises ValueError: a part is neither a level nor ``logger=level``."""
 
     __slots__ = ("_levels", "_text")
@@ -126,7 +126,7 @@ def reopen() -> None:
 def _handler(settings: LoggingSettings) -> logging.Handler:
     if not settings.log_file:
         return logging.StreamHandler(sys.stderr)
-    from logging.handlers import RotatingFileHandler  # imports much of the network code, too
+    from logging.handlers import RotatingFileHandler  # its import also loads much of the network code
 
     path = Path(settings.log_file).expanduser()
     try:

@@ -111,8 +111,8 @@ def standalone(
 
 
 class ConsoleProcess:
-    """``rmq console`` as a child process, so that rendering does not block the broker's loop. It prints its own ready
-    line, and stops when its pipe closes, also if this process is killed.
+    """``rmq console`` as a child process, so that rendering does not block the broker's loop. The child prints its own
+    ready line, and stops when its pipe closes, also if this process is killed.
     Raises ExtraMissing: the extra ``console`` is not installed."""
 
     def __init__(self, port: int) -> None:
@@ -247,7 +247,7 @@ def _tls(server: ServerTlsSettings, client: ClientTlsSettings) -> dict[str, Any]
 
 
 def _unsharded(root: Path) -> Path:
-    """Return the directory. Raises StoreMismatch: it has shards, which a single broker would not serve."""
+    """Return the directory. Raises StoreMismatch: the directory has shards, which a single broker would not serve."""
     from rmqkit.cli.servers.shards import check_layout
 
     check_layout(root, None)
@@ -258,8 +258,8 @@ _GRPC_PORT = 8081
 
 
 def _grpc_default(given: Mapping[str, Given]) -> dict[str, Given]:
-    """Return the default port for 5.x SDKs, if no port is set. There is no default if the broker uses free ports, if
-    the extra is not installed, or if the port is in use, for example by a second broker."""
+    """Return the default port for 5.x SDKs, if no port is set. There is no default if the broker uses free ports or is
+    a slave, if the extra is not installed, or if the port is in use, for example by a second broker."""
     texts = {key: one.text for key, one in given.items()}
     if "grpcServerPort" in texts or texts.get("listenPort") == "0" or texts.get("brokerRole") == "SLAVE":
         return {}
@@ -336,7 +336,7 @@ def _run(
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    """Return the factory of uvloop's loops, if it is installed, or else asyncio's."""
+    """Return uvloop's loop factory if uvloop is installed, or else asyncio's."""
     try:
         import uvloop
     except ImportError:

@@ -1,7 +1,7 @@
 """``rmq broker --shards N``: N brokers ``name-0 … name-N-1``, each in its own process, with one parent.
 
-A broker has one event loop and uses one core. A route spreads the queues of a topic over its brokers, so clients
-balance over shards as over machines. Protocol and files do not contain shards.
+A broker has one event loop and uses one core. For clients, each shard is a broker: a route spreads the queues of
+a topic over shards as over machines. Shards change neither the protocol nor the files.
 
 =========================================================  ====================================================
 setting                                                    value of shard ``i``
@@ -16,9 +16,9 @@ storePathRootDir, storePathCommitLog, readOnlyCommitLog…   ``…/shard-i``
 The number of shards of a store may grow (new shards begin empty), but not shrink, because messages never move.
 
 The parent has neither a port nor a store. It restarts a shard that ends, after a pause. The pause doubles from 0.1 to
-10 s, and is short again after a minute of running. The log lines of a shard go into the parent's log, with the shard's
+10 s, and is 0.1 s again after a minute of running. The log lines of a shard go into the parent's log, with the shard's
 name. If the parent exits for any reason, the standard input of the shards closes, and they stop as after SIGTERM. A
-killed shard loses no acknowledged message, like any broker.
+killed shard, like any broker, loses no acknowledged message.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _PAUSE_MS_MIN, _PAUSE_MS_MAX = 100.0, 10_000.0
 _STEADY_MS = 60_000.0
 _LINE_BYTES_MAX = 1 << 20
 _ASKED_TO_END = (0, -signal.SIGTERM)
-"""Exit codes of a process that was stopped; the second one if it was still starting."""
+"""Exit codes of a process that was stopped; the second code if the process was still starting."""
 
 _log = logging.getLogger(__name__)
 
@@ -69,10 +69,11 @@ class _Said(msgspec.Struct):
 
 
 class Shard:
-    """One broker process, restarted whenever it ends; loop only.
+    """One broker process, which is restarted after each exit; loop only.
 
     Attributes:
-        ready: a future with its addresses for clients and for Prometheus (or empty), or an RmqError if it ended first.
+        ready: a future with the addresses for clients and for Prometheus (or empty), or with an RmqError if the process
+            ended before it was ready.
         exit_code: the exit code of the last process that was stopped on purpose.
     """
 
@@ -112,7 +113,7 @@ class Shard:
         return pause_ms
 
     def reload(self) -> None:
-        """Forward SIGHUP, at the latest when the process is ready."""
+        """Forward SIGHUP, now or when the process is ready."""
         self._is_stale = not self._is_ready
         if self._is_ready and self._process is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -142,7 +143,7 @@ class Shard:
                 said = msgspec.json.decode(line, type=_Said)
             except msgspec.DecodeError:
                 text = line.decode(errors="replace").rstrip()
-                if text.startswith("rmq: "):  # the reason for the exit: it is logged with the exit
+                if text.startswith("rmq: "):  # the reason for the exit, which is logged with the exit code
                     self._last_words = text.removeprefix("rmq")
                     continue
                 said = _Said(text)
@@ -173,7 +174,7 @@ class Shards:
 
     @classmethod
     def of(cls, count: int, *, config: Path | None, print_config: bool, as_json: bool, **options: Any) -> Self:
-        """Return the shards of a command line, and set up the log. With ``print_config``, only print them.
+        """Return the shards of a command line, and set up the log. With ``print_config``, only print the settings.
         Raises SettingsError, StoreMismatch: the settings or the store do not allow these shards."""
         chosen = options_of(**options)
         sources = Sources(BROKER, config, chosen)
@@ -195,7 +196,7 @@ class Shards:
         return cls(commands, root)
 
     async def start(self) -> None:
-        """Start all shards and wait until all are ready. Raises RmqError: a shard ended; the others are stopped."""
+        """Start all shards and wait until all are ready. Raises RmqError: a shard ended; all are stopped."""
         self._tasks = Tasks()
         self._shards = [Shard(name, command) for name, command in self._commands.items()]
         for name, shard in zip(self._commands, self._shards, strict=True):

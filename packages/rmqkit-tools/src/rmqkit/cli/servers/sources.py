@@ -9,7 +9,7 @@ the file                           ``-c``; or else the file in which requests st
 the environment's NAMESRV_ADDR     name servers, as for Java's brokers
 =================================  ===========================================================================
 
-SIGHUP reads the file again: hot settings change at once, the other changed settings are logged. UPDATE_BROKER_CONFIG
+SIGHUP reads the file again: hot settings change immediately, other changes are only logged. UPDATE_BROKER_CONFIG
 and UPDATE_NAMESRV_CONFIG write to this file: the file of ``-c``, or else ``config/broker.conf`` in the store, or
 ``namesrv.conf`` beside the name server's KV file.
 """
@@ -128,8 +128,8 @@ class Sources:
         config: the file of ``-c``.
         options: the settings of the command line.
         without_effect: keys of Apache's servers that are accepted without effect.
-        unused: the same, with the reason.
-        renamed: other names of settings, which are used if the setting is not given under its own name.
+        unused: keys of Apache's servers that have no effect, with the reasons.
+        renamed: other names of settings, for settings that are not set under their own names.
 
     Attributes:
         file: the file that is read, and in which requests store their changes.
@@ -199,7 +199,7 @@ class Sources:
         return self._environment | {key: Given(text, "command line") for key, text in self._options.items()}
 
     def _kept_file(self) -> Path:
-        """Return the file for changes without ``-c``: it is beside the server's own files."""
+        """Return the file for changes without ``-c``, which is beside the server's own files."""
         chosen = {key: given.text for key, given in self._overrides().items()}
         if "storePathRootDir" in self._keys:
             root = chosen.get("storePathRootDir", StoreSettings().store_path_root_dir)
@@ -232,7 +232,7 @@ class Running:
         defaults: Callable[[Mapping[str, Given]], Mapping[str, Given]] = lambda given: {},
         **options: Any,
     ) -> Running:
-        """Return settings objects from all sources, and set up the log. With ``print_config`` only print them.
+        """Return settings objects from all sources, and set up the log. With ``print_config``, only print the settings.
 
         ``defaults``: called with the given settings, returns values for settings that are not given.
         ``without_effect``, ``unused``, ``renamed``: see `Sources`.

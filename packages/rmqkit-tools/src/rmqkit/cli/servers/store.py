@@ -207,7 +207,7 @@ def query(
     if as_csv and as_json:
         raise typer.BadParameter("--csv and --json exclude each other")
     with extras.needed("query", "SQL over a store"):
-        import duckdb  # noqa: F401 - before what needs a part of the same extra alone: one command brings all of it
+        import duckdb  # noqa: F401 - checked first: the error names the extra that installs everything
     arrow = module_of_another_package("store query", "query")
     with one_line_errors(), _said_otherwise(arrow.DAMAGE_HINT, "--skip-damage reads on"):
         messages = arrow.dataset(root, corrupt="skip" if skip_damage else "fail")
@@ -288,8 +288,8 @@ def print_report(root: Path | str, report: fsck.Report) -> None:
 
 
 def settings_of(config: Path | None, store: Path | None) -> StoreSettings | None:
-    """Return the settings in a broker.conf, for the store in ``store``. If ``store`` is a copy, the directories of the
-    log are those of the copy instead of those in the configuration. Return None without a configuration.
+    """Return the settings in a broker.conf, for the store in ``store``. If ``store`` is a copy, replace the
+    directories of the log by the directories in the copy. Return None without a configuration.
     Raises SettingsError: a setting is not valid, or the copy lacks a directory."""
     if config is None:
         return None
@@ -308,7 +308,7 @@ def settings_of(config: Path | None, store: Path | None) -> StoreSettings | None
 
 
 def _in_copy(path: Path, root: Path, copy: Path, config: Path) -> Path:
-    """Return the directory in a copy for the log that is in ``path`` for the store ``root``."""
+    """Return the directory of the log in ``copy``. The log of the original store ``root`` is in ``path``."""
     if path.is_relative_to(root):
         return copy / path.relative_to(root)
     if (copy / "commitlog").is_dir():
