@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
-import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -20,6 +20,7 @@ from rmqkit.arrow.schema import MESSAGE_COLUMNS, arrow_schema
 from rmqkit.arrow.splits import Split, grouped
 from rmqkit.errors import SettingsError
 from rmqkit.protocol.record import Record
+from rmqkit.spark.failures import error_within
 from rmqkit.spark.options import Entity, StoreOptions
 from rmqkit.spark.schema import to_ddl
 from rmqkit.spark.source import store
@@ -44,12 +45,12 @@ def _load(spark: SparkSession, root: Path, **options: str) -> DataFrame:
 
 
 def _error(frame: Any) -> str:
-    """The line that says what was wrong, of what Spark makes of it."""
-    with pytest.raises(PySparkException) as caught:
+    """Return the text of rmqkit's own error in the error of Spark."""
+    with pytest.raises((PySparkException, Py4JJavaError)) as caught:
         frame()
-    found = re.search(r"^rmqkit\.errors\.\w+: (.*)$", str(caught.value), re.MULTILINE)
-    assert found, str(caught.value)
-    return found[1]
+    found = error_within(caught.value)
+    assert found is not None, str(caught.value)
+    return str(found)
 
 
 # ---------------------------------------------------------------- every message of real brokers

@@ -21,9 +21,10 @@ from rmqkit.errors import RmqError, SettingsError
 
 CHECKPOINT_REMEDY = "restore a complete copy of it, or start with another checkpointLocation and startingOffsets"
 
-# The last line of a traceback, unless an error that was raised while this one was handled follows.
+# The last line of a traceback, unless an error that was raised while this one was handled follows. The readers in Java
+# raise exceptions of the same names; Java writes them after "Caused by: ".
 _RAISED = re.compile(
-    r"^(rmqkit(?:\.\w+)+)\.(\w+): (.*)$(?!\n\n(?:During handling of|The above exception was))", re.MULTILINE
+    r"(?:^|: )(rmqkit(?:\.\w+)+)\.(\w+): (.*)$(?!\n\n(?:During handling of|The above exception was))", re.MULTILINE
 )
 _PYTHON_SLOW = re.compile(r"[Pp]ython worker (?:failed to connect back|to connect back)")
 _MISSING = re.compile(r"^ModuleNotFoundError: No module named '(rmqkit|msgspec|numpy|pyarrow)\b", re.MULTILINE)

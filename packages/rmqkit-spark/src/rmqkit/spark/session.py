@@ -20,6 +20,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import logging
 import os
 import re
 import shlex
@@ -50,6 +51,9 @@ _DEFAULTS = {
     "spark.python.authenticate.socketTimeout": f"{_SOCKET_TIMEOUT_S}s",
 }
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+_JARS = "spark.jars"
+JAR = Path(__file__).with_name("rmqkit-spark.jar")
+"""The readers in Java (``jvm``); it is missing where the package was built without a JDK."""
 _LOOPBACK = "127.0.0.1"
 _OF_ONE_MACHINE = {
     "spark.driver.host": _LOOPBACK,
@@ -72,6 +76,8 @@ _VERSION_MIN = 17
 _VECTOR_FLAG = "--add-modules=jdk.incubator.vector"
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 _START_TIMEOUT_S = 60
+
+_log = logging.getLogger(__name__)
 
 
 def spark_session(
@@ -100,7 +106,7 @@ def spark_session(
     _prepare(os.environ, is_local=master.startswith("local"))
     given = dict(conf or {})
     java_options = f"-Dlog4j2.configurationFile={_LOG4J.as_uri()} {given.pop(_JAVA_OPTIONS, '')}".strip()
-    settings = {**_DEFAULTS, _JAVA_OPTIONS: java_options}
+    settings = {**_DEFAULTS, _JAVA_OPTIONS: java_options, **_jars(given.pop(_JARS, ""))}
     if master.startswith("local"):
         settings |= _OF_ONE_MACHINE | ({} if master.startswith("local-cluster") else _DAEMON)
     builder = SparkSession.builder.appName(app_name).master(master)
@@ -110,6 +116,12 @@ def spark_session(
         spark = builder.getOrCreate()
     register(spark)
     return spark
+
+
+def _jars(given: str) -> dict[str, str]:
+    """Return the setting for the jars of a session: the caller's jars and `JAR`, if it exists."""
+    jars = [jar for jar in given.split(",") if jar] + ([str(JAR)] if JAR.exists() else [])
+    return {_JARS: ",".join(dict.fromkeys(jars))} if jars else {}
 
 
 def _connected(remote: str, app_name: str, conf: Mapping[str, str]) -> SparkSession:
@@ -171,11 +183,13 @@ def register(spark: SparkSession) -> None:
     needs this package, too.
     Raises SettingsError: pyspark is too old."""
     check_pyspark()
+    from pyspark.errors import AnalysisException
+
     # Imported here because sources are subclasses of PySpark's classes, and this module must be importable without
     # PySpark to report that PySpark is missing.
     from rmqkit.spark.broker_format import BrokerSource
     from rmqkit.spark.source.archive import ArchiveSource
-    from rmqkit.spark.source.store import StoreSource
+    from rmqkit.spark.source.store import StoreSource, StoreTwin
     from rmqkit.spark.source.tasks import TaskSource
 
     if not is_connect(spark):
@@ -183,8 +197,17 @@ def register(spark: SparkSession) -> None:
         # is another one, and the registration would fail.
         jvm: Any = spark._jvm
         jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(spark._jsparkSession)
-    for source in (StoreSource, BrokerSource, ArchiveSource, TaskSource):
+    for source in (BrokerSource, ArchiveSource, TaskSource):
         spark.dataSource.register(source)
+    try:
+        spark.dataSource.register(StoreSource)
+    except AnalysisException as error:
+        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+            raise
+        spark.dataSource.register(StoreTwin)
+        _log.info("%s: Spark reads stores in the JVM", StoreSource.name())
+    else:
+        _log.info("%s: Spark reads stores with Python: %s is not among spark.jars", StoreSource.name(), JAR)
 
 
 def check_pyspark() -> None:

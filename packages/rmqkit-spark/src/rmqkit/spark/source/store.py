@@ -87,6 +87,15 @@ class StoreSource(DataSource):
         return StoreReader(options, read_plan(options, schema.names))
 
 
+class StoreTwin(StoreSource):
+    """The same format under another name, for reads that the reader in the JVM passes on (``jvm/StoreSource.java``)."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name that the reader in the JVM looks up."""
+        return f"{FORMAT}-python"
+
+
 class StoreReader(DataSourceReader):
     """Reader of messages: it plans a read on the driver, and reads a partition in a task."""
 

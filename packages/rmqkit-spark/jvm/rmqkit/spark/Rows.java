@@ -1,0 +1,217 @@
+package rmqkit.spark;
+
+import java.nio.charset.StandardCharsets;
+import java.util.Arrays;
+import java.util.HashMap;
+import java.util.HashSet;
+import java.util.Map;
+import java.util.Set;
+import org.apache.spark.sql.execution.vectorized.WritableColumnVector;
+
+/**
+ * The rows made of a run of records, before they become columns. A record is one row, or one row per message of its
+ * inner batch. The arrays have an element per row.
+ */
+final class Rows {
+    private static final int NAME_END = 1;
+    private static final int ENTRY_END = 2;
+    private static final int KEYS = 0x4B455953;
+    private static final int TAGS = 0x54414753;
+    private static final byte[] UNIQ_KEY = "UNIQ_KEY".getBytes(StandardCharsets.US_ASCII);
+    private static final int COMPARED_MAX = 32;
+
+    int count;
+    /** The index of the record in its run, and of the message in its inner batch. */
+    int[] record = new int[RecordWalk.ROWS_MAX];
+    int[] number = new int[RecordWalk.ROWS_MAX];
+    /** The message of an inner batch, or null. */
+    Bodies.Member[] member = new Bodies.Member[RecordWalk.ROWS_MAX];
+    /** The decompressed body, or null. */
+    byte[][] plain = new byte[RecordWalk.ROWS_MAX][];
+    /** The reason why the row is damaged, or null. */
+    String[] reason = new String[RecordWalk.ROWS_MAX];
+    /** The body could not be decompressed: sysFlag still says that it is compressed. */
+    boolean[] isPacked = new boolean[RecordWalk.ROWS_MAX];
+    /** The property string, and the places of three values in it; a length of -1 means that there is no such value. */
+    byte[][] properties = new byte[RecordWalk.ROWS_MAX][];
+    int[] propertiesAt = new int[RecordWalk.ROWS_MAX];
+    int[] propertiesBytes = new int[RecordWalk.ROWS_MAX];
+    final Texts keys = new Texts();
+    final Texts tags = new Texts();
+    final Texts uniqueKeys = new Texts();
+
+    private int entries;
+    private int[] nameAt = new int[COMPARED_MAX];
+    private int[] equalsAt = new int[COMPARED_MAX];
+    private int[] valueEnd = new int[COMPARED_MAX];
+
+    /** The places of one value per row in the property strings. */
+    static final class Texts {
+        int[] at = new int[RecordWalk.ROWS_MAX];
+        int[] length = new int[RecordWalk.ROWS_MAX];
+
+        void put(int row, int from, int bytes) {
+            at[row] = from;
+            length[row] = bytes;
+        }
+    }
+
+    /** Add a row and return its number. */
+    int add(int index, int inBatch, Bodies.Member message) {
+        if (count == record.length) {
+            grow(2 * count);
+        }
+        record[count] = index;
+        number[count] = inBatch;
+        member[count] = message;
+        plain[count] = null;
+        reason[count] = null;
+        isPacked[count] = false;
+        return count++;
+    }
+
+    private void grow(int capacity) {
+        record = Arrays.copyOf(record, capacity);
+        number = Arrays.copyOf(number, capacity);
+        member = Arrays.copyOf(member, capacity);
+        plain = Arrays.copyOf(plain, capacity);
+        reason = Arrays.copyOf(reason, capacity);
+        isPacked = Arrays.copyOf(isPacked, capacity);
+        properties = Arrays.copyOf(properties, capacity);
+        propertiesAt = Arrays.copyOf(propertiesAt, capacity);
+        propertiesBytes = Arrays.copyOf(propertiesBytes, capacity);
+        for (Texts texts : new Texts[] {keys, tags, uniqueKeys}) {
+            texts.at = Arrays.copyOf(texts.at, capacity);
+            texts.length = Arrays.copyOf(texts.length, capacity);
+        }
+    }
+
+    /** Set the property string of a row; bytes that are not UTF-8 become U+FFFD. */
+    void setProperties(int row, byte[] bytes, int from, int length) {
+        boolean isText = RecordWalk.isText(bytes, from, length);
+        properties[row] = isText ? bytes : replaced(bytes, from, length);
+        propertiesAt[row] = isText ? from : 0;
+        propertiesBytes[row] = isText ? length : properties[row].length;
+    }
+
+    static byte[] replaced(byte[] bytes, int from, int length) {
+        return new String(bytes, from, length, StandardCharsets.UTF_8).getBytes(StandardCharsets.UTF_8);
+    }
+
+    /**
+     * Find the three values of a row, and append all its properties to a map column if there is one. An entry needs a
+     * name and a value; the last of several entries with one name counts.
+     */
+    void parse(int row, WritableColumnVector map) {
+        keys.length[row] = -1;
+        tags.length[row] = -1;
+        uniqueKeys.length[row] = -1;
+        entries = 0;
+        byte[] bytes = properties[row];
+        int end = propertiesAt[row] + propertiesBytes[row];
+        int from = propertiesAt[row];
+        while (from < end) {
+            int equals = from;
+            while (equals < end && bytes[equals] != NAME_END && bytes[equals] != ENTRY_END) {
+                equals++;
+            }
+            int stop = equals;
+            while (stop < end && bytes[stop] != ENTRY_END) {
+                stop++;
+            }
+            if (equals > from && stop > equals + 1) {
+                note(row, bytes, from, equals, stop);
+                if (map != null) {
+                    addEntry(from, equals, stop);
+                }
+            }
+            from = stop + 1;
+        }
+        if (map != null) {
+            append(row, map, bytes);
+        }
+    }
+
+    private void note(int row, byte[] bytes, int from, int equals, int stop) {
+        int length = equals - from;
+        if (length == 4) {
+            int name = LogFile.intAt(bytes, from);
+            if (name == KEYS) {
+                keys.put(row, equals + 1, stop - equals - 1);
+            } else if (name == TAGS) {
+                tags.put(row, equals + 1, stop - equals - 1);
+            }
+        } else if (length == UNIQ_KEY.length && Arrays.equals(bytes, from, equals, UNIQ_KEY, 0, length)) {
+            uniqueKeys.put(row, equals + 1, stop - equals - 1);
+        }
+    }
+
+    private void addEntry(int from, int equals, int stop) {
+        if (entries == nameAt.length) {
+            nameAt = Arrays.copyOf(nameAt, 2 * entries);
+            equalsAt = Arrays.copyOf(equalsAt, 2 * entries);
+            valueEnd = Arrays.copyOf(valueEnd, 2 * entries);
+        }
+        nameAt[entries] = from;
+        equalsAt[entries] = equals;
+        valueEnd[entries++] = stop;
+    }
+
+    private void append(int row, WritableColumnVector map, byte[] bytes) {
+        WritableColumnVector names = map.getChild(0);
+        WritableColumnVector values = map.getChild(1);
+        int first = names.getElementsAppended();
+        Set<Integer> dropped = entries > COMPARED_MAX ? repeatedOfMany(bytes) : null;
+        int kept = 0;
+        for (int i = 0; i < entries; i++) {
+            if (dropped == null ? !isRepeated(bytes, i) : !dropped.contains(i)) {
+                names.appendByteArray(bytes, nameAt[i], equalsAt[i] - nameAt[i]);
+                values.appendByteArray(bytes, equalsAt[i] + 1, valueEnd[i] - equalsAt[i] - 1);
+                kept++;
+            }
+        }
+        map.putArray(row, first, kept);
+    }
+
+    /** Return true if a later entry has the same name. */
+    private boolean isRepeated(byte[] bytes, int entry) {
+        int length = equalsAt[entry] - nameAt[entry];
+        for (int i = entry + 1; i < entries; i++) {
+            if (equalsAt[i] - nameAt[i] == length
+                    && bytes[nameAt[i]] == bytes[nameAt[entry]]
+                    && Arrays.equals(bytes, nameAt[i], equalsAt[i], bytes, nameAt[entry], equalsAt[entry])) {
+                return true;
+            }
+        }
+        return false;
+    }
+
+    private Set<Integer> repeatedOfMany(byte[] bytes) {
+        Map<String, Integer> last = new HashMap<>();
+        Set<Integer> repeated = new HashSet<>();
+        for (int i = 0; i < entries; i++) {
+            String name = new String(bytes, nameAt[i], equalsAt[i] - nameAt[i], StandardCharsets.UTF_8);
+            Integer before = last.put(name, i);
+            if (before != null) {
+                repeated.add(before);
+            }
+        }
+        return repeated;
+    }
+
+    /** Move a row to another place, further up. */
+    void move(int from, int to) {
+        record[to] = record[from];
+        number[to] = number[from];
+        member[to] = member[from];
+        plain[to] = plain[from];
+        reason[to] = reason[from];
+        isPacked[to] = isPacked[from];
+        properties[to] = properties[from];
+        propertiesAt[to] = propertiesAt[from];
+        propertiesBytes[to] = propertiesBytes[from];
+        keys.put(to, keys.at[from], keys.length[from]);
+        tags.put(to, tags.at[from], tags.length[from]);
+        uniqueKeys.put(to, uniqueKeys.at[from], uniqueKeys.length[from]);
+    }
+}

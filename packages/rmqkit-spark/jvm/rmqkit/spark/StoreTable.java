@@ -1,0 +1,249 @@
+package rmqkit.spark;
+
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.List;
+import java.util.OptionalLong;
+import java.util.Set;
+import org.apache.spark.sql.connector.catalog.Column;
+import org.apache.spark.sql.connector.catalog.SupportsRead;
+import org.apache.spark.sql.connector.catalog.TableCapability;
+import org.apache.spark.sql.connector.metric.CustomMetric;
+import org.apache.spark.sql.connector.metric.CustomSumMetric;
+import org.apache.spark.sql.connector.read.Batch;
+import org.apache.spark.sql.connector.read.InputPartition;
+import org.apache.spark.sql.connector.read.PartitionReader;
+import org.apache.spark.sql.connector.read.PartitionReaderFactory;
+import org.apache.spark.sql.connector.read.Scan;
+import org.apache.spark.sql.connector.read.ScanBuilder;
+import org.apache.spark.sql.connector.read.Statistics;
+import org.apache.spark.sql.connector.read.SupportsPushDownFilters;
+import org.apache.spark.sql.connector.read.SupportsPushDownLimit;
+import org.apache.spark.sql.connector.read.SupportsPushDownRequiredColumns;
+import org.apache.spark.sql.connector.read.SupportsReportStatistics;
+import org.apache.spark.sql.catalyst.InternalRow;
+import org.apache.spark.sql.sources.Filter;
+import org.apache.spark.sql.types.StructType;
+import org.apache.spark.sql.util.CaseInsensitiveStringMap;
+import org.apache.spark.sql.vectorized.ColumnarBatch;
+
+/** The messages of a store as a table, and a scan of it. A table is a snapshot of the log at its first scan. */
+final class StoreTable implements SupportsRead {
+    private final StoreOptions options;
+    private final StructType schema;
+    private List<LogFiles.Segment> segments;
+    private List<LogFiles.Split> splits;
+
+    StoreTable(StoreOptions options, StructType schema) {
+        this.options = options;
+        this.schema = schema;
+    }
+
+    @Override
+    public String name() {
+        return StoreSource.NAME + " " + (options.path.isEmpty() ? String.join(",", options.logPaths) : options.path);
+    }
+
+    @Override
+    public Column[] columns() {
+        return Arrays.stream(schema.fields())
+                .map(field -> Column.create(field.name(), field.dataType(), field.nullable()))
+                .toArray(Column[]::new);
+    }
+
+    @Override
+    public Set<TableCapability> capabilities() {
+        return Set.of(TableCapability.BATCH_READ);
+    }
+
+    @Override
+    public ScanBuilder newScanBuilder(CaseInsensitiveStringMap given) {
+        return new Builder();
+    }
+
+    /** Return the splits of all files, as they were at the first call. */
+    private synchronized List<LogFiles.Split> splits() {
+        if (splits == null) {
+            segments = LogFiles.find(options.folders());
+            splits = LogFiles.splits(segments, options.splitBytes);
+        }
+        return splits;
+    }
+
+    /** The bytes of the log that the tasks read. Spark makes metrics by their class: each needs a class of its own. */
+    public static final class BytesRead extends CustomSumMetric {
+        @Override
+        public String name() {
+            return "logBytesRead";
+        }
+
+        @Override
+        public String description() {
+            return "bytes of the commit log that were read";
+        }
+    }
+
+    /** The bytes of the records that conditions excluded before they were decoded. */
+    public static final class BytesSkipped extends CustomSumMetric {
+        @Override
+        public String name() {
+            return "logBytesSkipped";
+        }
+
+        @Override
+        public String description() {
+            return "bytes of messages that were excluded before they were decoded";
+        }
+    }
+
+    private final class Builder
+            implements ScanBuilder, SupportsPushDownRequiredColumns, SupportsPushDownFilters, SupportsPushDownLimit {
+        private StructType required = schema;
+        private Filter[] pushed = {};
+        private final List<Condition> conditions = new ArrayList<>();
+        private int limit = Integer.MAX_VALUE;
+
+        @Override
+        public void pruneColumns(StructType columns) {
+            required = columns;
+        }
+
+        @Override
+        public Filter[] pushFilters(Filter[] filters) {
+            List<Filter> kept = new ArrayList<>();
+            for (Filter filter : filters) {
+                Condition condition = Condition.of(filter);
+                if (condition == null) {
+                    kept.add(filter);
+                } else {
+                    conditions.add(condition);
+                }
+            }
+            pushed = Arrays.stream(filters).filter(filter -> !kept.contains(filter)).toArray(Filter[]::new);
+            return kept.toArray(Filter[]::new);
+        }
+
+        @Override
+        public Filter[] pushedFilters() {
+            return pushed;
+        }
+
+        @Override
+        public boolean pushLimit(int count) {
+            limit = count;
+            return true;
+        }
+
+        @Override
+        public boolean isPartiallyPushed() {
+            return true; // each task stops after so many rows
+        }
+
+        @Override
+        public Scan build() {
+            return new StoreScan(new Plan(options, required, List.copyOf(conditions), limit), pushed);
+        }
+    }
+
+    /** All that a task needs to know of a read. */
+    record Plan(StoreOptions options, StructType columns, List<Condition> conditions, int limit)
+            implements java.io.Serializable {}
+
+    /** The splits that one task reads. */
+    record Part(List<LogFiles.Split> splits) implements InputPartition {}
+
+    /** Makes the readers of the tasks. */
+    record Readers(Plan plan) implements PartitionReaderFactory {
+        @Override
+        public boolean supportColumnarReads(InputPartition partition) {
+            return true;
+        }
+
+        @Override
+        public PartitionReader<InternalRow> createReader(InputPartition partition) {
+            throw new UnsupportedOperationException("rows are read in columns");
+        }
+
+        @Override
+        public PartitionReader<ColumnarBatch> createColumnarReader(InputPartition partition) {
+            return new StoreReader(((Part) partition).splits(), plan);
+        }
+    }
+
+    private final class StoreScan implements Scan, Batch, SupportsReportStatistics {
+        private final Plan plan;
+        private final Filter[] pushed;
+
+        StoreScan(Plan plan, Filter[] pushed) {
+            this.plan = plan;
+            this.pushed = pushed;
+        }
+
+        @Override
+        public StructType readSchema() {
+            return plan.columns();
+        }
+
+        @Override
+        public String description() {
+            return name() + " PushedFilters: " + Arrays.toString(pushed)
+                    + (plan.limit() == Integer.MAX_VALUE ? "" : ", PushedLimit: " + plan.limit());
+        }
+
+        @Override
+        public Batch toBatch() {
+            return this;
+        }
+
+        /** Return the splits of the files that may have messages of the wanted times. */
+        private List<LogFiles.Split> chosen() {
+            long startUs = Long.MIN_VALUE;
+            long endUs = Long.MAX_VALUE;
+            for (Condition condition : plan.conditions()) {
+                if (condition.column().equals("storeTimestamp")) {
+                    startUs = Math.max(startUs, condition.low());
+                    endUs = Math.min(endUs, condition.high());
+                }
+            }
+            long startMs = Math.max(options.startMs, startUs == Long.MIN_VALUE ? startUs : startUs / 1000);
+            long endMs = Math.min(options.endMs, endUs == Long.MAX_VALUE ? endUs : endUs / 1000);
+            List<LogFiles.Split> all = splits();
+            List<String> within = LogFiles.within(segments, startMs, endMs).stream().map(LogFiles.Segment::path).toList();
+            return all.stream().filter(split -> within.contains(split.path())).toList();
+        }
+
+        @Override
+        public InputPartition[] planInputPartitions() {
+            return LogFiles.grouped(chosen(), options.splitBytes).stream()
+                    .map(Part::new)
+                    .toArray(InputPartition[]::new);
+        }
+
+        @Override
+        public PartitionReaderFactory createReaderFactory() {
+            return new Readers(plan);
+        }
+
+        @Override
+        public Statistics estimateStatistics() {
+            long bytes = chosen().stream().mapToLong(split -> split.high() - split.low()).sum();
+            boolean hasBodies = Arrays.asList(plan.columns().fieldNames()).contains("body");
+            return new Statistics() {
+                @Override
+                public OptionalLong sizeInBytes() {
+                    return OptionalLong.of(hasBodies ? bytes : bytes / 4);
+                }
+
+                @Override
+                public OptionalLong numRows() {
+                    return OptionalLong.empty();
+                }
+            };
+        }
+
+        @Override
+        public CustomMetric[] supportedCustomMetrics() {
+            return new CustomMetric[] {new BytesRead(), new BytesSkipped()};
+        }
+    }
+}
