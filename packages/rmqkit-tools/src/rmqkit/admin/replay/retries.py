@@ -155,7 +155,7 @@ class GroupProducer:
         return await self._sender.send(encoded, timeout_ms=self.settings.send_timeout_ms, queue=queue)
 
     async def send_batch(self, messages: Sequence[PlacedMessage], *, queue: MessageQueue | None = None) -> SendResult:
-        """Raise MessageIllegal: brokers refuse batches for retry topics. In response, `send_chunk` sends single messages."""
+        """Raise MessageIllegal: brokers refuse batches for retry topics. `send_chunk` then sends each message alone."""
         raise MessageIllegal(
             _("a batch cannot be sent to retry topic {topic}: send its messages one by one", topic=messages[0].topic)
         )
