@@ -1,6 +1,6 @@
-"""Words that reach a page as values. The filter ``text`` of templates translates them.
+"""The words that reach a page as values. The filter ``text`` of templates translates them.
 
-A state, for example, is stored, sent and compared in English. It is translated where a page shows it.
+A state, for example, is stored, sent and compared in English, and translated only when a page shows it.
 """
 
 from __future__ import annotations
