@@ -140,8 +140,7 @@ class Oidc:
         return address, cookie
 
     async def finish(self, query: Mapping[str, str], cookie: str, redirect_uri: str) -> tuple[User, str]:
-        """Return the user in the answer of the provider, and the path to show. Raises LoginRefused: the login
-        failed."""
+        """Return the user in the provider's answer, and the path to show. Raises LoginRefused: the login failed."""
         label, settings = self.settings.label, self.settings
         # Check the state first: an attacker may have forged a request with a wrong state.
         state = self._derived("state", cookie)
