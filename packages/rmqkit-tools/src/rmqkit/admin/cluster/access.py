@@ -95,7 +95,7 @@ class Access:
     async def update_user(
         self, user: str, *, secret: str = "", user_type: str = "", status: str = "", broker: str | None = None
     ) -> list[Done]:
-        """Change the given fields of a user. Raises PeerRefused: there is no such user."""
+        """Change the fields of a user for which a value is passed. Raises PeerRefused: there is no such user."""
         body = UserInfo(username=user, password=secret or None, user_type=user_type or None, user_status=status or None)
         return await self._each(RequestCode.AUTH_UPDATE_USER, user, "changed", broker, UserRequest(user), body)
 

@@ -218,7 +218,7 @@ class Groups:
     async def update(
         self, group: str, changes: Mapping[str, Any], broker: str | None = None, cluster: str | None = None
     ) -> dict[str, SubscriptionGroupConfig]:
-        """Create a group, or change the given fields at each broker. Return the new configurations by broker name.
+        """Create a group, or change some of its fields, at each broker. Return the new configurations by broker name.
         In ``attributes``, a key ``+name`` adds an attribute with a value, and a key ``-name`` removes one."""
         masters = await self._calls.targets(broker, cluster)
 

@@ -8,8 +8,8 @@ segments           ``commitLogMinOffset``, ``commitLogMaxOffset`` and ``mappedFi
 disk               ``commitLogDirCapacity``, which has four digits at most, and ``commitLogDiskRatio``. The
                    capacity includes the part of the disk that is reserved for root; the ratio does not (`usable`)
 bytes per second   messages stored per second over 10 min × ``putMessageAverageSize``
-expiry             the store time of the oldest message + ``fileReservedTime``. The file is deleted later, at an hour
-                   of ``deleteWhen``, because the last message of the file may be younger
+expiry             the store time of the oldest message + ``fileReservedTime``. The file is deleted later: its last
+                   message may be younger, and deletions run at an hour of ``deleteWhen``
 limits             ``diskMaxUsedSpaceRatio``, ``diskSpaceCleanForciblyRatio``, ``diskSpaceWarningLevelRatio``, or
                    Apache's defaults if a broker does not report them
 =================  =================================================================================================

@@ -817,7 +817,7 @@ class Facts(Struct, kw_only=True):
 
     @property
     def subscriptions(self) -> dict[str, SubscriptionData | None]:
-        """The subscription of each member that answered to the topic; None if the member does not subscribe to it."""
+        """The subscription of each member to the topic, without members that did not answer; None: no subscription."""
         return {
             client: next((one for one in info.subscription_set if one.topic == self.topic), None)
             for client, info in self.members.items()

@@ -447,7 +447,7 @@ def leftovers(target: Target) -> Iterator[Finding]:
 
 
 def sends(target: Target) -> Iterator[Finding]:
-    """Check if the compiled core reads plain sends. It doubles the messages per CPU second."""
+    """Check if the compiled core reads plain sends. The core doubles the messages per CPU second."""
     fault = CORE.fault
     if not fault:
         yield Finding("sends", State.OK, "read by the compiled core")

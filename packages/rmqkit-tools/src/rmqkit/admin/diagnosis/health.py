@@ -11,7 +11,7 @@ clock is wrong               it differs from this machine's clock by `CLOCK_WARN
 broker takes no messages     a master reports that it is not active
 master without a slave       slaves of its name are registered, and no slave is connected to it
 slave is behind              it has to copy more than `SLAVE_BYTES`
-half messages wait           the oldest one has waited for a decision longer than `HALF_AGE_MS`
+half messages wait           the oldest half message has waited for a decision longer than `HALF_AGE_MS`
 group falls back             messages of the first sample are not consumed at the second one, and its lag grew
 group is behind              messages of the first sample are not consumed at the second one, and its lag is
                              `LAG_COUNT`, or its oldest message is `LAG_AGE_MS` old
@@ -169,7 +169,7 @@ class GroupState(Struct, rename="camel", kw_only=True):
         popped_grew: the number of messages by which ``popped`` rose since the first sample.
         dead: the number of dead letters that are stored.
         dead_last_ms: the store time of the last dead letter.
-        dead_grew: the number by which ``dead`` rose since it was first known.
+        dead_grew: the number of dead letters by which ``dead`` rose since the first sample.
     """
 
     name: str

@@ -8,7 +8,7 @@ offset message id   the broker in the id (VIEW_MESSAGE_BY_ID), then the queue of
 unique key, or key  the index of each topic (QUERY_MESSAGE), with one request to each broker that has the topic
 ==================  ================================================================================================
 
-No queue is read to search it. At most `TOPICS_MAX` topics are searched, `_AT_ONCE` at a time and for `_SECONDS`.
+Queues are not scanned. At most `TOPICS_MAX` topics are searched, `_AT_ONCE` at a time and for `_SECONDS`.
 `Found` has the number of the topics that were not searched. Every request is signed with the caller's credentials, so
 the result has no message of a topic that the caller may not read.
 Source: behaviour.md §8.16.

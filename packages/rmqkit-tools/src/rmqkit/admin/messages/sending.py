@@ -28,7 +28,7 @@ __all__ = ["CHUNK_COUNT", "ChunkProducer", "OnWait", "Outcome", "Pace", "Silence
 
 CHUNK_COUNT = 256
 SILENT_SECONDS = 2.0
-"""After this time without an answer, the user is notified."""
+"""The time without an answer after which the user is notified."""
 
 _NAMES_MAX = 3
 _BATCH_BYTES_MAX = 128 << 10

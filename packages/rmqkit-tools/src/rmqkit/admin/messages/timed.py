@@ -10,8 +10,8 @@ a later record recalls it  this record has TIMER_DELETE_KEY (a *marker*), the sa
 a later record repeats it  a long wait is stored in stages, and each stage adds 1 to TIMER_ROLL_TIMES
 =========================  =========================================================================================
 
-*Recall* sends RECALL_MESSAGE like a producer. *Deliver now* sends a copy with the same unique key to the queue of the
-message, then recalls the original. If the recall fails, the message is delivered twice, but is never lost.
+*Recall* sends RECALL_MESSAGE, as a producer does. *Deliver now* sends a copy with the same unique key to the queue of
+the message, then recalls the original. If the recall fails, the message is delivered twice, but is never lost.
 Source: behaviour.md §3.4, §3.9; store.md §18.2.
 """
 

@@ -189,7 +189,7 @@ def grouped(messages: Iterable[ReceivedMessage], by: str = "kind") -> list[Kind]
 
 
 class Dead:
-    """Operations on dead letters; each raises the errors of `AdminCalls`."""
+    """Operations on dead letters. Each raises the errors of `AdminCalls`."""
 
     def __init__(self, calls: AdminCalls) -> None:
         self._calls = calls

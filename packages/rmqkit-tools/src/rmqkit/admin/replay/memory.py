@@ -65,7 +65,7 @@ class TaskFile(Struct, kw_only=True):
         return found
 
     def save(self, path: Path) -> None:
-        """Replace the whole file, without fsync. After a power failure, the file may have an older content."""
+        """Replace the whole file, without fsync. After a power failure, the file may have its former content."""
         whole = path.with_name(path.name + ".tmp")
         with naming(path):
             whole.write_bytes(msgspec.json.format(msgspec.json.encode(self, enc_hook=plain)))

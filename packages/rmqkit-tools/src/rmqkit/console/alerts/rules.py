@@ -71,7 +71,7 @@ _log = logging.getLogger(__name__)
 
 
 class Rule(Struct, rename="camel", kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A rule for a figure. ``channel`` is empty if the page shows alerts, and no notices are sent."""
+    """A rule for a figure. If ``channel`` is empty, no notices are sent, and only the page shows the alerts."""
 
     name: str
     figure: str

@@ -99,7 +99,7 @@ def _queue(topic: str, text: str) -> MessageQueue:
 
 
 def _advance(offsets: dict[str, int], messages: list[ReceivedMessage]) -> None:
-    """Move offsets past messages. Unknown offsets stay unknown, or messages of the missing queues would be lost."""
+    """Move offsets past messages. If all are missing, add none: messages of queues without an offset would be lost."""
     if offsets:
         offsets.update((f"{one.broker_name}:{one.queue_id}", one.queue_offset + 1) for one in messages)
 

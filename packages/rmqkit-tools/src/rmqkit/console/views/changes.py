@@ -506,7 +506,7 @@ def _move(given: Mapping[str, str]) -> tuple[dict[str, Any], str]:
 
 
 def time_of(text: str, label: str) -> int | None:
-    """Return a time (by default UTC) in ms since the epoch; None if the text is empty. Raises ValueError: no time."""
+    """Return a time (by default UTC) in ms since the epoch; None for no text. Raises ValueError: it is not a time."""
     if not text:
         return None
     try:

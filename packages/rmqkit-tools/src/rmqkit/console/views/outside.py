@@ -143,7 +143,7 @@ async def _user_of(ask: Ask, name: str, secret: str) -> tuple[User | None, str]:
 
 
 async def cluster_user(ask: Ask, name_servers: str, name: str, secret: str) -> tuple[User | None, str]:
-    """Return a user of the cluster, or None with a reason. Requests must pass with the secret and fail with others."""
+    """Return a user of the cluster, or None with a reason. A wrong secret must be refused, the secret accepted."""
     right = Credentials(access_key=name, secret_key=secret)
     wrong = Credentials(access_key=name, secret_key=f"{secret}, not")
     try:

@@ -56,8 +56,8 @@ class Figure(Struct, frozen=True, kw_only=True):
         of: the kind of object: ``group``, ``topic`` or ``broker``.
         unit: the unit of its axis.
         show: a function that returns a value with its unit as text.
-        top: a function that returns the end of an axis for a highest value.
-        scale: the factor of the stored integer.
+        top: a function that returns the end of an axis for the highest value.
+        scale: the factor by which a value is multiplied before it is rounded and stored.
         is_kept: True if it has a history; figures without a history are only for rules.
         hint: the format of the value in a rule.
     """

@@ -63,7 +63,7 @@ TOPICS_A_ROUND, GROUPS_A_ROUND = 20, 50
 AT_ONCE, PER_SECOND = 2, 20
 TREND_MS = 60_000
 GONE_MS = 3_600_000
-"""For this time, a broker is shown after it has left the name servers."""
+"""The time for which pages show a broker that has left the name servers."""
 STEP = 1_000
 """The number of topics or groups that one iteration of the event loop builds."""
 
