@@ -1,8 +1,8 @@
 """Typed administrative operations on a cluster: the functions behind ``rmq``, comparable to Java's ``mqadmin``.
 
-`Admin` has one attribute per noun (``admin.topics``, ``admin.brokers`` …), each a class of operations. Its methods send
-requests through `AdminCalls` and return structs. Only the command line (`rmqkit.cli.admin`) prints. The operations work
-with Apache's servers and with rmqkit's.
+`Admin` has one attribute for each noun (``admin.topics``, ``admin.brokers`` …). The value is an object with the
+operations on this noun. Its methods send requests through `AdminCalls` and return structs. Only the command line
+(`rmqkit.cli.admin`) prints. The operations work with Apache's servers and with rmqkit's servers.
 
 ::
 
@@ -10,7 +10,7 @@ with Apache's servers and with rmqkit's.
         for row in await admin.clusters.brokers():
             print(row.broker_name, row.addr)
 
-A noun's module is imported when it is first used. Source: behaviour.md §9.9.
+The module of a noun is imported when the noun is first used. Source: behaviour.md §9.9.
 """
 
 from __future__ import annotations
@@ -55,17 +55,17 @@ _NOUNS = {
     "stores": ("cluster.stores", "Stores"),
     "filters": ("messages.filters", "Filters"),
 }
-"""Noun → its module and class."""
+"""The module and the class of each noun."""
 
 
 class Admin:
     """A connection to a cluster, for administration. Use it as an async context manager, in one event loop.
 
     Args:
-        name_servers: ``host:port;host:port``.
+        name_servers: the addresses of the name servers, such as ``host:port;host:port``.
         timeout_ms: the timeout of each request.
-        tls: encrypts every connection.
-        credentials: sign every request.
+        tls: the TLS settings of every connection; None: no encryption.
+        credentials: the credentials that sign every request; None: no signature.
         guard: a function that is called before each request, such as `read_only`. Its exceptions reach the caller.
     """
 
@@ -110,7 +110,7 @@ class Admin:
         await self.calls.remoting.close()
 
     def __getattr__(self, name: str) -> Any:
-        """Create the operations of a noun at their first use."""
+        """Create the operations of a noun when they are first used."""
         if name not in _NOUNS:
             raise AttributeError(_("Admin has no {name}: it has {nouns}", name=name, nouns=", ".join(_NOUNS)))
         module, of_noun = _NOUNS[name]

@@ -3,17 +3,18 @@
 ======================  ==================================================================================
 target                  selection
 ======================  ==================================================================================
-a name server           the first of the list that answers
+a name server           the first name server of the list that answers
 cluster, routes         requested once, then cached until `AdminCalls.forget`
-a broker                given as ``host:port`` or by name; a name means its master
-several brokers         requested at the same time; the first error is raised
+a broker                ``host:port``, or a name; a name stands for the master
+several brokers         all at the same time; the first error is raised
 ======================  ==================================================================================
 
-If a peer closes the connection or does not answer, `rmqkit.remoting.client` probes what kind of peer it is, for the
-text of the error.
+If a peer closes the connection or does not answer, `rmqkit.remoting.client` probes the kind of the peer, and the error
+names this kind.
 
-A *guard* is called before each request of each method. It may count requests, or refuse one by raising an exception.
-`read_only` is a guard that passes only requests that change nothing (`READING`). Loop only. Source: behaviour.md §9.9.
+A *guard* is called before each request of each method. A guard may count requests, or refuse a request by raising an
+exception. `read_only` is a guard that allows only requests that change nothing (`READING`). Loop only.
+Source: behaviour.md §9.9.
 """
 
 from __future__ import annotations
@@ -68,17 +69,17 @@ class Done(Struct, rename="camel"):
 
 
 Guard = Callable[[str, Command], None]
-"""A function that is called with address and request before the request is sent. Its exceptions reach the caller."""
+"""A function that gets the address and the request before the request is sent. Its exceptions reach the caller."""
 
 READING = frozenset(code for code, row in CATALOG.items() if row.is_reading)
-"""Requests that change nothing at any broker. GET_SUBSCRIPTIONGROUP_CONFIG (352) is not one of them: Apache's brokers
-create the group."""
+"""The codes of requests that change nothing at any broker. GET_SUBSCRIPTIONGROUP_CONFIG (352) is not included, because
+Apache's brokers create the group."""
 
 _PULLS = (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
 
 
 def read_only(address: str, command: Command) -> None:
-    """Refuse requests that change something (a guard). Raises ReadOnly: the request changes something, or is a pull
+    """Allow only requests that change nothing (a guard). Raises ReadOnly: the request changes something, or is a pull
     that commits an offset."""
     is_reading = command.code in READING
     if is_reading and command.code in _PULLS:
@@ -99,15 +100,15 @@ class _GuardedClient(RemotingClient):
         self._guard(address, command)
         return await super().call(address, command, timeout_ms)
 
-    # The guard must see one-way requests too: they may change something just as well.
+    # The guard must see one-way requests too, because they may also change something.
     async def send_one_way(self, address: str, command: Command, timeout_ms: float) -> None:
         self._guard(address, command)
         await super().send_one_way(address, command, timeout_ms)
 
 
 class AdminCalls(BrokerCalls):
-    """Requests to name servers and brokers. A failed connection is reported with the kind of peer that listens there.
-    ``guard`` is called before each request is sent.
+    """Requests to name servers and brokers. The error of a lost connection names the kind of the peer. ``guard`` is
+    called before each request is sent.
     Raises SettingsError: the list of name servers is empty, or an entry is not ``host:port``.
 
     Every method that sends a request raises RemotingError (no answer), NoNameServer (no name server answers),
@@ -143,8 +144,8 @@ class AdminCalls(BrokerCalls):
     # -- one peer
 
     async def call(self, address: str, command: Command, timeout_ms: float | None = None) -> Command:
-        """Return the answer, with any code. Raises WrongProtocol, TlsMismatch: the reason of a lost connection, if it
-        can be found."""
+        """Return the answer, with any code. Raises WrongProtocol, TlsMismatch: the connection was lost for this
+        reason."""
         try:
             return await super().call(address, command, timeout_ms)
         except (ConnectionLost, RequestTimedOut) as error:
@@ -159,7 +160,7 @@ class AdminCalls(BrokerCalls):
     # -- addresses
 
     async def cluster(self) -> ClusterInfo:
-        """Return all brokers that a name server knows."""
+        """Return all clusters and brokers that a name server knows."""
         if self._cluster is None:
             self._cluster = await self.any_name_server.fetch(ClusterInfo, RequestCode.GET_BROKER_CLUSTER_INFO)
         return self._cluster
@@ -180,7 +181,7 @@ class AdminCalls(BrokerCalls):
     async def own_topic_names(self) -> list[str]:
         """Return the topics that applications have created, sorted, without system, retry and dead-letter topics."""
         names, servers = await self.topic_names(), set[str]()
-        with contextlib.suppress(RmqError):  # then the list has two more topics
+        with contextlib.suppress(RmqError):  # without the names, the list has two more topics
             info = await self.cluster()
             servers = {*info.cluster_addr_table, *info.broker_addr_table}
         return [name for name in names if is_of_applications(name, servers)]
@@ -197,8 +198,8 @@ class AdminCalls(BrokerCalls):
         return masters[broker]
 
     async def broker_name(self, broker: str) -> str:
-        """Return the name of a broker that is given by its name or address. Raises UnknownName: the name servers do not
-        know the broker."""
+        """Return the name of a broker, from its name or its address. Raises UnknownName: the name servers do not know
+        the broker."""
         known = (await self.cluster()).broker_addr_table
         for name, data in known.items():
             if broker == name or broker in data.broker_addrs.values():
@@ -206,8 +207,8 @@ class AdminCalls(BrokerCalls):
         raise UnknownName("broker", broker, self._asked, known)
 
     async def masters(self, cluster: str | None = None, broker: str | None = None) -> dict[str, str]:
-        """Return the addresses of masters by broker name: of a cluster, of one broker, or of all clusters. A broker
-        that is given by its address, and that the name servers do not know, has its address as its name.
+        """Return the addresses of masters by broker name: of a cluster, of one broker, or of all clusters. If the name
+        servers do not know the address of a broker, the address is also used as the name.
         Raises UnknownName: the cluster or the broker does not exist."""
         if broker is not None:
             name, address = broker, await self.address(broker)
@@ -222,8 +223,8 @@ class AdminCalls(BrokerCalls):
         return {name: by_id[MASTER_ID] for name, by_id in addresses.items() if MASTER_ID in by_id}
 
     async def targets(self, broker: str | None, cluster: str | None) -> dict[str, str]:
-        """Return the `masters` of the given broker or cluster. If neither is given, use the only cluster.
-        Raises SettingsError: neither is given, and there are several clusters, or no cluster."""
+        """Return the `masters` of a broker or of a cluster. If both are None, use the only cluster.
+        Raises SettingsError: both are None, and there are several clusters, or no cluster."""
         if broker is None and cluster is None:
             clusters = sorted((await self.cluster()).cluster_addr_table)
             if not clusters:
@@ -235,7 +236,7 @@ class AdminCalls(BrokerCalls):
         return await self.masters(cluster, broker)
 
     async def addresses(self, broker: str | None, cluster: str | None) -> list[str]:
-        """Return the addresses of `targets`. A broker's address is returned without a request to a name server."""
+        """Return the addresses of `targets`. The address of a broker needs no request to a name server."""
         return [await self.address(broker)] if broker is not None else [*(await self.targets(None, cluster)).values()]
 
     async def masters_of_topic(self, topic: str) -> dict[str, str]:
@@ -244,8 +245,9 @@ class AdminCalls(BrokerCalls):
         return {data.broker_name: data.broker_addrs[MASTER_ID] for data in brokers if MASTER_ID in data.broker_addrs}
 
     async def fan_out(self, addresses: Iterable[str], asking: Callable[[str], Awaitable[T]]) -> dict[str, T]:
-        """Send a request to each address at the same time. Return the answers by address, in the given order."""
-        # The first error is raised at once. The other requests continue, and still change what they change.
+        """Send a request to each address at the same time. Return the answers by address, in the order of the
+        addresses."""
+        # The first error is raised immediately. The other requests continue, and may still change something.
         listed = list(addresses)
         return dict(zip(listed, await asyncio.gather(*map(asking, listed)), strict=True))
 
@@ -256,6 +258,6 @@ class AdminCalls(BrokerCalls):
     async def _unknown_topic(self, topic: str) -> UnknownName:
         names: list[str] | None = None
         with contextlib.suppress(RmqError):
-            # System topics would hide the intended name. List them only if the unknown name looks like one.
+            # System topics would hide the intended name. List them only if the unknown name looks like a system topic.
             names = await (self.own_topic_names() if is_of_applications(topic) else self.topic_names())
         return UnknownName("topic", topic, self._asked, names)

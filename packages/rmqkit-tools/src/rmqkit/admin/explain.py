@@ -1,18 +1,18 @@
-"""The search for the cause why a group did not consume a message: `explain` finds the facts, `causes` judges them.
+"""The search for the reason why a group did not consume a message: `explain` finds the facts, `causes` judges them.
 
 =============================  =========================================================================================
 fact                           requests
 =============================  =========================================================================================
 the message by id, key, place  VIEW_MESSAGE_BY_ID, QUERY_MESSAGE, QUERY_CONSUME_QUEUE at the brokers of its topic
 its copies, by unique key      QUERY_MESSAGE in the topics of retries, dead letters, delays, half messages, traces
-its delivery time              QUERY_CONSUME_QUEUE: entries of delay queues have the time; timers have a property
+its delivery time              QUERY_CONSUME_QUEUE (entries of delay queues have the time), or a property of the timer
 the group's progress           QUERY_CONSUMER_OFFSET, and its clients
 deliveries to the group        VIEW_BROKER_STATS_DATA
-the group and its clients      GET_ALL_SUBSCRIPTIONGROUP_CONFIG (352 would create it), `admin.cluster.clients`
+the group and its clients      GET_ALL_SUBSCRIPTIONGROUP_CONFIG (352 might create it), `admin.cluster.clients`
 =============================  =========================================================================================
 
-The requests change nothing. Facts that a broker does not report are missing from the evidence. Source: behaviour.md
-§9.9.
+The requests change nothing. Facts that a broker does not report are missing from the evidence.
+Source: behaviour.md §9.9.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _OP_PULLS_MAX = 16
 _READ_FORBIDDEN = 1 << 2
 _PORT_MAX = 65_535
 _LOG_BYTES_MAX = 1 << 48
-"""The maximum offset in an offset message id. No log is longer: an id with a larger offset is a unique key."""
+"""The maximum offset in an offset message id. No log is longer, so an id with a larger offset is a unique key."""
 
 T = TypeVar("T")
 
@@ -66,7 +66,7 @@ class Key(Struct):
 
 
 class At(Struct):
-    """A message, identified by its queue offset. The broker (name or address) is optional if it is the only one."""
+    """A message, identified by its queue offset. The broker (name or address) is optional if only one has the topic."""
 
     queue_id: int
     offset: int
@@ -74,16 +74,16 @@ class At(Struct):
 
 
 async def explain(admin: Admin, topic: str, group: str, message: str | Key | At) -> Explanation:
-    """Explain why a group has not consumed a message, or that it has. ``message`` as text is an offset message id or a
-    unique key.
-    Raises UnknownName: there is no such topic. Raises SettingsError: the text may mean several messages. Also raises
-    the errors of `AdminCalls`."""
+    """Return the reason why a group has not consumed a message. CONSUMED is a possible result. If ``message`` is a
+    text, it is an offset message id or a unique key.
+    Raises UnknownName: there is no such topic. Raises SettingsError: several messages match. Also raises the errors of
+    `AdminCalls`."""
     return await Explainer(admin, topic, group).explain(message)
 
 
 class Explainer:
     """A search for causes, for one topic and one group. The data of the group are requested only once.
-    ``hides_bodies``: leave out the reasons of dead letters, which often quote bodies."""
+    ``hides_bodies``: hide the reasons of dead letters, because they often quote bodies."""
 
     def __init__(self, admin: Admin, topic: str, group: str, *, hides_bodies: bool = False) -> None:
         self._admin = admin
@@ -94,11 +94,12 @@ class Explainer:
         self._known: dict[object, asyncio.Future[Any]] = {}
 
     async def explain(self, message: str | Key | At) -> Explanation:
-        """Explain a message like the function `explain`."""
+        """Return the explanation for a message, like the function `explain`."""
         return judge(await self.facts(message))
 
     async def facts(self, message: str | Key | At) -> Facts:
-        """Return all facts about a message and the group for `judge` and `timeline`. Raises as `explain`."""
+        """Return all facts about a message and the group, for `judge` and `timeline`. Raises the errors of
+        `explain`."""
         facts = self._facts("")
         match message:
             case Key(text):
@@ -133,7 +134,7 @@ class Explainer:
     # -- the message
 
     async def _by_id(self, facts: Facts, text: str) -> str:
-        """Find a message by either kind of id. Return its unique key."""
+        """Find a message by its unique key or its offset message id. Return its unique key."""
         facts.asked = _("message {text}", text=text)
         with contextlib.suppress(ValueError):
             ip, port, physical_offset = decode_offset_id(text)
@@ -205,7 +206,8 @@ class Explainer:
         return facts.message.properties.get(prop.UNIQ_KEY, "")
 
     async def _add_copies(self, facts: Facts, unique_key: str) -> None:
-        """Search the topics of a message before it reaches its own topic, and after the group has failed."""
+        """Search for copies in the topics of messages that are not delivered yet, and of messages that the group failed
+        to consume."""
         topics = [names.retry_topic(self._group), names.dlq_topic(self._group)]
         topics += _BEFORE if facts.message is None else (names.SCHEDULE_TOPIC,)
         topics += [names.pop_retry_topic(self._group, self._topic, separator) for separator in "_+"]
@@ -222,7 +224,7 @@ class Explainer:
             facts.traces = [one for one in records if one.kind == "Sub" and one.group in ("", self._group)]
 
     def _is_copy(self, one: ReceivedMessage) -> bool:
-        """Return True if a message with the same unique key belongs to the topic (and if scheduled, to the group)."""
+        """Return True if a message with the same unique key belongs to the topic, and, if scheduled, to the group."""
         targets = (self._topic, names.retry_topic(self._group))
         if one.topic == self._topic or one.properties.get(prop.RETRY_TOPIC, self._topic) != self._topic:
             return False
@@ -236,7 +238,7 @@ class Explainer:
         return entries.queue_data[0].tags_code if entries is not None and entries.queue_data else None
 
     async def _look_elsewhere(self, facts: Facts, unique_key: str) -> None:
-        """Look for other meanings of the name: a key, or the id of a message in another topic."""
+        """Search for other meanings of the name: a key in the topic, or the id of a message in another topic."""
         known = facts.lookup
         known.as_key = await self._query(self._topic, unique_key, is_unique=False)
         if known.as_key or known.elsewhere is not None or known.address:
@@ -339,7 +341,7 @@ class Explainer:
         return Place(broker, topic, queue_id, offset, lowest, highest, committed, perm, *counts)
 
     async def _routed(self, broker: str, topic: str) -> int:
-        """Return the permission of a broker in the route. It includes brokerPermission, which may forbid all topics."""
+        """Return the permission of a broker in the route, which includes its ``brokerPermission`` for all topics."""
         queues = (await self._calls.route(topic)).queue_datas if topic == self._topic else ()
         return next((data.perm for data in queues if data.broker_name == broker), ~0)
 
@@ -347,7 +349,7 @@ class Explainer:
         """Return True if a broker has delivered messages of a queue (or its topic) to the group since the broker's
         start.
 
-        None: the broker does not count, or has slaves, which may have delivered them.
+        None: the broker does not count, or it has slaves, which may have delivered messages.
         """
         brokers = (await self._calls.cluster()).broker_addr_table.values()
         is_alone = any([*data.broker_addrs.values()] == [address] for data in brokers)
@@ -372,12 +374,12 @@ class Explainer:
     # -- asking
 
     async def _query(self, topic: str, key: str, *, is_unique: bool = True) -> list[ReceivedMessage]:
-        """Return messages by unique key or key, from the brokers of the explained topic, the oldest first."""
+        """Return messages by unique key or key, the oldest first, from the brokers of the topic in the question."""
         brokers = await readers(self._calls, self._topic)
         return await self._admin.messages.by_key(topic, key, is_unique=is_unique, brokers=brokers)
 
     async def _address(self, broker: str | None) -> str:
-        """Return the address of a broker. A broker that returned a message may have left the topic's route since."""
+        """Return the address of a broker. The broker of a message may be missing in the current route of the topic."""
         known = await readers(self._calls, self._topic)
         return known.get(broker or "") or await self._calls.address(broker or "")
 
@@ -393,7 +395,7 @@ class Explainer:
             return None
 
     async def _once(self, key: object, asking: Callable[[], Awaitable[T]]) -> T:
-        """Return an answer or raise its error; the request for a key is sent only once."""
+        """Return an answer or raise its error. The request for a key is sent only once."""
         if key not in self._known:
             self._known[key] = asyncio.ensure_future(asking())
         answer: T = await self._known[key]

@@ -1,10 +1,10 @@
-"""Pulls of the tools, for a group that every broker has (`TOOLS_GROUP`). No client joins it; no offset is saved.
+"""Pulls of the tools. They use a group that every broker has (`TOOLS_GROUP`). No client joins it; no offset is saved.
 
 `AdminPuller` pulls queue by queue for a `TopicReader`.
 
 `listed` (``printMsg``, ``printMsgByQueue``) yields the current messages of a topic, in order of store time. It searches
-each queue for the span (code 29) and pulls each queue separately, a few messages ahead. The streams are merged, so any
-number of messages needs little memory. Messages that are stored later are left out.
+the offsets of the span in each queue (code 29) and pulls each queue separately, a few messages ahead. The streams are
+merged, so any number of messages needs little memory. Messages that are stored later are not read.
 Source: behaviour.md §4, §6.2, §8.16, §9.9; remoting.md §4.3.2, §4.3.3.
 """
 
@@ -42,7 +42,7 @@ _PULL_COUNT = 32
 
 
 class AdminPuller:
-    """A puller that uses an `AdminCalls`, with its credentials and its guard."""
+    """A puller that sends its requests through an `AdminCalls`, with the credentials and the guard of that object."""
 
     def __init__(self, calls: AdminCalls) -> None:
         self._calls = calls
@@ -54,15 +54,15 @@ class AdminPuller:
         return subscribe_queues(topic, await self._calls.route(topic))
 
     async def min_offset(self, queue: MessageQueue) -> int:
-        """Return the first stored offset."""
+        """Return the first stored offset of a queue."""
         return await self._calls.min_offset(await self._address(queue), queue)
 
     async def max_offset(self, queue: MessageQueue) -> int:
-        """Return the offset after the last message."""
+        """Return the offset after the last message of a queue."""
         return await self._calls.max_offset(await self._address(queue), queue)
 
     async def search_offset(self, queue: MessageQueue, moment: Moment) -> int:
-        """Return the offset of the first message stored at or after a time."""
+        """Return the offset of the first message of a queue that was stored at or after a time."""
         return await self._calls.search_offset(await self._address(queue), queue, moment_ms(moment, "moment"))
 
     async def pull(
@@ -75,7 +75,7 @@ class AdminPuller:
         wait: Duration = 0,
         expression_type: str = TAG,
     ) -> PullResult:
-        """Pull messages of a queue from an offset, and commit no offset."""
+        """Pull messages of a queue from an offset, without a commit."""
         from rmqkit.client.consumer.loop import unpack
         from rmqkit.client.consumer.pull import PullResult
 
@@ -92,7 +92,7 @@ class AdminPuller:
         pulled = await self._calls.pull(await self._address(queue), header, self._calls.timeout_ms + suspend_ms)
         body = pulled.body if pulled.status is PullStatus.FOUND else b""
         messages, unreadable = unpack(body, queue.broker_name)
-        if is_tag_type(expression_type):  # a broker compares only hashes
+        if is_tag_type(expression_type):  # brokers compare only hashes of tags
             wanted = subscription(queue.topic, expression)
             messages = [one for one in messages if matches_tags(wanted, one.tags)]
             unreadable = [one for one in unreadable if matches_tags(wanted, one.tags)]
@@ -104,8 +104,8 @@ class AdminPuller:
 
 
 class Span(Struct, frozen=True, kw_only=True):
-    """A selection of a topic's messages: by store time (ms, both ends included), broker, queue, first offset, tags (``A
-    || B``) and SQL92 expression."""
+    """A selection of a topic's messages: by store time (ms, both ends included), broker, queue, first offset, tag
+    expression (``A || B``) and SQL92 expression."""
 
     begin_ms: int = 0
     end_ms: int | None = None
@@ -118,7 +118,8 @@ class Span(Struct, frozen=True, kw_only=True):
     def test(self) -> Callable[[ReceivedMessage], bool]:
         """Return a function that tests if a message is selected.
 
-        SQL92 is evaluated here: many brokers do not filter by it, or let every message pass if the expression is wrong.
+        SQL92 is evaluated here, because many brokers do not filter by SQL92, or accept every message if the expression
+        is wrong.
         Raises SettingsError: an expression does not compile.
         """
         end_ms = _FOREVER_MS if self.end_ms is None else self.end_ms
@@ -173,12 +174,12 @@ async def listed(calls: AdminCalls, topic: str, span: Span) -> AsyncIterator[Rec
 
 
 def age(message: ReceivedMessage) -> tuple[int, int, int]:
-    """Return a sort key by store time. Messages of one batch stay in their order."""
+    """Return a sort key by store time. The messages of a batch are sorted by offset."""
     return message.store_timestamp, message.physical_offset, message.queue_offset
 
 
 async def readers(calls: AdminCalls, topic: str) -> dict[str, str]:
-    """Return the address to read from, by name of each broker that has a topic: its master, or else a slave.
+    """Return the address to read a topic from, by broker name: the address of the master, or else of a slave.
     Raises UnknownName: there is no such topic."""
     return {
         data.broker_name: data.broker_addrs.get(MASTER_ID) or min(data.broker_addrs.items())[1]
@@ -188,7 +189,7 @@ async def readers(calls: AdminCalls, topic: str) -> dict[str, str]:
 
 
 async def _empty(calls: AdminCalls, topic: str, addresses: Iterable[str]) -> set[MessageQueue]:
-    """Return the empty queues of a topic, with one request to each broker: a topic may have thousands of queues."""
+    """Return the empty queues of a topic. A topic may have thousands of queues, so each broker gets one request."""
     code, header = RequestCode.GET_TOPIC_STATS_INFO, TopicRequest(topic)
     tables = await calls.fan_out(addresses, lambda address: calls.fetch(TopicStatsTable, address, code, header))
     queues = [one for table in tables.values() for one in table.offset_table.items()]
@@ -200,7 +201,7 @@ async def _of_queue(
 ) -> AsyncIterator[ReceivedMessage]:
     end = await calls.max_offset(address, queue)
     if span.end_ms is not None:
-        # One more: 4.x brokers may find the nearest message instead of the next one.
+        # Add 1, because 4.x brokers may find the nearest message instead of the next one.
         end = min(end, 1 + await calls.search_offset(address, queue, span.end_ms + 1))
     begin_ms = span.begin_ms
     first = calls.search_offset(address, queue, begin_ms) if begin_ms else calls.min_offset(address, queue)
@@ -227,8 +228,7 @@ def pull_request(
     suspend_ms: int = 0,
     expression_type: str = TAG,
 ) -> PullMessageRequest:
-    """Return a pull request for the tools' group, without a commit. The broker may wait ``suspend_ms`` for a
-    message."""
+    """Return a pull request of the tools' group, without a commit. The broker may wait ``suspend_ms`` for a message."""
     return PullMessageRequest(
         consumer_group=TOOLS_GROUP,
         topic=queue.topic,

@@ -1,6 +1,6 @@
 """The web console: pages and JSON about RocketMQ clusters, based on `rmqkit.admin`.
 
-`Console` is an ASGI app. ``rmq console`` serves it, or a program mounts it in its own app::
+`Console` is an ASGI app. ``rmq console`` serves the app, or a program mounts the console in its own app::
 
     console = Console("127.0.0.1:9876", read_only=True)
     app.mount("/rmq", console)
@@ -8,18 +8,18 @@
 ==========  ========================================================================================================
 folder      content
 ==========  ========================================================================================================
-`server`    the ASGI app: Host, origin, user, view, answer; the server of ``rmq console``
+`server`    the ASGI app with the steps of a request, and the server of ``rmq console``
 `views`     the pages, one module per noun
-`request`   one request and its page, forms, live updates, the table of addresses, the state that requests share
+`request`   one request and its page, forms, live updates, the table of addresses, the common state of all requests
 `jobs`      replays of dead letters
 `alerts`    rules that check the figures of each snapshot, and the channels of their notices
-`watch`     one task per cluster updates a snapshot, within a budget of requests; figures and their history in a file
-`access`    the origin of a request, logins, the confirmation of a change, the audit
+`watch`     the task of each cluster that updates its snapshot within a budget of requests; figures and their history
+`access`    the checks of requests, logins, the confirmation of a change, the audit
 `html`      templates, charts as SVG, static files, the translation of texts
 `hooks`     additions of other packages: decoders of bodies, pages, channels
 ==========  ========================================================================================================
 
-It needs the extra ``console``: Starlette, uvicorn, Jinja2.
+The console needs the extra ``console``: Starlette, uvicorn, Jinja2.
 """
 
 from __future__ import annotations

@@ -1,19 +1,19 @@
-"""Hooks: additions of other packages to the console, by entry points of the group ``rmqkit.console``.
+"""Hooks: additions of other packages to the console, with entry points of the group ``rmqkit.console``.
 
-An entry point names a module or an object. It may have any of these attributes:
+An entry point names a module or an object. This module or object may have these attributes:
 
 =====================================  ===========================================================================
 attribute                              value
 =====================================  ===========================================================================
-``decode_body(topic, message)``        the text of a message's body, or None for bodies of other hooks; pages of
-                                       messages show the first text that a hook returns
-``routes(console)``                    additional pages (`OwnPage`), which the navigation shows
+``decode_body(topic, message)``        the text of a message's body, or None for unknown bodies; pages of messages
+                                       show the first text that a hook returns
+``routes(console)``                    additional pages (`OwnPage`) with links in the navigation
 =====================================  ===========================================================================
 
-The module of a hook may also declare notification services with ``apprise.decorators.notify`` for alert channels.
+The module of a hook may also declare notification services for alert channels with ``apprise.decorators.notify``.
 
-If a decoder raises, the error is logged and shown in place of the body. The same happens to a decoder that takes longer
-than `DECODE_S`; it is not called again. Hidden bodies and bodies above `DECODE_BYTES_MAX` are not decoded.
+If a decoder raises an exception, the error is logged and shown in place of the body. If a decoder takes longer than
+`DECODE_S`, it is also not called again. Hidden bodies and bodies above `DECODE_BYTES_MAX` are not decoded.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 
 class DecodeBody(Protocol):
-    """A function that returns a body as text: Protobuf, Avro, a pickle, or any other format of a program."""
+    """A function that returns a message body as text. The format may be Protobuf, Avro, pickle, or any other."""
 
     def __call__(self, topic: str, message: ReceivedMessage) -> str | None: ...
 
@@ -55,10 +55,10 @@ class OwnPage(Struct, frozen=True, kw_only=True):
     """A page that a hook adds, at ``/{env}/own/{path}``.
 
     Attributes:
-        path: letters, digits, ``-`` and ``_``.
-        title: the text of its link in the navigation.
-        view: a coroutine function from `rmqkit.console.request.request.Ask` to a Starlette response or to the result of
-            `rmqkit.console.own_page`. It may send requests to the cluster through ``ask.admin``.
+        path: the last part of the address: letters, digits, ``-`` and ``_``.
+        title: the text of the link in the navigation.
+        view: a coroutine function. Its argument is a `rmqkit.console.request.request.Ask`, its result is a Starlette
+            response or the result of `rmqkit.console.own_page`. ``ask.admin`` sends requests to the cluster.
         live_s: the seconds between its refreshes; 0: no refreshes.
     """
 
@@ -69,7 +69,7 @@ class OwnPage(Struct, frozen=True, kw_only=True):
 
 
 class Hooks:
-    """The additions of all hooks. Raises SettingsError: the path of a page is not valid, or not unique."""
+    """The additions of all hooks. Raises SettingsError: the path of a page is not valid or not unique."""
 
     def __init__(self, console: object, hooks: Sequence[object]) -> None:
         self._decoders: list[DecodeBody] = [
@@ -87,8 +87,8 @@ class Hooks:
                 self.pages.append(page)
 
     async def decode(self, messages: Sequence[ReceivedMessage]) -> list[str | None]:
-        """Return each body as text by the first hook that knows it, or the hook's error; None: no hook knows it. One
-        thread decodes the bodies, for at most `DECODE_S`. A decoder that takes longer is not called again, because its
+        """Return the text of each body from the first hook that knows the body, or the error of this hook, or None. One
+        thread decodes all bodies, for at most `DECODE_S`. A decoder that takes longer is not called again, because a
         thread cannot be stopped."""
         if not self._decoders or not messages:
             return [None] * len(messages)
@@ -138,7 +138,7 @@ class Hooks:
 
 
 def installed() -> list[object]:
-    """Return the hooks of installed packages. A hook that cannot be loaded is logged and left out."""
+    """Return the hooks of installed packages. A hook that cannot be loaded is logged and skipped."""
     found = []
     for point in entry_points(group=GROUP):
         try:

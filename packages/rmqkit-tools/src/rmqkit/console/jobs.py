@@ -1,22 +1,22 @@
-"""Jobs: replays of dead letters that run in the console, and continue after a restart or a crash.
+"""Jobs: replays of dead letters that run in the console and continue after a restart or a crash.
 
 ============================  =======================================================================================
 file in the folder            content
 ============================  =======================================================================================
 ``<id>.json``                 the job, its user, and its total progress (`Job`)
-``<id>.state.json``           progress of each queue (`rmqkit.admin.replay.state.State`), written after each chunk
-``<id>.audit.jsonl``          a line for each message: its source and its target, or the reason of a refusal
-``<id>.lock``                 locked by the console that runs the job: no two consoles send the same messages
+``<id>.state.json``           the progress in each queue (`rmqkit.admin.replay.state.State`), saved after each chunk
+``<id>.audit.jsonl``          a line for each message: its source, and its target or the reason of a refusal
+``<id>.lock``                 the lock of the console that runs the job, so that no other console sends its messages
 ``<group>-….replayed.json``   the dead letters of a group that jobs have sent (`rmqkit.admin.replay.memory.Memory`)
 ============================  =======================================================================================
 
-A killed console may have sent a part of a chunk that is not in the state. The next console looks up these messages in
+A killed console may have sent messages of a chunk that is not in the state. The next console looks up these messages in
 their target before it sends them, so no message is lost or stored twice (`rmqkit.admin.replay.replay`). A job continues
-by itself if its requests are signed as the console's own user. A job of a cluster's user waits until a user resumes it,
-because the secret was only in memory.
+automatically if the console's own user signs its requests. A job of a cluster's user waits until a user resumes the
+job, because the secret was only in memory.
 
-Without a target, a job sends dead letters only to their own group. A later job skips the messages of earlier jobs,
-unless it is created with ``again``. At most one replay per group and `JOBS_MAX` in total run at a time. Loop only.
+Without a target, a job sends dead letters only to their own group. A job without ``again`` skips the messages of
+earlier jobs. At most one replay of a group and `JOBS_MAX` replays in total run at a time. Loop only.
 """
 
 from __future__ import annotations
@@ -68,15 +68,15 @@ class Job(Struct, rename="camel", kw_only=True):
     """A replay of dead letters.
 
     Attributes:
-        name_servers: the cluster's; with other name servers, the same name is another cluster.
-        user: the user who began it.
-        is_own: True if its requests are signed as the console's own user.
-        target: the topic to send to; empty: the retry topic of the group, which no other group reads.
+        name_servers: the name servers of the cluster. The same name with other name servers is another cluster.
+        user: the user who created the job.
+        is_own: True if the console's own user signs the requests of the job.
+        target: the topic to send to; empty: a retry topic of the group, which no other group reads.
         again: True to send the messages of earlier jobs again.
-        rate: messages per second.
-        expected: the number of messages in the dry run.
+        rate: the maximum of messages per second.
+        expected: the number of messages that the dry run counted.
         why: the error of a failed job.
-        found: the number of messages that were already in the target and not sent again.
+        found: the number of messages that were already in the target and were not sent again.
     """
 
     id: str
@@ -100,14 +100,14 @@ class Job(Struct, rename="camel", kw_only=True):
 
     @property
     def selection(self) -> Selection:
-        """Return the selection of its messages."""
+        """The selection of the job's messages."""
         topic, kinds = dlq_topic(self.group), tuple(self.kinds)
         return Selection(topic, self.begin_ms, self.end_ms, by=self.by, kinds=kinds)
 
 
 class Progress(Struct, rename="camel", kw_only=True):
-    """The progress of a job: sent messages, refused messages, and dead letters that are not examined yet (``left``,
-    None before the job has begun). ``is_here``: this console runs the job now."""
+    """The progress of a job: the numbers of sent, refused and (``left``) unexamined messages. ``left`` is None before
+    the job has begun. ``is_here`` is True while this console runs the job."""
 
     sent: int = 0
     failed: int = 0
@@ -124,14 +124,14 @@ class _Run(Struct):
     is_ended: bool = False
 
     def end(self) -> None:
-        """Stop the run after the current chunk, or before it begins."""
+        """Stop the run after its current chunk, or before its start."""
         self.is_ended = True
         if self.stop is not None:
             self.stop.ask()
 
 
 class Jobs:
-    """The jobs of a folder. The given callback is called with each change of a job, for the audit.
+    """The jobs in a folder. At the end of a run, ``report`` is called for the audit with job, outcome and detail.
 
     Raises SettingsError: the folder cannot be used."""
 
@@ -162,7 +162,7 @@ class Jobs:
     # -- reading
 
     def all(self) -> list[Job]:
-        """Return every job, the newest first; jobs of other consoles are read again."""
+        """Return every job, the newest first. Read the files of jobs that other consoles run again."""
         for path in self._folder.glob("*.json") if self._folder is not None else ():
             name = path.name.removesuffix(".json")
             known = self._jobs.get(name)
@@ -172,7 +172,7 @@ class Jobs:
         return sorted(self._jobs.values(), key=lambda job: (-job.created_ms, job.id))
 
     def find(self, name: str) -> Job | None:
-        """Return the job with an id."""
+        """Return the job with an id; None if there is no such job."""
         return next((job for job in self.all() if job.id == name), None)
 
     def progress(self, job: Job) -> Progress:
@@ -188,20 +188,20 @@ class Jobs:
         return Progress(sent=state.sent, failed=state.failed, left=state.left, is_here=is_here)
 
     def audit_path(self, job: Job) -> Path | None:
-        """Return the file with a line for each message."""
+        """Return the path of the audit of a job; None if the file does not exist."""
         path = self._path(job, ".audit.jsonl")
         return path if path.exists() else None
 
     def memory(self, job: Job) -> Memory:
         """Return the dead letters that earlier jobs have sent from the same group to the same target.
-        Raises SettingsError: the file has other content."""
+        Raises SettingsError: the file is not a memory of this replay."""
         task = _memory_task(job)
         return Memory.new(task) if self._folder is None else Memory.load(self._memory_path(job), task)
 
     # -- changing
 
     def begin(self, job: Job, credentials: Credentials | None) -> Job:
-        """Begin a job. Raises SettingsError: the group has a running job, too many jobs run, or there is no folder."""
+        """Start a job. Raises SettingsError: the group has a running job, too many jobs run, or there is no folder."""
         if self._folder is None:
             why = _("this console keeps no jobs: start it with --jobs DIR, so that a replay can be resumed")
             raise SettingsError(why)
@@ -216,7 +216,7 @@ class Jobs:
         return job
 
     def pause(self, job: Job) -> None:
-        """Stop a job after the current chunk. Raises SettingsError: this console does not run it."""
+        """Stop a job after its current chunk. Raises SettingsError: this console does not run the job."""
         run = self._runs.get(job.id)
         if run is None or run.task.done():
             raise SettingsError(_("{id} does not run in this console", id=job.id))
@@ -231,9 +231,9 @@ class Jobs:
         self._spawn(job, credentials)
 
     def resume_own(self, envs: dict[str, str]) -> None:
-        """Continue jobs of the console's own user that ran when a console stopped; ``envs``: cluster → name servers."""
+        """Continue unfinished jobs of the console's own user. ``envs`` has the name servers of each cluster."""
         for job in reversed(self.all()):
-            # Leave out jobs of a cluster's users: their secrets were only in the memory of the stopped console.
+            # Skip jobs of a cluster's users: their secrets were only in the memory of the stopped console.
             if job.status is Status.RUNNING and job.is_own and envs.get(job.env) == job.name_servers:
                 try:
                     self._check(job)
@@ -257,7 +257,7 @@ class Jobs:
             raise SettingsError(_("{most} replays run already: wait for one, or pause it", most=JOBS_MAX))
 
     def _spawn(self, job: Job, credentials: Credentials | None) -> None:
-        # Lock before writing: the job may be running in another console.
+        # Lock before the first write, because the job may be running in another console.
         lock = open(self._path(job, ".lock"), "wb")  # noqa: SIM115 - closed when the job ends
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -281,7 +281,7 @@ class Jobs:
         except asyncio.CancelledError:
             if not run.stop.is_asked:
                 raise
-            # A job that was not paused stays RUNNING, so that the next console continues it.
+            # The status of a job that was not paused stays RUNNING, so that the next console continues the job.
             if run.is_paused:
                 job.status = Status.PAUSED
         except (RmqError, OSError) as error:
@@ -292,7 +292,7 @@ class Jobs:
         finally:
             if run.replay is not None:
                 job.found += run.replay.found
-            # Save before unlocking: another console may continue the job as soon as it is unlocked.
+            # Save before the unlock, because another console may then continue the job.
             self._save(job)
             run.lock.close()
         shown = self.progress(job)
@@ -332,7 +332,7 @@ class Jobs:
 
     def _memory_path(self, job: Job) -> Path:
         assert self._folder is not None, "a console with jobs has a folder"
-        # No job has a dot in its name, so this name never clashes with a job's file.
+        # An id of a job has no dot, so this name never clashes with the file of a job.
         return self._folder / f"{file_name(job.name_servers, job.group, job.target)}.replayed.json"
 
     def _state(self, job: Job) -> State | None:

@@ -1,4 +1,4 @@
-"""Calls of blocking libraries, each in its own thread and with a time limit."""
+"""Calls of blocking functions, each in its own thread and with a time limit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class _Daemons(Executor):
-    """An executor with a daemon thread per call. Unlike `ThreadPoolExecutor`, it never delays the process's exit."""
+    """An executor with a daemon thread for each call. Unlike `ThreadPoolExecutor`, it never delays the process exit."""
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         future: Future[T] = Future()
@@ -32,7 +32,7 @@ _DAEMONS = _Daemons()
 
 
 async def in_thread(call: Callable[[], T], seconds: float) -> T:
-    """Return the result of ``call`` or raise its error. The caller limits the number of threads. Raises TimeoutError:
-    the call took longer. Its thread continues, because it cannot be stopped; the result is dropped."""
+    """Return the result of ``call`` or raise its error. The caller must limit the number of threads. Raises
+    TimeoutError: the call took longer. A thread cannot be stopped: it continues, and its result is dropped."""
     async with asyncio.timeout(seconds):
         return await asyncio.get_running_loop().run_in_executor(_DAEMONS, call)

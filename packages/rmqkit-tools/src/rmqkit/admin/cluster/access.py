@@ -1,8 +1,9 @@
-"""Users and policies of ACL 2.0: list, create, change, delete (``createUser`` … ``deleteAcl``, codes 3001 to 3010).
+"""The users and policies of ACL 2.0: list, create, change, delete (``createUser`` … ``deleteAcl``, codes 3001 to 3010).
 
-Each broker stores its own users: a user that is changed at one broker differs from the same user at the other brokers.
-So all results are by broker name, and a change goes to all masters unless one broker is given. Brokers return secrets;
-they are dropped here, when the answer is decoded. Brokers of 4.9 do not know these requests.
+Each broker stores its own users. A user that is changed at one broker differs from the same user at the other brokers.
+Therefore all results are by broker name, and a change is sent to all masters unless the caller names one broker.
+Brokers return secrets with the users; the secrets are dropped when the answer is decoded. Brokers of version 4.9 do not
+know these requests.
 Source: behaviour.md §9.8; remoting.md §4.4.1, §6.4.14.
 """
 
@@ -35,7 +36,7 @@ ACTIONS = ("All", "Pub", "Sub", "Create", "Update", "Delete", "Get", "List")
 
 
 class UserRow(Struct, rename="camel", kw_only=True):
-    """A user at a broker, without its secret; type ``Super`` or ``Normal``, status ``enable`` or ``disable``."""
+    """A user at a broker, without its secret. Types are ``Super``, ``Normal``; statuses are ``enable``, ``disable``."""
 
     broker_name: str
     username: str
@@ -44,27 +45,27 @@ class UserRow(Struct, rename="camel", kw_only=True):
 
 
 def subject_of(user: str) -> str:
-    """Return the subject that policies use for a user."""
+    """Return the subject for a user in policies."""
     return f"User:{user}"
 
 
 def may(user: str, user_type: str, acl: AclInfo | None, resource: str, action: str, ip: str) -> str:
-    """Return the remark with which a broker would refuse a user an action on a resource (``Topic:Orders``) from an
-    address; empty if the broker would allow the action. Pure."""
+    """Return the remark of a broker that refuses a user an action on a resource (``Topic:Orders``) from an address. The
+    remark is empty if the user has the permission. Pure."""
     if user_type == SUPER:
         return ""
     return PolicyIndex(user, acl).remark(resource, frozenset((action,)), (ip,)) or ""
 
 
 class Access:
-    """Operations on users and policies; each raises the errors of `AdminCalls`. PeerRefused has the broker's remark:
+    """Operations on users and policies. Each raises the errors of `AdminCalls`. PeerRefused has the broker's remark:
     the caller has no permission, or an argument is not valid."""
 
     def __init__(self, calls: AdminCalls) -> None:
         self._calls = calls
 
     async def users(self, part: str = "", broker: str | None = None) -> list[UserRow]:
-        """Return the users at each broker whose name contains ``part``."""
+        """Return the users with ``part`` in their names, at each broker."""
         code, header = RequestCode.AUTH_LIST_USER, ListUsersRequest(part or None)
         rows = []
         for name, address in (await self._calls.masters(broker=broker)).items():
@@ -76,7 +77,7 @@ class Access:
         return sorted(rows, key=lambda row: (row.username, row.broker_name))
 
     async def policies(self, part: str = "", broker: str | None = None) -> dict[str, list[AclInfo]]:
-        """Return the policies of the users whose name contains ``part``, by broker name."""
+        """Return the policies of the users with ``part`` in their names, by broker name."""
         code, header = RequestCode.AUTH_LIST_ACL, ListAclsRequest(part or None)
         found = {}
         for name, address in (await self._calls.masters(broker=broker)).items():
@@ -94,7 +95,7 @@ class Access:
     async def update_user(
         self, user: str, *, secret: str = "", user_type: str = "", status: str = "", broker: str | None = None
     ) -> list[Done]:
-        """Change the given fields of a user. Raises PeerRefused: there is no such user."""
+        """Change the fields of a user for which a value is passed. Raises PeerRefused: there is no such user."""
         body = UserInfo(username=user, password=secret or None, user_type=user_type or None, user_status=status or None)
         return await self._each(RequestCode.AUTH_UPDATE_USER, user, "changed", broker, UserRequest(user), body)
 
@@ -112,8 +113,8 @@ class Access:
         networks: Sequence[str] = (),
         broker: str | None = None,
     ) -> list[Done]:
-        """Set the policy of a user on a resource (``Topic:Orders``, ``Group:bill*`` or ``*``), for some networks or
-        all. The former policy on that resource is replaced.
+        """Set the policy of a user on a resource (``Topic:Orders``, ``Group:bill*`` or ``*``), for some networks or for
+        all. The new policy replaces the former policy on the resource.
         Raises PeerRefused: there is no such user, or an argument is not valid."""
         entry = AclEntry(resource=resource, actions=list(actions), source_ips=list(networks) or None, decision=decision)
         subject = subject_of(user)
@@ -122,7 +123,7 @@ class Access:
         done = []
         for name, address in (await self._calls.masters(broker=broker)).items():
             known = await self._calls.ask(address, RequestCode.AUTH_GET_ACL, SubjectRequest(subject))
-            # Apache's brokers refuse to create policies of a subject that has some, or to update missing ones.
+            # Apache's brokers refuse to create policies of a subject that has policies, and to update missing policies.
             code = RequestCode.AUTH_UPDATE_ACL if known.payload else RequestCode.AUTH_CREATE_ACL
             await self._calls.ask(address, code, SubjectRequest(subject), body=msgspec.json.encode(body))
             done.append(
@@ -140,7 +141,7 @@ class Access:
         return done
 
     async def delete_policy(self, user: str, resource: str = "", broker: str | None = None) -> list[Done]:
-        """Delete a user's policy on a resource, or all of the user's policies. Raises PeerRefused: there is none."""
+        """Delete the policy of a user on a resource, or all its policies. Raises PeerRefused: there is no policy."""
         header = DeleteAclRequest(subject_of(user), "Custom" if resource else None, resource or None)
         change = _("policy on {resource} deleted", resource=resource) if resource else _("policies deleted")
         return await self._each(RequestCode.AUTH_DELETE_ACL, user, change, broker, header)

@@ -1,6 +1,7 @@
 """Brokers: figures, settings, replication, cleaning, test messages (``brokerStatus`` … ``deleteExpiredCommitLog``).
 
-A broker is given as ``host:port`` or by name. A cluster means its masters. Source: behaviour.md §9.9, §9.10.
+The caller names a broker by ``host:port`` or by its name. The name of a cluster stands for all its masters.
+Source: behaviour.md §9.9, §9.10.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ STORED: dict[int, str] = {
     ResponseCode.FLUSH_SLAVE_TIMEOUT: "FLUSH_SLAVE_TIMEOUT",
     ResponseCode.SLAVE_NOT_AVAILABLE: "SLAVE_NOT_AVAILABLE",
 }
-"""The status of a stored message, by the code of the answer to its send."""
+"""The status of a stored message, by the response code of its send."""
 _PRODUCER_GROUP = "CLIENT_INNER_PRODUCER"
 _AT_ONCE_BYTES = 1 << 16
-"""A larger answer is decoded in a thread: megabytes (for a thousand groups) would block the event loop."""
+"""Larger answers are decoded in a thread. An answer for a thousand groups has megabytes, and would block the loop."""
 
 
 class GroupProgress(Struct, rename="camel", kw_only=True, gc=False):
-    """A group's progress in a queue of a broker; ``last_timestamp`` is the store time of the last consumed message."""
+    """A group's progress in a queue of a broker. ``last_timestamp`` is the store time of the last consumed message."""
 
     topic: str
     group: str
@@ -56,7 +57,7 @@ class GroupProgress(Struct, rename="camel", kw_only=True, gc=False):
 
 
 class TestSend(Struct, rename="camel", kw_only=True):
-    """The result of one test message, and the round-trip time in ms."""
+    """The result of one test message, with its round-trip time in ms."""
 
     broker_name: str
     queue_id: int
@@ -66,7 +67,7 @@ class TestSend(Struct, rename="camel", kw_only=True):
 
 
 class Brokers:
-    """Operations on brokers; each raises the errors of `AdminCalls`."""
+    """Operations on brokers. Each raises the errors of `AdminCalls`."""
 
     def __init__(self, calls: AdminCalls) -> None:
         self._calls = calls
@@ -77,7 +78,7 @@ class Brokers:
         return {address: dict(sorted(table.items())) for address, table in found.items()}
 
     async def config(self, broker: str | None = None, cluster: str | None = None) -> dict[str, dict[str, str]]:
-        """Return the settings of brokers by address; for a cluster, also those of the slaves."""
+        """Return the settings of brokers by address. For a cluster, the result includes the slaves."""
         if broker is not None:
             addresses = [await self._calls.address(broker)]
         else:
@@ -96,11 +97,11 @@ class Brokers:
         return await self._each(RequestCode.UPDATE_BROKER_CONFIG, text, broker, cluster, body)
 
     async def clean(self, what: str, broker: str | None = None, cluster: str | None = None) -> list[Done]:
-        """Make brokers delete expired or unused files; ``what`` is a key of `CLEANING`."""
+        """Make brokers delete expired or unused files. ``what`` is a key of `CLEANING`."""
         return await self._each(CLEANING[what], _("cleaned {what}", what=what), broker, cluster)
 
     async def consume_stats(self, broker: str, *, is_order: bool = False, diff_min: int = 0) -> list[GroupProgress]:
-        """Return the progress of every group in the queues of a broker in which its lag is at least ``diff_min``."""
+        """Return the progress of every group in the queues of a broker. Omit queues with a lag below ``diff_min``."""
         address, header = await self._calls.address(broker), AllConsumeStatsRequest(is_order)
         answer = await self._calls.ask(address, RequestCode.GET_BROKER_CONSUME_STATS, header)
         if len(answer.payload) <= _AT_ONCE_BYTES:
@@ -148,8 +149,8 @@ _QUEUE = json.Decoder(MessageQueue, strict=False)
 
 
 def _offset_tables(body: bytes | memoryview) -> list[tuple[str, dict[MessageQueue, ConsumeOffsets]]]:
-    """Return the offsets in an answer by queue, one table for each group and topic. The usual form of an answer is
-    decoded on a fast path."""
+    """Return the offsets in an answer by queue, with one table for each group and topic. A fast path decodes the usual
+    form of an answer."""
     try:
         groups = decode_with_texts(body, _StatsList).consume_stats_list
         return [
@@ -164,7 +165,7 @@ def _offset_tables(body: bytes | memoryview) -> list[tuple[str, dict[MessageQueu
 
 
 def _progress(body: bytes | memoryview, diff_min: int) -> list[GroupProgress]:
-    """Return the queues in an answer in which the lag of a group is at least ``diff_min``."""
+    """Return the rows of an answer, without the queues in which the lag of the group is below ``diff_min``."""
     return [
         GroupProgress(
             topic=queue.topic,

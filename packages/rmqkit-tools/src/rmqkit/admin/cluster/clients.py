@@ -1,14 +1,14 @@
 """Connected clients, the running info of consumers, and the check of a group.
 
-``consumerConnection``, ``producerConnection``, ``producer``, ``consumerStatus``. Clients send heartbeats only to the
-brokers of their own topics. So the request goes to every master, and the answers are joined. A master that fails does
-not hide the answers of the others.
+Java's commands are ``consumerConnection``, ``producerConnection``, ``producer``, ``consumerStatus``. Clients send
+heartbeats only to the brokers of their own topics. Therefore a request is sent to every master, and the answers are
+joined. A master that fails does not hide the answers of the other masters.
 
-A group is in order (`Verdict`) when
+A group has no troubles (`Verdict`) if
 
-- its clients have the same subscriptions; they differ for a moment while a new version is rolled out;
-- every queue of its topics belongs to exactly one client (except for a moment after a rebalance, and except for groups
-  that pop or broadcast);
+- all its clients have the same subscriptions. They may differ for a moment while a new version is rolled out.
+- every queue of its topics belongs to exactly one client. This is not checked for groups that pop or broadcast, and may
+  be wrong for a moment after a rebalance.
 - no client holds messages for more than a minute without handling one, and in-order consumers have their locks.
 
 Source: behaviour.md §8.15, §9.9; remoting.md §6.4.10, §6.4.12.
@@ -61,7 +61,7 @@ _STUCK_MS = 60_000
 
 
 class ProducerRow(Struct, rename="camel", kw_only=True):
-    """One producer at one broker; ``last_update_timestamp`` is its last heartbeat in ms."""
+    """One producer at one broker. ``last_update_timestamp`` is the time of its last heartbeat in ms."""
 
     group: str
     client_id: str
@@ -78,7 +78,7 @@ class FleetRow(Struct, rename="camel", kw_only=True):
     Attributes:
         version: the number of its protocol version.
         produces, consumes: its groups.
-        addresses: the addresses from which it is connected; several mean that two processes have the same id.
+        addresses: the addresses from which it is connected. Several hosts mean that two processes have the same id.
         topics: the topics to which its consumer groups subscribe.
     """
 
@@ -92,19 +92,19 @@ class FleetRow(Struct, rename="camel", kw_only=True):
 
     @property
     def is_doubled(self) -> bool:
-        """Return True if clients on several hosts have this id: they take each other's queues."""
+        """Return True if clients on several hosts have this id. Such clients take queues from each other."""
         return len({address.rpartition(":")[0] for address in self.addresses}) > 1
 
 
 class Verdict(Struct, rename="camel"):
-    """The troubles of a group, a sentence each; empty if the group is in order."""
+    """The troubles of a group, with one sentence for each trouble. A healthy group has no troubles."""
 
     same_subscription: bool
     troubles: list[str]
 
 
 class GroupStatus(Struct, rename="camel", kw_only=True):
-    """The clients of a group: their registration, running infos (None: the client did not answer), and the verdict."""
+    """The registration of a group, the running info of each client (None: it did not answer), and the verdict."""
 
     group: str
     connection: ConsumerConnection
@@ -113,13 +113,13 @@ class GroupStatus(Struct, rename="camel", kw_only=True):
 
 
 class Clients:
-    """Operations on connected clients; each raises the errors of `AdminCalls`."""
+    """Operations on connected clients. Each raises the errors of `AdminCalls`."""
 
     def __init__(self, calls: AdminCalls) -> None:
         self._calls = calls
 
     async def consumers(self, group: str, broker: str | None = None) -> ConsumerConnection:
-        """Return the members of a consumer group and its registration.
+        """Return the registration of a consumer group, with its members.
         Raises PeerRefused with CONSUMER_NOT_ONLINE: no member is connected."""
         answers = await heard(
             (await self._calls.masters(broker=broker)).values(),
@@ -136,8 +136,8 @@ class Clients:
         return first
 
     async def producers(self, group: str, topic: str = "") -> list[ClientConnection]:
-        """Return the members of a producer group at all brokers, or at the brokers of a topic. Raises UnknownName: no
-        member is connected."""
+        """Return the members of a producer group at all brokers, or at the brokers of a topic.
+        Raises UnknownName: no member is connected."""
         asked = await (self._calls.masters_of_topic(topic) if topic else self._calls.masters())
         try:
             answers = await heard(
@@ -173,7 +173,7 @@ class Clients:
     async def running(
         self, group: str, client_id: str | None = None, *, stacks: bool = False
     ) -> dict[str, ConsumerRunningInfo | None]:
-        """Return the running info of each member of a group, or of one member, with its stacks if ``stacks`` is set.
+        """Return the running info of each member of a group, or of one member. ``stacks``: include stack traces.
 
         The value is None for a member that does not answer. Raises PeerRefused: no client of the group is connected.
         Raises UnknownName: this client is not connected.
@@ -209,8 +209,8 @@ class Clients:
         return None
 
     async def _queues(self, topic: str) -> set[MessageQueue]:
-        """Return the readable queues of a topic. A topic that does not exist yet has no queues: a group may subscribe
-        to it already."""
+        """Return the readable queues of a topic. The result is empty for a topic that does not exist, because a group
+        may subscribe to a topic before the topic exists."""
         try:
             route = await self._calls.route(topic)
         except UnknownName:
@@ -224,7 +224,7 @@ class Clients:
 
 
 def fleet(producers: Iterable[ProducerRow], consumers: Mapping[str, ConsumerConnection]) -> list[FleetRow]:
-    """Return all clients sorted by id, from the brokers' producers and the connections of consumer groups. Pure."""
+    """Return all clients sorted by id, from the rows of producers and the members of consumer groups. Pure."""
     found: dict[str, FleetRow] = {}
 
     def row(client_id: str, language: str, version: int, address: str) -> FleetRow:
@@ -267,8 +267,8 @@ async def tried(addresses: Iterable[str], asking: Callable[[str], Awaitable[T]])
 async def heard(
     addresses: Iterable[str], asking: Callable[[str], Awaitable[T]], *, expected: int | None = None
 ) -> dict[str, T]:
-    """Return the successful answers of several peers by address, at least one. If there is no answer, raise the first
-    error. Other errors have priority over a refusal with the ``expected`` code."""
+    """Return the successful answers of several peers by address. If no peer answers, raise the first error. A refusal
+    with the ``expected`` code is raised only if there is no other error."""
     answers, failures = await tried(addresses, asking)
     if not answers:
         failures.sort(key=lambda error: isinstance(error, PeerRefused) and error.code == expected)
@@ -282,7 +282,7 @@ def verdict(
     queues: Iterable[MessageQueue],
     now_ms: int,
 ) -> Verdict:
-    """Judge a group; ``queues`` are the queues that its clients must have."""
+    """Return the verdict on a group. ``queues`` are the queues that its clients must have."""
     known = {client: info for client, info in clients.items() if info is not None}
     troubles = [_("{client} does not answer", client=client) for client in clients if client not in known]
     different = _differences(known)
@@ -301,7 +301,7 @@ def verdict(
 
 
 def _differences(clients: Mapping[str, ConsumerRunningInfo]) -> list[str]:
-    """Return how the subscriptions of clients differ from the first one's."""
+    """Return a sentence for each difference between the subscriptions of a client and those of the first client."""
     seen = {client: _subscriptions(info) for client, info in clients.items()}
     first, *others = seen or [""]
     return [
@@ -360,7 +360,7 @@ def _queue(queue: MessageQueue) -> str:
 
 
 def _once(connections: Iterable[ClientConnection]) -> list[ClientConnection]:
-    """Return each client once, sorted by id: a client has a connection to every broker."""
+    """Return each client once, sorted by id. A client may be connected to several brokers."""
     return sorted({one.client_id: one for one in connections}.values(), key=lambda one: one.client_id)
 
 
@@ -378,7 +378,7 @@ def _producer_row(group: str, one: ProducerInfo, broker_name: str) -> ProducerRo
 
 
 def process_queues(info: ConsumerRunningInfo | None) -> list[dict[str, Any]]:
-    """Return the queues that a client pulls or pops, as rows. Pure."""
+    """Return a row for each queue that a client pulls or pops. Pure."""
     if info is None:
         return []
     names = ("topic", "broker", "queue", "offset", "held", "locked", "lastPullMs", "lastConsumeMs")

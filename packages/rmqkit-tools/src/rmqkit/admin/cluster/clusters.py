@@ -1,7 +1,8 @@
 """Clusters and their name servers (``clusterList``, ``clusterRT``, ``getNamesrvConfig``, ``wipeWritePerm`` …).
 
 `Clusters` lists brokers and their load. `NameServers` reads and changes settings, key-values and the write permission
-of brokers. A change goes to every name server, because each has its own tables. Source: behaviour.md §1.7, §9.9, §9.10.
+of brokers. A change is sent to every name server, because each name server has its own tables.
+Source: behaviour.md §1.7, §9.9, §9.10.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ __all__ = ["ORDER_TOPIC_CONFIG", "BrokerRow", "Clusters", "NameServers"]
 
 
 class BrokerRow(Struct, rename="camel", kw_only=True):
-    """One broker of a cluster, with figures of its runtime information. Rates are messages per second over the last
-    10 s. ``trouble`` is the reason if there are no figures."""
+    """One broker of a cluster, with figures from its runtime information. Rates are messages per second over the last
+    10 s. ``trouble`` is the reason why the figures are missing, or empty."""
 
     cluster_name: str
     broker_name: str
@@ -59,13 +60,13 @@ class BrokerRow(Struct, rename="camel", kw_only=True):
 
 
 class Clusters:
-    """Operations on clusters; each raises the errors of `AdminCalls`."""
+    """Operations on clusters. Each raises the errors of `AdminCalls`."""
 
     def __init__(self, calls: AdminCalls) -> None:
         self._calls = calls
 
     async def listed(self, cluster: str | None = None) -> list[BrokerRow]:
-        """Return all masters and slaves that a name server knows, of one cluster or of all, without figures.
+        """Return all masters and slaves of one cluster, or of all clusters, without figures.
         Raises UnknownName: there is no such cluster."""
         info = await self._calls.cluster()
         if cluster is not None and cluster not in info.cluster_addr_table:
@@ -89,14 +90,14 @@ class Clusters:
         return rows
 
     async def _figures(self, address: str) -> dict[str, str] | RmqError:
-        """Return the figures of a broker, or the error: a broker that does not answer must not hide the others."""
+        """Return the figures of a broker, or the error. The error of one broker must not hide the other brokers."""
         try:
             return await self._calls.runtime_info(address)
         except RmqError as error:
             return error
 
     def fill(self, row: BrokerRow, figures: dict[str, str] | RmqError) -> None:
-        """Put a broker's figures into its row, or the reason why there are no figures."""
+        """Store the figures of a broker in its row, or the error as the reason why the figures are missing."""
         if isinstance(figures, RmqError):
             row.trouble = str(figures)
             return
@@ -118,7 +119,7 @@ class Clusters:
 
 
 class Figures:
-    """The numbers in a broker's runtime information: the first number of a value, 0 if the key is missing."""
+    """The numbers in the runtime information of a broker. A call returns the first number of a value, or 0."""
 
     def __init__(self, table: dict[str, str]) -> None:
         self._table = table
@@ -133,11 +134,11 @@ class Figures:
 H = TypeVar("H", bound=Struct)
 
 ORDER_TOPIC_CONFIG = "ORDER_TOPIC_CONFIG"
-"""The namespace of the queues of ordered topics."""
+"""The namespace in which name servers store the queues of ordered topics."""
 
 
 class NameServers:
-    """Operations on all name servers; each raises the errors of `AdminCalls`."""
+    """Operations on all name servers. Each raises the errors of `AdminCalls`."""
 
     def __init__(self, calls: AdminCalls) -> None:
         self._calls = calls
@@ -160,7 +161,7 @@ class NameServers:
         return {address: answer.wipe_topic_count for address, answer in answers.items()}
 
     async def add_write_permission(self, broker: str) -> dict[str, int]:
-        """Undo `wipe_write_permission`, with the same result and errors."""
+        """Undo `wipe_write_permission`. The result and the errors are the same."""
         answers = await self._at_broker(broker, RequestCode.ADD_WRITE_PERM_OF_BROKER, AddWritePermResponse)
         return {address: answer.add_topic_count for address, answer in answers.items()}
 
@@ -171,14 +172,14 @@ class NameServers:
         )
 
     async def value(self, namespace: str, key: str) -> str | None:
-        """Return the value of a key, from the first name server that answers."""
+        """Return the value of a key from the first name server that answers; None if the key does not exist."""
         answer, address = await self._calls.any_name_server.call(RequestCode.GET_KV_CONFIG, KVKey(namespace, key))
         if answer.code == ResponseCode.QUERY_NOT_FOUND:
             return None
         return decode_header(expect_success(answer, address), KVValue).value
 
     async def values(self, namespace: str) -> dict[str, str]:
-        """Return all keys and values of a namespace; an empty table if it does not exist."""
+        """Return all keys and values of a namespace. The result is empty if the namespace does not exist."""
         code = RequestCode.GET_KVLIST_BY_NAMESPACE
         try:
             return (await self._calls.any_name_server.fetch(KVTable, code, KVNamespace(namespace))).table
@@ -199,7 +200,7 @@ class NameServers:
         )
 
     async def everywhere(self, code: int, text: str, header: Struct | None = None, body: bytes = b"") -> list[Done]:
-        """Send the same request to every name server. Return the given text for each."""
+        """Send the same request to every name server. Return ``text`` with the address of each name server."""
         for address in self._calls.name_servers:
             await self._calls.ask(address, code, header, body=body)
         return [Done(address, text) for address in self._calls.name_servers]

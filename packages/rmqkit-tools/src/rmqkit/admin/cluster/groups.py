@@ -1,13 +1,13 @@
 """Consumer groups: their configuration, progress and offsets (``updateSubGroup``, ``resetOffsetByTime`` …).
 
-Each broker stores its own part of a group: a configuration and offsets. Code 201 returns all configurations; a request
-for one with code 352 would create the group at Apache's brokers. The lag (*diff*) of a group on a queue is the queue's
-end minus the committed offset. Messages *in flight* are pulled and not yet committed.
+Each broker stores its own part of a group: a configuration and offsets. Code 201 returns all configurations. Code 352
+returns one configuration, but would create the group at Apache's brokers. The lag (*diff*) of a group on a queue is the
+end of the queue minus the committed offset. Messages *in flight* are pulled and not yet committed.
 
 A group can be moved to a time, to the end, to an offset, or to the offsets of another group
-(``skipAccumulatedMessage``, ``cloneGroupOffset``). The broker does the reset (code 222): 5.x brokers move the group
-themselves, and ignore the offsets that its clients commit before their next pull. Older brokers notify the clients, and
-refuse if no client is online. In that case the offsets are written one by one, as Java's tool does.
+(``skipAccumulatedMessage``, ``cloneGroupOffset``). The broker does the reset (code 222). A 5.x broker moves the group
+itself, and ignores the offsets that clients commit before their next pull. An older broker notifies the clients, and
+refuses the reset if no client is online. In that case the offsets are written one by one, as Java's tool does.
 Source: behaviour.md §5.2–5.4, §9.9; remoting.md §6.4.8, §6.4.9, §10.6.
 """
 
@@ -65,11 +65,11 @@ __all__ = [
 _CREATE_GROUP = marked("make it with: rmq group create {group}")
 _GROUPS_AT_ONCE = 16
 _ANY_QUEUE = -1
-"""The queue id that popping clients report for a broker whose queues are shared by all clients."""
+"""The queue id in the reports of popping clients for a broker. All these clients share all queues of the broker."""
 
 
 class QueueProgress(Struct, rename="camel", kw_only=True):
-    """A group's progress on one queue; ``last_timestamp`` is the store time of its last consumed message, in ms."""
+    """A group's progress in one queue. ``last_timestamp`` is the store time of the last consumed message, in ms."""
 
     topic: str
     broker_name: str
@@ -83,7 +83,7 @@ class QueueProgress(Struct, rename="camel", kw_only=True):
 
 
 class GroupProgress(Struct, rename="camel", kw_only=True):
-    """A group's progress on all its queues, and the sums; ``consume_tps`` is messages per second."""
+    """A group's progress in all its queues, with the sums. ``consume_tps`` is in messages per second."""
 
     group: str
     queues: list[QueueProgress]
@@ -93,7 +93,7 @@ class GroupProgress(Struct, rename="camel", kw_only=True):
 
 
 class GroupSummary(Struct, rename="camel", kw_only=True):
-    """A summary of a group. ``count`` is the number of clients online; without clients, version and type are empty."""
+    """A summary of a group. ``count`` is the number of online clients. Without clients, version and type are empty."""
 
     group: str
     count: int = 0
@@ -108,11 +108,11 @@ class GroupLag(Struct, rename="camel", kw_only=True):
     """The lag of a group on one topic, over all brokers.
 
     Attributes:
-        count: messages that are not consumed yet.
-        behind_since_ms: the oldest store time of a last consumed message, among the queues with a lag; None if no
-            queue has a lag, or if the brokers do not know the time.
+        count: the number of messages that are not consumed yet.
+        behind_since_ms: the store time of the last consumed message in a queue with a lag (the oldest of all these
+            queues); None if no queue has a lag, or if the brokers do not know the time.
         queues: the number of queues in which the group has offsets.
-        end: the sum of the ends of these queues; it grows by one with each message that is put to the topic.
+        end: the sum of the end offsets of these queues. It grows by one with each message that is stored in the topic.
     """
 
     group: str
@@ -141,13 +141,13 @@ def lags(stats: Iterable[BrokerGroupProgress]) -> dict[tuple[str, str], GroupLag
 
 
 class Movement(Struct, kw_only=True):
-    """The movement of a group between two samples, over all its queues.
+    """The changes of a group between two samples, over all its queues.
 
     Attributes:
-        late: messages that were stored before the first sample and are not consumed at the second one.
-        consumed: the number of messages by which its committed offsets rose.
-        grew: the number of messages by which its lag rose; negative if the lag fell.
-        lag: its lag at the second sample.
+        late: the number of messages that were stored at the first sample and are not consumed at the second one.
+        consumed: the number of messages by which the committed offsets rose.
+        grew: the number of messages by which the lag rose; negative if the lag fell.
+        lag: the lag at the second sample.
     """
 
     late: int = 0
@@ -157,7 +157,8 @@ class Movement(Struct, kw_only=True):
 
 
 def movements(before: Iterable[BrokerGroupProgress], now: Iterable[BrokerGroupProgress]) -> dict[str, Movement]:
-    """Compare two samples of `Brokers.consume_stats` by group. Queues that only one of them has are left out. Pure."""
+    """Return the changes between two samples of `Brokers.consume_stats`, by group. A queue in only one sample does not
+    change the sums. Pure."""
     places = {(row.group, row.topic, row.broker_name, row.queue_id): row for row in before}
     found: dict[str, Movement] = {}
     for row in now:
@@ -172,14 +173,14 @@ def movements(before: Iterable[BrokerGroupProgress], now: Iterable[BrokerGroupPr
 
 
 class Metadata(Struct, rename="camel"):
-    """Groups and topics of a broker with all their settings (``exportMetadata``)."""
+    """The groups and topics of a broker with all their settings (``exportMetadata``)."""
 
     topic_config_table: dict[str, Any]
     subscription_group_table: dict[str, SubscriptionGroupConfig]
 
 
 class Groups:
-    """Operations on consumer groups; each raises the errors of `AdminCalls`."""
+    """Operations on consumer groups. Each raises the errors of `AdminCalls`."""
 
     def __init__(self, calls: AdminCalls) -> None:
         self._calls = calls
@@ -187,13 +188,13 @@ class Groups:
     async def tables(
         self, broker: str | None = None, cluster: str | None = None
     ) -> dict[str, dict[str, SubscriptionGroupConfig]]:
-        """Return the groups of each master, by broker name and group."""
+        """Return the configurations of all groups at each master, by broker name and group."""
         masters = await self._calls.masters(cluster, broker)
         tables = await self._calls.fan_out(masters.values(), self.table)
         return {name: tables[address] for name, address in masters.items()}
 
     async def table(self, address: str) -> dict[str, SubscriptionGroupConfig]:
-        """Return the groups of one broker."""
+        """Return the configurations of all groups at one broker, by group."""
         code = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
         return (await self._calls.fetch(SubscriptionGroupTable, address, code)).subscription_group_table
 
@@ -217,8 +218,8 @@ class Groups:
     async def update(
         self, group: str, changes: Mapping[str, Any], broker: str | None = None, cluster: str | None = None
     ) -> dict[str, SubscriptionGroupConfig]:
-        """Create a group, or change the given fields at each broker. Return the new configurations by broker name.
-        ``attributes`` are changes, too: ``+name`` → value adds an attribute, ``-name`` removes one."""
+        """Create a group, or change some of its fields, at each broker. Return the new configurations by broker name.
+        In ``attributes``, a key ``+name`` adds an attribute with a value, and a key ``-name`` removes one."""
         masters = await self._calls.targets(broker, cluster)
 
         async def update(address: str) -> None:
@@ -234,8 +235,8 @@ class Groups:
     async def delete(
         self, group: str, broker: str | None = None, cluster: str | None = None, *, keep_offsets: bool = False
     ) -> list[str]:
-        """Delete a group and return the names of the brokers. Without ``broker``, also delete its retry and dead-letter
-        topics.
+        """Delete a group and return the names of the brokers. Without ``broker``, also delete the retry topic and the
+        dead-letter topic of the group.
         Raises UnknownName: none of the brokers has the group."""
         await self.configs(group, broker, cluster)
         masters = await self._calls.targets(broker, cluster)
@@ -250,7 +251,7 @@ class Groups:
     async def set_mode(
         self, group: str, topic: str, mode: str, share_count: int, broker: str | None = None, cluster: str | None = None
     ) -> list[str]:
-        """Set if a group pops or pulls a topic. Return the names of the brokers.
+        """Set the mode of a group on a topic, pop or pull. Return the names of the brokers.
         Raises PeerRefused: the allocation of queues by brokers is switched off."""
         masters = await self._calls.targets(broker, cluster)
         wanted = MessageRequestMode(topic=topic, consumer_group=group, mode=mode, pop_share_queue_num=share_count)
@@ -260,11 +261,11 @@ class Groups:
     async def progress(
         self, group: str, topic: str = "", cluster: str | None = None, *, clients: bool = False
     ) -> GroupProgress:
-        """Return the progress of a group on all its topics, or on one. ``clients``: add the client that has each queue.
-        Raises UnknownName: no broker has the group or offsets of it."""
+        """Return the progress of a group on all its topics, or on one topic. ``clients``: add the client of each queue.
+        Raises UnknownName: no broker has the group or its offsets."""
         stats = await self._stats(group, topic, cluster)
         if not any(place.consumer_offset for one in stats for place in one.offset_table.values()):
-            await self.configs(group, cluster=cluster)  # with a topic, brokers answer for unknown groups, too
+            await self.configs(group, cluster=cluster)  # if a topic is given, brokers also answer for unknown groups
         owners = await self._owners(group) if clients else {}
         found = (item for one in stats for item in one.offset_table.items())
         queues = [
@@ -280,7 +281,7 @@ class Groups:
         )
 
     async def summaries(self, cluster: str | None = None) -> list[GroupSummary]:
-        """Return all groups except the system's, the largest lag first."""
+        """Return all groups except system groups, the largest lag first."""
         names = {name for table in (await self.tables(cluster=cluster)).values() for name in table}
         turns = asyncio.Semaphore(_GROUPS_AT_ONCE)
 
@@ -314,7 +315,7 @@ class Groups:
         return list(answers.values())
 
     async def _owners(self, group: str) -> dict[MessageQueue, str]:
-        """Return the clients that have each queue; an empty table if the group is not online."""
+        """Return the clients that have a queue, by queue. The result is empty if the group is offline."""
         try:
             running = await Clients(self._calls).running(group)
         except PeerRefused:
@@ -348,7 +349,7 @@ class Groups:
         return row
 
     async def _delete_topic(self, topic: str, masters: Mapping[str, str]) -> None:
-        """Delete a topic at brokers and name servers. They accept the deletion of a topic that does not exist."""
+        """Delete a topic at brokers and name servers. No server refuses the deletion of a topic that does not exist."""
         await self._calls.fan_out(
             masters.values(),
             lambda address: self._calls.ask(address, RequestCode.DELETE_TOPIC_IN_BROKER, TopicRequest(topic)),
@@ -374,7 +375,7 @@ def _queue_progress(queue: MessageQueue, offsets: ConsumeOffsets, client: str | 
 
 
 END_MS = -1
-"""In place of a time: the end of each queue."""
+"""The value in place of a time that stands for the end of each queue."""
 
 _EVERY_QUEUE = -1
 
@@ -389,13 +390,13 @@ class Moved(Struct, rename="camel"):
 
 
 class QueueMove(Struct, rename="camel", kw_only=True):
-    """The effect of a move on a group in one queue.
+    """The effect of a move of a group's offset in one queue.
 
     Attributes:
-        now: its offset, None if it has no offset in the queue.
+        now: the offset before the move; None if the group has no offset in the queue.
         then: the offset after the move.
-        skipped: messages that would never be delivered.
-        again: messages that would be delivered again.
+        skipped: the number of messages that the group would never get.
+        again: the number of messages that the group would get again.
         note: a remark, such as an offset that the queue does not have; or empty.
     """
 
@@ -410,7 +411,7 @@ class QueueMove(Struct, rename="camel", kw_only=True):
 
 
 class Offsets:
-    """Operations on the offsets of groups; each raises the errors of `AdminCalls`."""
+    """Operations on the offsets of groups. Each raises the errors of `AdminCalls`."""
 
     def __init__(self, calls: AdminCalls) -> None:
         self._calls = calls
@@ -426,9 +427,9 @@ class Offsets:
         offset: int | None = None,
         is_forced: bool = True,
     ) -> list[Moved]:
-        """Move a group to the first message stored at or after a time (`END_MS`: to the end of each queue), or move one
-        queue of a broker to an offset. Without ``is_forced``, brokers that delegate the reset to clients move no queue
-        forward.
+        """Move a group to the first message that was stored at or after a time (`END_MS`: to the end of each queue).
+        With ``queue_id`` and ``offset``, move the group in one queue of a broker to an offset. Without ``is_forced``,
+        brokers that delegate the reset to clients move no queue forward.
         Raises UnknownName: there is no such topic. Raises PeerRefused: there is no such group, or the queue does not
         have the offset.
         Raises ClientError: the broker cannot move a single queue while the group is online."""
@@ -467,10 +468,10 @@ class Offsets:
         is_forced: bool = True,
         source: str | None = None,
     ) -> list[QueueMove]:
-        """Return the moves that `reset` with the same arguments would make, or `clone` if there is a ``source``.
+        """Return the moves that `reset` would make with the same arguments, or `clone` if there is a ``source``.
+        No group is moved.
 
-        No group is moved. Raises UnknownName: there is no such topic or group, or the source has no offsets on the
-        topic.
+        Raises UnknownName: there is no such topic or group, or the source has no offsets on the topic.
         """
         await Groups(self._calls).configs(group)
         masters = await (self._calls.masters_of_topic(topic) if broker is None else self._calls.masters(broker=broker))
@@ -515,7 +516,7 @@ class Offsets:
 
     async def clone(self, source: str, target: str, topic: str) -> list[Moved]:
         """Copy the offsets of a group on a topic to another group.
-        Raises UnknownName: there is no such topic, or the source has no offsets on it.
+        Raises UnknownName: there is no such topic, or the source has no offsets on the topic.
         Raises PeerRefused: a broker does not know the target."""
         masters = await self._calls.masters_of_topic(topic)
 
@@ -535,13 +536,13 @@ class Offsets:
         return rows
 
     async def _check_moves_one(self, address: str, group: str) -> None:
-        """Check that a broker can reset a single queue. A broker that delegates resets to clients ignores the queue and
-        resets all queues by time. Raises ClientError: the broker does that, and clients are online."""
+        """Check that a broker can reset a single queue. A broker that delegates resets to its clients ignores the queue
+        and resets all queues by time. Raises ClientError: the broker delegates resets, and clients are online."""
         try:
             settings = parse_properties(
                 (await self._calls.ask(address, RequestCode.GET_BROKER_CONFIG)).payload.decode()
             )
-        except PeerRefused:  # an rmqkit broker inside a program: it has no configuration to show
+        except PeerRefused:  # an rmqkit broker inside a program does not answer this request
             return
         if settings.get("useServerSideResetOffset") == "true":
             return
@@ -558,12 +559,13 @@ class Offsets:
         )
 
     async def _committed(self, address: str, group: str, queue: MessageQueue) -> int | None:
-        """Return the committed offset of a group in a queue, or None if it has no offset (code 208 returns 0 then)."""
+        """Return the committed offset of a group in a queue; None if there is no offset (code 208 would return 0)."""
         timeout_ms = self._calls.timeout_ms
         return await self._calls.committed_offset(address, group, queue, is_stored=True, timeout_ms=timeout_ms)
 
     async def _put(self, address: str, group: str, queue: MessageQueue, offset: int) -> None:
-        """Write an offset. Between a reset and the next pull, a broker ignores writes (with a remark): reset again."""
+        """Write an offset. Between a reset and the next pull, a broker ignores writes and returns a remark. In this
+        case, reset the queue to the offset."""
         header = UpdateConsumerOffsetRequest(group, queue.topic, queue.queue_id, offset)
         if (await self._calls.ask(address, RequestCode.UPDATE_CONSUMER_OFFSET, header)).remark:
             again = ResetOffsetRequest(
@@ -577,7 +579,7 @@ class Offsets:
         return {queue: one.consumer_offset for queue, one in stats.offset_table.items()}
 
     async def _rewrite(self, address: str, wanted: ResetOffsetRequest) -> dict[MessageQueue, int]:
-        """Write the offsets of a reset, in place of the clients: none is online."""
+        """Write the offsets of a reset to a broker, because no client is online that could do so."""
         moved: dict[MessageQueue, int] = {}
         for queue, committed in (await self._offsets(address, wanted.group, wanted.topic)).items():
             if wanted.queue_id not in (_EVERY_QUEUE, queue.queue_id):
@@ -596,7 +598,7 @@ class Offsets:
 
 
 def _move(queue: MessageQueue, now: int | None, then: int, first: int, end: int) -> QueueMove:
-    """Return a move with the number of stored messages that it skips or repeats."""
+    """Return a move, with the number of stored messages that it skips or repeats."""
     note = ""
     if then > end:
         note = _("the queue ends at {end}", end=end)

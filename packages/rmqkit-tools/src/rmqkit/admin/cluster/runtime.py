@@ -1,8 +1,8 @@
-"""Runtime figures of a broker (GET_BROKER_RUNTIME_INFO), grouped, with their meaning and unit.
+"""The runtime figures of a broker (GET_BROKER_RUNTIME_INFO) in groups, with their meaning and unit.
 
-A broker reports about 70 keys and texts. `grouped` puts the known ones into groups, in the order of the table below.
-Empty figures of Java's thread pools are left out: rmqkit's brokers have no thread pools, and report the figures only
-because Java's tools expect them. Everything here is pure. Source: behaviour.md §9.10.
+A broker reports about 70 keys with a text each. `grouped` puts the known keys into groups, in the order of `_GROUPS`.
+Empty figures of Java's thread pools are left out. rmqkit's brokers have no thread pools, and report these figures only
+because Java's tools expect them. All functions here are pure. Source: behaviour.md §9.10.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _EMPTY = frozenset(("", "0", "0.0", "-1"))
 
 
 class FigureRow(Struct, rename="camel"):
-    """One figure: its key, its meaning, its kind, and its value as the broker reports it."""
+    """One figure: its key, its meaning, its kind, and the value that the broker reports."""
 
     key: str
     label: str
@@ -81,7 +81,7 @@ class FigureGroup(Struct, rename="camel"):
 
 
 def grouped(figures: Mapping[str, str]) -> tuple[list[FigureGroup], dict[str, str]]:
-    """Return the known figures in groups, and the others, without the empty ones of thread pools."""
+    """Return the known figures in groups, and the other figures without the empty ones of thread pools."""
     groups = [
         FigureGroup(title, [FigureRow(key, label, kind, figures[key]) for key, label, kind in rows if key in figures])
         for title, rows in _GROUPS
@@ -96,6 +96,6 @@ def _is_of_a_pool(key: str, text: str) -> bool:
 
 
 def release(name: str) -> str:
-    """Return the name of a version as people write it: ``V5_4_0`` is 5.4.0."""
+    """Return the usual form of a version name: 5.4.0 for ``V5_4_0``."""
     parts = name.removeprefix("V").split("_")
     return ".".join(parts) if name.startswith("V") and len(parts) > 1 else name

@@ -1,8 +1,8 @@
-"""The settings of a broker or name server with their meaning: `described` joins a server's answer with our tables.
+"""The settings of a broker or name server with their meaning: `described` joins the answer of a server with our tables.
 
-A server returns keys and texts. The tables of `rmqkit.settings` have the meaning, bounds and default of each key, and
-if it may be changed at run time. Keys of Apache's brokers that have no effect here are in
-`rmqkit.broker.unused_settings`. A key that is in neither table is shown unchanged.
+A server returns keys and texts. The tables of `rmqkit.settings` have the meaning, bounds and default of each key. They
+also show if a key may be changed at run time. Keys of Apache's brokers without an effect in rmqkit are in
+`rmqkit.broker.unused_settings`. A key that is in no table is shown unchanged.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ class SettingRow(Struct, rename="camel", kw_only=True):
     """One setting of a server.
 
     Attributes:
-        group: the component of the setting; empty if we do not know the key.
+        group: the component of the setting; empty for an unknown key.
         value: the value at the server; a secret is masked.
-        default: our default; empty if we do not know the key.
-        help: one sentence; empty if we do not know the key.
+        default: our default; empty for an unknown key.
+        hot: True if the setting may be changed at run time.
+        help: one sentence about the setting; empty for an unknown key.
         is_known: True if rmqkit has this setting.
         is_default: True if the value is our default.
     """
@@ -57,7 +58,7 @@ class SettingRow(Struct, rename="camel", kw_only=True):
 
 
 class Compared(Struct, rename="camel", kw_only=True):
-    """A setting at several servers: its values by address, None if a server does not report it."""
+    """A setting at several servers, with its values by address. None means that the server does not report the key."""
 
     key: str
     values: dict[str, str | None]
@@ -70,7 +71,7 @@ class Compared(Struct, rename="camel", kw_only=True):
 
 
 class ConfigRow(Struct, rename="camel"):
-    """One setting of a topic at each broker; ``differs``: the brokers have different values."""
+    """One setting of a topic or group at each broker. ``differs``: True if the brokers have different values."""
 
     name: str
     values: dict[str, str]
@@ -78,9 +79,9 @@ class ConfigRow(Struct, rename="camel"):
 
 
 def described(properties: Mapping[str, str]) -> list[SettingRow]:
-    """Return every setting of a server's answer, joined with our tables.
+    """Return every setting in the answer of a server, joined with our tables.
 
-    The settings are in the order of `settings_types`, then by key. Unknown keys are last. Pure.
+    The rows are sorted by the order of `settings_types`, then by key. Unknown keys are last. Pure.
     """
     table = _table()
     rows = [_row(key, text, table.get(key)) for key, text in sorted(properties.items())]
@@ -89,7 +90,7 @@ def described(properties: Mapping[str, str]) -> list[SettingRow]:
 
 
 def compared(servers: Mapping[str, Mapping[str, str]]) -> list[Compared]:
-    """Return each setting with its values at several servers; secrets are masked. Pure."""
+    """Return each setting with its values at several servers. Secrets are masked. Pure."""
     rows = {address: {row.key: row for row in described(texts)} for address, texts in servers.items()}
     keys = sorted({key for known in rows.values() for key in known})
     return [
@@ -123,7 +124,7 @@ def _row(key: str, text: str, known: tuple[Any, Setting, str, str] | None) -> Se
 
 @functools.cache
 def _table() -> dict[str, tuple[Any, Setting, str, str]]:
-    """Return type, declaration, default and group of every setting of our servers, by its key."""
+    """Return the type, declaration, default and group of every setting of our servers, by key."""
     table: dict[str, tuple[Any, Setting, str, str]] = {}
     for kind in settings_types():
         defaults = to_properties(kind())

@@ -1,21 +1,21 @@
-"""The store of a broker: files of the log, the next deletion by retention, and the time at which the disk is full.
+"""The store of a broker: the files of its log, the next deletion by retention, and the time at which its disk is full.
 
 =================  =================================================================================================
-figure             from
+figure             source
 =================  =================================================================================================
 segments           ``commitLogMinOffset``, ``commitLogMaxOffset`` and ``mappedFileSizeCommitLog``,
                    without a file that is allocated ahead and still empty
-disk               ``commitLogDirCapacity``, which has four digits at most, and ``commitLogDiskRatio``. The free
-                   bytes of the first include the part reserved for root; the ratio does not (`usable`)
+disk               ``commitLogDirCapacity``, which has four digits at most, and ``commitLogDiskRatio``. The
+                   capacity includes the part of the disk that is reserved for root; the ratio does not (`usable`)
 bytes per second   messages stored per second over 10 min × ``putMessageAverageSize``
-expiry             the oldest message + ``fileReservedTime``: its file is deleted later, at an hour of
-                   ``deleteWhen``. The last message of the file may be younger
-limits             ``diskMaxUsedSpaceRatio``, ``diskSpaceCleanForciblyRatio``, ``diskSpaceWarningLevelRatio``;
-                   if a broker does not report them, Apache's defaults
+expiry             the store time of the oldest message + ``fileReservedTime``. The file is deleted later: its last
+                   message may be younger, and deletions run at an hour of ``deleteWhen``
+limits             ``diskMaxUsedSpaceRatio``, ``diskSpaceCleanForciblyRatio``, ``diskSpaceWarningLevelRatio``, or
+                   Apache's defaults if a broker does not report them
 =================  =================================================================================================
 
-`forecast` fits a line to the used share of a disk over time. The error of its slope becomes ``margin_ms``. The slope
-includes the deletions by retention. Everything but `Stores` is pure. Source: store.md §9, §12.
+`forecast` fits a line to the used share of a disk over time. The error of the slope becomes ``margin_ms``. The slope
+includes the deletions by retention. Everything except `Stores` is pure. Source: store.md §9, §12.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ _STEP = 0.01
 
 
 class Segment(Struct, rename="camel", kw_only=True):
-    """One file of the log: its name, and its number of written and not deleted bytes."""
+    """One file of the log: its name, and the number of its bytes that are written and not deleted."""
 
     name: str
     bytes: int
 
 
 class Limit(Struct, rename="camel", kw_only=True):
-    """A used share of the disk, 0 to 1, above which the broker acts."""
+    """A used share of the disk (0 to 1) and the action of the broker above this share."""
 
     setting: str
     ratio: float
@@ -68,9 +68,10 @@ class Forecast(Struct, rename="camel", kw_only=True):
     """The time at which a disk reaches a share, calculated from its growth until now.
 
     Attributes:
-        per_hour: share of the disk that is filled in an hour.
-        at_ms: the time at which the share is reached.
-        margin_ms: the possible error of that time; it is larger if the line fits badly.
+        ratio: the share (0 to 1).
+        per_hour: the share of the disk that is filled in an hour.
+        at_ms: the time at which the disk reaches the share.
+        margin_ms: the possible error of ``at_ms``; it is larger if the line fits badly.
     """
 
     ratio: float
@@ -85,10 +86,10 @@ class Store(Struct, rename="camel", kw_only=True):
     Attributes:
         segments: the files of the log, the oldest first, at most `SEGMENTS_MAX` of ``segment_count``.
         expires_ms: the earliest time at which the oldest file expires.
-        put_bytes: bytes stored per second, over ten minutes.
+        put_bytes: the bytes stored per second, averaged over ten minutes.
         disk_bytes, free_bytes: the size of the disk without the part reserved for root, and its free bytes.
-        full: the forecast for the limit above which the broker refuses messages, at the rate ``put_bytes``, if nothing
-            is deleted and nothing else is stored on the disk.
+        full: the forecast for the limit above which the broker refuses messages. It assumes the rate ``put_bytes``, no
+            deletions, and no other data on the disk.
     """
 
     broker: str
@@ -121,7 +122,7 @@ def segments(min_offset: int, max_offset: int, segment_bytes: int) -> list[Segme
 
 
 def store_of(broker: str, address: str, figures: Mapping[str, str], config: Mapping[str, str], now_ms: int) -> Store:
-    """Return the store of a broker, from its figures and settings."""
+    """Return the store of a broker, calculated from its figures and settings."""
     found = Store(broker=broker, address=address, delete_when=config.get("deleteWhen", ""))
     low, high = _number(figures.get("commitLogMinOffset")), _number(figures.get("commitLogMaxOffset"))
     found.min_offset, found.max_offset = low, high
@@ -154,8 +155,9 @@ def store_of(broker: str, address: str, figures: Mapping[str, str], config: Mapp
 
 
 def usable(total: int, free: int, ratio: float | None) -> tuple[int, int]:
-    """Return the size of a disk and its free bytes, without the part reserved for root. ``total`` and ``free`` include
-    that part, and ``ratio`` (the used share) does not. Without a fitting ratio, return ``total`` and ``free``."""
+    """Return the size of a disk and its free bytes, without the part that is reserved for root. ``total`` and ``free``
+    include this part, but ``ratio`` (the used share) does not. If the ratio is missing or cannot be true, return
+    ``total`` and ``free``."""
     used = total - free
     size = int(used / ratio) if ratio and 0 < ratio <= 1 else total
     # The ratio is rounded to whole percent: ignore a size that cannot be true.
@@ -163,8 +165,8 @@ def usable(total: int, free: int, ratio: float | None) -> tuple[int, int]:
 
 
 def by_rate(store: Store, ratio: float, now_ms: int) -> Forecast | None:
-    """Return the time at which a disk reaches a share at the current rate, if nothing is deleted. None: the disk does
-    not fill, has reached the share already, or the broker does not report the figures."""
+    """Return a forecast from the current rate, without deletions. None: the disk does not fill within ten years, has
+    reached the share already, or the broker does not report the figures."""
     if not store.put_bytes or not store.disk_bytes or store.free_bytes is None:
         return None
     left = store.free_bytes - (1 - ratio) * store.disk_bytes
@@ -175,8 +177,8 @@ def by_rate(store: Store, ratio: float, now_ms: int) -> Forecast | None:
 
 
 def forecast(points: Sequence[tuple[int, float | None]], ratio: float, now_ms: int) -> Forecast | None:
-    """Return the time at which a disk reaches a share, by the line of least squares through past points (ms, used
-    share). None: too few points, or the disk does not fill, has reached the share, or needs over ten years."""
+    """Return a forecast from the line of least squares through past points (ms, used share). None: there are too few
+    points, or the disk does not fill within ten years, or has reached the share already."""
     known = [(at, value) for at, value in points if value is not None]
     if len(known) < _POINTS_MIN:
         return None
@@ -188,7 +190,7 @@ def forecast(points: Sequence[tuple[int, float | None]], ratio: float, now_ms: i
         return None
     slope = sum((at - mean_ms) * (value - mean) for at, value in known) / spread
     if all(abs(value / _STEP - round(value / _STEP)) < 1e-6 for __, value in known):
-        mean -= _STEP / 2  # whole percent are rounded up: on average half a percent too much
+        mean -= _STEP / 2  # whole percent are rounded up, on average by half a percent
     misfit = sum((value - mean - slope * (at - mean_ms)) ** 2 for at, value in known) / max(1, count - 2)
     # Neighbouring values have the same rounding error, so the misfit alone would be too small.
     error = max(math.sqrt(misfit / spread), _STEP / 4 / (known[-1][0] - known[0][0]))
@@ -220,7 +222,7 @@ class Stores:
         self._calls = calls
 
     async def reserved_ms(self, topic: str) -> int | None:
-        """Return the minimum retention time at the masters of a topic; None: a master does not report it."""
+        """Return the shortest retention time at the masters of a topic; None if a master does not report it."""
         masters = await self._calls.masters_of_topic(topic)
         code = RequestCode.GET_BROKER_CONFIG
         configs = await self._calls.fan_out(
@@ -230,7 +232,7 @@ class Stores:
         return min(map(int, hours)) * _HOUR_MS if hours and all(map(str.isdecimal, hours)) else None
 
     async def of(self, broker: str | None = None, cluster: str | None = None) -> list[Store]:
-        """Return the stores of masters, with two requests to each. A master that does not answer has a ``trouble``."""
+        """Return the stores of masters, with two requests to each. ``trouble`` is the error of a failed request."""
         masters = await self._calls.targets(broker, cluster)
         return list(await asyncio.gather(*(self._of(name, address) for name, address in masters.items())))
 

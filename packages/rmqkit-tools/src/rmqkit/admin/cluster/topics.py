@@ -1,4 +1,4 @@
-"""Topics: their routes, configurations, offsets and load (``topicList`` … ``statsAll``).
+"""Topics: routes, configurations, offsets and load (``topicList`` … ``statsAll``).
 
 Source: behaviour.md §9.9, §2.8; remoting.md §4.2, §4.4.
 """
@@ -42,7 +42,7 @@ _UNIT, _UNIT_SUB = 1, 2
 
 
 class TopicUse(Struct, rename="camel"):
-    """A topic in a cluster and a group that consumes it, or an empty name."""
+    """A topic in a cluster, and a group that consumes the topic (empty if no group does)."""
 
     cluster_name: str
     topic: str
@@ -50,7 +50,7 @@ class TopicUse(Struct, rename="camel"):
 
 
 class QueueStatus(Struct, rename="camel"):
-    """The bounds of a queue; ``last_updated_timestamp`` in ms, 0 if the queue is empty."""
+    """The bounds of a queue. ``last_updated_timestamp`` is in ms, and 0 if the queue is empty."""
 
     broker_name: str
     queue_id: int
@@ -60,7 +60,7 @@ class QueueStatus(Struct, rename="camel"):
 
 
 class TopicStatus(Struct, rename="camel"):
-    """The queues of a topic, and the messages per second that are put to it."""
+    """The queues of a topic, and the number of messages per second that are stored in the topic."""
 
     queues: list[QueueStatus]
     put_tps: float
@@ -75,7 +75,7 @@ class Assigned(Struct, rename="camel"):
 
 
 class TopicStats(Struct, rename="camel", kw_only=True):
-    """The load of a topic, for one of its groups: rates of the last minute, messages of the last 24 hours."""
+    """The load of a topic and one of its groups. Rates are of the last minute, counts are of the last 24 hours."""
 
     topic: str
     consumer_group: str = ""
@@ -87,14 +87,14 @@ class TopicStats(Struct, rename="camel", kw_only=True):
 
 
 class Topics:
-    """Operations on topics; each raises the errors of `AdminCalls`, and UnknownName for a topic that does not exist."""
+    """Operations on topics. Each raises the errors of `AdminCalls`, and UnknownName for a topic that does not exist."""
 
     def __init__(self, calls: AdminCalls) -> None:
         self._calls = calls
         self._name_servers = NameServers(calls)
 
     async def names(self, cluster: str | None = None) -> list[str]:
-        """Return all topics, or those of one cluster, sorted and with system topics."""
+        """Return all topics, or the topics of one cluster. The list is sorted and includes system topics."""
         if cluster is None:
             return await self._calls.topic_names()
         await self._calls.masters(cluster)
@@ -115,7 +115,7 @@ class Topics:
         return [TopicUse(cluster, topic, group) for cluster in clusters for group in groups or [""]]
 
     async def route(self, topic: str) -> TopicRoute:
-        """Return the brokers that have a topic, with its queues."""
+        """Return the brokers that have a topic, and the queues of the topic."""
         return await self._calls.route(topic)
 
     async def clusters(self, topic: str) -> list[str]:
@@ -129,7 +129,7 @@ class Topics:
         return sorted({group for answer in await asyncio.gather(*asked) for group in answer.group_list})
 
     async def status(self, topic: str, cluster: str | None = None) -> TopicStatus:
-        """Return the offsets of a topic's queues, of one cluster or of all."""
+        """Return the offsets of a topic's queues in one cluster, or in all clusters."""
         masters = await self._calls.masters_of_topic(topic)
         if cluster is not None:
             wanted = await self._calls.masters(cluster)
@@ -163,9 +163,10 @@ class Topics:
         unit_sub: bool = False,
         attributes: str | None = None,
     ) -> list[Done]:
-        """Create the topic, or change it if it exists; ``attributes`` as ``+message.type=DELAY,-reserve.time``.
+        """Create a topic, or change it if it exists. ``attributes`` is a text such as
+        ``+message.type=DELAY,-reserve.time``.
 
-        The queues of an ordered topic are also sent to the name servers.
+        The queues of an ordered topic are also stored at the name servers.
         """
         flags = _UNIT * unit + _UNIT_SUB * unit_sub
         config = TopicConfig(topic, read_queues, write_queues, perm, topic_sys_flag=flags, order=order)
@@ -220,7 +221,8 @@ class Topics:
         ]
 
     async def order(self, topic: str) -> str | None:
-        """Return the queues of an ordered topic from the name servers: ``broker-a:4;broker-b:4``."""
+        """Return the queues of an ordered topic as a name server stores them (``broker-a:4;broker-b:4``); None if the
+        topic is not ordered."""
         return await self._name_servers.value(ORDER_TOPIC_CONFIG, topic)
 
     async def set_order(self, topic: str, text: str) -> list[Done]:
@@ -232,7 +234,7 @@ class Topics:
         return await self._name_servers.delete_value(ORDER_TOPIC_CONFIG, topic)
 
     async def allocate(self, topic: str, clients: Sequence[str]) -> list[Assigned]:
-        """Return the client of each queue, as the average strategy allocates them."""
+        """Return the client of each queue that the average strategy would choose."""
         from rmqkit.client.consumer.allocate import averagely
         from rmqkit.client.runtime.routes import subscribe_queues
 
@@ -244,8 +246,8 @@ class Topics:
         ]
 
     async def stats(self, topic: str | None = None, *, active_only: bool = False) -> list[TopicStats]:
-        """Return the load of topics, one row for each of their groups (``statsAll``). Without ``topic``, retry and
-        dead-letter topics are left out. ``active_only``: only rows with messages in the last 24 hours."""
+        """Return the load of topics (``statsAll``), with one row for each group of a topic. Without ``topic``, retry
+        and dead-letter topics are omitted. ``active_only``: omit rows without messages in the last 24 hours."""
         names = [topic] if topic is not None else await self.names()
         wanted = [name for name in names if topic is not None or not name.startswith((RETRY_PREFIX, DLQ_PREFIX))]
         found = await self._calls.fan_out(wanted, self._stats_of)
@@ -269,7 +271,7 @@ class Topics:
         return rows
 
     async def _counted(self, addresses: Iterable[str], name: str, key: str) -> tuple[float, int]:
-        """Return messages per second in the last minute, and messages in the last 24 hours, summed over the brokers."""
+        """Return the messages per second in the last minute and the messages in the last 24 hours, over all brokers."""
         tps, day = 0.0, 0
         for address in addresses:
             try:
@@ -329,7 +331,8 @@ def _creation(config: TopicConfig, attributes: str | None) -> CreateTopicRequest
 
 
 def permission_of(text: str) -> int:
-    """Return the permission bits of ``6``/``rw``, ``4``/``r`` or ``2``/``w``. Raises SettingsError: another text."""
+    """Return the permission bits for ``6``/``rw``, ``4``/``r`` or ``2``/``w``. Raises SettingsError: the text is none
+    of these."""
     known = {"2": 2, "w": 2, "4": 4, "r": 4, "6": 6, "rw": 6, "wr": 6}
     if text.lower() not in known:
         raise SettingsError(_("permission {text} must be 2 or w (write), 4 or r (read), 6 or rw (both)", text=text))

@@ -1,1 +1,1 @@
-"""Diagnosis: faults of a cluster and of its machines, and the cause why a message was not consumed."""
+"""Diagnosis: faults of a cluster and of its machines, and the reason why a message was not consumed."""

@@ -1,4 +1,4 @@
-"""The cause why a group did not consume a message: a pure verdict over `Facts`.
+"""The reason why a group did not consume a message, as a pure function of `Facts`.
 
 The rules are applied in this order. The first rule with a result names the cause.
 
@@ -17,11 +17,12 @@ not shared out       queue has no owner
 waiting              retrying, waiting
 ===================  ============================================================================================
 
-A broker knows the messages that it delivered to a group and the offsets that the group committed, but not the results
-of handlers. So the sentences say "is past it"; they say "succeeded" only if a trace shows it.
+A broker knows the messages that it delivered to a group and the offsets that the group committed. It does not know the
+results of handlers. The sentences therefore say that the group "is past" a message. They say "succeeded" only if a
+trace shows the success.
 
-A message may be stored several times under its unique key: half, scheduled, in its topic, to be retried, dead. Each
-copy is a separate record in a separate topic.
+A message may be stored several times under one unique key: as a half message, as a scheduled message, in its topic, in
+a retry topic, and as a dead letter. Each copy is a separate record in a separate topic.
 Source: behaviour.md §3.4, §3.7, §4, §5, §6.1, §8, §9.1–9.3; remoting.md §7.4.
 """
 
@@ -55,14 +56,14 @@ from rmqkit.sentences import _, capital, joined, marked
 __all__ = ["Cause", "Explanation", "Fact", "Facts", "Lookup", "Place", "Transaction", "judge"]
 
 _SKEW_MS = 5_000
-"""Smaller differences between clocks are ignored: a send may take that long."""
+"""Smaller differences between clocks are ignored, because a send may take 5 s."""
 _LATE_MS = 5_000
 """A message is late if it is not delivered this long after its due time."""
 _SHOWN = 5
 
 
 class Cause(enum.StrEnum):
-    """The cause why a message was not consumed, and the remedy. CONSUMED means that nothing is wrong."""
+    """The reason why a message was not consumed, and the remedy. CONSUMED means that nothing is wrong."""
 
     remedy: str
 
@@ -149,11 +150,11 @@ class Cause(enum.StrEnum):
 UNKNOWN = frozenset(
     {Cause.GROUP_UNKNOWN, Cause.NOT_STORED, Cause.WRONG_KIND_OF_ID, Cause.WRONG_TOPIC, Cause.NOT_IN_CLUSTER}
 )
-"""Causes with an unknown group or message: often the given name is wrong."""
+"""Causes for an unknown group or message. The name in the question is often wrong."""
 
 
 class Fact(Struct):
-    """One fact, and the ``source`` that it comes from."""
+    """One fact, and the ``source`` that shows it."""
 
     name: str
     value: str | int
@@ -180,7 +181,7 @@ def judge(facts: Facts) -> Explanation:
 
 
 def _of_commands(f: Facts) -> dict[str, str | int]:
-    """Return the values for the commands in remedies, quoted for a shell."""
+    """Return the values for the placeholders in remedies. Names are quoted for a shell."""
     found: dict[str, str | int] = {"topic": shlex.quote(f.topic), "group": shlex.quote(f.group)}
     if f.message is not None:
         found["stored_ms"] = f.message.store_timestamp
@@ -417,7 +418,7 @@ def _closed(f: Facts) -> _Verdict | None:
 
 
 def _not_wanted(f: Facts) -> _Verdict | None:
-    """Judge by the subscriptions. A retry is delivered regardless of its tag."""
+    """Return a verdict if the subscriptions exclude the message. A retry is delivered regardless of its tag."""
     message, own = f.message, f.subscriptions
     if f.connection is None or message is None or f.retry is not None:
         return None
@@ -471,7 +472,7 @@ def _waiting(f: Facts) -> _Verdict:
 
 
 def _holder(f: Facts, place: Place) -> str:
-    """Describe the client that has the queue, and why it does not handle the message."""
+    """Return a description of the client that has the queue, and the reason why it does not handle the message."""
     if not f.owners:
         return (
             _("{client} pops it", client=next(iter(f.waiting_acks)))
@@ -541,7 +542,7 @@ def _expression(subscribed: SubscriptionData | None) -> str:
 
 
 def _wants(subscribed: SubscriptionData | None, message: ReceivedMessage) -> bool:
-    """Return True if broker and client let a message pass. An expression that does not compile lets no message pass."""
+    """Return True if the filters of broker and client accept a message. An invalid expression accepts no message."""
     if subscribed is None:
         return False
     if is_tag_type(subscribed.expression_type):
@@ -560,7 +561,7 @@ def _wants(subscribed: SubscriptionData | None, message: ReceivedMessage) -> boo
 
 
 def _evidence(f: Facts) -> Iterator[Fact]:
-    """Yield all facts: the message, the queue, the group, its members."""
+    """Yield the facts about the message, the queue, the group and the members of the group."""
     for one in filter(None, (f.message, f.lookup.elsewhere, *f.copies, *f.lookup.as_key[:_SHOWN])):
         retried = _(", failed {times}", times=_times(one)) if one.reconsume_times else ""
         at = _(
@@ -664,12 +665,12 @@ _CHECKS_MAX = 15
 
 
 class Place(Struct):
-    """The place in a queue where the group gets the message: the message's own place, or that of its latest retry.
+    """The place in a queue from which the group gets the message: the place of the message or of its latest retry.
 
     Attributes:
         min_offset, max_offset: the first stored offset of the queue, and its end.
-        committed: the group's offset at the broker, None if it has none.
-        perm: `Permission` bits of the topic there.
+        committed: the group's offset at the broker; None if the broker has no offset of the group.
+        perm: the `Permission` bits of the topic on the broker.
     """
 
     broker: str
@@ -691,11 +692,11 @@ class Transaction(Struct, kw_only=True):
     """The state of a half message.
 
     Attributes:
-        half: its latest copy; every check-back writes a copy.
+        half: the latest copy of the half message; every check-back writes a copy.
         is_given_up: True if a copy is in TRANS_CHECK_MAX_TIME_TOPIC.
-        is_ended: True if an op record names it, or the check-back of the broker is past it.
+        is_ended: True if an op record names the half message, or the check-back of the broker is past it.
         checks_max: the broker's ``transactionCheckMax``.
-        producers: the members of its producer group that are online; None if the broker did not return them.
+        producers: the number of online members of the producer group; None if the broker did not return them.
     """
 
     half: ReceivedMessage
@@ -706,18 +707,18 @@ class Transaction(Struct, kw_only=True):
 
     @property
     def checks(self) -> int:
-        """Return the number of check-backs sent to its producer."""
+        """Return the number of check-backs that the broker has sent to the producer."""
         text = self.half.properties.get(prop.TRANSACTION_CHECK_TIMES, "")
         return int(text) if text.isdecimal() else 0
 
 
 class Lookup(Struct, kw_only=True):
-    """Further facts about a name without a message in the topic.
+    """Further facts about a name, if the topic has no message with the name.
 
     Attributes:
-        address, physical_offset: the parts of the name, if it is an offset message id.
-        is_known: True if the name servers know a broker with that address.
-        log_min, log_max: the bounds of that broker's log.
+        address, physical_offset: the parts of the name, if the name is an offset message id.
+        is_known: True if the name servers know a broker with this ``address``.
+        log_min, log_max: the bounds of the commit log of this broker.
         as_key: messages of the topic with the name as a key.
         elsewhere: a message in another topic with the name as its id.
         topics_searched: the number of other topics that were searched.
@@ -741,17 +742,18 @@ class Facts(Struct, kw_only=True):
     Attributes:
         asked: the name of the message in the question, such as ``message 7F00…``.
         message: the message in the topic.
-        copies: other messages with its unique key.
+        copies: other messages with the same unique key.
         due_ms: the delivery time of the latest scheduled copy.
-        place: see `Place`; also set for an offset without a message.
+        place: see `Place`. It is also set if the question names an offset without a message.
         config: the group's configuration at the broker; None if the broker does not have the group.
         is_read_forbidden: True if the group is forbidden to read the topic.
-        connection: the members online and their subscriptions at the brokers; None if no member is online.
+        connection: the online members and their subscriptions, as the brokers report them; None if no member is online.
         members: the running info of each member by client id; None if the member did not answer.
         is_fetched: True if the broker's counters show that the group got messages of the queue since the message was
             stored; None if the counters do not show it.
-        traces: records of the group's clients in the trace topic about handling the message.
-        hides_bodies: True if the reader may not see bodies. The reasons of dead letters often quote bodies.
+        traces: the records in the trace topic in which clients of the group report that they handled the message.
+        hides_bodies: True if the reader may not see bodies. Reasons in dead letters are then hidden too: they often
+            quote bodies.
     """
 
     topic: str
@@ -794,7 +796,7 @@ class Facts(Struct, kw_only=True):
 
     @property
     def owners(self) -> dict[str, ProcessQueueInfo]:
-        """The members that have the queue, with the state of the queue at each."""
+        """The members that have the queue, with the state of the queue at each member."""
         if self.place is None:
             return {}
         queue = MessageQueue(self.place.topic, self.place.broker, self.place.queue_id)
@@ -803,7 +805,7 @@ class Facts(Struct, kw_only=True):
 
     @property
     def waiting_acks(self) -> dict[str, int]:
-        """The members that pop the queue, with the number of messages that each has not acknowledged."""
+        """The members that pop the queue, with the number of messages that each member has not acknowledged."""
         if self.place is None:
             return {}
         popped = [MessageQueue(self.place.topic, self.place.broker, queue) for queue in (-1, self.place.queue_id)]
@@ -815,7 +817,7 @@ class Facts(Struct, kw_only=True):
 
     @property
     def subscriptions(self) -> dict[str, SubscriptionData | None]:
-        """Return the subscription to the topic of each member that answered; None: the member has no subscription."""
+        """The subscription of each member to the topic, without members that did not answer; None: no subscription."""
         return {
             client: next((one for one in info.subscription_set if one.topic == self.topic), None)
             for client, info in self.members.items()
@@ -824,24 +826,24 @@ class Facts(Struct, kw_only=True):
 
     @property
     def consumed_offset(self) -> int | None:
-        """Return the group's offset: the broker's, or an owner's if it is higher (owners commit every 5 s)."""
+        """The highest offset that the broker or an owner has for the group. Owners commit their offsets every 5 s."""
         offsets = [held.commit_offset for held in self.owners.values() if held.commit_offset >= 0]
         committed = self.place.committed if self.place is not None else None
         return max(offsets if committed is None else (*offsets, committed), default=None)
 
     @property
     def named(self) -> dict[str, Any]:
-        """The values for the placeholders that most sentences have."""
+        """The values for the placeholders of most sentences."""
         return {"asked": self.asked, "group": self.group, "topic": self.topic}
 
     @property
     def is_past(self) -> bool:
-        """Return True if the group is past the message."""
+        """Return True if the offset of the group is greater than the offset of the message."""
         return self.place is not None and (self.consumed_offset or 0) > self.place.offset
 
     @property
     def retries_max(self) -> int:
-        """Return the number of retries before a dead letter: a client's own limit, or else the group's."""
+        """The number of retries before a dead letter: the lowest limit of a client, or else the limit of the group."""
         limits = [info.properties.get("maxReconsumeTimes", "") for info in self.members.values() if info is not None]
         own = [int(text) for text in limits if text.isdecimal()]
         return min(own) if own else self.config.retry_max_times if self.config is not None else 16

@@ -1,10 +1,12 @@
-"""The checks of ``rmq doctor``: the fitness of a machine for a broker with a given configuration, and remedies.
+"""The checks of ``rmq doctor``: they show if a machine is fit for a broker with a certain configuration.
 
 The checks read ``/proc`` and ``/sys`` of Linux, the store and the certificates, and send requests to the name servers.
-They change nothing. If the broker's port is free, they listen on it for a moment, to see if clients reach it. A value
-that cannot be read is reported as unknown. A check is a function of a `Target`. `CHECKS` are for every machine,
-`OF_PRODUCTION` for machines that serve other machines, and `OF_EACH_SHARD` check the ports and the store of one broker.
-On a development machine, any broker of rmqkit may use the ports.
+They change nothing. If the broker's port is free, a check listens on the port for a moment, to see if clients reach
+it. A value that cannot be read is reported as unknown.
+
+A check is a function of a `Target`. `CHECKS` are for every machine, `OF_PRODUCTION` are for machines that serve other
+machines, and `OF_EACH_SHARD` check the ports and the store of one broker. On a development machine, any broker of
+rmqkit may use the ports.
 """
 
 from __future__ import annotations
@@ -65,7 +67,7 @@ _VM: dict[str, tuple[int, int | None, str]] = {
     "dirty_ratio": (0, 50, "so much unwritten data makes long pauses of the disk: sysctl -w vm.dirty_ratio=20"),
     "dirty_background_ratio": (0, 25, "writing begins late and takes long: sysctl -w vm.dirty_background_ratio=10"),
 }
-"""Setting → lowest value, highest value, and the harm that other values do."""
+"""The lowest value, the highest value, and the remedy for other values, by the name of the setting."""
 
 
 class State(enum.Enum):
@@ -78,7 +80,7 @@ class State(enum.Enum):
 
 
 class Finding(Struct):
-    """The result of one check: its name, its state, the finding, and a remedy."""
+    """The result of one check: the name of the check, its state, the value that it found, and a remedy."""
 
     check: str
     state: State
@@ -88,13 +90,13 @@ class Finding(Struct):
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """The folders ``/proc`` and ``/sys`` of a machine; tests use other folders."""
+    """The folders ``/proc`` and ``/sys`` of a machine. Tests use other folders."""
 
     proc: Path = Path("/proc")
     sys: Path = Path("/sys")
 
     def text(self, path: Path) -> str | None:
-        """Return the text of a file, without the end of its line; None if it cannot be read."""
+        """Return the text of a file, without white space at its ends; None if the file cannot be read."""
         try:
             return path.read_text().strip()
         except (OSError, UnicodeDecodeError):
@@ -126,7 +128,7 @@ class Target:
 
     @property
     def pid(self) -> int | None:
-        """The process id of the broker that uses the store, if it is known."""
+        """The process id of the broker that uses the store; None if it is not known."""
         text = self.machine.text(self.root / "abort") or ""
         return int(text) if self.is_running and text.isdecimal() else None
 
@@ -136,7 +138,7 @@ class Target:
 
     @property
     def mount(self) -> tuple[str, str] | None:
-        """Device (``8:1``) and type of the file system for the store."""
+        """The device number (such as ``8:1``) and the type of the store's file system; None if they are not known."""
         best: tuple[int, str, str] | None = None
         for line in (self.machine.text(self.machine.proc / "self/mountinfo") or "").splitlines():
             own, _, rest = line.partition(" - ")
@@ -148,7 +150,7 @@ class Target:
 
 
 def within(check: str, text: str | None, low: int, high: int | None, remedy: str, about: str = "") -> Finding:
-    """Check that a number is between ``low`` and ``high``; the result is unknown if the text is not a number."""
+    """Check that a number is between ``low`` and ``high``. The result is unknown if the text is not a number."""
     if text is None or not text.isdecimal():
         return Finding(check, State.UNKNOWN, "it cannot be read here")
     is_good = int(text) >= low and (high is None or int(text) <= high)
@@ -163,7 +165,7 @@ def configuration(target: Target) -> Iterator[Finding]:
 
 
 def open_files(target: Target) -> Iterator[Finding]:
-    """Check ``nofile`` of the running broker, or else of this shell."""
+    """Check the limit of open files of the running broker, or of this shell if no broker runs."""
     pid = target.pid
     limits = target.machine.text(target.machine.proc / str(pid or "self") / "limits") or ""
     match = re.search(r"^Max open files +(\w+)", limits, re.MULTILINE)
@@ -206,7 +208,7 @@ def file_system(target: Target) -> Iterator[Finding]:
 
 
 def block_device(target: Target) -> Iterator[Finding]:
-    """Check scheduler and read-ahead of the disk under the file system."""
+    """Check the scheduler and the read-ahead of the disk under the file system."""
     device = target.mount and target.machine.sys / "dev/block" / target.mount[0]
     if not device or not device.exists():
         yield Finding("block device", State.UNKNOWN, "no block device is known for the file system")
@@ -226,7 +228,7 @@ def block_device(target: Target) -> Iterator[Finding]:
 
 
 def memory(target: Target) -> Iterator[Finding]:
-    """Check the ``vm`` settings that matter for mapped files."""
+    """Check the ``vm`` settings of the kernel that affect mapped files."""
     for name, (low, high, remedy) in _VM.items():
         text = target.machine.text(target.machine.proc / "sys/vm" / name)
         yield within(f"vm.{name}", text, low, high, remedy)
@@ -288,7 +290,7 @@ def _bind_error(host: str, port: int) -> OSError | None:
 
 
 def advertised(target: Target) -> Iterator[Finding]:
-    """Check if the address that clients get leads to the broker, from this machine."""
+    """Check if this machine can connect to the address that the broker advertises to clients."""
     host, settings = target.advertised, target.broker
     if not settings.listen_port:
         yield Finding("advertised address", State.UNKNOWN, f"{host}, with a port that is picked at the start")
@@ -298,7 +300,7 @@ def advertised(target: Target) -> Iterator[Finding]:
         yield Finding("advertised address", State.FAIL, f"{where} is no address of anything", remedy)
         return
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):  # a process listens there already
+        with contextlib.suppress(OSError):  # a process listens on the port already
             family = socket.AF_INET6 if ":" in settings.bind_address else socket.AF_INET
             own = (settings.bind_address, settings.listen_port)
             stack.enter_context(socket.create_server(own, family=family))
@@ -315,7 +317,7 @@ def advertised(target: Target) -> Iterator[Finding]:
 
 
 def name_servers(target: Target) -> Iterator[Finding]:
-    """Check every name server, and the clocks of the brokers that they know."""
+    """Check every name server, and the clocks of the brokers that the name servers know."""
     if not target.broker.namesrv_addr and target.is_development:
         yield Finding("name servers", State.OK, "none, and none is needed by: rmq standalone")
         return
@@ -352,7 +354,7 @@ async def _ask(target: Target, addresses: list[str]) -> list[Finding]:
 
 
 async def clock_of(admin: Admin, broker: str) -> Finding:
-    """Check a broker's clock, calculated from its start time and run time, to the second."""
+    """Check a broker's clock. It is calculated from the broker's start time and run time, to the second."""
     check = f"clock of {broker}"
     try:
         asked_ms = time.time() * 1000
@@ -401,7 +403,7 @@ def validity(pem: str) -> datetime:
 
 
 def _not_after(block: str) -> datetime:
-    """Return the end of a certificate's validity: in tbsCertificate, the first sequence that begins with a time."""
+    """Return the end of a certificate's validity, from the first sequence of two times in tbsCertificate."""
     try:
         (_, certificate), *_ = _der(base64.b64decode(block))
         (_, signed), *_ = _der(certificate)
@@ -429,8 +431,8 @@ def _der(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def leftovers(target: Target) -> Iterator[Finding]:
-    """Check the files of a process, Java's or ours, in the store: ``lock`` exists while it runs, ``abort`` until it
-    stops cleanly."""
+    """Check the files that a broker, Java's or ours, has in its store: the broker holds ``lock`` while it runs, and
+    deletes ``abort`` when it stops cleanly."""
     abort = target.root / "abort"
     if target.is_running:
         by = f"process {target.pid}" if target.pid else "a process"
@@ -445,7 +447,7 @@ def leftovers(target: Target) -> Iterator[Finding]:
 
 
 def sends(target: Target) -> Iterator[Finding]:
-    """Check if the compiled core reads plain sends: it handles twice as many messages per CPU second."""
+    """Check if the compiled core reads plain sends. The core doubles the messages per CPU second."""
     fault = CORE.fault
     if not fault:
         yield Finding("sends", State.OK, "read by the compiled core")

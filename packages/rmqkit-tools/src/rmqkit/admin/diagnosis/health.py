@@ -1,29 +1,30 @@
-"""The findings of a cluster: `findings` reads a `Snapshot` of the reports of brokers, and sends no request.
+"""The faults of a cluster: `findings` reads a `Snapshot` of the figures that brokers report, and sends no request.
 
 ===========================  =======================================================================================
 finding                      when
 ===========================  =======================================================================================
 name server does not answer  a configured address gave no answer
-broker does not answer       the name servers list it, and it gave no figures
+broker does not answer       the name servers list it, and it reported no figures
 broker is gone               an earlier sample had it, and the name servers no longer list it
 disk nearly full             `DISK_WARN` of the disk is used; from `DISK_BAD` on brokers delete early or refuse sends
 clock is wrong               it differs from this machine's clock by `CLOCK_WARN_MS`; bad from `CLOCK_BAD_MS` on
 broker takes no messages     a master reports that it is not active
 master without a slave       slaves of its name are registered, and no slave is connected to it
-slave is behind              by more than `SLAVE_BYTES`
-half messages wait           the oldest one has waited for a decision longer than `HALF_AGE_MS`
+slave is behind              it has to copy more than `SLAVE_BYTES`
+half messages wait           the oldest half message has waited for a decision longer than `HALF_AGE_MS`
 group falls back             messages of the first sample are not consumed at the second one, and its lag grew
-group is behind              the same without growth, if the lag is `LAG_COUNT` or its oldest message `LAG_AGE_MS` old
-popped messages pile up      more are in flight than in the first sample, and the oldest was popped `POP_AGE_MS` ago
-dead letters                 they grew since the first sample, or the last one is younger than `DEAD_AGE_MS`; a note
-                             for older ones
+group is behind              messages of the first sample are not consumed at the second one, and its lag is
+                             `LAG_COUNT`, or its oldest message is `LAG_AGE_MS` old
+popped messages pile up      more wait for an ack than in the first sample, the oldest for `POP_AGE_MS`
+dead letters                 their number grew since the first sample, or the last one is younger than
+                             `DEAD_AGE_MS`; older dead letters are a note
 versions mixed               brokers of one cluster run different versions
 client id twice              two hosts use one client id
 ===========================  =======================================================================================
 
 A finding about a lag needs two samples (``compared_ms``). One sample shows neither growth nor progress: even a group
-that keeps up has a lag at any moment, because consumers commit their offsets every 5 s. If the samples are further
-apart, a group that keeps up has consumed all messages of the first sample at the second one.
+that keeps up has a lag at any moment, because consumers commit their offsets every 5 s. If more than 5 s are between
+the samples, a group that keeps up has consumed all messages of the first sample at the second one.
 
 A figure that no broker reported is None, not 0, and causes no finding. ``rmq cluster findings`` and the pages of the
 console use the same rules. Everything here is pure. Source: behaviour.md §1.5, §5, §9.10.
@@ -66,7 +67,7 @@ LAG_COUNT = 10_000
 SLAVE_BYTES = 64 << 20
 CLOCK_WARN_MS, CLOCK_BAD_MS = 5_000, 60_000
 HALF_AGE_MS = 120_000
-"""Brokers send a check-back every 30 or 60 s: at this age at least two were not answered."""
+"""Brokers send a check-back every 30 or 60 s, so at this age at least two check-backs had no answer."""
 POP_AGE_MS = 30_000
 DEAD_AGE_MS = 24 * 3_600_000
 _GROWTH = 0.5
@@ -102,14 +103,14 @@ class BrokerState(Struct, rename="camel", kw_only=True):
     """The last known state of a broker.
 
     Attributes:
-        row: its figures, as in ``rmq cluster list``.
-        figures: all of its runtime information; empty if it never answered.
+        row: the figures that ``rmq cluster list`` shows.
+        figures: all runtime information of the broker; empty if the broker never answered.
         ha: the state of replication, None if the broker does not report it.
         trouble: the reason why there are no fresh figures, or empty.
-        since_ms: the time of its last answer.
-        half_since_ms: the born time of the oldest half message that its check-back has not passed; 0 if there is no
-            such message, None if the broker has not reported it.
-        skew_ms: the time by which its clock is ahead of this machine's; None if unknown.
+        since_ms: the time of the last answer.
+        half_since_ms: the born time of the oldest half message that the check-back of the broker has not passed; 0 if
+            there is no such message, None if the broker has not reported it.
+        skew_ms: the time by which the broker's clock is ahead of this machine's clock; None if unknown.
     """
 
     row: BrokerRow
@@ -132,9 +133,9 @@ class TopicState(Struct, rename="camel", kw_only=True):
         kind: ``normal``, ``retry``, ``dlq``, ``system``.
         message_type: the type of its messages, such as ``FIFO``.
         stored: the number of messages in its queues.
-        end: the sum of the offsets at which its queues end.
-        in_tps: messages per second put to it, between the last two samples.
-        out_tps: messages per second that all its groups together consume, by their committed offsets.
+        end: the sum of the end offsets of its queues.
+        in_tps: messages per second that were stored in the topic between the last two samples.
+        out_tps: messages per second that all groups together consume, according to their committed offsets.
     """
 
     name: str
@@ -159,16 +160,16 @@ class GroupState(Struct, rename="camel", kw_only=True):
     """A consumer group over all brokers; None means that no broker has reported the figure.
 
     Attributes:
-        late: messages that were stored at the first sample, and are not consumed at the second one.
+        late: the number of messages that were stored at the first sample and are not consumed at the second one.
         trend: the growth of its lag in messages per second; negative while it catches up.
         consumed: the growth of its committed offsets in messages per second.
         members: the number of its clients online.
-        popped: messages that its clients have popped and not acknowledged.
-        popped_since_ms: the time at which the oldest of these was popped.
+        popped: the number of messages that its clients have popped and not acknowledged.
+        popped_since_ms: the time at which the oldest of these messages was popped.
         popped_grew: the number of messages by which ``popped`` rose since the first sample.
-        dead: dead letters that are stored.
+        dead: the number of dead letters that are stored.
         dead_last_ms: the store time of the last dead letter.
-        dead_grew: the number by which ``dead`` rose since it was first known.
+        dead_grew: the number of dead letters by which ``dead`` rose since the first sample.
     """
 
     name: str
@@ -218,7 +219,7 @@ class Snapshot(Struct, rename="camel", kw_only=True):
 
 
 def findings(snapshot: Snapshot) -> list[Finding]:
-    """Return the faults of a cluster, the worst first."""
+    """Return the faults of a cluster, the most severe first."""
     found = [
         *_name_servers(snapshot),
         *_brokers(snapshot),
@@ -232,8 +233,8 @@ def findings(snapshot: Snapshot) -> list[Finding]:
 
 
 def clock_skew_ms(figures: dict[str, str], here_ms: float) -> int | None:
-    """Return the time by which a broker's clock is ahead of ours. It is calculated from the broker's start time and run
-    time, which are in seconds. None: the broker does not report them."""
+    """Return the milliseconds by which a broker's clock is ahead of this machine's clock. The result is calculated from
+    the broker's start time and its run time in seconds. It is None if the broker does not report them."""
     parts = re.findall(r"(\d+) [dhms]", figures.get("runtime", ""))
     boot = figures.get("bootTimestamp", "")
     if len(parts) != 4 or not boot.isdecimal():
@@ -343,7 +344,7 @@ def _replication(snapshot: Snapshot) -> Iterator[Finding]:
 
 
 def group_findings(snapshot: Snapshot, name: str) -> list[Finding]:
-    """Return the faults of one group, the worst first."""
+    """Return the faults of one group, the most severe first."""
     group = snapshot.groups.get(name)
     if group is None:
         return []
@@ -489,7 +490,7 @@ def span_text(ms: float) -> str:
 
 
 def topic_kind(name: str) -> str:
-    """Return the kind of a topic: ``normal`` for an application's topic, or its purpose."""
+    """Return the kind of a topic: ``normal`` for an application's topic, ``retry``, ``dlq`` or ``system``."""
     if name.startswith(names.RETRY_PREFIX):
         return "retry"
     if name.startswith(names.DLQ_PREFIX):

@@ -1,9 +1,10 @@
 """Two samples of a whole cluster for `rmqkit.admin.diagnosis.health`, without stored state.
 
-`look` makes a `Snapshot` of name servers, brokers, replication, half messages, groups with their lags, dead letters,
-popped messages and members, and clients. `survey` takes two snapshots and compares them: only a comparison shows if a
-group keeps up. The web console updates one snapshot again and again (`rmqkit.console.watch.watcher`). The error of a
-failed request is noted in ``troubles``, and does not hide the other answers.
+`look` makes a `Snapshot` of name servers, brokers, replication, half messages, groups and clients. A group has its lag,
+its dead letters, its popped messages and its members. `survey` takes two snapshots and compares them, because only a
+comparison shows if a group keeps up. The web console updates one snapshot periodically
+(`rmqkit.console.watch.watcher`). The error of a failed request is stored in ``troubles``, and does not hide the other
+answers.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ __all__ = [
 ]
 
 APART_S = 10.0
-"""Seconds between the two samples. Consumers commit their offsets every 5 s, so each commits between the samples."""
+"""Seconds between the two samples. Consumers commit their offsets every 5 s, so every consumer commits in between."""
 POP_BUDGET = Budget(ms=2_000.0, messages=20_000)
 
 _AT_ONCE = 4
@@ -62,8 +63,8 @@ class Look(Struct):
 
 
 async def survey(admin: Admin, cluster: str | None = None, apart_s: float = APART_S) -> Snapshot:
-    """Take two samples of a cluster, or of all clusters, and compare them. Raises UnknownName: there is no such
-    cluster.
+    """Take two samples of a cluster, or of all clusters, and compare them.
+    Raises UnknownName: there is no such cluster.
     Raises NoNameServer: no name server answers."""
     before = await look(admin, cluster)
     await _pause(apart_s)
@@ -131,7 +132,7 @@ async def look(admin: Admin, cluster: str | None = None) -> Look:
 
 
 async def name_server_troubles(admin: Admin) -> dict[str, str]:
-    """Return the reason why each name server does not answer, or an empty text for a name server that answers."""
+    """Return the reason why a name server does not answer, by address. The reason is empty if it answers."""
 
     async def one(address: str) -> str:
         try:
@@ -156,7 +157,7 @@ async def _add_dead(admin: Admin, groups: dict[str, GroupState], troubles: dict[
 
 
 async def add_popped(admin: Admin, broker: str, groups: dict[str, GroupState], troubles: dict[str, str]) -> None:
-    """Add to groups the messages that their clients have popped from a broker and not acknowledged."""
+    """Add to each group the number of messages that its clients have popped from a broker and not acknowledged."""
     try:
         pops = await admin.waiting.pops(broker, POP_BUDGET)
     except RmqError as error:
@@ -181,7 +182,7 @@ async def add_popped(admin: Admin, broker: str, groups: dict[str, GroupState], t
 
 
 async def oldest_half(admin: Admin, broker: str) -> int:
-    """Return the born time of the half message that a broker's check-back reads next, or 0 if it has passed all."""
+    """Return the born time of the half message that a broker's check-back reads next; 0 if it has passed them all."""
     queue, calls = MessageQueue(names.HALF_TOPIC, broker, 0), admin.calls
     at = await calls.committed_offset(await calls.address(broker), names.TRANSACTION_GROUP, queue, is_stored=True)
     try:
@@ -244,7 +245,7 @@ async def _state(admin: Admin, row: BrokerRow, troubles: dict[str, str]) -> Brok
 async def _answers(
     masters: dict[str, str], asking: Callable[[str], Awaitable[T]], what: str, troubles: dict[str, str]
 ) -> dict[str, T]:
-    """Return the masters' answers by broker name; note the failure of each master that does not answer."""
+    """Return the answers of masters by broker name. Store the error of a failed request in ``troubles``."""
 
     async def one(name: str, address: str) -> tuple[str, T] | None:
         try:
@@ -257,7 +258,7 @@ async def _answers(
 
 
 async def _members(admin: Admin, groups: Iterable[str], troubles: dict[str, str]) -> dict[str, ConsumerConnection]:
-    """Return the members of groups, with a few requests at a time. A group without members has an empty answer."""
+    """Return the members of groups. At most `_AT_ONCE` requests run at a time. A group may have no members."""
     turns = asyncio.Semaphore(_AT_ONCE)
 
     async def one(group: str) -> tuple[str, ConsumerConnection] | None:

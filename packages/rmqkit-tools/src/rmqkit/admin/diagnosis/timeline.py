@@ -1,7 +1,7 @@
 """The events of one message, reconstructed from its stored copies. Traces only add the duration of handlers.
 
-RocketMQ stores a message again at every step, each time under its unique key: half, scheduled, in its topic, to be
-retried, dead. The store times of the copies make a timeline.
+RocketMQ stores a message again at every step, each time under the same unique key: as a half message, as a scheduled
+message, in its topic, in a retry topic, and as a dead letter. The store times of the copies make a timeline.
 
 ==============  =====================================================================
 source          content
@@ -9,7 +9,7 @@ source          content
 the message     when and where it was born (the producer's clock), when it was stored
 a copy          half message, delay or timer, retry n, dead letter
 a queue entry   when a scheduled copy is due
-the group       if it is past the message now
+the group       if its offset is past the message now
 a trace         when a handler began, how long it took, how it ended
 ==============  =====================================================================
 
@@ -43,12 +43,12 @@ class Event(Struct, frozen=True, rename="camel"):
     """One past or future event of a message.
 
     Attributes:
-        at_ms: its time, in ms since the epoch.
+        at_ms: the time of the event, in ms since the epoch.
         what: the event in words.
         where: topic, broker, queue and offset, or empty.
         who: the client or group of the event, or empty.
         source: the record that shows the event.
-        is_due: True if the event is still to come.
+        is_due: True if the event is in the future.
     """
 
     at_ms: int
@@ -147,7 +147,7 @@ def _trace(trace: TraceRow) -> Event:
 
 
 def _standing(facts: Facts) -> Iterator[Event]:
-    """Yield the group's current place. Brokers do not record when a group passed a message."""
+    """Yield the current position of the group. Brokers do not record the time at which a group passed a message."""
     place = facts.place
     if place is None or (facts.message is None and facts.retry is None) or not facts.group:
         return

@@ -1,6 +1,7 @@
 """The load of a cluster: rates, lags and members, from two samples (``rmq top``).
 
-`Sampler.look` takes one sample and returns a `Snapshot`. `compare`, a pure function, makes a `Report` of two snapshots.
+`Sampler.look` takes one sample and returns a `Snapshot`. `compare` is a pure function. It makes a `Report` of two
+snapshots.
 
 ======================  ==============================  ==================================================
 figures                 request                         sent to
@@ -14,8 +15,8 @@ load and disk           GET_BROKER_RUNTIME_INFO         every broker, slaves too
 ======================  ==============================  ==================================================
 
 - Rates are differences of offsets: the ends of queues, and the offsets that groups have committed. Clients commit every
-  few seconds, so rates over a shorter time jump.
-- A rate includes a queue if its broker answered both times. A new queue counts from 0. A group's first offset in a
+  few seconds, so rates over a shorter time vary.
+- A rate includes a queue if its broker answered at both samples. A new queue counts from 0. A group's first offset in a
   queue does not count as consumption, because the offset at which the group began is not known.
 - An offset that moved backwards (a reset, or a topic that was deleted and created again) counts as 0.
 - A broker that does not answer has a row with the reason. Its messages are missing from the other rows.
@@ -57,7 +58,7 @@ T = TypeVar("T")
 
 _ASKED_AT_ONCE = 16
 _GONE = (ResponseCode.TOPIC_NOT_EXIST, ResponseCode.SYSTEM_ERROR)
-"""The codes with which brokers answer for a topic that was just deleted."""
+"""The codes that brokers return for a topic that was just deleted."""
 
 
 class QueueEnds(Struct, frozen=True):
@@ -68,7 +69,7 @@ class QueueEnds(Struct, frozen=True):
 
 
 class QueueOffset(Struct, frozen=True):
-    """A group's offset in a queue (0 if it has no offset), and the end of the queue at that time."""
+    """A group's offset in a queue (0 if the group has no offset), and the end of the queue at the same time."""
 
     offset: int
     end: int
@@ -82,8 +83,8 @@ class Snapshot(Struct, frozen=True, kw_only=True):
         answered: names of the brokers that answered every request. Data of other brokers may be missing.
         queues: the queues of all topics.
         groups: the offsets by group and queue.
-        ages_ms: the age of the oldest message that is not consumed, by group and topic with a lag.
-        members: the clients online, by group.
+        ages_ms: the age of the oldest message that is not consumed, by group and topic. Only lags have an age.
+        members: the number of online clients, by group.
         servers: names of clusters and brokers, which are also names of topics.
     """
 
@@ -99,8 +100,8 @@ class Snapshot(Struct, frozen=True, kw_only=True):
 
 
 class TopicRow(Struct, rename="camel", kw_only=True):
-    """A topic: messages per second put to it and consumed by all its groups, messages stored, groups with offsets in
-    it. A rate is None if there is nothing to compare."""
+    """A topic: the messages per second that are stored in it and that all its groups consume, the number of stored
+    messages, and the number of groups with offsets in it. A rate is None if no queue could be compared."""
 
     topic: str
     in_per_second: float | None
@@ -110,8 +111,8 @@ class TopicRow(Struct, rename="camel", kw_only=True):
 
 
 class GroupRow(Struct, rename="camel", kw_only=True):
-    """A group on a topic: messages consumed per second, its lag, the age of the oldest message of the lag in ms (None:
-    there is no lag, or no broker reported it), and its clients online."""
+    """A group on a topic: the messages per second that it consumes, its lag, the age of the lag's oldest message in ms,
+    and the number of its online clients. The age is None if there is no lag, or if no broker reported the age."""
 
     group: str
     topic: str
@@ -132,8 +133,8 @@ class Report(Struct, rename="camel", kw_only=True):
 
 
 def compare(before: Snapshot, after: Snapshot, *, system: bool = False) -> Report:
-    """Return the rates between two snapshots, with the other values of the later one. ``system``: include topics that
-    no application created. A group's retry topic is included while it has messages."""
+    """Return the rates between two snapshots, with the other values of the later snapshot. ``system``: include topics
+    that no application created. A group's retry topic is included while the group has a lag in it."""
     span_ms = after.monotonic_ms - before.monotonic_ms
     assert span_ms >= 0, "the first snapshot is not later than the second"
     stored, consumed = _Counts(span_ms), _Counts(span_ms)
@@ -188,7 +189,7 @@ class _Counts:
         self._counts[key] = self._counts.get(key, 0) + max(0, count)
 
     def rate(self, key: _Key) -> float | None:
-        """Return messages per second; None if no queue could be compared."""
+        """Return the messages per second; None if no queue could be compared."""
         return self._counts[key] * 1000 / self._span_ms if key in self._counts and self._span_ms else None
 
 
@@ -241,7 +242,7 @@ class Sampler:
         )
 
     async def _look_at(self, name: str, address: str, look: _Look) -> None:
-        """Add the topics and groups of a master."""
+        """Add the topics and groups of a master to the sample."""
         code = RequestCode.GET_BROKER_CONSUME_STATS
         try:
             topics, stats = await asyncio.gather(
@@ -249,7 +250,7 @@ class Sampler:
                 self._one(self._calls.fetch(ConsumeStatsList, address, code, AllConsumeStatsRequest(False))),
             )
             tables = await asyncio.gather(*(self._ends(address, topic) for topic in topics.topic_config_table))
-        except RmqError:  # its row has the reason
+        except RmqError:  # the row of the broker shows the reason
             look.answered.discard(name)
             return
         for table in tables:
@@ -285,7 +286,7 @@ class Sampler:
             look.ages_ms[key] = max(late_ms, look.ages_ms.get(key, 0))
 
     async def _members(self, name: str, address: str, group: str, look: _Look) -> None:
-        """Add the clients of a group at a broker, if it is online."""
+        """Add the clients of a group at a broker, if the broker answered. An offline group has no clients."""
         if name not in look.answered:
             return
         code = RequestCode.GET_CONSUMER_CONNECTION_LIST

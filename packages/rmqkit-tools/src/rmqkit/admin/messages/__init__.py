@@ -1,1 +1,1 @@
-"""Messages that a cluster holds: find, list, filter and send them."""
+"""The messages of a cluster: find, list, filter and send them."""

@@ -1,8 +1,8 @@
-"""Test of a filter: the value of each part of a tag or SQL92 expression, for properties or the last messages.
+"""The test of a filter: the value of each part of a tag or SQL92 expression, for some properties or the last messages.
 
-Each result has rmqkit's own verdict and the broker's. The broker's verdict comes from a pull with the expression. A
-broker compares only the hash of a tag. Many brokers do not filter by SQL92 (``enablePropertyFilter``): their error is
-the ``trouble``. Source: behaviour.md §6.
+Each result has the verdict of rmqkit and the verdict of the broker. The broker's verdict comes from a pull with the
+expression. A broker compares only the hash of a tag. Many brokers do not filter by SQL92 (``enablePropertyFilter``).
+Their error is the ``trouble``. Source: behaviour.md §6.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Tested(Struct, rename="camel", kw_only=True):
     Attributes:
         place: ``broker:queue:offset`` of a message, empty for properties.
         wanted: True if the filter accepts the message.
-        broker_says: True if the broker would deliver it; None if there is no verdict of the broker.
-        part: the whole expression, with its parts.
+        broker_says: True if the broker delivers the message; None if the verdict of the broker is missing.
+        part: the whole expression with its value and its parts.
     """
 
     place: str
@@ -49,7 +49,7 @@ class Tested(Struct, rename="camel", kw_only=True):
 
 
 class FilterTest(Struct, rename="camel", kw_only=True):
-    """A filter and its results for messages, the newest first. ``trouble``: why the brokers' verdicts are missing."""
+    """A filter and its results, the newest message first. ``trouble``: the reason if brokers' verdicts are missing."""
 
     expression: str
     type: str
@@ -58,12 +58,12 @@ class FilterTest(Struct, rename="camel", kw_only=True):
 
     @property
     def differ(self) -> int:
-        """The number of messages for which the verdicts differ."""
+        """The number of messages with different verdicts of rmqkit and the broker."""
         return sum(one.broker_says not in (None, one.wanted) for one in self.tested)
 
 
 def parse_properties(lines: str) -> dict[str, str]:
-    """Read properties from ``name=value`` lines. Raises SettingsError: a line has no name, or no ``=``."""
+    """Return the properties in ``name=value`` lines. Raises SettingsError: a line has no name, or no ``=``."""
     found: dict[str, str] = {}
     for line in lines.splitlines():
         if not line.strip():
@@ -109,13 +109,13 @@ def apply_filter(expression: str, kind: str, properties: Mapping[str, str], plac
 
 
 class Filters:
-    """Operations that test filters with messages of a cluster; each raises the errors of `AdminCalls`."""
+    """Operations that test filters with messages of a cluster. Each raises the errors of `AdminCalls`."""
 
     def __init__(self, calls: AdminCalls) -> None:
         self._calls = calls
 
     async def test(self, topic: str, expression: str, kind: str = SQL92, count: int = 50) -> FilterTest:
-        """Test a filter with the newest messages of a topic, at most `MESSAGES_MAX`.
+        """Test a filter with the newest messages of a topic: ``count``, but at most `MESSAGES_MAX`.
         Raises UnknownName: there is no such topic. Raises SettingsError: see `apply_filter`."""
         apply_filter(expression, kind, {})
         found = await page(self._calls, topic, Span(), count=min(count, MESSAGES_MAX), budget=_BUDGET)
@@ -136,7 +136,8 @@ class Filters:
     async def _broker_wants(
         self, topic: str, expression: str, kind: str, messages: Iterable[ReceivedMessage]
     ) -> dict[tuple[str, int], set[int]]:
-        """Return the offsets that brokers deliver to a pull with the expression, for each queue read to the end."""
+        """Return the offsets that brokers deliver to pulls with the expression, by queue. Omit queues that were not
+        read to the last message."""
         ranges: dict[tuple[str, int], tuple[int, int]] = {}
         for one in messages:
             key, at = (one.broker_name or "", one.queue_id), one.queue_offset

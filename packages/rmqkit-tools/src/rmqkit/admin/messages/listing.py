@@ -1,12 +1,12 @@
-"""One page of a topic's messages, newest or oldest first. A budget limits the number of examined messages.
+"""One page of a topic's messages, the newest or the oldest first. A budget limits the work for a page.
 
 `page` merges the queues of a topic by store time. It stops when it has found enough messages, or at a limit of examined
-messages, bytes of bodies, or ms. A `cursor` is a text with the next offset of each queue; the next request continues
-there. Filters are applied here to the pulled messages: a filtering broker would read past the budget, and would not
-report how far.
+messages, bytes of bodies, or ms. A `cursor` is a text with the next offset of each queue. The next request continues at
+the cursor. Filters are applied here to the pulled messages, because a broker with a filter would read past the budget,
+and would not report how many messages it has read.
 
-``rmqkit.admin.pulls.listed`` has no budget; it is for programs that need all messages. Both read for the group
-``TOOLS_CONSUMER``: no client joins it and no offset is saved. Source: behaviour.md §4, §8.16.
+`rmqkit.admin.pulls.listed` has no budget. It is for programs that need all messages. Both functions read for the group
+``TOOLS_CONSUMER``: no client joins this group, and no offset is saved. Source: behaviour.md §4, §8.16.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 
 class Budget(Struct, frozen=True, kw_only=True):
-    """The limits of one request: messages examined, bytes of their bodies, ms. The first reached limit stops it."""
+    """The limits of a page: examined messages, bytes of their bodies, and ms. The page ends at the first limit."""
 
     messages: int = 20_000
     body_bytes: int = 64 << 20
@@ -65,9 +65,9 @@ class Page(Struct, rename="camel", kw_only=True):
         total: the number of offsets in the span.
         reached_ms: the store time of the last examined message.
         cursor: the place where the next page begins; empty if all messages were examined.
-        stopped: the reason for the end of the page: ``end``, ``count``, ``messages``, ``bytes`` or ``time``.
+        stopped: the reason why the page ends: ``end``, ``count``, ``messages``, ``bytes`` or ``time``.
         troubles: the queues that could not be read, each with the reason.
-        ends: the end of each queue when the page began, by ``broker:queue``.
+        ends: the end offset of each queue at the start of the page, by ``broker:queue``.
     """
 
     messages: list[ReceivedMessage]
@@ -81,7 +81,7 @@ class Page(Struct, rename="camel", kw_only=True):
 
 
 class _Lane(Struct):
-    """The rest of a queue: offsets from ``low`` up to ``high``, and messages that are already pulled."""
+    """The unexamined part of a queue: the offsets from ``low`` to before ``high``, and the messages already pulled."""
 
     queue: MessageQueue
     address: str
@@ -100,7 +100,7 @@ async def page(
     cursor: str = "",
     budget: Budget = BUDGET,
 ) -> Page:
-    """Return the next messages of a topic that a span selects.
+    """Return the next page of the messages that a span selects.
     Raises UnknownName: there is no such topic. Raises ClientError: the topic has no such readable queue.
     Raises SettingsError: an expression or the cursor is not valid."""
     is_wanted, found = span.test(), Page(messages=[])
@@ -147,7 +147,7 @@ def _stop(found: Page, count: int, body_bytes: int, budget: Budget, *, is_late: 
 
 
 class _Reading:
-    """A reader that pulls lanes in one direction."""
+    """A reader of lanes in one direction."""
 
     def __init__(
         self, calls: AdminCalls, budget: Budget, deadline_ms: float, *, newest_first: bool, queues: int
@@ -155,24 +155,24 @@ class _Reading:
         self._calls = calls
         self._deadline_ms = deadline_ms
         self._newest_first = newest_first
-        # With very many queues, pull only a few messages of each: the first pulls alone would exceed the budget.
+        # If a topic has very many queues, pull few messages from each: otherwise the first pulls exceed the budget.
         self._pull_count = max(1, min(_PULL_COUNT, budget.messages // max(1, 2 * queues)))
         self.is_late = False
 
     def rank(self, lane: _Lane) -> tuple[int, ...]:
-        """Return a sort key of a lane by its next message."""
+        """Return the sort key of a lane, by its next message."""
         at = age(lane.held[0])
         return tuple(-number for number in at) if self._newest_first else at
 
     def step(self, lane: _Lane, message: ReceivedMessage) -> None:
-        """Move the lane past an examined message."""
+        """Move the bound of a lane past an examined message."""
         if self._newest_first:
             lane.high = message.queue_offset
         else:
             lane.low = message.queue_offset + 1
 
     async def fill(self, lanes: list[_Lane]) -> list[str]:
-        """Pull the next messages of lanes. Return a text for each queue that failed."""
+        """Pull the next messages of each lane. Return a text for each failed queue."""
         turns = asyncio.Semaphore(_AT_ONCE)
 
         async def one(lane: _Lane) -> str:
@@ -202,7 +202,7 @@ class _Reading:
             messages = (
                 [] if pulled.status is not PullStatus.FOUND else read_messages(pulled.body, lane.queue.broker_name)
             )
-            # A broker may return fewer messages than requested. For newest first, pull the rest of the window, too.
+            # A broker may return fewer messages than requested. In the order newest first, pull the rest of the window.
             got = [one for one in messages if first <= one.queue_offset < end]
             while self._newest_first and got and got[-1].queue_offset + 1 < end:
                 header = pull_request(lane.queue, got[-1].queue_offset + 1, "*", self._calls.clock.now_ms())
@@ -217,7 +217,7 @@ class _Reading:
                     break
                 got += more
             lane.held.extend(reversed(got) if self._newest_first else got)
-            if not got:  # deleted since, or offsets without a message (transactions, batches)
+            if not got:  # the messages are deleted, or the offsets have no message (transactions, batches)
                 if self._newest_first:
                     lane.high = first
                 else:
@@ -225,7 +225,7 @@ class _Reading:
 
 
 async def _lanes(calls: AdminCalls, topic: str, span: Span, found: Page) -> list[_Lane]:
-    """Return the selected queues with their bounds. Only a span with a time needs two requests for each queue."""
+    """Return a lane for each selected queue. Only a span with times needs further requests for each queue."""
     asked = await readers(calls, topic)
     wanted = [
         queue
@@ -266,7 +266,7 @@ async def _by_time(calls: AdminCalls, lane: _Lane, span: Span) -> None:
     if span.begin_ms:
         lane.low = max(lane.low, await calls.search_offset(lane.address, lane.queue, span.begin_ms))
     if span.end_ms is not None:
-        # One more: 4.x brokers may find the nearest message instead of the next one.
+        # Add 1, because 4.x brokers may find the nearest message instead of the next one.
         end = 1 + await calls.search_offset(lane.address, lane.queue, span.end_ms + 1)
         lane.high = min(lane.high, end)
 
@@ -282,7 +282,7 @@ async def _at_most(lanes: list[_Lane], asking: Callable[[_Lane], Awaitable[T]]) 
 
 
 def _cursor(lanes: list[_Lane], *, newest_first: bool) -> str:
-    """Return the next offset of each queue as text, also for queues without further messages."""
+    """Return the next offset of each queue as text. Queues without further messages are included."""
     at = [(lane.queue.broker_name, lane.queue.queue_id, lane.high if newest_first else lane.low) for lane in lanes]
     return base64.urlsafe_b64encode(zlib.compress(msgspec.json.encode(at))).decode().rstrip("=")
 
@@ -302,7 +302,7 @@ def _resume(lanes: list[_Lane], cursor: str, *, newest_first: bool) -> None:
     for lane in list(lanes):
         at = places.get((lane.queue.broker_name, lane.queue.queue_id))
         if at is None:
-            # A queue that is younger than the cursor has only newer messages: skip it if the newest come first.
+            # The queue was created after the cursor and has only newer messages. Skip it in the order newest first.
             if newest_first:
                 lane.high = lane.low
         elif newest_first:

@@ -4,13 +4,13 @@
 the text is         searched
 ==================  ================================================================================================
 offset message id   the broker in the id (VIEW_MESSAGE_BY_ID), then the queue of the found message
-                    (QUERY_CONSUME_QUEUE), which needs a permission on its topic
-unique key, or key  the index of each topic (QUERY_MESSAGE): one request for each broker that has the topic
+                    (QUERY_CONSUME_QUEUE), which requires a permission on the topic of the message
+unique key, or key  the index of each topic (QUERY_MESSAGE), with one request to each broker that has the topic
 ==================  ================================================================================================
 
-No queue is read. At most `TOPICS_MAX` topics are searched, `_AT_ONCE` at a time and for `_SECONDS`; `Found` has the
-number of the other topics. Every request is signed with the caller's credentials, so the result has no message of a
-topic that the caller may not read.
+Queues are not scanned. At most `TOPICS_MAX` topics are searched, `_AT_ONCE` at a time and for `_SECONDS`.
+`Found` has the number of the topics that were not searched. Every request is signed with the caller's credentials, so
+the result has no message of a topic that the caller may not read.
 Source: behaviour.md §8.16.
 """
 
@@ -41,7 +41,7 @@ class Found(Struct, kw_only=True):
         asked: the number of searched topics.
         refused: the number of topics that the caller may not read.
         left: the number of topics that were not searched, or not in time.
-        trouble: the first other error.
+        trouble: the text of the first other error.
     """
 
     messages: list[ReceivedMessage] = field(default_factory=list)
@@ -52,7 +52,7 @@ class Found(Struct, kw_only=True):
 
 
 async def lookup(messages: Messages, text: str, topics: Sequence[str]) -> Found:
-    """Find the messages whose offset message id, unique key or key is the text, in the order of the topics."""
+    """Search for messages with the text as offset message id, unique key or key, in the order of the topics."""
     found = Found(left=len(topics))
     try:
         async with asyncio.timeout(_SECONDS):
@@ -86,7 +86,7 @@ async def _ask(messages: Messages, text: str, topics: Iterator[str], found: Foun
         try:
             found.messages += await messages.by_key(topic, text, with_unique=True)
             found.asked += 1
-        except UnknownName:  # deleted since the list of topics was made
+        except UnknownName:  # the topic was deleted after the list of topics was made
             found.asked += 1
         except RmqError as error:
             if isinstance(error, PeerRefused) and error.code == ResponseCode.NO_PERMISSION:

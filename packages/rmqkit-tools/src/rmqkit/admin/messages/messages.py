@@ -1,11 +1,12 @@
 """Messages: find them by id, key or place; send them, send them again, push them to a consumer.
 
-``queryMsgById``, ``queryMsgByKey``, ``queryMsgByUniqueKey``, ``queryMsgByOffset``, ``sendMessage``, ``queryCq``.
-`traces_of` returns the traces of a message (``queryMsgTraceById``). `rmqkit.admin.pulls` finds messages by time.
+Java's commands are ``queryMsgById``, ``queryMsgByKey``, ``queryMsgByUniqueKey``, ``queryMsgByOffset``, ``sendMessage``,
+``queryCq``. `traces_of` returns the traces of a message (``queryMsgTraceById``). `rmqkit.admin.pulls` finds messages by
+time.
 
-An id of 32 or 56 hexadecimal digits may be an *offset message id*, which has a broker and a place in its log, or a
-*unique key*, which is in a topic's index. Any other text can only be a unique key. `Messages.find` tries all possible
-kinds. Source: behaviour.md §8.16, §9.7, §9.9; remoting.md §4.3.6, §4.4, §7.4.
+An id of 32 or 56 hexadecimal digits may be an *offset message id*, with a broker and a place in the broker's log, or a
+*unique key*, which is in the index of a topic. Any other text can only be a unique key. `Messages.find` tries all
+possible kinds. Source: behaviour.md §8.16, §9.7, §9.9; remoting.md §4.3.6, §4.4, §7.4.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ _RELAY_TIMEOUT_MS = 15_000.0
 
 
 class Sent(Struct, rename="camel", kw_only=True):
-    """The place where a message was stored; ``send_result`` is ``SEND_OK`` or a lower level of durability."""
+    """The place where a message was stored. ``send_result`` is ``SEND_OK`` or a lower level of durability."""
 
     broker_name: str
     queue_id: int
@@ -71,7 +72,7 @@ class Sent(Struct, rename="camel", kw_only=True):
 
 
 class Messages:
-    """Operations on messages; each raises the errors of `AdminCalls`."""
+    """Operations on messages. Each raises the errors of `AdminCalls`."""
 
     def __init__(self, calls: AdminCalls) -> None:
         self._calls = calls
@@ -80,9 +81,9 @@ class Messages:
     # -- looking up
 
     async def find(self, msg_id: str, topic: str = "", kind: str = "") -> ReceivedMessage:
-        """Return a message by its id. ``kind``: ``offset`` or ``key`` tries the id only as that kind.
-        Raises UnknownName: there is no such message; the text has the tried kinds.
-        Raises SettingsError: the id is one message's offset message id and another one's unique key."""
+        """Return a message by its id. With ``kind`` = ``offset`` or ``key``, the id is tried only as this kind.
+        Raises UnknownName: there is no such message. The text of the error names the tried kinds.
+        Raises SettingsError: the id is the offset message id of one message and the unique key of another."""
         found: dict[str, ReceivedMessage] = {}
         misses: list[str] = []
         if kind != "key":
@@ -122,9 +123,9 @@ class Messages:
         with_unique: bool = False,
         brokers: Mapping[str, str] | None = None,
     ) -> list[ReceivedMessage]:
-        """Return messages with a key or a unique key in store order; ``with_unique``: with either. ``brokers`` (name →
-        address) replaces the brokers of the topic's route. The error of a broker that does not answer is raised only if
-        no other broker has the message. Raises UnknownName: there is no such topic."""
+        """Return the messages with a key, in store order. ``is_unique``: compare unique keys. ``with_unique``: compare
+        keys and unique keys. ``brokers`` (addresses by name) replaces the brokers of the topic's route. The error of a
+        broker is raised only if no other broker has a message. Raises UnknownName: there is no such topic."""
         asked = await readers(self._calls, topic) if brokers is None else brokers
         header = QueryMessageRequest(
             topic=topic,
@@ -141,7 +142,7 @@ class Messages:
 
         answers, failures = await tried(asked.values(), query)
         several = [one for name, at in asked.items() for one in read_messages(answers.get(at, b""), name)]
-        # Brokers compare only hashes, and two keys may have the same hash.
+        # Brokers compare only hashes of keys, and two keys may have the same hash.
         wanted = [
             one
             for one in several
@@ -154,7 +155,7 @@ class Messages:
         return sorted(places.values(), key=attrgetter("store_timestamp", "physical_offset"))[:count_max]
 
     async def at(self, topic: str, broker: str, queue_id: int, offset: int) -> ReceivedMessage:
-        """Return the message at an offset of a queue, also if the permission of the topic forbids reading.
+        """Return the message at an offset of a queue, even if the topic has no permission to read.
         Raises UnknownName: the queue has no such offset."""
         address = await self._calls.address(broker)
         header = QueryConsumeQueueRequest(topic=topic, queue_id=queue_id, index=offset, count=1)
@@ -176,23 +177,23 @@ class Messages:
         )
 
     async def at_place(self, address: str, physical_offset: int) -> list[ReceivedMessage]:
-        """Return the message at a place in a broker's log, or all messages of a batch; an empty list if no message
-        begins there."""
+        """Return the message at an offset of a broker's log, or all messages of a batch. The list is empty if no
+        message begins at this offset."""
         try:
             body = await self._calls.view_message(address, "", physical_offset)
             return read_messages(body)
         except PeerRefused as error:
             if error.code != ResponseCode.SYSTEM_ERROR:
                 raise
-        except BodyError:  # Apache's brokers return the bytes at that place, even if they are not a record
+        except BodyError:  # Apache's brokers return the bytes at the offset, even if they are not a record
             pass
         return []
 
     async def entries(
         self, topic: str, queue_id: int, index: int, count: int = 10, *, broker: str | None = None, group: str = ""
     ) -> QueryConsumeQueueBody:
-        """Return entries of a consume queue from an offset, with the verdict of a group's filter; no entries of an
-        empty queue.
+        """Return entries of a consume queue from an offset, with the verdict of a group's filter. An empty queue has no
+        entries.
         Raises SettingsError: several brokers have the topic, and ``broker`` is not given.
         Raises PeerRefused: there is no such queue. Raises UnknownName: the queue has no such offset."""
         brokers = await self._calls.masters_of_topic(topic)
@@ -216,8 +217,8 @@ class Messages:
         return decode_as(answer.payload, QueryConsumeQueueBody)
 
     async def _place_if_empty(self, address: str, topic: str, queue_id: int) -> int | None:
-        """Return the offset of the next message of an empty queue; None: the queue has messages, or does not exist. A
-        broker does not know a queue before its first message."""
+        """Return the offset of the next message of an empty queue; None if the queue has messages, or does not exist.
+        The route shows if a queue exists, because a broker does not know a queue before its first message."""
         known = (await self._calls.route(topic)).queue_datas
         if not any(0 <= queue_id < max(one.read_queue_nums, one.write_queue_nums) for one in known):
             return None
@@ -308,13 +309,13 @@ class Messages:
         return await self._calls.recall(await self._calls.address(broker), header)
 
     async def resume(self, msg_id: str) -> ReceivedMessage:
-        """Make the broker check back a half message again, although it has given up.
+        """Make the broker check back a half message that it has given up.
 
-        Accepts the offset message id, or the unique key. Raises UnknownName: there is no such half message.
+        ``msg_id`` is an offset message id or a unique key. Raises UnknownName: there is no such half message.
         """
         brokers = await self._calls.masters()
         copies = [
-            message  # each check-back stores the half message again
+            message  # each check-back stores another copy of the half message
             for topic in (HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC)
             for message in await self.by_key(topic, msg_id, is_unique=True, brokers=brokers)
         ]
@@ -372,7 +373,7 @@ class Messages:
         return _("topic {topic} has no message with that unique key or key", topic=topic)
 
     async def _home(self, message: ReceivedMessage) -> str:
-        """Return the master that has a message. Before a fail-over, another broker may have stored it."""
+        """Return the address of the master that has a message. Another broker may have stored it before a fail-over."""
         return (await self._calls.masters()).get(message.broker_name or "", message.store_host)
 
     def _next_key(self) -> str:
@@ -383,7 +384,7 @@ class Messages:
 
 
 class TraceRow(Struct, rename="camel", kw_only=True):
-    """One traced action on a message. The begin and the end of a handler's run are one row, ``Sub``."""
+    """One traced action on a message. The two traces of a handler's start and end are one row, ``Sub``."""
 
     kind: str
     group: str
@@ -396,13 +397,13 @@ class TraceRow(Struct, rename="camel", kw_only=True):
 
 async def traces_of(messages: Messages, msg_id: str, trace_topic: str = TRACE_TOPIC) -> list[TraceRow]:
     """Return the traces of a message by its unique key, in order of time.
-    Raises UnknownName: there is no trace, or no trace topic, because no client sends traces."""
+    Raises UnknownName: there is no trace of the message, or no trace topic."""
     try:
         written = await messages.by_key(trace_topic, msg_id)
     except UnknownName as error:
         raise UnknownName("topic", trace_topic, error.asked, remedy=_("no client has traced anything yet")) from None
     records = [
-        (message, trace)  # a handler's begin and end may be in two messages
+        (message, trace)  # the traces of a handler's start and end may be in two messages
         for message in written
         for trace in _readable(message)
         if trace.msg_id == msg_id
@@ -421,7 +422,7 @@ async def traces_of(messages: Messages, msg_id: str, trace_topic: str = TRACE_TO
 
 
 def _readable(message: ReceivedMessage) -> list[Trace]:
-    """Return the traces in a message of the trace topic; an empty list if the message cannot be decoded."""
+    """Return the traces in a message of the trace topic. The list is empty if the message cannot be decoded."""
     try:
         return decode_traces(message.body)
     except BodyError:

@@ -1,5 +1,7 @@
-"""The senders of a topic's last messages. RocketMQ has no list of the producers of a topic, and messages do not name
-their producer. So the address in each message is looked up among the connections of the producers online.
+"""The senders of a topic's last messages.
+
+RocketMQ has no list of the producers of a topic, and a message does not name its producer. The address in each message
+is therefore looked up in the connections of the online producers.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ _SHOWN = 20
 
 
 class Sender(Struct, rename="camel", kw_only=True):
-    """A host that sent messages. ``clients`` and ``groups`` belong to its producers whose connection is still open."""
+    """A host that sent messages. ``clients`` and ``groups`` are those of its producers with an open connection."""
 
     host: str
     messages: int = 0

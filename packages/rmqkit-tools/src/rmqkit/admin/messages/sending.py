@@ -1,8 +1,8 @@
-"""Many messages sent in chunks, each with its own result, for ``rmq send`` and ``rmq replay``.
+"""The sending of many messages in chunks, with a result for each message, for ``rmq send`` and ``rmq replay``.
 
-A chunk is sent as a whole before the next one is read, so that any number of messages needs the same memory. Messages
-with a queue or a sharding key are sent in order, one request after the other; all other messages at the same time. If a
-message of an ordered queue cannot be sent, the messages after it are not sent.
+A chunk is sent as a whole before the next chunk is read. So the memory does not grow with the number of messages.
+Messages with a queue or a sharding key are sent in order, one request after the other. All other messages are sent at
+the same time. If a message for an ordered queue cannot be sent, the later messages for this queue are not sent.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _CHUNKS_PER_SECOND = 10
 
 Outcome = SendResult | RmqError
 OnWait = Callable[[str, int], None]
-"""A function that is called with the brokers that do not answer (``broker a or b``), and the maximum wait in ms."""
+"""A function that gets the names of the brokers without an answer (``broker a or b``), and the maximum wait in ms."""
 
 
 class Pace:
-    """A limit on the rate of messages, in messages per second since its creation; 0: no limit."""
+    """A limit on the rate of messages per second, measured since the creation of this object. 0: no limit."""
 
     def __init__(self, per_second: float, clock: Clock = SYSTEM_CLOCK) -> None:
         self._per_second = per_second
@@ -51,7 +51,7 @@ class Pace:
         self.chunk_count = max(1, min(CHUNK_COUNT, int(per_second / _CHUNKS_PER_SECOND or CHUNK_COUNT)))
 
     async def passed(self, count: int) -> None:
-        """Wait until ``count`` more messages are allowed by the rate."""
+        """Wait until the rate allows ``count`` more messages."""
         self._count += count
         if self._per_second:
             due_ms = self._started_ms + self._count * 1000 / self._per_second
@@ -59,7 +59,7 @@ class Pace:
 
 
 class Stop:
-    """A request to stop the task that created this object: at once, or at the end of a `held` section."""
+    """A request to stop the task that created this object, immediately or at the end of a `held` section."""
 
     def __init__(self) -> None:
         self.is_asked = False
@@ -67,26 +67,26 @@ class Stop:
         self._task = asyncio.current_task()
 
     def ask(self) -> None:
-        """Cancel the task. In a `held` section, only the second call cancels at once."""
+        """Cancel the task. In a `held` section, the first call delays the cancellation to the end of the section."""
         if self._task is not None and (self.is_asked or not self._is_held):
             self._task.cancel()
         self.is_asked = True
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Delay a stop until the end of this section."""
+        """Enter a section that the first `ask` does not interrupt."""
         self._is_held = True
         try:
             yield
         finally:
             self._is_held = False
-        # The stop was requested inside the section and did not cancel the task.
+        # A stop inside the section has not cancelled the task.
         if self.is_asked:
             raise asyncio.CancelledError
 
 
 class Silence:
-    """A context manager that calls a function after `SILENT_SECONDS` without a call of `heard`, once per silence."""
+    """A context manager that calls a function if `heard` is not called for `SILENT_SECONDS`."""
 
     def __init__(self, tell: Callable[[], None]) -> None:
         self._tell = tell
@@ -105,7 +105,7 @@ class Silence:
 
 
 class ChunkProducer(Protocol):
-    """The part of `rmqkit.Producer` that sends chunks."""
+    """The methods of `rmqkit.Producer` that `send_chunk` uses."""
 
     @property
     def settings(self) -> ProducerSettings: ...
@@ -124,7 +124,7 @@ async def send_chunk(
     batch_count: int = 1,
     on_wait: OnWait = lambda who, up_to_ms: None,
 ) -> list[Outcome]:
-    """Send messages, up to ``batch_count`` in one request. Return the result or the error of each, in order."""
+    """Send messages, up to ``batch_count`` in one request. Return the result or the error of each message, in order."""
     waiting: dict[str, int] = {}
 
     def tell() -> None:
@@ -141,7 +141,7 @@ async def _send_lanes(
     waiting: dict[str, int],
     silence: Silence,
 ) -> list[Outcome]:
-    """Send a chunk like `send_chunk`. ``waiting`` counts the queues of each broker that are not finished."""
+    """Send a chunk like `send_chunk`. ``waiting`` has the number of unfinished queues of each broker."""
     outcomes: dict[int, Outcome] = {}
     lanes: dict[MessageQueue | None, list[int]] = {}
     for number, message in enumerate(messages):
@@ -160,7 +160,7 @@ async def _send_lanes(
             sent = await _send(producer, some, queue)
             silence.heard()
             outcomes.update(zip(numbers, sent, strict=True))
-            # Send no more to a queue after a failed send: later messages would be stored before the failed one.
+            # After a failed send, send no more to the queue: later messages would be stored before the failed message.
             if queue is not None and isinstance(sent[-1], (SendFailed, NoRoute)):
                 outcomes.update({number: sent[-1] for rest in requests for number in rest})
         if queue is not None and (left := waiting.pop(queue.broker_name) - 1):
@@ -175,7 +175,7 @@ async def _send_lanes(
 
 
 def _masters(producer: ChunkProducer) -> set[str]:
-    """Return the known brokers that may receive a message."""
+    """Return the names of the known masters, which may receive a message."""
     return {one.name for one in producer.status().brokers if one.broker_id == MASTER_ID}
 
 
@@ -188,8 +188,8 @@ def _named(names: Collection[str]) -> str:
 
 
 def _requests(messages: Sequence[PlacedMessage], numbers: Sequence[int], batch_count: int) -> Iterator[list[int]]:
-    """Yield the numbers of the messages for each request. Neighbours with the same topic share a request. Delayed
-    messages, messages with a priority and large messages (which may be compressed) are sent alone."""
+    """Yield the numbers of the messages of each request. Consecutive messages of the same topic share a request.
+    Delayed messages, messages with a priority and large messages (which may be compressed) are sent alone."""
     together: list[int] = []
     size, topic = 0, ""
     for number in numbers:
@@ -216,7 +216,7 @@ async def _send(
     except RmqError as error:
         if len(messages) == 1 or not is_illegal(error):
             return [error] * len(messages)
-    # One message of the batch is illegal, and no message was stored: send each message alone.
+    # A message of the batch is illegal. No message was stored, so send each message alone.
     return [(await _send(producer, [one], queue))[0] for one in messages]
 
 

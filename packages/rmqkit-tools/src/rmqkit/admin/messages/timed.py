@@ -1,17 +1,17 @@
-"""Timed messages that wait in a broker's timer: list them, recall one, or deliver one now.
+"""The timed messages that wait in a broker's timer: list them, recall a message, or deliver a message now.
 
-Brokers have no request that lists timed messages. They are read from queue 0 of the timer topic, the newest first,
-because a message may wait for days while later messages are delivered (`rmqkit.admin.messages.waiting` reads, with a
-budget). A record of the topic is not a waiting message if
+Brokers have no request that lists timed messages. The messages are therefore read from queue 0 of the timer topic. The
+newest are read first, because a message may wait for days while later messages are delivered. The reader
+(`rmqkit.admin.messages.waiting`) has a budget. A record of the topic is not a waiting message if
 
 =========================  =========================================================================================
-its time is over           TIMER_OUT_MS is not after now: it is delivered or due
-a later record recalls it  a *marker* with TIMER_DELETE_KEY, the same topic and the same time
-a later record repeats it  a long wait is stored in stages, each with one more in TIMER_ROLL_TIMES
+its time is over           TIMER_OUT_MS is not later than now: the message is delivered or due
+a later record recalls it  this record has TIMER_DELETE_KEY (a *marker*), the same topic and the same time
+a later record repeats it  a long wait is stored in stages, and each stage adds 1 to TIMER_ROLL_TIMES
 =========================  =========================================================================================
 
-*Recall* sends RECALL_MESSAGE, as the producer would. *Deliver now* sends a copy with the same unique key to the
-message's queue, then recalls the original. If the recall fails, the message is delivered twice, and never lost.
+*Recall* sends RECALL_MESSAGE, as a producer does. *Deliver now* sends a copy with the same unique key to the queue of
+the message, then recalls the original. If the recall fails, the message is delivered twice, but is never lost.
 Source: behaviour.md §3.4, §3.9; store.md §18.2.
 """
 
@@ -32,12 +32,12 @@ from rmqkit.sentences import _
 __all__ = ["Timed", "TimedList", "TimedMessages", "still_waiting"]
 
 _AHEAD_MS = 2_000
-"""With less time until delivery, a recall may be too late."""
+"""If less time is left until the delivery, a recall may be too late."""
 _ROLLS = "TIMER_ROLL_TIMES"
 
 
 class Timed(Struct, rename="camel", kw_only=True):
-    """A timed message. ``offset`` is the offset of its record in queue 0 of the timer topic at ``broker``."""
+    """A timed message. ``offset`` is the offset of its record in queue 0 of the timer topic of ``broker``."""
 
     broker: str
     offset: int
@@ -61,14 +61,15 @@ class TimedList(Struct, rename="camel", kw_only=True):
 
 
 class TimedMessages:
-    """Operations on timed messages; each raises the errors of `AdminCalls`."""
+    """Operations on timed messages. Each raises the errors of `AdminCalls`."""
 
     def __init__(self, messages: Messages) -> None:
         self._messages = messages
 
     async def at(self, broker: str, offset: int) -> tuple[Timed, ReceivedMessage]:
-        """Return a timed message by its place, and its record.
-        Raises UnknownName: there is no such message. Raises SettingsError: it is due, or recalls are not allowed."""
+        """Return a timed message and its record, by the offset of the record.
+        Raises UnknownName: there is no such message. Raises SettingsError: the message is due, or the broker does not
+        allow recalls."""
         record = await self._messages.at(TIMER_TOPIC, broker, 0, offset)
         found = _timed(broker, record)
         if found is None or prop.TIMER_DELETE_KEY in record.properties:
@@ -77,7 +78,7 @@ class TimedMessages:
         return found, record
 
     async def _check(self, message: Timed) -> None:
-        """Raise SettingsError if a message is due or nearly due, or if its broker does not allow recalls."""
+        """Raise SettingsError if a message is due or almost due, or if its broker does not allow recalls."""
         if not await self._messages.may_recall(message.broker):
             raise SettingsError(
                 _("broker {broker} cannot recall messages: set recallMessageEnable=true there", broker=message.broker)
@@ -129,7 +130,7 @@ def still_waiting(broker: str, newest_first: Iterable[ReceivedMessage], now_ms: 
 
 
 def _timed(broker: str, record: ReceivedMessage) -> Timed | None:
-    """Return a record of the timer topic as a timed message; None: the record has no topic or no time."""
+    """Return the timed message in a record of the timer topic; None if the record has no topic or no time."""
     topic, due = (record.properties.get(name, "") for name in (prop.REAL_TOPIC, prop.TIMER_OUT_MS))
     if not topic or not due.isdecimal() or len(due) > 18:
         return None

@@ -3,19 +3,20 @@
 ==============  ====================================================================================================
 messages        source
 ==============  ====================================================================================================
-delay levels    GET_TOPIC_STATS_INFO of the delay topic: stored; runtime figures ``scheduleMessageOffset_N``: delivered;
-                due time of the next message: its entry in the delay queue (QUERY_CONSUME_QUEUE)
-timed messages  GET_TIMER_METRICS: the number for each topic and, at rmqkit's brokers, for each due time; runtime
-                figures: the total and the delay of the timer; single messages: the timer topic, newest first
-half messages   the half topic from the offset of check-back, without those named by later op messages; given up:
-                ``TRANS_CHECK_MAX_TIME_TOPIC``
-popped          check points of the revive topic from the offset of reviving, minus the acks after them. Messages
-                popped in order have no check points. Apache's brokers hold a check point in memory before they store it
+delay levels    stored messages: GET_TOPIC_STATS_INFO of the delay topic; delivered messages: runtime figures
+                ``scheduleMessageOffset_N``; due time of the next message: its entry in the delay queue
+                (QUERY_CONSUME_QUEUE)
+timed messages  numbers by topic and (of rmqkit's brokers) by due time: GET_TIMER_METRICS; the total and the delay of
+                the timer: runtime figures; single messages: the timer topic, the newest first
+half messages   the half topic from the offset of check-back, without the messages that later op messages name; given
+                up: ``TRANS_CHECK_MAX_TIME_TOPIC``
+popped          the check points of the revive topic from the offset of reviving, minus the later acks. Messages that
+                are popped in order have no check points. Apache's brokers store a check point only after some time
 ==============  ====================================================================================================
 
-Topics are read with a `Budget`. If the budget is too small for the topic, ``is_whole`` is False and the counts include
-only the examined messages. A figure that a broker does not report is None, not 0. No data is changed, and no offset is
-saved.
+Topics are read with a `Budget`. If the budget is too small for a topic, ``is_whole`` is False and the counts include
+only the examined messages. A figure that a broker does not report is None, not 0. No request changes data or saves an
+offset.
 Source: store.md §18, §19; behaviour.md §4.12, §9.1.
 """
 
@@ -61,9 +62,9 @@ class Level(Struct, rename="camel", kw_only=True):
     """One delay level of a broker.
 
     Attributes:
-        delay_ms: the delay of its messages; None: the broker's settings do not contain it.
+        delay_ms: the delay of its messages; None: the broker's settings do not contain the level.
         waiting: the number of messages that are stored and not delivered yet.
-        next_due_ms: the due time of the first of them; None: no message waits, or the broker does not report the time.
+        next_due_ms: the due time of the first waiting message; None: no message waits, or the time is not known.
     """
 
     level: int
@@ -79,9 +80,9 @@ class Delays(Struct, rename="camel", kw_only=True):
     Attributes:
         timed: the number of waiting timed messages; None: the broker has no timer.
         timed_by_topic: the number of timed messages of each topic.
-        due_within_s: the number of messages due within each number of seconds, without those counted for the next lower
-            number; None: the broker does not report it.
-        due_later: the number of messages due after the longest of these times, or due now.
+        due_within_s: the number of messages that become due within a number of seconds, by this number. A message is
+            counted only for the lowest number of seconds. None: the broker does not report the numbers.
+        due_later: the number of messages that are due now, or due later than the highest number of seconds.
         behind_ms: the delay of the timer.
         trouble: the reason why the figures are missing.
     """
@@ -97,8 +98,8 @@ class Delays(Struct, rename="camel", kw_only=True):
 
 
 class Half(Struct, rename="camel", kw_only=True):
-    """A half message. ``state``: ``new``, ``asked`` (checked back, without a decision), ``ended`` (decided, but
-    check-back has not passed it) or ``given up``. ``group`` is the producer group."""
+    """A half message. ``state`` is ``new``, ``asked`` (checked back, without a decision), ``ended`` (decided, but
+    check-back has not passed the message) or ``given up``. ``group`` is the producer group."""
 
     broker: str
     state: str
@@ -112,7 +113,7 @@ class Half(Struct, rename="camel", kw_only=True):
 
 
 class Transactions(Struct, rename="camel", kw_only=True):
-    """Half messages of the cluster: ``counts`` by state, and rows for all states except ``ended``, the oldest first."""
+    """The half messages of a cluster: ``counts`` by state, and rows for all states but ``ended``, the oldest first."""
 
     counts: dict[str, int]
     rows: list[Half]
@@ -122,10 +123,10 @@ class Transactions(Struct, rename="camel", kw_only=True):
 
 
 class CheckPoint(Struct, rename="camel", kw_only=True):
-    """Messages of one queue that were popped together and are not all acknowledged.
+    """The messages of one queue that were popped together and are not all acknowledged.
 
-    ``offsets``: the messages that are not acknowledged. ``due_ms``: the time of their redelivery. ``tries``: the number
-    of failed redeliveries.
+    ``offsets`` are the offsets of the messages that are not acknowledged. ``due_ms`` is the time of their redelivery.
+    ``tries`` is the number of failed redeliveries.
     """
 
     broker: str
@@ -139,7 +140,7 @@ class CheckPoint(Struct, rename="camel", kw_only=True):
 
 
 class Pops(Struct, rename="camel", kw_only=True):
-    """Popped messages of the cluster: the numbers of pending check points and messages, and the check points due next.
+    """The popped messages of a cluster: the numbers of pending check points and messages, and the next check points.
 
     Attributes:
         by_group: the number of invisible messages, by ``topic group``.
@@ -157,7 +158,7 @@ class Pops(Struct, rename="camel", kw_only=True):
 
 
 class _Reading(Struct):
-    """The remaining budget of one request, shared by its queues."""
+    """The budget of one call and the part of it that is used. All queues that the call reads share the budget."""
 
     left: Budget
     deadline_ms: float
@@ -171,8 +172,8 @@ class _Reading(Struct):
 
 
 class Waiting:
-    """Operations on waiting messages; each raises the errors of `AdminCalls`. A broker that does not answer is listed
-    in ``troubles`` instead."""
+    """Operations on waiting messages. Each raises the errors of `AdminCalls`. The error of a single broker is in
+    ``trouble`` or ``troubles`` of the result instead."""
 
     def __init__(self, calls: AdminCalls) -> None:
         self._calls = calls
@@ -205,7 +206,7 @@ class Waiting:
         bounds = await calls.fetch(TopicStatsTable, address, RequestCode.GET_TOPIC_STATS_INFO, header)
         for queue, has in sorted(bounds.offset_table.items()):
             level = queue.queue_id + 1
-            # The figures do not contain a level without delivered messages.
+            # A level without delivered messages is missing in the figures.
             delivered = int(figures.get(f"{_LEVEL}{level}", str(has.min_offset)).partition(",")[0])
             found.levels.append(
                 Level(
@@ -223,7 +224,7 @@ class Waiting:
         return found
 
     async def _due(self, address: str, level: Level) -> int | None:
-        """Return the due time of the next message of a level: the entries of delay queues have it in place of a tag."""
+        """Return the due time of the next message of a level. Entries of delay queues have it in place of a tag."""
         header = QueryConsumeQueueRequest(
             topic=names.SCHEDULE_TOPIC, queue_id=level.level - 1, index=level.delivered, count=1
         )
@@ -247,7 +248,7 @@ class Waiting:
             found.due_later = max(0, (found.timed or 0) - sum(metrics.due_within_s.values()))
 
     async def timed(self, broker: str | None = None, topic: str = "", budget: Budget = BUDGET) -> TimedList:
-        """Return the timed messages of one topic or of all, sorted by due time."""
+        """Return the timed messages of one topic, or of all topics, sorted by due time."""
         masters, reading, troubles = await self._calls.masters(broker=broker), self._reading(budget), dict[str, str]()
         found: list[Timed] = []
         for name, address in masters.items():
@@ -270,7 +271,7 @@ class Waiting:
     # -- transactions
 
     async def transactions(self, broker: str | None = None, budget: Budget = BUDGET) -> Transactions:
-        """Return the half messages in each state."""
+        """Return the half messages of one broker or of all brokers, with their states."""
         masters = await self._calls.masters(broker=broker)
         reading, troubles = self._reading(budget), dict[str, str]()
         rows: list[Half] = []
@@ -394,8 +395,8 @@ class Waiting:
 
 
 def undecided(broker: str, halves: Iterable[ReceivedMessage], ops: Iterable[ReceivedMessage]) -> list[Half]:
-    """Return the state of half messages, from the op messages that name some of them. Each check-back stores another
-    copy of a half message: the last copy is used. Pure."""
+    """Return half messages with their states, from the op messages that name the ended half messages. Each check-back
+    stores another copy of a half message. Only the last copy is returned. Pure."""
     ended = {
         int(piece)
         for op in ops
@@ -432,8 +433,8 @@ def _half(broker: str, one: ReceivedMessage, state: str) -> Half:
 
 
 def pending_pops(broker: str, records: Iterable[ReceivedMessage]) -> list[CheckPoint]:
-    """Return the check points with messages left, from the ordered records of a revive topic. Unreadable records are
-    left out. Pure."""
+    """Return the check points with unacknowledged messages, from the records of a revive topic in order. Unreadable
+    records are skipped. Pure."""
     points: dict[tuple[str, str, int, int, int], PopCheckPoint] = {}
     left: dict[tuple[str, str, int, int, int], set[int]] = {}
     for record in records:

@@ -1,1 +1,1 @@
-"""Replay of messages, and dead letters, from which most replayed messages come."""
+"""The replay of stored messages, and dead letters, the most frequent source of a replay."""

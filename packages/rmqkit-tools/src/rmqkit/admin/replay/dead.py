@@ -1,7 +1,7 @@
-"""Dead letters: the groups that have them, and their kinds.
+"""Dead letters: the groups that have dead letters, and the kinds of a group's dead letters.
 
-RocketMQ stores a dead letter with its original content in ``%DLQ%<group>``. rmqkit's consumers add the exception. Dead
-letters can be grouped by:
+RocketMQ stores a dead letter with its original content in ``%DLQ%<group>``. rmqkit's consumers add the exception that
+their handler raised. Dead letters can be grouped by:
 
 ========  ============================================================================================================
 by        group of a message
@@ -10,9 +10,9 @@ kind      its original topic, its tag, and its reason; without a reason, the sha
 topic     its original topic
 tag       its tag
 reason    the property ``rmqkit_reason``, which rmqkit's consumers write, with ``#`` for each number
-host      the host that first sent it
-shape     the shape of its body: keys of a JSON object, text, bytes
-a name    the value of the property, such as ``property:country``
+host      the host of the producer that first sent it
+shape     the shape of its body: the keys of a JSON object, JSON list, text, or bytes
+a name    the value of a property; ``property:country`` groups by the property ``country``
 ========  ============================================================================================================
 
 `kind_of` and `grouped` are pure. `Dead` sends requests to brokers. `rmqkit.admin.replay.replay` sends dead letters
@@ -45,7 +45,7 @@ __all__ = ["BY", "DRY_RUN", "Dead", "DeadGroup", "Kind", "Kinds", "check_by", "g
 
 BY = ("kind", "topic", "tag", "reason", "host", "shape")
 DRY_RUN = Budget(ms=10_000.0)
-"""The budget of a listing of dead letters, or of a dry run."""
+"""The budget for a listing of dead letters, or for a dry run."""
 
 _PROPERTY = "property:"
 _KEYS_MAX = 8
@@ -82,9 +82,9 @@ class Kinds(Struct, rename="camel", kw_only=True):
     """The kinds of a group's dead letters, the most frequent first.
 
     Attributes:
-        examined: the number of examined dead letters, of ``total``.
-        is_whole: True if all were examined.
-        troubles: queues that could not be read, each with the reason.
+        examined: the number of examined dead letters, of ``total`` stored ones.
+        is_whole: True if all dead letters were examined.
+        troubles: the queues that could not be read, each with the reason.
     """
 
     group: str
@@ -97,20 +97,20 @@ class Kinds(Struct, rename="camel", kw_only=True):
 
 
 def origin(message: ReceivedMessage) -> str | None:
-    """Return the topic to which a message was first sent; None if a retry or dead letter does not contain it."""
+    """Return the topic to which a message was first sent; None if a retry or dead letter does not name the topic."""
     names = (message.topic, *map(message.properties.get, (RETRY_TOPIC, DLQ_ORIGIN_TOPIC)))
     return next((name for name in names if name and not name.startswith((RETRY_PREFIX, DLQ_PREFIX))), None)
 
 
 def check_by(by: str) -> str:
-    """Return the name of a grouping if it is valid. Raises SettingsError: it is not in `BY` and not a property."""
+    """Return the name of a grouping. Raises SettingsError: the name is neither in `BY` nor ``property:NAME``."""
     if by not in BY and not (by.startswith(_PROPERTY) and len(by) > len(_PROPERTY)):
         raise SettingsError(_("by {by} must be {names}, or property:NAME", by=by, names=", ".join(BY)))
     return by
 
 
 def kind_of(message: ReceivedMessage, by: str = "kind") -> str:
-    """Return the group of a message under a grouping, in one line."""
+    """Return the name of the kind to which a message belongs under a grouping, as one line of text."""
     topic, tag = _line(origin(message) or "") or _("unknown topic"), _line(message.tags or "") or _("no tag")
     match by:
         case "topic":
@@ -168,7 +168,7 @@ def _shape(body: bytes) -> str:
 
 
 def grouped(messages: Iterable[ReceivedMessage], by: str = "kind") -> list[Kind]:
-    """Group messages by their kind, the most frequent kind first. Pure."""
+    """Return the kinds of some messages, the most frequent kind first. Pure."""
     found: dict[str, Kind] = {}
     targets: dict[str, Counter[str]] = {}
     for message in messages:
@@ -189,20 +189,19 @@ def grouped(messages: Iterable[ReceivedMessage], by: str = "kind") -> list[Kind]
 
 
 class Dead:
-    """Operations on dead letters; each raises the errors of `AdminCalls`."""
+    """Operations on dead letters. Each raises the errors of `AdminCalls`."""
 
     def __init__(self, calls: AdminCalls) -> None:
         self._calls = calls
 
     async def groups(self) -> list[DeadGroup]:
-        """Return every group with dead letters, the largest number first."""
+        """Return every group with dead letters, sorted by their number, the largest number first."""
         topics = [name for name in await self._calls.topic_names() if name.startswith(DLQ_PREFIX)]
         found = await self._calls.fan_out(topics, self._of)
         return sorted((one for one in found.values() if one.count), key=lambda one: (-one.count, one.group))
 
     async def kinds(self, group: str, by: str = "kind", budget: Budget = DRY_RUN) -> Kinds:
-        """Return the kinds of a group's dead letters. The newest dead letters are examined, as many as the budget
-        allows.
+        """Return the kinds of a group's dead letters. Only the newest dead letters within the budget are examined.
         Raises UnknownName: the group has no dead letters. Raises SettingsError: there is no such grouping."""
         found = await page(self._calls, dlq_topic(group), Span(), count=budget.messages, budget=budget)
         return Kinds(
@@ -219,7 +218,7 @@ class Dead:
         group, code = topic.removeprefix(DLQ_PREFIX), RequestCode.GET_TOPIC_STATS_INFO
         try:
             masters = await self._calls.masters_of_topic(topic)
-        except UnknownName:  # it was deleted since the names were read
+        except UnknownName:  # the topic was deleted after the names were read
             masters = {}
         tables = await self._calls.fan_out(
             masters.values(), lambda address: self._calls.fetch(TopicStatsTable, address, code, TopicRequest(topic))

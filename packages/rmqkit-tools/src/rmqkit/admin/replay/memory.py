@@ -1,7 +1,7 @@
-"""The dead letters of a group that were sent to a target: a file holds their offsets, so that a repeat skips them.
-`TaskFile` is the common base of this file and the state of a replay.
+"""The memory of a replay of dead letters: a file with the offsets that were sent to a target.
 
-One process at a time uses the file. Source: behaviour.md §4.8.
+The next replay skips these offsets. `TaskFile` is the common base of this file and of the state of a replay. Only one
+process at a time uses the file. Source: behaviour.md §4.8.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class TaskFile(Struct, kw_only=True):
     """The file of a replay.
 
     Attributes:
-        task: the messages to replay; the file is not used for another task.
-        replay_id: the prefix of the unique keys of the copies.
+        task: a description of the messages to replay. A file of another task is refused.
+        replay_id: the prefix of the unique keys of the sent copies.
     """
 
     kind: ClassVar[str]
@@ -43,8 +43,8 @@ class TaskFile(Struct, kw_only=True):
 
     @classmethod
     def load(cls, path: Path, task: str) -> Self | None:
-        """Read a file; without a file, return None.
-        Raises SettingsError: the file has other content, or belongs to another replay."""
+        """Return the content of a file; None if the file does not exist.
+        Raises SettingsError: the file has another format, or belongs to another replay."""
         refuse_device(path)
         try:
             found = msgspec.json.decode(path.read_bytes(), type=cls)
@@ -65,7 +65,7 @@ class TaskFile(Struct, kw_only=True):
         return found
 
     def save(self, path: Path) -> None:
-        """Replace the whole file, without fsync: after a power failure, an older version may be back."""
+        """Replace the whole file, without fsync. After a power failure, the file may have its former content."""
         whole = path.with_name(path.name + ".tmp")
         with naming(path):
             whole.write_bytes(msgspec.json.format(msgspec.json.encode(self, enc_hook=plain)))
@@ -73,13 +73,13 @@ class TaskFile(Struct, kw_only=True):
 
 
 class Memory(TaskFile, kw_only=True):
-    """The dead letters of a group that were sent to one target; all runs have the same ``replay_id``.
+    """The dead letters of a group that were sent to one target. All runs use the same ``replay_id``.
 
     Attributes:
         places: sorted half-open ranges of the sent queue offsets, by lane (``broker:queue``).
-        marks: the highest of these offsets and the identity of its message (`_mark`), by lane. They show if the topic
-            or the whole store was deleted and created again since then.
-        is_done: False while a run is in progress, and after a run that was interrupted.
+        marks: the highest sent offset and the identity of its message (`_mark`), by lane. A mark shows if the topic or
+            the whole store was later deleted and created again.
+        is_done: False while a run is in progress, and after an interrupted run.
     """
 
     kind = _("the state of a replay of dead letters")
@@ -94,7 +94,7 @@ class Memory(TaskFile, kw_only=True):
 
     @classmethod
     def load(cls, path: Path, task: str) -> Self:
-        """Read a memory as `TaskFile.load` does; without a file, return an empty one."""
+        """Return the memory in a file (see `TaskFile.load`); an empty memory if the file does not exist."""
         return super().load(path, task) or cls.new(task)
 
     @staticmethod
@@ -116,7 +116,7 @@ class Memory(TaskFile, kw_only=True):
         return at > 0 and offset < ranges[at - 1][1]
 
     def add(self, lane: str, message: ReceivedMessage) -> None:
-        """Remember that a dead letter was sent."""
+        """Add a sent dead letter to the memory."""
         offset = message.queue_offset
         if self.has(lane, offset):
             return
@@ -133,7 +133,7 @@ class Memory(TaskFile, kw_only=True):
             self.marks[lane] = offset, _mark(message)
 
     async def forget_deleted(self, consumer: PullConsumer, topic: str) -> None:
-        """Remove the lanes whose queue was deleted and created again: their offsets belong to other messages now."""
+        """Remove the lanes of queues that were deleted and created again. Their offsets are those of other messages."""
         for lane, (offset, mark) in list(self.marks.items()):
             broker_name, __, queue_id = lane.rpartition(":")
             queue = MessageQueue(topic, broker_name, int(queue_id))
@@ -149,12 +149,12 @@ class Memory(TaskFile, kw_only=True):
 
 
 def _mark(message: ReceivedMessage) -> str:
-    # A new store at the same address may have dead letters with the same offset message ids.
+    # The store time is needed: a new store at the same address may have the same offset message ids.
     return f"{message.offset_msg_id} {message.store_timestamp}"
 
 
 def file_name(name_servers: str, group: str, target: str | None) -> str:
-    """Return the file name of the memory for a cluster, a group and a target."""
+    """Return the name of the memory file for a cluster, a group and a target."""
     cluster = ";".join(sorted(name_servers.replace(",", ";").split(";")))
     digest = hashlib.sha256("\n".join((cluster, group, target or "")).encode()).hexdigest()[:12]
     legible = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in group)
@@ -167,6 +167,6 @@ def new_id() -> str:
 
 
 def refuse_device(path: Path) -> None:
-    """Raise SettingsError if a path is a device or a pipe: a read from it may block forever."""
+    """Raise SettingsError if a path is a device or a pipe, because a read from such a file may block forever."""
     if path.exists() and not path.is_file():
         raise SettingsError(_("{path} is not a regular file, and may never end: name another", path=path))

@@ -1,23 +1,23 @@
-"""Replay of stored messages from a topic, the dead letters of a group, or the files of a store (``rmq replay``).
+"""The replay of messages from a topic, from the dead letters of a group, or from a store (``rmq replay``).
 
 ===================  ================================================================================================
 of a message         in the replayed message
 ===================  ================================================================================================
-body, tags, keys,    unchanged, like the properties of the application (`rmqkit.protocol.message.copied`)
+body, tags, keys,    unchanged, as are the properties of the application (`rmqkit.protocol.message.copied`)
 flag, sharding key
 unique key           ``replay id/place``, with the place of the message in the source
-topic                the target, or for dead letters the retry topic of their group (`rmqkit.admin.replay.retries`),
-                     or else the topic to which the message was first sent
-queue                any queue, or the queue of its sharding key
+topic                the target if there is one; otherwise a retry topic of the group for dead letters
+                     (`rmqkit.admin.replay.retries`), and for others the topic to which they were first sent
+queue                any queue, or the queue for its sharding key
 ===================  ================================================================================================
 
 `opened` creates a `Replay` from a `Plan`, with its source, state, memory, producer and audit. The command and the web
 console only fill in the plan, run the replay and show its progress.
 
 After each chunk, the `State` has the next offsets. A run that was killed in the middle of a chunk may have sent a part
-of it. So the next run looks up its messages by unique key in the target, and sends only those that are missing there.
-It stops the look-up after a whole chunk of missing messages. Only messages that the target's brokers do not index can
-be stored twice. `rmqkit.spark.jobs.replay` is for more messages than one process can send.
+of the chunk. The next run therefore looks up its messages by unique key in the target, and sends only the missing ones.
+The look-up stops after a whole chunk of missing messages. Only messages that the target's brokers do not index can be
+stored twice. `rmqkit.spark.jobs.replay` is for more messages than one process can send.
 Source: behaviour.md §4, store.md §3.
 """
 
@@ -62,22 +62,23 @@ _BATCH_COUNT = 32
 _GROUP = "rmq-replay"
 
 Outcome = SendResult | ReceivedMessage | RmqError
-"""The outcome for a message: sent now, sent by an earlier run, or refused by every broker."""
+"""The outcome for a message: sent now (`SendResult`), found in the target, or refused (`RmqError`)."""
 
 
 class Plan(Struct, kw_only=True):
     """The options of a replay.
 
     Attributes:
-        task: a description of the replayed messages; a state is not used for another task.
-        selection: the selected messages; its topic is the source if there is no ``store``.
+        task: a description of the messages to replay. A state of another task is refused.
+        selection: the selection of messages. Its topic is the source if there is no ``store``.
         group: the group of the dead letters; None: the messages are not dead letters.
-        target: the topic to send to; None: a retry topic of the group, or (without a group) the topic of each message.
+        target: the topic to send to; None: a retry topic of the group, or without a group the `origin` of each message.
         store: a store directory to read instead of a topic.
-        memory: the file with the dead letters that earlier runs have sent; they are skipped.
-        is_again: ignore the content of the memory, unless a state shows that this replay has begun.
-        state, audit: files; None: there is no file.
-        is_dry_run: open the replay only to look at it; no file is locked or written, no message is sent.
+        memory: the file with the dead letters that earlier runs have sent, and its task. These letters are skipped.
+        is_again: True to ignore the content of the memory, unless a state shows that this replay has begun.
+        state, audit: the paths of these files; None: there is no file.
+        rate: the maximum of messages per second; 0: no limit.
+        is_dry_run: True to open the replay without locking or writing a file, and without sending a message.
     """
 
     task: str
@@ -107,7 +108,7 @@ async def opened(
     on_wait: OnWait = lambda who, up_to_ms: None,
     on_damage: Callable[[Finding], None] = lambda finding: None,
 ) -> AsyncIterator[Replay]:
-    """Open source, files and clients, and yield the replay, ready to run; ``group`` is the consumer group of its reads.
+    """Open the source, the files and the clients, and yield the replay. ``group`` is the consumer group of its reads.
     Raises SettingsError: a file belongs to another replay, or the group does not read a retry topic."""
     async with AsyncExitStack() as stack:
         consumer = await stack.enter_async_context(PullConsumer(group, settings=reading, runtime=runtime))
@@ -161,15 +162,16 @@ class Replay:
     """One run of a replay.
 
     Attributes:
-        consumer: looks up messages that an earlier run may have sent.
+        consumer: the consumer that looks up messages that an earlier run may have sent.
         target: the topic to send to; None: a retry topic of ``retries``, or (without retries) the `origin` of each
             message.
         retries: the retry topics of the group to which the dead letters belong.
-        memory: the dead letters that earlier runs have sent; they are skipped.
+        memory: the dead letters that earlier runs have sent. The replay skips them.
         state_path, memory_path: the files of state and memory; None: there is no file.
         is_unsure: True if messages may already be in the target.
-        on_chunk: called after each chunk with the number of sent messages, and the errors of refused messages.
-        on_wait: called when a broker does not answer.
+        on_chunk: a function that is called after each chunk, with the number of sent messages and the errors of refused
+            messages.
+        on_wait: a function that is called if a broker does not answer.
         remembered: the number of dead letters that were skipped because the memory has them.
         found: the number of messages that were already in the target.
     """
@@ -194,15 +196,15 @@ class Replay:
     _certain_count: int = 0
 
     async def run(self, stop: Stop) -> None:
-        """Send the remaining messages; ``stop`` takes effect at the end of a chunk.
-        Raises RmqError: a message could not be sent because of a temporary error; its chunk is not in the state."""
+        """Send the remaining messages. ``stop`` takes effect at the end of a chunk.
+        Raises RmqError: a message could not be sent because of a temporary error. The state does not have its chunk."""
         # Save before the first send: the next run needs the replay id to find the messages of this run.
         if self.memory is not None:
             self.memory.is_done = False
         self._save()
         chunk: list[Picked] = []
         async for picked in self.selected():
-            # Never split an inner batch: its messages have the same next offset.
+            # Never split an inner batch, because all its messages have the same next offset.
             if len(chunk) >= self.pace.chunk_count and picked.next_offset != chunk[-1].next_offset:
                 await self._pass(chunk, stop)
                 chunk = []
@@ -215,7 +217,7 @@ class Replay:
         self._save()
 
     async def selected(self) -> AsyncIterator[Picked]:
-        """Yield the remaining messages, and count the skipped ones that the memory has."""
+        """Yield the remaining messages. Skip and count the messages in the memory."""
         async for picked in self.source.read(self.state.lanes):
             if self.memory is not None and self.memory.has(picked.lane, picked.message.queue_offset):
                 self.remembered += 1
@@ -225,14 +227,14 @@ class Replay:
     async def _pass(self, chunk: list[Picked], stop: Stop) -> None:
         with stop.held():
             outcomes = await self._send(chunk)
-            # Write the audit before the state: after a kill in between, the chunk is repeated, and existing lines are
-            # not written again. In the other order, the lines would be missing for ever.
+            # Write the audit before the state. After a kill in between, the next run repeats the chunk and skips the
+            # lines that exist. In the other order, the lines would never be written.
             if self.audit is not None:
                 lines = [self._line(picked, outcome) for picked, outcome in zip(chunk, outcomes, strict=True)]
                 self.audit.write(lines, may_have=self.is_unsure)
             failures = [one for one in outcomes if isinstance(one, RmqError)]
             found = sum(isinstance(one, ReceivedMessage) for one in outcomes)
-            # After a whole chunk of messages that are not in the target: the earlier run did not get here.
+            # A whole chunk of missing messages shows that the earlier run did not reach this place.
             self._certain_count = 0 if found else self._certain_count + len(chunk)
             self.is_unsure = self.is_unsure and self._certain_count < CHUNK_COUNT
             self.found += found
@@ -247,7 +249,7 @@ class Replay:
         await self.pace.passed(len(chunk))
 
     async def _send(self, chunk: list[Picked]) -> list[Outcome]:
-        """Send messages again and return the outcomes. Raises RmqError: a message failed with a temporary error."""
+        """Send copies of messages and return the outcomes. Raises RmqError: a send failed with a temporary error."""
         outcomes: list[Outcome | None] = [None] * len(chunk)
         messages: dict[int, PlacedMessage] = {}
         for number, picked in enumerate(chunk):
@@ -284,7 +286,7 @@ class Replay:
         return f"{self.state.replay_id}/{picked.place}"
 
     async def _find(self, message: PlacedMessage) -> ReceivedMessage | None:
-        """Return the message from the target if an earlier run has sent it, or else None."""
+        """Return the message from the target if an earlier run has sent the message; otherwise None."""
         assert message.msg_id is not None, "a replayed message has a unique key"
         try:
             return await self.consumer.view_message(message.topic, message.msg_id)

@@ -1,20 +1,20 @@
-"""Retry topics of a group, and dead letters on their way there.
+"""The retry topics of a group, and the producer that sends dead letters to them.
 
-A dead letter belongs to one group. So the replay sends it to a retry topic of the group, which no other group reads
-(`Retries`): ``%RETRY%<group>``, or for groups that only pop, ``%RETRY%<group>_<topic>`` (``+`` instead of ``_`` in
-POP's second version). `GroupProducer` writes it as a broker writes a retry:
+A dead letter belongs to one group. The replay therefore sends it to a retry topic of the group, because no other group
+reads this topic (`Retries`). The topic is ``%RETRY%<group>``, or for groups that only pop, ``%RETRY%<group>_<topic>``
+(with ``+`` instead of ``_`` in POP's second version). `GroupProducer` sends the message as a broker stores a retry:
 
 =======================  ==============================================================================================
 property, field          value
 =======================  ==============================================================================================
-``RETRY_TOPIC``          the topic of the first delivery; handlers see this topic
+``RETRY_TOPIC``          the topic of the first delivery; handlers get this topic
 ``ORIGIN_MESSAGE_ID``    the id of the first delivery
-reconsumeTimes           0: all retries are available again
-``DELAY``                not set: the message is delivered at once
+reconsumeTimes           0: the message has all its retries again
+``DELAY``                not set: the message is delivered immediately
 =======================  ==============================================================================================
 
 Groups that broadcast do not read a retry topic. If a group consumes in order, brokers store each message for its retry
-topic as a dead letter again. `Retries.find` refuses both. Source: behaviour.md §3.3, §3.7, §4.8.
+topic as a dead letter again. `Retries.find` refuses both kinds of groups. Source: behaviour.md §3.3, §3.7, §4.8.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Retries(Struct, kw_only=True):
     """The retry topics of a group.
 
     Attributes:
-        pops: True if the group only pops, and reads a retry topic for each of its topics.
+        pops: True if the group only pops. It then has a retry topic for each of its topics.
         is_online: True if a client of the group is connected.
         known: the names of the existing retry topics.
     """
@@ -71,7 +71,7 @@ class Retries(Struct, kw_only=True):
         known = {name for name in await admin.calls.topic_names() if name.startswith(own)}
         try:
             connection = await admin.clients.consumers(group)
-        except PeerRefused:  # no client is online: the offsets of the group show which retry topics it read
+        except PeerRefused:  # no client is online: the offsets of the group show which retry topics the group has read
             read = await _topics_read(admin, group)
             pops = own not in read and any(name.startswith(own) for name in read)
             return cls(group=group, pops=pops, is_online=False, known=known)
@@ -99,7 +99,7 @@ class Retries(Struct, kw_only=True):
 
 
 def _to_all_groups(group: str, connection: ConsumerConnection) -> str:
-    """Return the remedy for a group without a usable retry topic: send to a topic, which other groups may read, too."""
+    """Return the remedy for a group without a usable retry topic: to send to a topic that other groups may read too."""
     topics = sorted(name for name in connection.subscription_table if not name.startswith(RETRY_PREFIX))
     if len(topics) != 1:
         return _("choose a topic with --to; all groups that read the topic get the messages")
@@ -111,7 +111,7 @@ def _to_all_groups(group: str, connection: ConsumerConnection) -> str:
 
 
 async def _topics_read(admin: Admin, group: str) -> set[str]:
-    """Return the topics in which a group has offsets, at any broker."""
+    """Return the topics in which a group has offsets at some broker."""
     header = GroupRequest(group)
     found: set[str] = set()
     for address in (await admin.calls.masters()).values():
@@ -122,13 +122,13 @@ async def _topics_read(admin: Admin, group: str) -> set[str]:
 
 
 class RetryMessage(PlacedMessage, kw_only=True):
-    """A dead letter on its way to a retry topic; ``own`` has the properties that RocketMQ sets."""
+    """A message for a retry topic, made from a dead letter. ``own`` has the properties that RocketMQ sets."""
 
     own: dict[str, str]
 
 
 def retry_of(message: ReceivedMessage, origin: str, retries: Retries, msg_id: str) -> RetryMessage:
-    """Return the retry of a dead letter that was first sent to topic ``origin``."""
+    """Return the message for the retry topic from a dead letter that was first sent to topic ``origin``."""
     first_id = message.properties.get(names.ORIGIN_MESSAGE_ID, "").strip() or message.offset_msg_id
     own = {names.RETRY_TOPIC: origin, names.ORIGIN_MESSAGE_ID: first_id}
     fields = copied(message)
@@ -138,7 +138,7 @@ def retry_of(message: ReceivedMessage, origin: str, retries: Retries, msg_id: st
 
 
 class GroupProducer:
-    """A producer of retries of dead letters, with the part of `Producer` that `send_chunk` uses."""
+    """A producer of retries of dead letters, with the methods of `Producer` that `send_chunk` uses."""
 
     def __init__(self, producer: Producer, runtime: ClientRuntime, admin: Admin, retries: Retries) -> None:
         self._producer, self._admin, self._retries = producer, admin, retries
@@ -155,13 +155,13 @@ class GroupProducer:
         return await self._sender.send(encoded, timeout_ms=self.settings.send_timeout_ms, queue=queue)
 
     async def send_batch(self, messages: Sequence[PlacedMessage], *, queue: MessageQueue | None = None) -> SendResult:
-        """Raise MessageIllegal: brokers refuse batches for retry topics. `send_chunk` then sends single messages."""
+        """Raise MessageIllegal: brokers refuse batches for retry topics. `send_chunk` then sends each message alone."""
         raise MessageIllegal(
             _("a batch cannot be sent to retry topic {topic}: send its messages one by one", topic=messages[0].topic)
         )
 
     async def _create(self, topic: str) -> None:
-        """Create a retry topic before its first message, as a broker does."""
+        """Create a retry topic before its first message is sent, with one queue, as a broker does."""
         async with self._creating:
             if topic not in self._retries.known:
                 await self._admin.topics.create(topic, read_queues=1, write_queues=1)
@@ -175,5 +175,5 @@ class GroupProducer:
 
 
 async def other_readers(admin: Admin, topic: str, group: str) -> list[str]:
-    """Return the other groups that read a topic, and so receive the messages that are sent to it."""
+    """Return the other groups that read a topic. They receive each message that is sent to the topic."""
     return [one for one in await admin.topics.groups(topic) if one != group]

@@ -28,10 +28,17 @@ _SAMPLES_MAX = 5
 
 
 class Selection(Struct, frozen=True):
-    """A selection of messages. Without a topic: all messages of a store except system, retry and dead-letter topics.
-    Times are bounds of ``storeTimestamp`` in ms; ``tags`` is ``A || B``, ``sql`` an SQL92 text; a message needs one of
-    ``keys``. ``kinds`` are names of `rmqkit.admin.replay.dead.kind_of` under the grouping ``by``; ``kind_parts`` are
-    parts of such names. A message needs a match in one of the two. If both are empty, all kinds are selected."""
+    """A selection of messages. A message must pass every test.
+
+    Attributes:
+        topic: the topic; None: every topic of a store except system, retry and dead-letter topics.
+        begin_ms, end_ms: the bounds of the store time, both included; None: no end.
+        keys: a message must have one of these keys or unique keys; empty: any key.
+        tags, sql: a tag expression (``A || B``), and an SQL92 expression or an empty text.
+        by: the grouping for the kinds of dead letters (`rmqkit.admin.replay.dead.kind_of`).
+        kinds, kind_parts: names of kinds, and parts of such names. A message needs a match in one of the two; if both
+            are empty, every kind passes.
+    """
 
     topic: str | None = None
     begin_ms: int = 0
@@ -44,7 +51,7 @@ class Selection(Struct, frozen=True):
     kind_parts: tuple[str, ...] = ()
 
     def test(self) -> Callable[[ReceivedMessage], bool]:
-        """Return a test for selected messages. Raises SettingsError: an expression does not compile."""
+        """Return a function that tests if a message is selected. Raises SettingsError: an expression is not valid."""
         try:
             tags = subscription(self.topic or "*", self.tags)
             expression = compile_expression(self.sql) if self.sql else None
@@ -73,7 +80,7 @@ class Selection(Struct, frozen=True):
 
 
 class Sample(Struct, rename="camel"):
-    """A message of a dry run: its place (``broker:queue:offset``), and the topic to which it would be sent."""
+    """A message of a dry run: its place (``broker:queue:offset``), the topic to which it would be sent, its kind."""
 
     place: str
     to: str
@@ -85,9 +92,9 @@ class Preview(Struct, rename="camel", kw_only=True):
 
     Attributes:
         count: the number of selected messages among the examined ones.
-        targets: the number of messages to each topic; the empty name is for messages without a known origin.
+        targets: the number of messages for each target topic; the empty name is for messages without a known origin.
         kinds: the number of messages of each kind.
-        doubles: the number of messages with the unique key of an earlier message; they are sent, too.
+        doubles: the number of messages with the unique key of an earlier message; a replay sends them too.
         samples: the first selected messages.
         examined: the number of examined messages.
         is_whole: True if all messages were examined.
@@ -106,7 +113,7 @@ class Preview(Struct, rename="camel", kw_only=True):
     troubles: list[str] = field(default_factory=list)
 
     def add(self, message: ReceivedMessage, to: str, by: str, seen: set[str]) -> None:
-        """Count a message that would be sent to topic ``to``; ``seen`` are the unique keys of earlier messages."""
+        """Count a message that would be sent to topic ``to``. ``seen`` has the unique keys of earlier messages."""
         kind = kind_of(message, by)
         self.count += 1
         self.targets[to] = self.targets.get(to, 0) + 1
@@ -127,8 +134,8 @@ async def preview(
     retries: Retries | None = None,
     memory: Memory | None = None,
 ) -> Preview:
-    """Make a dry run over a topic, the oldest messages first, within a budget. No message is sent. ``target``,
-    ``retries``, ``memory``: see `Replay`. Raises the errors of `rmqkit.admin.messages.listing.page`."""
+    """Return the result of a dry run over a topic, the oldest messages first, within a budget. No message is sent. For
+    ``target``, ``retries`` and ``memory``, see `Replay`. Raises the errors of `rmqkit.admin.messages.listing.page`."""
     assert selection.topic is not None, "a dry run has a topic"
     is_selected, span = selection.test(), Span(begin_ms=selection.begin_ms, end_ms=selection.end_ms)
     found = await page(calls, selection.topic, span, newest_first=False, count=budget.messages, budget=budget)
@@ -145,7 +152,7 @@ async def preview(
 
 
 def destination(message: ReceivedMessage, target: str | None, retries: Retries | None) -> str:
-    """Return the topic to which a message is sent, or "" if its origin is unknown."""
+    """Return the topic to which a replay sends a message, or "" if the origin of the message is unknown."""
     first = origin(message)
     if target is not None or first is None or retries is None:
         return target or first or ""

@@ -1,8 +1,8 @@
 """The sources of a replay: a topic at its brokers, or the log of a store.
 
-A source has *lanes*: the queues of a topic, or the one log. Each lane has a next offset and an end. A source yields the
-selected messages of its lanes always in the same order. A replay requests the lanes when it begins. Messages that are
-stored later are not read, for example those that a replay sends to its own source.
+A source has *lanes*: the queues of a topic, or one lane for the log. Each lane has a next offset and an end. A source
+always yields the selected messages in the same order. A replay requests the lanes when it begins. Messages that are
+stored later are not read. This includes messages that a replay sends to its own source.
 
 Source: behaviour.md §4, store.md §3.
 """
@@ -32,13 +32,13 @@ from rmqkit.store.settings import StoreSettings
 
 LOG = "log"
 PATIENCE_MS = ProducerSettings().send_timeout_ms
-"""The time for which a replay waits for a broker: as long as a producer waits for a send."""
+"""The time for which a replay waits for a broker. It equals the send timeout of a producer."""
 
 _PAUSE_MS, _PAUSE_MS_MAX = 20.0, 2000.0
 _PULL_COUNT = 64
 _EXAMINED_COUNT = 1024
 _CLOCK_STEP_MS = 60_000
-"""The maximum step back of a broker's clock between two messages of a queue."""
+"""The largest step back of a broker's clock that is tolerated between two messages of a queue."""
 
 Lanes = dict[str, tuple[int, int]]
 """The next offset and the end of each lane. For the log, the offset is physical, and the end is a store time in ms."""
@@ -53,15 +53,15 @@ class Picked(Struct):
 
     @property
     def place(self) -> str:
-        """The lane and offset of the message; in a log also its queue offset, which distinguishes the messages of an
-        inner batch."""
+        """The lane and the offset of the message. In a log, the queue offset is added, because the messages of an inner
+        batch have the same physical offset."""
         if self.lane == LOG:
             return f"{LOG}:{self.message.physical_offset}:{self.message.queue_offset}"
         return f"{self.lane}:{self.message.queue_offset}"
 
 
 class TopicSource:
-    """A topic at its brokers, queue by queue.
+    """The messages of a topic at its brokers, queue by queue.
 
     Args:
         on_wait: a function that is called if a broker does not answer.
@@ -81,7 +81,7 @@ class TopicSource:
         self._is_selected = selection.test()
 
     async def lanes(self) -> Lanes:
-        """Return the queues of the topic with their bounds. Raises NoRoute: there is no such topic."""
+        """Return a lane for each queue of the topic. Raises NoRoute: there is no such topic."""
         queues = await self._consumer.queues(self._topic)
         return {queue_text(queue): await self._bounds(queue) for queue in queues}
 
@@ -92,8 +92,8 @@ class TopicSource:
         return low, high
 
     async def read(self, lanes: Lanes) -> AsyncIterator[Picked]:
-        """Yield the selected messages. Raises RemotingError, PeerRefused: a pull failed, with retries for
-        `PATIENCE_MS`.
+        """Yield the selected messages.
+        Raises RemotingError: a broker did not answer within `PATIENCE_MS`. Raises PeerRefused: a broker refused a pull.
         Raises BodyError: the body of a message is damaged."""
         end_ms = (self._selection.end_ms or FOREVER_MS) + _CLOCK_STEP_MS
         for lane, (offset, end) in lanes.items():
@@ -116,13 +116,13 @@ class TopicSource:
                         end = min(end, message.queue_offset)
                     if offset <= message.queue_offset < end and self._is_selected(message):
                         yield Picked(message, lane, message.queue_offset + 1)
-                # The same offset again would be an endless loop.
+                # A pull from the same offset again would be an endless loop.
                 if pulled.next_begin_offset <= offset:
                     break
                 offset = pulled.next_begin_offset
 
     async def _pull(self, queue: MessageQueue, offset: int) -> PullResult:
-        """Pull, with retries for `PATIENCE_MS`. Raise the cause of most failures."""
+        """Return the result of a pull, with retries for `PATIENCE_MS`. Raise the most frequent error of the tries."""
         loop, backoff, failures = asyncio.get_running_loop(), Backoff(_PAUSE_MS, _PAUSE_MS_MAX), Failures()
         deadline = loop.time() + PATIENCE_MS / 1000
         with Silence(lambda: self._on_wait(_("broker {broker}", broker=queue.broker_name), PATIENCE_MS)):
@@ -137,11 +137,11 @@ class TopicSource:
 
 
 class StoreSource:
-    """The log of a store. If its broker is running, only messages that were stored before the replay began are read.
+    """The messages in the log of a store. If a broker uses the store, messages stored after the start are ignored.
 
     Args:
-        on_damage: a function that is called for bytes that are not a record, and for messages with a damaged body.
-            These messages are left out.
+        on_damage: a function that is called for bytes that are not a record, and for messages with a damaged body. The
+            source skips them.
     """
 
     def __init__(

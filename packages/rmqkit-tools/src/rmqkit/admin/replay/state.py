@@ -1,4 +1,4 @@
-"""The files of a replay: the state, with the next offsets, and the audit, with a line per message."""
+"""The files of a replay: the state with the next offsets, and the audit with a line for each message."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ class State(TaskFile, kw_only=True):
 
     @property
     def left(self) -> int:
-        """The number of messages of a topic that are not examined yet."""
+        """The number of messages of a topic that the replay has not examined yet."""
         return 0 if self.is_done else sum(end - offset for offset, end in self.lanes.values())
 
     @classmethod
     async def begin(cls, task: str, source: TopicSource | StoreSource) -> State:
-        """Return the state of a replay that begins now."""
+        """Return the state at the start of a replay."""
         return cls(task=task, replay_id=new_id(), lanes=await source.lanes())
 
 
 class Audit:
-    """A file with a JSON line for each replayed message. An incomplete last line of a killed run is cut off.
+    """A file with a JSON line for each replayed message. The incomplete last line of a killed run is removed.
     Raises SettingsError: the file is not an audit. Raises OSError: the file cannot be written."""
 
     def __init__(self, path: Path) -> None:
@@ -62,7 +62,7 @@ class Audit:
         self._file.truncate(tail_at + len(self._latest))
 
     def write(self, lines: Sequence[dict[str, Any]], *, may_have: bool) -> None:
-        """Append lines. ``may_have``: skip lines that the end of the file already has."""
+        """Append lines. ``may_have``: skip the lines that are already at the end of the file."""
         with naming(self._path):
             for line in lines:
                 if not (may_have and f'"{line["newMsgId"]}"'.encode() in self._latest):

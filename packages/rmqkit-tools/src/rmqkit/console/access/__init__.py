@@ -1,1 +1,1 @@
-"""Access to the console: the origin of a request, logins, the confirmation of a change, the audit."""
+"""Access to the console: the checks of requests, logins, the confirmation of a change, the audit."""

@@ -1,8 +1,8 @@
-"""The audit: a JSON line before each change (``intent``), after it (``done``, ``failed``), and for each refused
-request. It has no bodies and no secrets.
+"""The audit: a JSON line before each change (``intent``), after each change (``done``, ``failed``), and for each
+refused request. No line has a body or a secret.
 
-The lines go to 5 rotated files of at most 64 MB, readable only by the owner. The last 1,000 lines are in memory for the
-page. Loop only.
+The lines are in 5 rotated files of at most 64 MB, which only the owner may read. The last 1,000 lines are in memory for
+the page. Loop only.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class AuditLine(Struct, rename="camel", kw_only=True, omit_defaults=True):
         at: the time, in ms since the epoch.
         outcome: ``intent``, ``done``, ``failed`` or ``refused``.
         action: the kind of change, such as ``send``.
-        target: the changed object, such as a topic's name.
-        detail: a description; for a failure or refusal, the reason.
+        target: the name of the changed object, such as a topic.
+        detail: a description, or the reason of a failure or refusal.
     """
 
     at: int
@@ -49,7 +49,7 @@ class AuditLine(Struct, rename="camel", kw_only=True, omit_defaults=True):
 
 
 class _OwnFile(RotatingFileHandler):
-    """A rotated file that only its owner can read."""
+    """A handler for a rotated file that only its owner may read."""
 
     def _open(self) -> TextIOWrapper:
         close_to_others(Path(self.baseFilename))
@@ -63,7 +63,7 @@ OWNER_ONLY = 0o600
 
 
 def close_to_others(path: Path) -> None:
-    """Create a file if it is missing, and make it readable only by its owner. Raises OSError: the disk refused."""
+    """Create a file if it is missing, and let only its owner read it. Raises OSError: the system refuses."""
     descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, OWNER_ONLY)
     try:
         os.fchmod(descriptor, OWNER_ONLY)
@@ -93,7 +93,7 @@ class Audit:
     def write(
         self, user: str, address: str, env: str, action: str, target: str, outcome: str, detail: str = ""
     ) -> None:
-        """Write a line to the file. Raises OSError: the line is not written; the caller must not make the change."""
+        """Write a line to the file. Raises OSError: the line is not written, so the caller must not make the change."""
         line = AuditLine(
             at=self._clock.now_ms(), user=user, address=address, env=env, action=action, target=target,
             outcome=outcome, detail=detail,
@@ -124,7 +124,7 @@ class Audit:
 
 
 def _tail(path: Path) -> list[AuditLine]:
-    """Return the last lines of a file, without unreadable lines."""
+    """Return the last lines of a file. Unreadable lines are skipped."""
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
         texts = file.read().splitlines()[-SHOWN_MAX:]

@@ -1,9 +1,9 @@
-"""The two steps of a change: a form leads to a *review* of the exact requests, and the review's button sends them once.
+"""The two steps of a change: a form leads to a *review* of the exact requests, and a button sends the requests once.
 
-The review has a token. If a user presses the button twice, or returns to the page, the page shows the first result. The
-console checks the reviewed state again before it sends a request: if another user has changed it since, it refuses the
-change. A change that cannot be undone requires a typed name. 1,000 reviews are held in memory for 10 minutes. Loop
-only.
+The review has a token. If a user presses the button twice, or returns to the page, the page shows the first result.
+Before it sends a request, the console checks the reviewed state again. If another user has changed the state, the
+console refuses the change. A change that cannot be undone requires a typed name. At most 1,000 reviews are in memory,
+each for 10 minutes. Loop only.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ class Right(enum.Enum):
 
 
 class Review(Struct):
-    """A change to confirm. ``Ask.review`` and ``forms.change`` fill in the fields that they know.
+    """A change that a user has to confirm. ``Ask.review`` and ``forms.change`` set some of the fields.
 
     Attributes:
         user, env: the user who requested the change and may confirm it, and the cluster.
-        right: the right that the user needs to confirm it.
+        right: the right that the user needs for the confirmation.
         action, target: the values for the audit.
-        rows: names and values to show.
+        rows: the names and values to show.
         requests: the requests that will be sent, in words.
         command: the equivalent command line.
-        back: the address of its form.
-        run: makes the change.
+        back: the address of the form.
+        run: the function that makes the change.
         typed: the text that the user must type, such as the topic's name; or empty.
-        moves: rows of a table, for example one for each queue.
-        look: returns the current state by name; `seen` is its result for the review.
-        warning: the part that cannot be undone, or empty.
+        moves: the rows of a table, for example one row for each queue.
+        look: a function that returns the current state by name; ``seen`` is its result for the review.
+        warning: a text about the part that cannot be undone, or empty.
     """
 
     rows: list[tuple[str, str]]
@@ -70,7 +70,7 @@ class Review(Struct):
 
 
 def difference(seen: dict[str, str], now: dict[str, str]) -> list[str]:
-    """Return the differences: a line for each name whose value has changed."""
+    """Return a line for each name with a changed value."""
     absent = _("not there")
     return [
         _("{name}: {before} → {after}", name=name, before=seen.get(name, absent), after=now.get(name, absent))
@@ -80,7 +80,7 @@ def difference(seen: dict[str, str], now: dict[str, str]) -> list[str]:
 
 
 class Reviews:
-    """Open reviews by token."""
+    """The open reviews by token."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -99,9 +99,9 @@ class Reviews:
         return token
 
     def find(self, token: str, user: str) -> Review | None:
-        """Return the review if it belongs to the user and has not expired."""
+        """Return the review of a token; None if it belongs to another user or has expired."""
         review = self._known.get(token)
-        # Check the user: a token that another user has seen must not confirm the change.
+        # Check the user: a user who has only seen the token must not confirm the change.
         if review is None or review.user != user or self._clock.monotonic_ms() - review.made_ms > KEPT_MS:
             return None
         return review

@@ -1,22 +1,22 @@
 """Logins: users and their roles, sessions with a cookie, and users in a file.
 
 =============  ==============================================================================
-role           may
+role           permission
 =============  ==============================================================================
-viewer         read; the console does not send requests that change something
-operator       also send messages, and push them to consumers
-admin          everything
+viewer         reads only: the console sends no requests that change something
+operator       also sends messages, and pushes messages to consumers
+admin          may do everything
 =============  ==============================================================================
 
-A *cluster's user* logs in with access key and secret of an ACL 2.0 user. Two signed requests verify them: a request
-with the secret must pass, a request with a wrong secret must fail. A cluster that accepts both has no users. Every
-later request is signed as that user, and the broker decides. ``Super`` users are admins here, others operators.
+A *cluster's user* logs in with the access key and the secret of an ACL 2.0 user. Two signed requests verify them: a
+request with the secret must pass, a request with a wrong secret must fail. A cluster that accepts both has no users.
+Every later request is signed as this user, and the broker decides. A ``Super`` user is an admin, others are operators.
 
-A *file's user* has a line ``name:role:scrypt$n$r$p$salt$hash``, written by ``rmq console user``. Requests are signed as
-the console's own user.
+A *file's user* has a line ``name:role:scrypt$n$r$p$salt$hash`` in a file. ``rmq console user`` writes such lines.
+Requests are signed as the console's own user.
 
-A session is 32 random bytes in a cookie; the secret stays in memory. It expires after 8 h without a request, and after
-24 h in any case.
+The key of a session is 32 random bytes in a cookie. Secrets stay in memory. A session expires after 8 h without a
+request, and after 24 h in any case.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Role(enum.StrEnum):
 
 
 class User(Struct, frozen=True):
-    """A user; ``credentials`` sign requests to brokers, None: the console's own credentials do."""
+    """A user. ``credentials`` sign requests to brokers; None: the console's own credentials sign them."""
 
     name: str
     role: Role
@@ -83,16 +83,16 @@ class _Session(Struct):
 
 
 class Sessions:
-    """The sessions of logged-in users by cookie; if there are too many, the least recently used are dropped. Loop
-    only."""
+    """The sessions of logged-in users, by the text of the cookie. If there are too many sessions, the least recently
+    used sessions are dropped. Loop only."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._known: OrderedDict[str, _Session] = OrderedDict()
 
     def begin(self, user: User) -> str:
-        """Begin a session and return the text for its cookie."""
-        # Use a new text for each login: a cookie that an attacker planted before must not become a session.
+        """Start a session and return the text for its cookie."""
+        # Use a new text for each login: a cookie that an attacker has set must not become a session.
         text = secrets.token_urlsafe(32)
         now_ms = self._clock.monotonic_ms()
         self._known[text] = _Session(user, now_ms, now_ms)
@@ -101,7 +101,7 @@ class Sessions:
         return text
 
     def user(self, text: str) -> User | None:
-        """Return the user of a session that has not expired."""
+        """Return the user of a session; None if there is no such session, or if it has expired."""
         session = self._known.get(text)
         if session is None:
             return None
@@ -118,15 +118,15 @@ class Sessions:
 
 
 class Tries:
-    """A limit on failed logins: `TRIES_A_MINUTE` from one address, and ten times as many in total. A try counts when it
-    begins, so that parallel tries count. A successful try is removed again."""
+    """A limit on failed logins: `TRIES_A_MINUTE` from one address, and ten times as many in total. A try is counted at
+    its start, so that parallel tries count. A successful try is removed."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._tried: deque[tuple[float, str]] = deque()
 
     def may_try(self, address: str) -> bool:
-        """Count a try and return True, or return False at the limit."""
+        """Count a try and return True. At the limit, return False and do not count the try."""
         now_ms = self._clock.monotonic_ms()
         while self._tried and now_ms - self._tried[0][0] > 60_000:
             self._tried.popleft()
@@ -167,8 +167,8 @@ class FileUsers:
             self._users[name] = Role(role), password
 
     def check(self, name: str, password: str) -> User | None:
-        """Return the user if name and password are right. Takes about 50 ms of CPU in any case."""
-        # An unknown name takes the same time, so that the time does not show which names exist.
+        """Return the user if name and password are right, or None. The check takes about 50 ms of CPU in any case."""
+        # The check of an unknown name takes the same time, so that the time does not reveal the names of users.
         role, kept = self._users.get(name, (Role.VIEWER, f"scrypt${_N}${_R}${_P}$AAAA$"))
         is_right = _is_password(password, kept)
         return User(name, role) if is_right and name in self._users else None

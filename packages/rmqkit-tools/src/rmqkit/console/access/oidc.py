@@ -1,20 +1,20 @@
-"""Login by OpenID Connect: the authorization code flow with PKCE, and claims as roles.
+"""Login by OpenID Connect: the authorization code flow with PKCE, and roles from claims.
 
 =====================  ================================================================================================
 step                   proof
 =====================  ================================================================================================
-``begin``              none yet. The browser gets a random cookie and goes to the provider; ``state``, ``nonce`` and the
+``begin``              no proof. The browser gets a random cookie and opens the provider; ``state``, ``nonce`` and the
                        PKCE verifier are HMACs of the cookie with a key of this process, so no state is stored
-``finish``: state      the returning browser is the one that began: an attacker cannot log in a victim as the attacker
-code and verifier      the provider issued the code for this login, to this console's client id and secret
-ID token               signed by a key of the provider (never ``none``, never a shared secret); ``iss``, ``aud``,
+``finish``: state      the same browser began the login: an attacker cannot log in a victim as the attacker
+code and verifier      the provider issued the code for this login, to the client id and secret of this console
+ID token               a key of the provider signed it (never ``none``, never a shared secret); ``iss``, ``aud``,
                        ``azp``, ``exp``, ``iat``, ``nonce`` and ``at_hash`` are right
-role                   a value of ``roleClaim`` is mapped to a role; a user without a role is refused
+role                   the settings map a value of ``roleClaim`` to a role; a user without a role is refused
 =====================  ================================================================================================
 
-A user of the provider has no credentials of the cluster: requests are signed as the console's own user, and the console
-enforces the role. The name gets the prefix ``oidc:``, which no name in a file of users can have. The library is
-Authlib; it runs in threads because it blocks. Loop only.
+A user of the provider has no credentials of the cluster. Requests are signed as the console's own user, and the console
+enforces the role. The name has the prefix ``oidc:``, which no name in a file of users can have. The library Authlib
+blocks, so it is called in threads. Loop only.
 Source: OpenID Connect Core 1.0 section 3.1, RFC 9207.
 """
 
@@ -58,14 +58,14 @@ ALGORITHMS = ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES
 
 
 class OidcSettings(Struct, rename="camel", kw_only=True, forbid_unknown_fields=True):
-    """The file of ``--oidc``, JSON.
+    """The content of the JSON file of ``--oidc``.
 
     Attributes:
         issuer: the address of the provider, as in its discovery document.
-        client_id, client_secret: the console's; without a secret, the console is a public client.
+        client_id, client_secret: the credentials of the console; without a secret, the console is a public client.
         roles: the values of ``role_claim`` that grant each role; ``*`` for every user who can log in.
-        role_claim: a claim of the ID token, text or list; dots lead into objects: ``realm_access.roles``.
-        name_claim: the claim with the user's name; ``sub`` if it is missing.
+        role_claim: a claim of the ID token (text or list); with dots for nested objects: ``realm_access.roles``.
+        name_claim: the claim with the user's name; if the claim is missing, ``sub`` is used.
         scope: the requested scopes.
         label: the provider's name on the login page.
     """
@@ -105,7 +105,7 @@ class _Provider(Struct):
 
 
 def is_safe(url: str) -> bool:
-    """Return True if an address is https, or http on this machine."""
+    """Return True if an address has the scheme https, or http on this machine."""
     try:
         parts = urlsplit(url)
         host = parts.hostname or ""
@@ -115,7 +115,7 @@ def is_safe(url: str) -> bool:
 
 
 class Oidc:
-    """Logins by one provider. The discovery document is fetched every 5 minutes, the keys at each login."""
+    """The logins by one provider. The discovery document is cached for 5 minutes, the keys are never cached."""
 
     def __init__(self, settings: OidcSettings, clock: Clock) -> None:
         self.settings = settings
@@ -140,9 +140,9 @@ class Oidc:
         return address, cookie
 
     async def finish(self, query: Mapping[str, str], cookie: str, redirect_uri: str) -> tuple[User, str]:
-        """Return the user that the provider sent back, and the path to show. Raises LoginRefused: the login failed."""
+        """Return the user in the provider's answer, and the path to show. Raises LoginRefused: the login failed."""
         label, settings = self.settings.label, self.settings
-        # Check the state first: without a right state, an attacker may have forged the whole request.
+        # Check the state first: an attacker may have forged a request with a wrong state.
         state = self._derived("state", cookie)
         if not cookie or not hmac.compare_digest(query.get("state", "").encode(), state.encode()):
             raise LoginRefused(_("this login was not begun in this browser, or the console restarted: begin again"))
@@ -159,7 +159,7 @@ class Oidc:
         return self._user(claims), unquote(back)
 
     async def leave_address(self, back: str) -> str:
-        """Return the address that ends the provider's session; empty if the provider has no such page."""
+        """Return the address of the provider's page that ends its session; empty if there is no such page."""
         try:
             end = (await self._discovered()).end_session_endpoint
         except LoginRefused:
@@ -172,7 +172,7 @@ class Oidc:
         return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
     def _session(self, provider: _Provider | None, redirect_uri: str = "") -> Any:
-        """Return a session of Authlib that follows no redirects: the provider's addresses have none."""
+        """Return a session of Authlib that follows no redirects. The addresses of a provider need no redirects."""
         method = "client_secret_basic" if self.settings.client_secret else "none"
         if provider is not None and method not in (known := provider.token_endpoint_auth_methods_supported):
             method = "client_secret_post" if "client_secret_post" in known else method
@@ -187,7 +187,7 @@ class Oidc:
     # -- requests to the provider, in threads
 
     async def _asked(self, asking: Callable[[], T]) -> T:
-        """Run a request in a thread. Raises LoginRefused: the provider does not answer, or the answer is not valid."""
+        """Return the result of a request in a thread. Raises LoginRefused: the provider gives no valid answer."""
         label = self.settings.label
         try:
             return await in_thread(asking, ANSWER_S)
@@ -196,12 +196,12 @@ class Oidc:
         except JoseError as error:
             raise LoginRefused(_("the ID token of {label} is refused: {error}", label=label, error=error)) from None
         except (AuthlibBaseError, RequestException, ValueError, LookupError, TypeError) as error:
-            # The text of a network error has the address and more, so show only its type.
+            # The text of a network error contains the address and more, so show only the type of the error.
             why = type(error).__name__ if isinstance(error, RequestException) else str(error)[:300]
             raise LoginRefused(_("{label} cannot be asked: {why}", label=label, why=why)) from None
 
     async def _discovered(self) -> _Provider:
-        # One request at a time, and failures are cached: unauthenticated clients can trigger this request.
+        # Send one request at a time and cache failures: unauthenticated clients can trigger this request.
         async with self._asking:
             if self._clock.monotonic_ms() >= self._asked_again_ms:
                 try:

@@ -1,16 +1,16 @@
-"""Checks of requests: the Host header, requests from other sites, addresses to listen on, and headers of all answers.
+"""Checks of the Host header, the origin of requests and the listen address, and the headers of all answers.
 
 ==================  ================================================================================================
 attack              defence
 ==================  ================================================================================================
 DNS rebinding       `host_fault`: the Host header must be an expected name, also on loopback
-cross-site request  `origin_fault`: a request that changes something must come from our own page, by Sec-Fetch-Site or
-                    Origin; a request with a login cookie must have one of these headers
-scripts, frames     `HEADERS`: a policy that allows nothing from elsewhere and nothing inline
-an open console     `listen_fault`: addresses other than loopback need users and TLS, as brokers trust their machine
+cross-site request  `origin_fault`: a request that changes something must come from our own page (Sec-Fetch-Site or
+                    Origin); a request with a login cookie must have one of these headers
+scripts, frames     `HEADERS`: a policy that allows nothing from other sites and nothing inline
+an open console     `listen_fault`: other addresses than loopback require users and TLS: brokers trust the machine
 ==================  ================================================================================================
 
-Everything here is pure.
+All functions here are pure.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ HEADERS = {
     "cache-control": "no-store",
     "cross-origin-opener-policy": "same-origin",
 }
-"""Headers of every answer; browsers may cache only our static files."""
+"""The headers of every answer. Browsers may cache only our static files."""
 
 _LOOPBACK_NAMES = frozenset(("localhost", "127.0.0.1", "::1"))
 
 
 def is_loopback(host: str) -> bool:
-    """Return True if an address to listen on is reachable only from this machine."""
+    """Return True if only this machine can reach a listen address."""
     if host in _LOOPBACK_NAMES:
         return True
     try:
@@ -52,7 +52,7 @@ def is_loopback(host: str) -> bool:
 
 
 def listen_fault(host: str, *, has_users: bool, has_tls: bool, is_behind_proxy: bool, is_insecure: bool) -> str:
-    """Return the reason why the console may not listen on an address, or ""."""
+    """Return the reason why the console may not listen on an address, or "" if it may."""
     if is_loopback(host) or is_insecure or (has_users and (has_tls or is_behind_proxy)):
         return ""
     missing = [] if has_users else ["users (--users FILE, --oidc FILE, or --login for those of the cluster)"]
@@ -70,7 +70,7 @@ def name_of_host(header: str) -> str:
 
 
 def host_fault(header: str, allowed: Collection[str]) -> str:
-    """Return the reason to refuse a Host header, or ""; ``*`` allows every name."""
+    """Return the reason to refuse a Host header, or "" if its name is allowed. ``*`` allows every name."""
     try:
         name = name_of_host(header)
     except ValueError:
@@ -85,11 +85,11 @@ def host_fault(header: str, allowed: Collection[str]) -> str:
 
 
 def origin_fault(method: str, headers: Mapping[str, str], own: str, *, has_cookie: bool) -> str:
-    """Return the reason to refuse a request as another site's, or "".
-    ``own`` is this console's origin, ``http://host:port``."""
+    """Return the reason to refuse a request from another site, or "" if the request is allowed.
+    ``own`` is the origin of this console, such as ``http://host:port``."""
     if method in SAFE:
         return ""
-    # Prefer the first header: scripts cannot set it, and behind a proxy our own origin may be wrong.
+    # Prefer Sec-Fetch-Site: scripts cannot set this header, and our own origin may be wrong behind a proxy.
     site, origin = headers.get("sec-fetch-site"), headers.get("origin")
     if site is not None:
         other = _("the request comes from another site (Sec-Fetch-Site: {site})", site=site)
@@ -100,6 +100,6 @@ def origin_fault(method: str, headers: Mapping[str, str], own: str, *, has_cooki
 
 
 def is_own_path(path: str) -> bool:
-    """Return True if a text is a path of this site, and not an address of another one."""
-    # Browsers read \ as /, and // as the beginning of another host. They drop tabs and line breaks first.
+    """Return True if a text is a path of this site, and not an address of another site."""
+    # Browsers first remove tabs and line breaks. They read \ as /, and // as the start of another host.
     return path.startswith("/") and not re.search(r"^//|\\|[\x00-\x1f\x7f]|%0[ad]", path, re.IGNORECASE)

@@ -3,15 +3,15 @@
 =====================  =================================================================================================
 address                notice
 =====================  =================================================================================================
-``http://``, https     a POST with the `Event` as JSON; with a secret also its HMAC-SHA256, which apprise cannot compute
-any other              the event's text through `apprise <https://appriseit.com>`_: ``mailto://``, ``slack://``, …
+``http://``, https     a POST with the `Event` as JSON, and with its HMAC-SHA256 if there is a secret
+any other              the text of the event through `apprise <https://appriseit.com>`_: ``mailto://``, ``slack://``, …
 =====================  =================================================================================================
 
-Both block, so a delivery runs in a thread, for at most `ANSWER_S`. While a slower thread is still running, no other
-notice is sent to its address. Redirects are not followed: they lead to an address that no admin has entered.
+Both kinds block, so a delivery runs in a thread, for at most `ANSWER_S`. While a slower thread is still running, no
+other notice is sent to its address. Redirects are not followed, because no admin has entered their address.
 
 Addresses contain keys. Pages and logs show only the scheme, and the host of a webhook. The log lines of apprise and
-urllib3 about a delivery are captured (`_Capture`), and every word of the address is removed from the text of a cause.
+urllib3 about a delivery are captured (`_Capture`). The text of an error contains no word of the address.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _NETWORK_FAULT = re.compile(r"\[(?:Errno -?\d+|SSL: \w+)\] ([\w ,-]+)|(Read timed out)")
 _lines: ContextVar[list[tuple[int, str]] | None] = ContextVar("lines of the delivery of this thread", default=None)
 _stuck: dict[str, threading.Event] = {}
-"""Addresses whose last delivery took too long, with an event that is set when its thread ends. Loop only."""
+"""The addresses with a delivery that took too long, and an event that is set when its thread ends. Loop only."""
 
 
 class Channel(Struct, rename="camel", kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """A destination for notices.
 
     Attributes:
-        name: the name by which rules refer to the channel.
+        name: the name of the channel in rules.
         url: the ``http://`` or ``https://`` address of a webhook, or an address of apprise.
-        secret: signs the notices to a webhook.
+        secret: the key that signs the notices to a webhook; empty: no signature.
     """
 
     name: str
@@ -68,14 +68,14 @@ class Channel(Struct, rename="camel", kw_only=True, omit_defaults=True, forbid_u
 
     @property
     def place(self) -> str:
-        """The address without possible keys. In most addresses of apprise, the host is a key."""
+        """The address without possible keys. The host in an address of apprise is often a key."""
         if self.kind != "webhook":
             return f"{self.kind}://…"
         parts = urlsplit(self.url)
         return f"{parts.scheme}://{parts.hostname}" + (f":{parts.port}" if parts.port else "") + "/…"
 
     def check(self) -> None:
-        """Check the fields. Run this in a thread: for a service of apprise it takes a second of CPU.
+        """Check the fields. Run this in a thread: a service of apprise needs a second of CPU.
         Raises ValueError: a field is not valid. The text names the field, and does not show the address."""
         if not NAME.fullmatch(self.name):
             raise ValueError(_("name {name!r} must be 1 to 64 letters, digits, dots, - and _", name=self.name))
@@ -110,8 +110,8 @@ class Channel(Struct, rename="camel", kw_only=True, omit_defaults=True, forbid_u
 
 
 class Event(Struct, rename="camel", kw_only=True):
-    """One notice in the format for webhooks; ``state`` is ``firing``, ``resolved`` or ``test``. ``id`` belongs to the
-    alert: firing, resolved and all tries have the same id. ``page`` is the path of the page with details."""
+    """One notice in the format for webhooks. ``state`` is ``firing``, ``resolved`` or ``test``. ``id`` is the id of the
+    alert, so firing, resolved and all tries have the same id. ``page`` is the path of the page with details."""
 
     id: str
     state: str
@@ -129,7 +129,7 @@ class Event(Struct, rename="camel", kw_only=True):
 
 
 async def deliver(channel: Channel, event: Event) -> str:
-    """Send a notice once. Return the reason for a failure (without address and secret), or an empty text."""
+    """Send a notice once. Return the reason of a failure (without address and secret), or an empty text."""
     if channel.url in _stuck:
         if not _stuck[channel.url].is_set():
             return _("the delivery before has not ended: its service does not answer")
@@ -181,7 +181,7 @@ def _post(channel: Channel, event: Event) -> str:
 
 
 class _Capture(logging.Filter):
-    """A filter that captures one logger's lines about our deliveries (with addresses and keys). Other lines pass."""
+    """A filter that captures the lines of a logger about our deliveries, because they contain addresses and keys."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -204,8 +204,8 @@ def _capture() -> list[_Capture]:
 
 
 def _service(url: str) -> NotifyBase:
-    """Return the service for an address. Raises ValueError: apprise does not know it, or cannot use it."""
-    import apprise  # takes 0.3 s of CPU, and a second for the services
+    """Return the service for an address. Raises ValueError: apprise does not know or cannot use the address."""
+    import apprise  # the import takes 0.3 s of CPU, the services a second
 
     asset = apprise.AppriseAsset(app_id="rmqkit", app_desc="rmqkit console", service_timeout=0)
     service = apprise.Apprise.instantiate(url, asset=asset)
@@ -236,7 +236,7 @@ def _notify(channel: Channel, event: Event) -> str:
 
 
 def _cause(channel: Channel, lines: list[tuple[int, str]]) -> str:
-    """Return the first warning of apprise, with the reason of a network error, without any word of the address."""
+    """Return the first warning of apprise, with the reason of a network error and without words of the address."""
     text = next((line for level, line in lines if level >= logging.WARNING), "")
     fault = next((found for _level, line in reversed(lines) if (found := _NETWORK_FAULT.search(line))), None)
     address = channel.url.partition("://")[2]

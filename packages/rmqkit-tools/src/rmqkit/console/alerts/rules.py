@@ -1,25 +1,25 @@
-"""Rules that check every snapshot, and the notices that they send.
+"""The rules that check every snapshot, and the notices that they send.
 
-A rule has a *figure*, a *selector* of names (``billing-*``), an *operator*, a *value*, and *n samples* in a row (the
-watcher takes a sample every 10 s while there are rules).
+A rule has a *figure*, a *selector* of names (``billing-*``), an *operator*, a *value*, and a number *n* of consecutive
+*samples*. While there are rules, the watcher takes a sample every 10 s.
 
 =========  =====================================  ====================================================================
 state      figure over the limit                  figure not over the limit
 =========  =====================================  ====================================================================
 OK         pending; firing if n is 1              –
-pending    firing with the n-th in a row          OK
-firing     –                                      resolved with the n-th in a row: OK
+pending    firing at the n-th sample in a row     OK
+firing     –                                      resolved at the n-th sample in a row: OK
 =========  =====================================  ====================================================================
 
-An unknown figure changes nothing; ``gone`` is the only figure that grows while a broker does not answer. An alert whose
-figure no broker has reported for an hour (a deleted group) is resolved with that reason. A silent rule sends no notice;
-after that time it sends the alerts that still fire. An alert has the same id from firing to resolved, across restarts
-and tries.
+An unknown figure changes nothing. Only the figure ``gone`` grows while a broker does not answer. If no broker reports
+the figure of an alert for an hour (a deleted group), the alert is resolved with this reason. A silent rule sends no
+notice. After the silence, it sends notices of the alerts that still fire. An alert has the same id from firing to
+resolved, across restarts and tries.
 
-A *channel* gets its notices in order: 5 tries, with pauses of `remoting.client.Backoff` that add up to between 7 and 15
-minutes. Then the notice is dropped, and the page shows it. Rules, alerts and waiting notices are in one file
-(`store.files.JsonFile`, readable only by its owner). The file is saved before a notice is sent: after a kill, the
-notice is sent, or sent again with the same id.
+A *channel* gets its notices in order. A notice has 5 tries; the pauses (`remoting.client.Backoff`) add up to 7 to 15
+minutes. Then the notice is dropped, and the page shows this. Rules, alerts and waiting notices are in one file, which
+only its owner may read (`store.files.JsonFile`). The file is saved before a notice is sent. So after a kill the notice
+is sent, perhaps again with the same id.
 
 Loop only.
 """
@@ -71,7 +71,7 @@ _log = logging.getLogger(__name__)
 
 
 class Rule(Struct, rename="camel", kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A rule for a figure; ``channel`` is empty if alerts are only shown on the page."""
+    """A rule for a figure. If ``channel`` is empty, no notices are sent, and only the page shows the alerts."""
 
     name: str
     figure: str
@@ -83,7 +83,7 @@ class Rule(Struct, rename="camel", kw_only=True, omit_defaults=True, forbid_unkn
     silent_until_ms: int = 0
 
     def check(self, channels: Mapping[str, Channel]) -> None:
-        """Check the fields. Raises ValueError: a field is not valid; the text names it."""
+        """Check the fields. Raises ValueError: a field is not valid. The text names the field."""
         if not NAME.fullmatch(self.name):
             raise ValueError(_("name {name!r} must be 1 to 64 letters, digits, dots, - and _", name=self.name))
         if self.figure not in FIGURES:
@@ -133,8 +133,8 @@ class Alert(Struct, rename="camel", kw_only=True):
 
     Attributes:
         state: ``pending`` or ``firing``.
-        count: the number of samples in a row that lead to the next state.
-        is_told: True if a notice of its firing was sent or waits to be sent.
+        count: the number of consecutive samples that lead to the next state.
+        is_notified: True if the notice of the firing alert was sent or waits to be sent.
     """
 
     rule: str
@@ -159,7 +159,7 @@ class Waiting(Struct, rename="camel", kw_only=True):
 
 
 class Happened(Struct, rename="camel", kw_only=True):
-    """One line of the list of events."""
+    """One line in the list of past events."""
 
     at_ms: int
     what: str
@@ -169,7 +169,7 @@ class Happened(Struct, rename="camel", kw_only=True):
 
 
 class _Kept(Struct, rename="camel", kw_only=True, omit_defaults=True):
-    """The content of the file."""
+    """The content of the file that stores the state."""
 
     channels: list[Channel] = field(default_factory=list)
     rules: list[Rule] = field(default_factory=list)
@@ -190,7 +190,7 @@ class Alerts:
     """The rules of one cluster, its alerts, and its waiting notices.
 
     Attributes:
-        rules, channels: by name.
+        rules, channels: the rules and the channels by name.
         alerts: the pending and firing alerts, by rule and target.
         lost: the reason why the stored rules could not be loaded, or empty.
         trouble: the reason why changes could not be saved, or empty.
@@ -243,7 +243,7 @@ class Alerts:
         self._seen = kept.seen
 
     def take(self, path: Path) -> None:
-        """Add the rules and channels of a file; they replace those with the same names.
+        """Add the rules and channels of a file. They replace rules and channels with the same names.
         Raises SettingsError: the file cannot be read, or a rule or channel is not valid."""
         try:
             found = msgspec.json.decode(path.read_bytes(), type=_Given)
@@ -263,7 +263,7 @@ class Alerts:
             self._wake.set()
 
     async def close(self) -> None:
-        """Stop sending and save. Waiting notices are sent after the next start."""
+        """Stop the sending of notices, and save the file. Waiting notices are sent after the next start."""
         tasks = [one for one in (self._task, *self._senders.values()) if one is not None]
         for task in tasks:
             task.cancel()
@@ -272,10 +272,10 @@ class Alerts:
             await self.save()
 
     async def _run(self) -> None:
-        """Save changes, then send the waiting notices."""
+        """Save changes, then start to send the waiting notices, in a loop."""
         while True:
             await self._wake.wait()
-            # Clear before saving: a change during the save sets the event again.
+            # Clear the event before the save, because a change during the save must set it again.
             self._wake.clear()
             await self.save()
             for name in {one.channel for one in self.waiting}:
@@ -337,7 +337,7 @@ class Alerts:
         await self.save()
 
     async def test(self, name: str) -> str:
-        """Send a test notice once. Return the reason for a failure, or an empty text."""
+        """Send a test notice once. Return the reason of a failure, or an empty text."""
         now_ms = self._clock.now_ms()
         rule = Rule(name="test", figure="lag", value=0.0)
         event = self._event(rule, Alert(rule="test", target="test", value=0.0, since_ms=0, seen_ms=0), "test", now_ms)
@@ -360,7 +360,7 @@ class Alerts:
             self._settle(self.rules[alert.rule], alert, at_ms)
 
     def _gone(self, snapshot: Snapshot) -> dict[str, float | None]:
-        """Return the seconds since each broker answered, also for brokers that name servers no longer know."""
+        """Return the seconds since the last answer of each broker. Brokers that left the name servers are included."""
         for state in snapshot.brokers:
             label = state.row.broker_name if state.is_master else f"{state.row.broker_name}:{state.row.broker_id}"
             if not state.trouble:
@@ -371,7 +371,7 @@ class Alerts:
         return {label: (snapshot.at_ms - ms) / 1000 for label, ms in self._seen.items()}
 
     def _growth(self, snapshot: Snapshot) -> dict[str, float | None]:
-        """Return the growth of dead letters in the last hour, from one count per minute."""
+        """Return the growth of dead letters in the last hour, by group. A count is stored once a minute."""
         found: dict[str, float | None] = {}
         for group in snapshot.groups.values():
             if group.dead_grew is None:
@@ -402,7 +402,7 @@ class Alerts:
                 self._step(rule, alert, value, at_ms, is_over=True)
 
     def _settle(self, rule: Rule, alert: Alert, at_ms: int) -> None:
-        """Resolve an alert that the rule no longer matches, or without a figure for an hour. Else send a due notice."""
+        """Resolve an alert if its rule no longer matches, or its figure is old. Otherwise send a due notice."""
         if not self._pattern(rule).match(alert.target):
             self._resolve(rule, alert, at_ms, _("the rule no longer looks at it"))
         elif at_ms - alert.seen_ms > HOUR_MS:
@@ -417,7 +417,7 @@ class Alerts:
         return self._matches[rule.name]
 
     def _step(self, rule: Rule, alert: Alert, value: float, at_ms: int, *, is_over: bool) -> None:
-        """Move an alert to its next state, by the table above."""
+        """Move an alert to its next state (see the table of this module)."""
         alert.value, alert.seen_ms = value, at_ms
         match alert.state, is_over:
             case "pending", True:
@@ -483,7 +483,7 @@ class Alerts:
         self._wake.set()
 
     async def _send(self, name: str) -> None:
-        """Deliver the notices that wait for a channel, in order."""
+        """Deliver the waiting notices of a channel, in order."""
         while (waiting := next((one for one in self.waiting if one.channel == name), None)) is not None:
             backoff = Backoff(FIRST_PAUSE_MS, PAUSE_MS_MAX)
             while True:

@@ -1,8 +1,8 @@
-"""Line charts as SVG: readable without JavaScript, by screen readers, in print and in both colour schemes.
+"""Line charts as SVG. They work without JavaScript, with screen readers, in print, and in both colour schemes.
 
 A chart has a title, a description, axes with units, and a table of the same figures. Colours and widths are classes of
-the style sheet: the content policy allows no styles in attributes. A gap in a line is a time at which the figure was
-unknown. Everything here is pure.
+the style sheet, because the content policy allows no styles in attributes. A line has a gap where the figure was
+unknown. All functions here are pure.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ POINTS_MAX = 240
 _WIDTH, _HEIGHT = 640, 168
 _RIGHT, _TOP, _BOTTOM = 12, 16, 26
 _LETTER, _LEFT_MIN = 11.5, 40
-"""The width of a letter beside the axis at the style sheet's largest size, and the least space left of the axis."""
+"""The largest width of a letter beside the axis in the style sheet, and the minimum space left of the axis."""
 _TABLE_ROWS_MAX = 12
 
 Point = tuple[int, float | None]
 
 
 class Line(Struct):
-    """One line: its name, and points of ms and value (None: unknown)."""
+    """One line: its name, and its points. A point has a time in ms and a value (None: unknown)."""
 
     name: str
     points: Sequence[Point]
 
 
 def thinned(points: Sequence[Point], count_max: int = POINTS_MAX) -> list[Point]:
-    """Return at most ``count_max`` points: the lowest and the highest of each section, so that no peak is lost."""
+    """Return at most ``count_max`` points. The lowest and the highest point of each section remain, so peaks stay."""
     if len(points) <= count_max:
         return list(points)
     stretch = math.ceil(2 * len(points) / count_max)
@@ -51,7 +51,7 @@ def thinned(points: Sequence[Point], count_max: int = POINTS_MAX) -> list[Point]
 
 
 class _Area(Struct):
-    """The area of points: between two times, from 0 to ``top``, right of ``left``."""
+    """The drawing area: the times from ``begin`` to ``end``, values from 0 to ``top``, right of ``left``."""
 
     begin: int
     end: int
@@ -66,7 +66,7 @@ class _Area(Struct):
 
 
 class Mark(Struct):
-    """An event at a time of the axis."""
+    """An event that the chart marks at a time."""
 
     at: int
     text: str
@@ -85,9 +85,9 @@ def line_chart(
     note: Markup | str = "",
     say: Callable[[str], str] = str,
 ) -> Markup:
-    """Return a figure with the chart and its table, or a sentence if there are not two known points. ``show`` returns a
-    value with its unit, ``top_of`` the end of the axis for the highest value. ``span`` has the first and the last time,
-    ``note`` is shown beside the title, ``say`` translates a sentence."""
+    """Return a figure with the chart and its table, or a sentence if fewer than two points are known. ``show`` returns
+    a value with its unit, ``top_of`` returns the end of the axis for the highest value. ``span`` has the first and the
+    last time, ``note`` is shown beside the title, ``say`` translates a sentence."""
     title, unit = say(title), say(unit)
     known = [point for line in lines for point in line.points if point[1] is not None]
     if len({at for at, __ in known}) < 2:
@@ -142,8 +142,8 @@ def line_chart(
 
 
 def sparkline(values: Sequence[float | None]) -> Markup:
-    """Return a line without axes for a row of a list, from the first known value, and from 0 to the highest value;
-    empty without two known values in a row. Screen readers skip it: the cell has the last value as text."""
+    """Return a small line without axes for a row of a list, from the first known value on. The result is empty if no
+    two consecutive values are known. Screen readers skip the line, because the cell has the last value as text."""
     values = values[next((x for x, value in enumerate(values) if value is not None), 0) :]
     top = max((value for value in values if value is not None), default=0.0) or 1.0
     runs: list[list[str]] = [[]]
@@ -158,7 +158,7 @@ def sparkline(values: Sequence[float | None]) -> Markup:
 
 
 def _frame(area: _Area, heights: Sequence[tuple[float, str]]) -> Markup:
-    """Return the axes, with the given heights and three times."""
+    """Return the axes, with texts at some heights and at three times."""
     parts = []
     for value, text in heights:
         y = area.y(value)
@@ -188,7 +188,7 @@ def _mark(mark: Mark, number: int, area: _Area) -> Markup:
 
 
 def _marks(marks: Sequence[Mark], span: int, say: Callable[[str], str]) -> Markup:
-    """Return the list of texts for the numbers of the marks."""
+    """Return a numbered list with the texts of the marks."""
     if not marks:
         return Markup("")
     items = Markup("").join(Markup("<li>{} UTC: {}</li>").format(_clock(one.at, span), say(one.text)) for one in marks)
@@ -254,6 +254,6 @@ def _value(point: Point) -> float:
 
 
 def _clock(at: int, span: int) -> str:
-    """Return a time with the precision that an axis of this length needs."""
+    """Return a time as text, with a precision that depends on the length of the axis."""
     form = "%H:%M:%S" if span <= 2 * 3_600_000 else "%H:%M" if span <= 86_400_000 else "%m-%d %H:%M"
     return f"{datetime.fromtimestamp(at / 1000, UTC):{form}}"

@@ -1,8 +1,8 @@
-"""HTML of pages, and the filters that write numbers, times and sizes in templates.
+"""The rendering of pages as HTML, and the filters that format numbers, times and sizes in templates.
 
-Templates escape everything, and an unknown name in one is an error. They mark their texts with ``_``, as Python does; a
-sentence is translated when it is printed. A refresh renders only the ``live`` block of a page. Numbers have a unit,
-times are UTC, and an unknown value is a dash with a title.
+Templates escape all values. An unknown name in a template is an error. Templates mark their texts with ``_``, as Python
+code does, and a sentence is translated when it is printed. A refresh renders only the ``live`` block of a page. Numbers
+have a unit, times are in UTC, and an unknown value is a dash with a title.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ UNKNOWN = Markup(_UNKNOWN).format(_UNKNOWN_TITLE)
 
 
 class Link:
-    """A builder of addresses below the path where the console is mounted."""
+    """A builder of addresses below the mount path of the console."""
 
     def __init__(self, root: str, env: str = "") -> None:
         self._root = root.rstrip("/")
@@ -59,18 +59,18 @@ class Link:
 
 
 def html(template: str, values: Mapping[str, Any]) -> str:
-    """Render a whole page, in the language ``lang`` of the values."""
+    """Return a whole page as HTML, in the language ``lang`` of the values."""
     return _environment(values.get("lang", "en")).get_template(template).render(values)
 
 
 def block(template: str, values: Mapping[str, Any], name: str = "live") -> str:
-    """Render one block of a page."""
+    """Return one block of a page as HTML."""
     found = _environment(values.get("lang", "en")).get_template(template)
     return "".join(found.blocks[name](found.new_context(dict(values))))
 
 
 def as_json(value: Any) -> bytes:
-    """Return a page's values as JSON; integers that browsers would round are text."""
+    """Return the values of a page as JSON. Integers that browsers would round become text."""
     found = msgspec.to_builtins(value, str_keys=True, enc_hook=_plain)
     return json.dumps(_safe(found), ensure_ascii=False).encode("utf-8", "replace")
 
@@ -141,7 +141,7 @@ def _environment(language: str) -> jinja2.Environment:
 
 
 def _figure(text: str) -> float | None:
-    """Return the first number of a broker's figure; None: it is not a number."""
+    """Return the first number in a figure of a broker; None if the text is not a number."""
     try:
         return float(text.split()[0])
     except (IndexError, ValueError):
@@ -164,7 +164,7 @@ def rate(value: float | None) -> str | Markup:
 
 
 def size(value: float | None) -> str | Markup:
-    """Return bytes in the largest unit in which the value is at least 1."""
+    """Return a number of bytes in the largest unit with a value of at least 1."""
     if value is None:
         return UNKNOWN
     for unit in ("B", "KiB", "MiB", "GiB"):
@@ -180,7 +180,7 @@ def span(ms: float | None) -> str | Markup:
 
 
 def time(ms: int | None, *, with_ms: bool = False) -> Markup:
-    """Return a time in UTC; browsers add the time in their own zone."""
+    """Return a time in UTC. A script of the page adds the time in the zone of the browser."""
     if not ms or ms < 0:
         return UNKNOWN
     try:
@@ -193,7 +193,7 @@ def time(ms: int | None, *, with_ms: bool = False) -> Markup:
 
 
 def shell(command: str, *words: object) -> str:
-    """Return a command line to paste: ``command`` unchanged, then the words quoted for a shell."""
+    """Return a command line that can be pasted: ``command`` unchanged, then the words, quoted for a shell."""
     return " ".join((command, *(shlex.quote(str(word)) for word in words)))
 
 
@@ -201,12 +201,12 @@ _BREAKS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[_.;,:/@#=+])(?=[^_.;,:/@#=+])
 
 
 def breakable(text: object) -> Markup:
-    """Return a clean text that may be broken between its words, as in ``diskSpace|Ratio`` and ``10.0.0.1@|7``."""
+    """Return a clean text with possible line breaks between its words: ``diskSpace|Ratio``, ``10.0.0.1@|7``."""
     return Markup("<wbr>").join(_BREAKS.split(clean(text)))
 
 
 def clean(text: object) -> str:
-    """Return a text without characters that change its direction or hide parts of it."""
+    """Return a text in which characters that change the direction or hide parts of the text are escaped."""
     return "".join(
         one if one in "\n\t" or unicodedata.category(one) not in ("Cc", "Cf", "Cs") else f"\\u{ord(one):04x}"
         for one in str(text)

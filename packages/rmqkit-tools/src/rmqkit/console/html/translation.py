@@ -1,19 +1,19 @@
-"""Texts of pages in other languages than English, from gettext catalogues.
+"""The texts of pages in other languages than English, from gettext catalogues.
 
-A `Sentence` is translated when a page is rendered: its template is looked up, and its values are filled in; a value may
-be a sentence, too. Other texts, such as names, bodies and remarks of brokers, are not translated. The filter ``text``
+A `Sentence` is translated when a page is rendered. Its template is looked up, and its values are inserted. A value may
+also be a sentence. Other texts, such as names, bodies and remarks of brokers, are not translated. The filter ``text``
 of templates also translates words that reach a page as values (`rmqkit.console.html.words`), and help texts.
 
-If a template is missing in a catalogue, the whole sentence stays in English, with all sentences in it.
+If a template is missing in a catalogue, the whole sentence stays in English, with all sentences inside it.
 
 ``locale/LANGUAGE/LC_MESSAGES`` has two catalogues of each language, as ``.po`` to edit and ``.mo`` to read:
 
 ========  ==============================================================================================
 console   all marked texts of `rmqkit.admin` and this package; a test requires every translation
-settings  descriptions of the settings of servers; a missing one is shown in English
+settings  descriptions of the settings of servers; a missing description is shown in English
 ========  ==============================================================================================
 
-The language comes from the ``rmq_lang`` cookie, which the switch on each page sets, or else from ``Accept-Language``.
+The ``rmq_lang`` cookie chooses the language. The switch on each page sets it. The default is ``Accept-Language``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LANGUAGES = {"en": "English", "zh": "中文"}
 
 
 def chosen(cookie: str, accepted: str) -> str:
-    """Return the language of a request, by its cookie and its Accept-Language."""
+    """Return the language of a request, from its cookie or its Accept-Language header."""
     if cookie in LANGUAGES:
         return cookie
     for one in accepted.split(","):
@@ -51,7 +51,7 @@ class _Missing(gettext.NullTranslations):
 
 @functools.cache
 def catalogue(language: str) -> gettext.NullTranslations:
-    """Return the catalogues of a language other than English as one."""
+    """Return one catalogue with all texts of a language other than English."""
     found: gettext.NullTranslations = _Missing()
     for domain in ("settings", "console"):
         with (files("rmqkit.console.html") / "locale" / language / "LC_MESSAGES" / f"{domain}.mo").open("rb") as file:
@@ -62,7 +62,7 @@ def catalogue(language: str) -> gettext.NullTranslations:
 
 
 def said(text: str, language: str, *, is_term: bool = False) -> str:
-    """Translate a sentence, and return any other text unchanged. With ``is_term``, translate every text."""
+    """Return the translation of a sentence, and any other text unchanged. With ``is_term``, translate every text."""
     if language == "en" or not text or not (is_term or isinstance(text, Sentence)):
         return text
     known = catalogue(language)
@@ -74,7 +74,7 @@ def said(text: str, language: str, *, is_term: bool = False) -> str:
 
 _WIDE = "[\u3000-\u9fff\uff00-\uffef]"
 _GAP = re.compile(f"(?<={_WIDE}) ?\0(?={_WIDE})|(?<={_WIDE})\0 (?={_WIDE})")
-"""A space between two Chinese characters at the edge of a translated value; ``\\0`` marks both ends of a value."""
+"""The space between two Chinese characters at an edge of a translated value. ``\\0`` marks the edges."""
 
 
 def _translated(sentence: Sentence, known: gettext.NullTranslations) -> str:

@@ -1,6 +1,6 @@
-"""Words that reach a page as values. The filter ``text`` of templates translates them.
+"""The words that reach a page as values. The filter ``text`` of templates translates them.
 
-A state, for example, is stored, sent and compared in English. It is translated where a page shows it.
+A state, for example, is stored, sent and compared in English, and translated only when a page shows it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from rmqkit.sentences import marked
 
 # fmt: off
 WORDS = (
-    # names that an error did not find
+    # the kinds of names in errors about unknown names
     marked("topic"), marked("group"), marked("broker"), marked("cluster"), marked("message"), marked("client"),
     marked("user"), marked("key"), marked("entry"), marked("producer group"), marked("master of"),
     marked("offset of group"), marked("message with key"), marked("POP of broker"), marked("rule"),
@@ -40,7 +40,7 @@ WORDS = (
     marked("retry queue nums"), marked("subscription data set"), marked("which broker when consume slowly"),
     marked("broker id"), marked("group name"), marked("group retry policy"), marked("group sys flag"),
     marked("retry policy"),
-    # what a client waits for
+    # the reasons why a client waits
     marked("another member of the group has it"), marked("its lock was just granted"),
     marked("the program paused it: call resume() to continue"),
     marked("it is released when its handlers have finished"), marked("its former owner may still save"),

@@ -1,7 +1,7 @@
-"""Forms as data: a page of fields, whose values become a `Review`.
+"""Forms as data: a page with fields. The submitted values lead to a `Review`.
 
 A view defines the fields with their current values, and makes the review from the submitted values. If a value is not
-valid, the form is shown again with the submitted values and the error.
+valid, the page shows the form again, with the submitted values and the error.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _FLAG = ("yes", "no")
 
 
 class Field(Struct, kw_only=True):
-    """One field.
+    """One field of a form.
 
     Attributes:
         kind: the type of input: ``text``, ``number``, ``password``, ``url``, ``area``, ``choice``, ``many`` (check
             boxes) or ``datetime-local``.
         value: the current value; for check boxes, the chosen values, one per line.
-        hint: its meaning, in a sentence.
-        choices: the allowed values; for ``text``, suggestions.
-        labels: the texts that are shown for choices.
+        hint: a sentence about the field.
+        choices: the allowed values; for ``text``, suggested values.
+        labels: the texts that are shown for some choices.
     """
 
     name: str
@@ -48,11 +48,11 @@ class Form(Struct, kw_only=True):
 
     Attributes:
         action, target: the values for the audit.
-        about: names and values above the fields.
+        about: the names and values above the fields.
         hint: a sentence above the fields.
-        warning: the part that cannot be undone, or empty.
-        right: the right that a user needs for it.
-        template, values: a separate template around the form, and its values.
+        warning: a text about the part that cannot be undone, or empty.
+        right: the right that a user needs for the change.
+        template, values: the template of the page, and further values for it.
         button: the text of the button.
     """
 
@@ -73,7 +73,7 @@ class Form(Struct, kw_only=True):
 
 
 async def change(ask: Ask, form: Form, plan: Callable[[dict[str, str]], Awaitable[Review]]) -> Page:
-    """Return the form, or the review that ``plan`` makes from its values. Raises Fault: the user lacks the right."""
+    """Return the form, or the review that ``plan`` makes from the posted values. Raises Fault: the right is missing."""
     if ask.request.method != "POST":
         return _page(ask, form, "")
     ask.require_change(form.action, form.target, form.right)
@@ -120,7 +120,7 @@ def _plain(field: Field) -> dict[str, Any]:
 
 
 def where(ask: Ask, brokers: Sequence[str] = (), hint: str = "") -> Field:
-    """Return a field for the brokers of a change."""
+    """Return the field ``where`` for the brokers of a change."""
     names = sorted(brokers) or masters(ask)
     return Field(
         name="where", label=_("Where"), kind="choice", value=EVERYWHERE, choices=(EVERYWHERE, *names), hint=hint
@@ -144,7 +144,7 @@ def chosen_brokers(ask: Ask, given: Mapping[str, str], brokers: Sequence[str] = 
 
 
 def number(given: Mapping[str, str], name: str, label: str, low: int = 0) -> int:
-    """Return an integer from a form. Raises ValueError: the text is not an integer."""
+    """Return an integer from a form. Raises ValueError: the text is not an integer of at least ``low``."""
     text = given.get(name, "")
     if not text.lstrip("-").isdecimal() or int(text) < low or len(text) > 18:
         raise ValueError(
@@ -164,7 +164,7 @@ def flag(name: str, label: str, value: bool, hint: str = "") -> Field:
 
 
 def pairs(text: str, what: str) -> dict[str, str]:
-    """Read lines of ``name=value``. Raises ValueError: a line has another form."""
+    """Return the pairs in lines of ``name=value``. Raises ValueError: a line has another form."""
     found = {}
     for line in filter(None, map(str.strip, text.splitlines())):
         name, sign, value = line.partition("=")

@@ -1,12 +1,12 @@
-"""Server-sent events: a page's refreshes, and the rows of a tail.
+"""Server-sent events: the refreshes of a page, and the rows of a tail.
 
-A refresh renders the page's ``live`` block and sends it if it has changed. Then the next refresh begins. A comment
-every 15 s keeps the connection open. After an hour the stream ends, and the browser opens another. At most 100 streams
-are open at a time, 5 tails per user and 20 tails in total. If a browser disconnects, its stream ends at the next write.
-A console that stops ends all streams at once; browsers retry until a console answers.
+A refresh renders the ``live`` block of a page, and sends the block if it has changed. Then the next refresh begins. A
+comment every 15 s keeps the connection open. After an hour the stream ends, and the browser opens another stream. At
+most 100 pages have a stream at a time, and 20 tails (5 of one user). If a browser disconnects, its stream ends at the
+next write. A console that stops ends all streams immediately. Browsers retry until a console answers.
 
-A tail starts after the rows that its page shows: ``after`` has the offset at which the page ended in each queue. Each
-event of rows has an id of this form, and a browser that connects again continues there (`offsets_text`).
+A tail starts after the rows of its page: ``after`` has the end of the page in each queue, as an offset. The id of each
+event with rows has the same form, so a browser that connects again continues at this id (`offsets_text`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ROWS_A_SECOND, QUEUES_MAX = 50, 64
 def refreshes(
     ask: Ask, view: Callable[[], Awaitable[Page]], values: Callable[[Page], dict[str, object]]
 ) -> StreamingResponse:
-    """Stream the refreshes of a page while it is open. Raises Fault: too many streams are open."""
+    """Return a stream with the refreshes of a page. Raises Fault: too many streams are open."""
     hub = ask.console
 
     async def events() -> AsyncIterator[bytes]:
@@ -49,7 +49,7 @@ def refreshes(
             try:
                 page = await view()
                 text, pause_s = render.block(page.template, values(page)), max(1.0, page.live_s or 0.0)
-                # The age of the snapshot is in the status line, outside of the block: it does not count as a change.
+                # The age of the snapshot is in the status line, outside of the block, so it is no change of the block.
                 mark = hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=16).hexdigest()
                 if mark != before:
                     before = mark
@@ -88,7 +88,7 @@ def offsets_text(offsets: Mapping[str, int]) -> str:
 
 
 def offsets_of(text: str) -> dict[str, int]:
-    """Read the text of `offsets_text`, without parts that have another form."""
+    """Return the offsets in a text of `offsets_text`. Parts with another form are skipped."""
     pairs = (part.rpartition("=") for part in text.split(",")[:QUEUES_MAX])
     return {queue: int(offset) for queue, __, offset in pairs if queue and offset.isdecimal() and len(offset) < 19}
 
@@ -99,7 +99,7 @@ def _queue(topic: str, text: str) -> MessageQueue:
 
 
 def _advance(offsets: dict[str, int], messages: list[ReceivedMessage]) -> None:
-    """Move offsets past messages. If no offsets are known, add none: messages of the missing queues would be lost."""
+    """Move offsets past messages. If all are missing, add none: messages of queues without an offset would be lost."""
     if offsets:
         offsets.update((f"{one.broker_name}:{one.queue_id}", one.queue_offset + 1) for one in messages)
 
@@ -107,7 +107,7 @@ def _advance(offsets: dict[str, int], messages: list[ReceivedMessage]) -> None:
 def tail_rows(
     ask: Ask, topic: str, wanted: Wanted, rows_html: Callable[[list[ReceivedMessage]], Awaitable[str]]
 ) -> StreamingResponse:
-    """Stream the new rows of a topic, at most 50 per second; further messages are only counted.
+    """Return a stream with the new rows of a topic, at most 50 per second. Further messages are only counted.
     Raises Fault: too many tails are open."""
     say = ask.say
     offsets = offsets_of(ask.request.headers.get("last-event-id") or ask.text("after"))
@@ -166,14 +166,14 @@ def tail_rows(
 
 
 def _response(ask: Ask, kind: str, events: AsyncIterator[bytes], whole_max: int, own_max: int) -> StreamingResponse:
-    """Return the events as a response. They may use the request's connection, which is given back at their end."""
+    """Return the events as a response. The connection of the request is returned when the events end."""
     hub, keys = ask.console, (kind, f"{kind} {ask.user.name}")
     if hub.streams.get(keys[0], 0) >= whole_max or hub.streams.get(keys[1], 0) >= own_max:
         why = _("{own} streams of one user are open at a time, {all} in all: close some", own=own_max, all=whole_max)
         raise Fault(429, _("Too many streams"), why)
 
     async def counted() -> AsyncIterator[bytes]:
-        # Count at the first event: a response that never begins would never be counted down.
+        # Count the stream at its first event: a response that never starts would never be subtracted.
         for key in keys:
             hub.streams[key] = hub.streams.get(key, 0) + 1
         try:
@@ -190,7 +190,7 @@ def _response(ask: Ask, kind: str, events: AsyncIterator[bytes], whole_max: int,
 
 
 def _event(name: str, text: str, event_id: str = "") -> bytes:
-    # A bare CR also ends a line of an event stream: the text after a CR in a message's key would be another field.
+    # A bare CR also ends a line of an event stream. Without the split, a message key with a CR could add a field.
     lines = "".join(f"data: {line}\n" for line in re.split(r"\r\n|\r|\n", text))
     own = f"id: {event_id}\n" if event_id else ""
     return f"event: {name}\n{own}{lines}\n".encode("utf-8", "replace")

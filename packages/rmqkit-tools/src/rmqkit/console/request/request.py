@@ -1,7 +1,7 @@
 """`Ask`, the input of a view, `Page`, its result, and `Fault`, an error page.
 
 A view is a coroutine function from `Ask` to `Page`. The ``values`` of a page become HTML through a template, or JSON.
-Lists come from the watcher's snapshot. Requests to a broker go through `Ask.admin`, which signs them as the user, and
+The watcher's snapshot has the rows of lists. `Ask.admin` sends requests to brokers. It signs them as the user, and
 refuses changes by users who may only read.
 """
 
@@ -38,7 +38,7 @@ _PLACES = {
 
 
 class Fault(Exception):
-    """An error page as the answer to a request. ``status`` is the HTTP status."""
+    """An error page as the answer to a request. ``status`` is the HTTP status, ``near`` has links to similar names."""
 
     def __init__(self, status: int, title: str, text: str, near: list[tuple[str, str]] | None = None) -> None:
         super().__init__(text)
@@ -52,11 +52,11 @@ class Page(Struct):
     """The result of a view.
 
     Attributes:
-        template: the file of ``templates``.
-        title: the heading.
+        template: the name of a file in ``templates``.
+        title: the heading of the page.
         values: the values for the template and for JSON.
-        more: the values only for the template.
-        live_s: the seconds between refreshes; 0: no refreshes; None: as in the table of addresses.
+        more: further values only for the template.
+        live_s: the seconds between refreshes; 0: no refreshes; None: the value in the table of addresses.
         command: the equivalent command line.
         status: the HTTP status of the answer.
         crumbs: the texts and addresses of the pages above this one.
@@ -73,7 +73,7 @@ class Page(Struct):
 
 
 class Part(Struct, rename="camel"):
-    """A part of a page that may fail separately: its value, or the error."""
+    """A part of a page that may fail separately. It has a value, or the error in ``trouble``."""
 
     value: Any = None
     trouble: str = ""
@@ -135,14 +135,14 @@ class Ask:
 
     @property
     def admin(self) -> Admin:
-        """The user's connection to the cluster, until `close`, without cached routes."""
+        """The user's connection to the cluster. Its cached routes are dropped. The request uses it until `close`."""
         if self._admin is None:
             self._admin = self.console.borrow(self.env, self.user, may_change=self.may_change)
         self._admin.calls.forget()
         return self._admin
 
     def close(self) -> None:
-        """Give the connection back at the end of the request or its stream."""
+        """Return the connection to the console at the end of the request or of its stream."""
         if self._admin is not None:
             self.console.give_back(self._admin)
             self._admin = None
@@ -153,20 +153,20 @@ class Ask:
 
     @property
     def hides_bodies(self) -> bool:
-        """Return True if this user may not see bodies."""
+        """True if this user may not see message bodies."""
         return self.console.hides_all_bodies or (self.console.hide_bodies and not self.user.role.may_change)
 
     @property
     def address(self) -> str:
-        """Return the address of the client."""
+        """The address of the client."""
         return self.request.client.host if self.request.client else "?"
 
     def text(self, name: str, default: str = "") -> str:
-        """Return a parameter of the query."""
+        """Return a query parameter without white space at its ends."""
         return self.query.get(name, default).strip()
 
     def number(self, name: str, default: int, low: int = 0, high: int = (1 << 62)) -> int:
-        """Return an integer parameter of the query, within bounds. Raises Fault: the text is not an integer."""
+        """Return an integer query parameter, limited to the bounds. Raises Fault: the text is not an integer."""
         text = self.text(name)
         if not text:
             return default
@@ -176,7 +176,7 @@ class Ask:
         return min(max(int(text), low), high)
 
     async def read_form(self) -> None:
-        """Read the posted form. Raises Fault: the body is too large, or not a form."""
+        """Read the posted form. Raises Fault: the body is too large, or is not a form."""
         kind = self.request.headers.get("content-type", "application/x-www-form-urlencoded").partition(";")[0]
         if kind.strip() not in ("application/x-www-form-urlencoded", ""):
             why = _("content type {kind} is not accepted: post application/x-www-form-urlencoded", kind=kind)
@@ -201,7 +201,7 @@ class Ask:
         return self.may_change and (is_admin or right is Right.SEND)
 
     def require_change(self, action: str, target: str, right: Right = Right.ADMINISTER) -> None:
-        """Check the user's right, and write a refusal to the audit. Raises Fault: the user or the console lacks it."""
+        """Check the user's right, and write a refusal to the audit. Raises Fault: the user does not have the right."""
         if self.may(right):
             return
         why = _("{user} is a viewer", user=self.user.name)
@@ -238,7 +238,7 @@ class Ask:
         )  # fmt: skip
 
     async def confirmed(self, token: str) -> Page:
-        """Make a reviewed change once. A repeated confirmation shows the first result.
+        """Make a reviewed change once, and return the page of its result. A second confirmation shows the first result.
         Raises Fault: the review has expired, or its subject has changed."""
         review = self.console.reviews.find(token, self.user.name)
         if review is None:
@@ -248,9 +248,9 @@ class Ask:
         if review.typed and self.form.get("typed", "").strip() != review.typed:
             return self.review(review, token, _("type {typed} to confirm it", typed=review.typed))
         if review.done is None:
-            # No await between the check and this line: a second click finds the future and does not repeat the change.
+            # There is no await since the check, so a second click finds the future and does not repeat the change.
             review.done = asyncio.get_running_loop().create_future()
-            # Write the audit before the change, so that it has a line if the change crashes.
+            # Write the audit before the change, so that the audit has a line even if the process crashes.
             self.audit(review.action, review.target, "intent", joined("; ", review.requests))
             try:
                 await self._check_unchanged(review)
@@ -260,14 +260,14 @@ class Ask:
                 self.audit(review.action, review.target, outcome, str(error) or type(error).__name__)
                 is_kept = isinstance(error, RmqError | Fault)
                 review.done.set_exception(error if is_kept else RmqError(str(error) or _("it was cut off")))
-                # Mark the error as retrieved, or asyncio logs it if no other task waits.
+                # Mark the error as retrieved. Otherwise asyncio logs it if no other task waits.
                 review.done.exception()
                 raise
             self.audit(review.action, review.target, "done", _outcome(result))
             review.done.set_result(result)
             if self.has_env:
                 self.env.watcher.refresh()
-        # The cancellation of one request must not cancel the change for the others.
+        # The cancellation of one request must not cancel the change for other requests.
         result = await asyncio.shield(review.done)
         values = {"action": review.action, "target": review.target, "result": _shown(result)}
         more = {"back": review.back, "sent": result if hasattr(result, "queue_offset") else None}
@@ -281,7 +281,7 @@ class Ask:
 
 
 def _shown(result: Any) -> Any:
-    """Return the result of a change, with the names of JSON."""
+    """Return the result of a change with the field names of JSON."""
     match result:
         case Struct():
             values = (getattr(result, name) for name in result.__struct_fields__)
@@ -304,7 +304,7 @@ View = Callable[[Ask], Awaitable[Page | Response]]
 
 
 async def part(asking: Awaitable[Any]) -> Part:
-    """Return the value or the error of a part of a page. An error does not affect the rest of the page."""
+    """Return a part of a page with its value or its error. An error does not affect other parts of the page."""
     try:
         return Part(await asking)
     except TimeoutError:
@@ -314,8 +314,8 @@ async def part(asking: Awaitable[Any]) -> Part:
 
 
 def own_page(page: OwnPage, content: str | Markup, values: dict[str, Any] | None = None) -> Page:
-    """Return a page in the console's frame. ``content`` is text, or HTML as ``Markup`` without styles or scripts;
-    ``values`` are the page as JSON."""
+    """Return a page in the console's frame. ``content`` is text, or HTML as ``Markup`` without styles or scripts.
+    ``values`` is the content of the page as JSON."""
     return Page("own.html", page.title, {} if values is None else values, {"content": content}, live_s=page.live_s)
 
 

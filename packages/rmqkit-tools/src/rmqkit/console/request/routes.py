@@ -1,4 +1,4 @@
-"""The table of all addresses. The reference page is generated from it, and a test requests each address."""
+"""The table of all addresses. The reference page is generated from the table, and a test requests each address."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class Route(Struct, frozen=True):
         path: the path, with names in braces; pages of a cluster begin with ``{env}``.
         view: ``module:function`` of `rmqkit.console.views`, or a method of the console.
         about: a description of the page, for the reference.
-        posts: True if it accepts forms.
-        live_s: the seconds between its refreshes; 0: no refreshes.
+        posts: True if the page accepts posted forms.
+        live_s: the seconds between refreshes; 0: no refreshes.
     """
 
     path: str
@@ -111,6 +111,6 @@ ROUTES: tuple[Route, ...] = (
     Route("/{env}/access/{u}/policy", "access:put_policy", "What a user may do with `resource`.", posts=True),
     Route("/{env}/access/{u}/policy/delete", "access:delete_policy", "Forget the policy on `resource`.", posts=True),
 )  # fmt: skip
-"""Addresses outside of clusters are first: no cluster may have one of these names."""
+"""The addresses outside of clusters are first. No cluster may have the name of such an address."""
 
 OUTSIDE = frozenset(route.path.split("/")[1] for route in ROUTES) - {"", "{env}"}

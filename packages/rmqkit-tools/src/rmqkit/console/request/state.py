@@ -1,4 +1,4 @@
-"""The state of all requests: clusters and their watchers, connections of users, sessions, reviews, the audit."""
+"""The common state of all requests: clusters, watchers, connections of users, sessions, reviews, the audit."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ ADMINS_MAX = 200
 
 
 class Cost(Struct):
-    """The load of the console on a server: total requests and bytes, and requests per second in the last minute."""
+    """The load of the console on a server: total requests and bytes, and the times of the last requests."""
 
     requests: int = 0
     sent_bytes: int = 0
@@ -67,7 +67,7 @@ class Cost(Struct):
 
 
 class Env:
-    """One cluster: its name servers, its watcher, and its load. ``name`` is the first part of its addresses."""
+    """One cluster: its name servers, its watcher, and its load. Page addresses begin with ``name``."""
 
     def __init__(self, name: str, name_servers: str, hub: Hub) -> None:
         self.name = name
@@ -90,19 +90,19 @@ class Env:
         await self.alerts.close()
 
     async def look(self, snapshot: Snapshot) -> None:
-        """Apply the alert rules to a snapshot (a follower of the watcher)."""
+        """Apply the alert rules to a snapshot. The watcher calls this method for each snapshot."""
         self.watcher.is_needed = self.alerts.is_needed
         self.alerts.look(snapshot)
 
     def count(self, address: str, command: Command) -> None:
-        """Count a request (a guard of `Admin`)."""
+        """Count a request. `Admin` calls this method as its guard."""
         now_ms = self.clock.monotonic_ms()
         cost = self.costs.setdefault(address, Cost(began_ms=now_ms, recent=[]))
         cost.add(now_ms, len(command.payload) + 100)
 
 
 class Hub:
-    """The state of a console; `rmqkit.console.server.app.Console` describes the arguments. Loop only."""
+    """The state of a console. `rmqkit.console.server.app.Console` describes the arguments. Loop only."""
 
     def __init__(
         self,
@@ -183,8 +183,8 @@ class Hub:
                 self.jobs.resume_own({env.name: env.name_servers for env in self.envs.values()})
 
     async def close(self) -> None:
-        """Stop watchers and jobs, save the state, and close every connection."""
-        # Jobs first: they write their results to the audit, which is closed last.
+        """Stop the watchers and jobs, save the state, and close every connection."""
+        # Close jobs first: they write their results to the audit, which is closed last.
         await self.jobs.close()
         for env in self.envs.values():
             await env.close()
@@ -192,7 +192,7 @@ class Hub:
         self.audit.close()
 
     def state_file(self, name: str, name_servers: str, kind: str) -> Path | None:
-        """Return the file for a kind of state. A cluster without a name is identified by its name servers."""
+        """Return the path for a kind of state. The path of a cluster without a name contains its name servers."""
         if self._state is None:
             return None
         own = name if self._has_names else f"{name}-{re.sub(r'[^A-Za-z0-9.-]+', '_', name_servers)[:120]}"
@@ -204,7 +204,7 @@ class Hub:
         self.audit.write(job.user, "", job.env, _("replay dead letters"), job.group, outcome, detail)
 
     def new_admin(self, env: Env, user: User | None, *, may_change: bool) -> Admin:
-        """Return a connection to a cluster that counts requests, and refuses changes if it may only read."""
+        """Return a connection to a cluster. It counts requests, and without ``may_change`` refuses changes."""
 
         def guard(address: str, command: Command) -> None:
             if not may_change:
@@ -221,10 +221,10 @@ class Hub:
         return admin
 
     def borrow(self, env: Env, user: User, *, may_change: bool) -> Admin:
-        """Return the connection of a user. It stays open until `give_back`."""
+        """Return the connection of a user. The connection stays open until `give_back`."""
         signing = user.credentials
-        # The key has the right, because a viewer must never get an operator's connection. It has the secret, because a
-        # user who only knows another user's name must not get that user's connection.
+        # The key contains the right: a viewer must never get the connection of an operator. The key contains the
+        # secret: a user who only knows the name of another user must not get the other user's connection.
         key = (
             env.name,
             "user:" + (signing.access_key if signing else ""),
@@ -238,8 +238,8 @@ class Hub:
         return admin
 
     def give_back(self, admin: Admin) -> None:
-        """Count down the requests that use a connection. An unused connection may be closed."""
-        # every `give_back` belongs to one `borrow`
+        """Subtract 1 from the number of requests that use a connection. An unused connection may be closed."""
+        # Each `give_back` belongs to one `borrow`.
         assert self._borrowed[admin] > 0
         self._borrowed[admin] -= 1
         if not self._borrowed[admin]:
@@ -247,7 +247,7 @@ class Hub:
         self._close_old()
 
     def _close_old(self) -> None:
-        """Close the least recently used idle connections beyond `ADMINS_MAX`."""
+        """Close the least recently used idle connections if there are more than `ADMINS_MAX` connections."""
         of_users = [key for key in self._admins if key[1]]  # without the watchers' connections
         over = len(of_users) - ADMINS_MAX
         if over <= 0:
@@ -260,16 +260,16 @@ class Hub:
 
     @property
     def cookie(self) -> str:
-        # With this prefix browsers refuse an insecure cookie or one of another host: no neighbour can plant it.
+        # With this prefix, browsers refuse a cookie that is insecure or was set by another host.
         return f"__Host-{COOKIE}" if self.is_secure else COOKIE
 
     def origin(self, request: Request) -> str:
-        """Return this console's origin from the browser's view, ``https://host:port``."""
+        """Return the origin of this console as the browser sees it, such as ``https://host:port``."""
         scheme = "https" if self.is_secure or request.scope.get("scheme") == "https" else "http"
         return f"{scheme}://{request.headers.get('host', '')}"
 
     def begin_session(self, response: Response, user: User) -> None:
-        """Begin a session and set its cookie in an answer."""
+        """Start a session and set its cookie in a response."""
         response.set_cookie(
             self.cookie, self.sessions.begin(user), httponly=True, samesite="strict", secure=self.is_secure, path="/"
         )

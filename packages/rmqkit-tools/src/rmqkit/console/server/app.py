@@ -1,7 +1,7 @@
 """The console as an ASGI app, and the steps of a request.
 
-The steps, in this order: check the Host header · check that a change comes from our own page · find the user · find the
-view (`rmqkit.console.request.routes`) · render HTML or JSON · add headers.
+The steps are in this order: check the Host header · check that a change comes from our own page · find the view
+(`rmqkit.console.request.routes`) · find the user · render HTML or JSON · add headers.
 """
 
 from __future__ import annotations
@@ -41,28 +41,28 @@ _log = logging.getLogger(__name__)
 
 
 class Console(Hub):
-    """The console as an ASGI app with a lifespan. Mounted in another app, it starts with the first request; use ``async
-    with console`` in that app's lifespan to stop it.
+    """The console as an ASGI app with a lifespan. A console in another app starts with the first request. Use ``async
+    with console`` in the lifespan of the other app, so that the console is closed.
 
     Args:
-        env: name servers of one cluster, ``host:port;host:port``, or of several by name.
+        env: the name servers of one cluster, ``host:port;host:port``, or of several clusters by name.
         read_only: True if no user may make changes.
-        login: users must log in as a user of the cluster (ACL 2.0).
-        users: a file of users (`rmqkit.console.access.logins`), who must log in.
-        oidc: a file with a provider of OpenID Connect, whose users can log in (`rmqkit.console.access.oidc`).
+        login: True if users must log in as a user of the cluster (ACL 2.0).
+        users: a file of users who can log in (`rmqkit.console.access.logins`).
+        oidc: a file with a provider of OpenID Connect (`rmqkit.console.access.oidc`). Its users can log in.
         authorize: a function in place of a login. It returns the user of a request, or None for no access.
-        credentials: sign the console's own requests, and requests of users without credentials.
-        tls: encrypts connections to name servers and brokers.
-        hide_bodies: viewers see no message bodies.
-        hide_all_bodies: no user sees message bodies.
-        host_names: allowed names in the Host header besides loopback; ``*`` for all, if another app checks it.
-        audit: a file for the audit's lines; None: only in memory.
-        state: a folder for the history and the alert rules of each cluster; None: only in memory.
-        rules: a file of rules and channels, which each cluster loads at the start.
-        jobs: a folder for replays; None: no replays. The next console continues running replays.
+        credentials: the credentials for the console's own requests, and for users without credentials.
+        tls: the TLS settings for connections to name servers and brokers; None: no encryption.
+        hide_bodies: True if viewers see no message bodies.
+        hide_all_bodies: True if no user sees message bodies.
+        host_names: the allowed names in the Host header besides loopback; ``*`` if another app checks the header.
+        audit: a file for the lines of the audit; None: the audit is only in memory.
+        state: a folder for the history and the alert rules of each cluster; None: they are only in memory.
+        rules: a file of rules and channels that each cluster loads at the start.
+        jobs: a folder for replays; None: no replays. A later console continues unfinished replays.
         banner: a sentence for every page.
         is_secure: True if browsers use https, even if the connection here is http.
-        hooks: decoders of bodies and additional pages (`rmqkit.console.hooks`); None: those of installed packages.
+        hooks: decoders of bodies and additional pages (`rmqkit.console.hooks`); None: all installed hooks.
 
     Raises SettingsError: a name or an address is not valid, or a file cannot be read.
     """
@@ -77,7 +77,7 @@ class Console(Hub):
         return found
 
     def find_route(self, path: str) -> tuple[Route, View, dict[str, str]] | None:
-        """Return the route and the view of a path, and the names in it."""
+        """Return the route and the view of a path, and the names in the path; None if there is no such page."""
         for pattern, route, view in self.routes:
             if (match := pattern.match(path)) is not None:
                 return route, view, match.groupdict()
@@ -111,11 +111,11 @@ class Console(Hub):
                 return
 
     async def answer(self, request: Request) -> Response:
-        """Answer a request."""
+        """Return the response to a request. An error becomes an error page."""
         user = User("nobody", Role.VIEWER)
         ask = Ask(self, request, user, None, {})
         try:
-            # Check the Host first: after DNS rebinding, a foreign page could read even a redirect or a 404.
+            # Check the Host first: after DNS rebinding, a page of another site could read even a redirect or a 404.
             self._check(request)
             path = _path_below(request.scope)
             found = self.find_route(path)
@@ -139,7 +139,7 @@ class Console(Hub):
                 env.watcher.look()
                 await env.watcher.first(FIRST_SNAPSHOT_S)
             if request.method == "POST":
-                # Prove the user before the view, not at the same time: a refused user must not change anything.
+                # Check the user before the view, not at the same time: a refused user must not change anything.
                 await self._prove(ask)
                 page = await (ask.confirmed(token) if (token := ask.form.get("review")) else view(ask))
             else:
@@ -151,7 +151,7 @@ class Console(Hub):
             ask.close()  # a stream borrows the connection again when it begins
 
     def _check(self, request: Request) -> None:
-        """Raise Fault if the Host or the origin of a request is not allowed, for any user."""
+        """Raise Fault if the Host header or the origin of a request is not allowed."""
         headers = request.headers
         if why := security.host_fault(headers.get("host", ""), self.host_names):
             raise Fault(421, _("Not this console"), why)
@@ -170,8 +170,8 @@ class Console(Hub):
         return self.sessions.user(request.cookies.get(self.cookie, ""))
 
     async def _prove(self, ask: Ask) -> None:
-        """Check at a broker that it still accepts a user of the cluster: pages from the snapshot send no other request.
-        A slow broker does not delay a page. Raises Fault: the broker refuses the user; the session is closed."""
+        """Check that a broker still accepts a user of the cluster, because pages of the snapshot send no other request.
+        Do not wait for a slow broker. Raises Fault: the broker refuses the user, and the session is closed."""
         if ask.user.credentials is None or not ask.has_env:
             return
         address = next((one.row.addr for one in ask.snapshot.brokers if one.is_master and not one.trouble), "")
@@ -198,7 +198,7 @@ class Console(Hub):
         return RedirectResponse(ask.link.out("login", next=back), 303)
 
     async def events(self, ask: Ask) -> Response:
-        """Stream the refreshes of the page at ``path``."""
+        """Return a stream with the refreshes of the page at ``path``."""
         root = ask.request.scope.get("root_path", "")
         wanted = urlsplit(ask.text("path"))
         path = unquote(wanted.path)
@@ -230,7 +230,7 @@ class Console(Hub):
     # -- answers
 
     def values_of(self, ask: Ask, page: Page, *, live_s: float = 0.0) -> dict[str, Any]:
-        """Return all values for templates."""
+        """Return all values for the template of a page."""
         theme = ask.request.cookies.get("rmq_theme", "")
         common = {
             "ask": ask,
@@ -274,7 +274,7 @@ class Console(Hub):
 
 
 def wants_json(request: Request) -> bool:
-    """Return True if the request is for JSON (Accept header or ``format=json``)."""
+    """Return True if the client wants JSON, by its Accept header or ``format=json``."""
     if "format" in request.query_params:
         return request.query_params["format"] == "json"
     accept = request.headers.get("accept", "")
@@ -286,7 +286,7 @@ def _json(value: Any, status: int = 200) -> Response:
 
 
 def _fault(error: Exception) -> Fault:
-    """Return the page for an error."""
+    """Return the error page for an error."""
     match error:
         case Fault():
             return error
@@ -308,14 +308,14 @@ def _fault(error: Exception) -> Fault:
 
 
 def _near(ask: Ask, error: UnknownName) -> list[tuple[str, str]]:
-    """Return the most similar names, each with its page."""
+    """Return the most similar names of topics or groups, each with the address of its page."""
     names = {"topic": list(ask.snapshot.topics), "group": list(ask.snapshot.groups)}.get(error.kind, [])
     place = f"{error.kind}s"
     return [(name, ask.link(place, name)) for name in difflib.get_close_matches(error.name, names, n=5)]
 
 
 def env_of(hub: Hub, names: dict[str, str]) -> Env | None:
-    """Remove the cluster from the names in an address and return it. Raises Fault: there is no such cluster."""
+    """Remove the cluster from the names in an address, and return it. Raises Fault: there is no such cluster."""
     name = names.pop("env", None)
     if name is None:
         return None
@@ -339,7 +339,7 @@ def _path_below(scope: Scope) -> str:
 
 
 def _here(request: Request) -> str:
-    """Return the address of the page with its query."""
+    """Return the path of the page, with its query."""
     raw = request.scope.get("raw_path") or quote(request.scope["path"]).encode()
     text = raw.decode("latin-1").partition("?")[0]
     return text + (f"?{request.url.query}" if request.url.query else "")

@@ -1,8 +1,8 @@
 """The server of ``rmq console``: it serves a `Console` with uvicorn.
 
-uvicorn accepts `CONCURRENCY_MAX` connections and answers 503 above this limit, even if these connections never send a
-request. So a connection without a whole request is closed after `WAIT_SECONDS` (`_patient`). If more than `WAITING_MAX`
-connections wait, the longest waiting one is closed at once.
+uvicorn accepts `CONCURRENCY_MAX` connections and answers 503 above this limit, even if the connections never send a
+request. Therefore a connection without a complete request is closed after `WAIT_SECONDS` (`_patient`). If more than
+`WAITING_MAX` connections wait, the connection with the longest wait is closed immediately.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ __all__ = ["BehindProxy", "serve", "state_folder"]
 CONCURRENCY_MAX = 200
 WAITING_MAX = 100
 WAIT_SECONDS = 10.0
-"""A browser sends its request at once, and a form within this time."""
+"""A browser sends a request or a form within this time."""
 
 GRACE_SECONDS = 3
 
 
 class BehindProxy:
-    """A filter for requests from a proxy's networks only. The proxy does TLS and sends the client's address."""
+    """A filter that allows only requests from the networks of a proxy. The proxy sends the address of the client."""
 
     def __init__(self, app: Console, networks: Sequence[str]) -> None:
-        """Read the networks. Raises SettingsError: a text is not a network."""
+        """Parse the networks. Raises SettingsError: a text is not a network."""
         self._app = app
         try:
             self._networks = [ipaddress.ip_network(one.strip()) for one in networks]
@@ -66,7 +66,7 @@ class BehindProxy:
 
 
 def state_folder() -> Path:
-    """Return the default folder for audit and jobs: the user's state folder."""
+    """Return the default folder for audit and jobs, in the state folder of the user."""
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(state) / "rmqkit"
 
@@ -84,9 +84,9 @@ async def serve(
     ends_with_stdin: bool = False,
     until: asyncio.Event | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT, or, in a thread that gets no signals, until ``until`` is set.
+    """Serve until SIGTERM or SIGINT. With ``until`` (for a thread without signals), serve until this event is set.
 
-    ``ready`` is called with the address of the first page.
+    ``ready`` is called with the address of the first page. ``ends_with_stdin``: also stop when stdin is closed.
     Raises SettingsError: the port is taken, or the certificate cannot be used."""
     app = BehindProxy(console, behind_proxy) if behind_proxy else console
     config = uvicorn.Config(
@@ -132,11 +132,11 @@ async def serve(
 
 
 def _patient(protocol: Any) -> Any:
-    """Return a subclass of uvicorn's protocol that limits the wait for a request; each server needs its own."""
+    """Return a subclass of uvicorn's protocol that limits the wait for a request. Each server needs its own class."""
     waiting: dict[Any, None] = {}
 
     class Patient(protocol):  # type: ignore[misc] # the base class depends on the installed packages
-        """A connection; it is in ``waiting`` while the head or the body of a request is missing."""
+        """A connection. It is in ``waiting`` while a part of its next request is missing."""
 
         def connection_made(self, transport: asyncio.Transport) -> None:
             super().connection_made(transport)
@@ -188,7 +188,7 @@ _NOTHING = object()
 
 
 class _Server(uvicorn.Server):
-    """A server that calls functions when it starts and stops to serve; signals are the caller's."""
+    """A server that calls a function after its start and before its stop. The caller handles the signals."""
 
     on_ready: Callable[[], object] = staticmethod(lambda: None)
     on_end: Callable[[], object] = staticmethod(lambda: None)

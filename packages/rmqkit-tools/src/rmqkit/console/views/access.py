@@ -1,4 +1,4 @@
-"""Users and policies of ACL 2.0 at each broker: the list, the test of a permission, and the changes."""
+"""The pages of users and policies of ACL 2.0: the list, the test of a permission, and the changes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TYPES, _STATES, _DECISIONS = ("Normal", "Super"), ("enable", "disable"), ("Allo
 
 
 class UserState(Struct, rename="camel", kw_only=True):
-    """A user over all brokers; ``differs``: a broker has another state of the user, or does not have the user."""
+    """A user over all brokers. ``differs``: True if the user is different or missing at a broker."""
 
     username: str
     user_type: str
@@ -30,7 +30,7 @@ class UserState(Struct, rename="camel", kw_only=True):
 
 
 class PolicyRow(Struct, rename="camel", kw_only=True):
-    """A user's policy for a resource, and the brokers that have it."""
+    """A user's policy for a resource, and the brokers that have this policy."""
 
     username: str
     resource: str
@@ -42,7 +42,7 @@ class PolicyRow(Struct, rename="camel", kw_only=True):
 
 
 async def access(ask: Ask) -> Page:
-    """Show users and policies. ``user``, ``resource``, ``action`` and ``ip`` test the permission of a user."""
+    """Show users and policies. With ``user``, ``resource``, ``action`` and ``ip``, also test a permission."""
     found, acls = await part(ask.admin.access.users()), await part(ask.admin.access.policies())
     names = _brokers(found, acls)
     users: list[UserRow] = found.value or []
@@ -95,7 +95,7 @@ def _policies(acls: dict[str, list[AclInfo]]) -> list[PolicyRow]:
 
 
 def _verdicts(asked: dict[str, str], users: list[UserRow], acls: dict[str, list[AclInfo]]) -> dict[str, str]:
-    """Return the reason of each broker for which the user may not do the action, or "" if the user may."""
+    """Return the reason why each broker would refuse the action, or "" if the user has the permission."""
     known = {row.broker_name: row for row in users if row.username == asked["user"]}
     found = {}
     for broker in sorted({row.broker_name for row in users}):
@@ -269,7 +269,7 @@ async def _known(ask: Ask) -> tuple[str, UserRow]:
 
 
 async def _state_of_user(ask: Ask, user: str) -> dict[str, str]:
-    """Return the state of a user at the brokers, for a comparison."""
+    """Return the state of a user at all brokers, as names and texts to compare."""
     rows = [row for row in await ask.admin.access.users(user) if row.username == user]
     found = {_("user at {broker}", broker=row.broker_name): f"{row.user_type}, {row.user_status}" for row in rows}
     for row in _policies(await ask.admin.access.policies(user)):
@@ -301,7 +301,7 @@ async def _change(
     typed: str = "",
     warning: str = "",
 ) -> Page:
-    """Return a form whose change is sent to one broker after the other."""
+    """Return the form or the review of a change that is sent to one broker after the other."""
     back = ask.link("access")
     form = Form(
         title=title, action=action, target=user, fields=fields, back=back, warning=warning, command=command,

@@ -1,7 +1,7 @@
-"""Alerts, rules and channels, and the forms that change them, each with a review and lines in the audit.
+"""The pages of alerts, rules and channels, with forms for changes. Each change has a review and lines in the audit.
 
-Rules and channels make the console send to addresses, and no broker checks them: so only admins change them. The
-address and the secret of a channel are never shown again; an empty field leaves them unchanged.
+Rules and channels make the console send to addresses, and no broker checks them. Therefore only admins may change them.
+The address and the secret of a channel are never shown again. An empty field leaves them unchanged.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _count(ask: Ask, rule: str) -> int:
 
 
 def _shown(channel: Channel) -> dict[str, Any]:
-    """Return a channel without its keys."""
+    """Return the values of a channel that do not contain keys."""
     return {"name": channel.name, "kind": channel.kind, "place": channel.place, "hasSecret": bool(channel.secret)}
 
 
@@ -71,7 +71,7 @@ def _shown(channel: Channel) -> dict[str, Any]:
 
 
 async def new_rule(ask: Ask) -> Page:
-    """Show the form of a new rule, with the values of ``name``, ``figure``, ``selector`` and ``value``."""
+    """Show the form for a new rule, filled with ``name``, ``figure``, ``selector`` and ``value`` of the address."""
     figure, selector = ask.text("figure", "lag"), ask.text("selector", "*")
     name = ask.text("name") or _free_name(f"{figure}-{selector}", ask.env.alerts.rules)
     return await _rule_form(ask, None, Rule(name=name, figure=figure, selector=selector, value=0.0), ask.text("value"))
@@ -154,7 +154,7 @@ def _put(ask: Ask, wanted: Rule) -> Callable[[], Awaitable[None]]:
 
 
 async def new_channel(ask: Ask) -> Page:
-    """Show the form of a new channel."""
+    """Show the form for a new channel."""
     return await _channel_form(ask, None)
 
 
@@ -196,10 +196,10 @@ async def _channel_form(ask: Ask, known: Channel | None) -> Page:
     }
 
     async def plan(given: dict[str, str]) -> Review:
-        address.value = ""  # the page with the error must not show a key
+        address.value = ""  # a page that shows an error must not show a key
         url, key = given["url"], given["secret"]
         if known is not None:
-            # The secret is only for its host: an address with another host needs it again.
+            # The secret belongs to one host. The user must enter it again for an address with another host.
             is_same_host = not url or url.split("/")[:3] == known.url.split("/")[:3]
             url, key = url or known.url, key or (known.secret if is_same_host else "")
         wanted = Channel(
@@ -225,7 +225,7 @@ def _channel_rows(wanted: Channel) -> list[tuple[str, str]]:
 
 
 def _form(ask: Ask, kind: str, known: Rule | Channel | None, name: str) -> Form:
-    """Return the form of a rule or a channel, with a field for its name if it is new."""
+    """Return the form of a rule or a channel. The form of a new one has a field for the name."""
     is_rule = kind == "rule"
     title = _("New rule") if is_rule else _("New channel")
     if known is not None:
@@ -242,7 +242,7 @@ def _form(ask: Ask, kind: str, known: Rule | Channel | None, name: str) -> Form:
 def _review(
     ask: Ask, action: str, known: Rule | Channel, rows: list[tuple[str, str]], run: Callable[[], Awaitable[Any]]
 ) -> Page:
-    """Return the review of a change of a rule or a channel without a form."""
+    """Return the page with the review of a change that has no form."""
     ask.require_change(action, known.name, Right.CONSOLE)
     return ask.review(_reviewed(ask, action, known, known.name, rows, run))
 
@@ -251,7 +251,7 @@ def _reviewed(
     ask: Ask, action: str, known: Rule | Channel | None, name: str, rows: list[tuple[str, str]],
     run: Callable[[], Awaitable[Any]],
 ) -> Review:  # fmt: skip
-    """Return a review whose change is made only if the rule or channel still equals ``known``."""
+    """Return a review. Its change is refused if the rule or channel no longer equals ``known``."""
     is_rule = "rule" in action
     present: Mapping[str, Rule | Channel] = ask.env.alerts.rules if is_rule else ask.env.alerts.channels
 

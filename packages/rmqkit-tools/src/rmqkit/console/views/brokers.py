@@ -1,4 +1,4 @@
-"""Brokers: the list, the figures, store and settings of one broker, and replication; and name servers."""
+"""The pages of brokers: the list, one broker with its store and settings, replication; and name servers."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from rmqkit.sentences import _
 _HOUR_MS = 3_600_000
 _WINDOWS_MS = (_HOUR_MS, 24 * _HOUR_MS, 7 * 24 * _HOUR_MS)
 _GROWTH_MIN = 0.02
-"""Brokers report whole percent: with less growth of the used share, a forecast would be wrong."""
+"""The minimum growth of the used share for a forecast, because brokers report only whole percent."""
 
 
 async def brokers(ask: Ask) -> Page:
-    """Show the list, only from the snapshot."""
+    """Show the list of brokers in the snapshot."""
     states = ask.snapshot.brokers
     values = {
         "brokers": [one.row for one in states],
@@ -49,7 +49,7 @@ def _replication(state: BrokerState) -> str:
 
 
 def state_of(ask: Ask) -> BrokerState:
-    """Return the broker in the address: a name means its master, ``name:id`` a slave.
+    """Return the broker in the address. A name stands for a master, ``name:id`` for a slave.
     Raises UnknownName: there is no such broker."""
     name, __, number = ask.params["b"].rpartition(":")
     name, number = (name, number) if number.isdecimal() and name else (ask.params["b"], "0")
@@ -96,7 +96,7 @@ async def broker(ask: Ask) -> Page:
 
 
 async def settings(ask: Ask) -> Page:
-    """Show the settings of one broker with their meaning, and compare them with the other brokers."""
+    """Show the settings of one broker with their meaning, and compare them with those of the other brokers."""
     state = state_of(ask)
     others = [one.row.addr for one in ask.snapshot.brokers]
     answers = dict(zip(others, await asyncio.gather(*(part(_config(ask, address)) for address in others)), strict=True))
@@ -119,7 +119,7 @@ async def _config(ask: Ask, address: str) -> dict[str, str]:
 
 
 async def name_servers(ask: Ask) -> Page:
-    """Show the settings of the first name server with their meaning, and compare them with the others."""
+    """Show the settings of the first name server that answers, and compare them with the other name servers."""
     calls, addresses = ask.admin.calls, list(ask.admin.calls.name_servers)
     asked = (part(calls.fetch_properties(one, RequestCode.GET_NAMESRV_CONFIG)) for one in addresses)
     answers = dict(zip(addresses, await asyncio.gather(*asked), strict=True))
@@ -128,7 +128,7 @@ async def name_servers(ask: Ask) -> Page:
 
 
 def _page(ask: Ask, answers: dict[str, Part], address: str, labels: dict[str, str], title: str, command: str) -> Page:
-    """Return the page of one server's settings, compared with the other servers."""
+    """Return the page with the settings of one server, compared with the other servers."""
     wanted, only = ask.text("q").lower(), ask.text("only", "all")
     texts = {one: found.value for one, found in answers.items() if found.value is not None}
     rows: list[SettingRow] = described(texts.get(address, {}))
@@ -157,7 +157,7 @@ def _named(found: Compared, labels: dict[str, str]) -> dict[str, str | None]:
 
 
 async def ha(ask: Ask) -> Page:
-    """Show each master with its slaves."""
+    """Show the replication of each master with its slaves."""
     rows = []
     slaves = {(one.row.broker_name, one.row.broker_id): one for one in ask.snapshot.brokers if not one.is_master}
     for state in ask.snapshot.brokers:
@@ -171,7 +171,7 @@ async def ha(ask: Ask) -> Page:
 
 
 async def store(ask: Ask) -> Page:
-    """Show the store of one broker, with two requests, and the history of its disk."""
+    """Show the store of one broker (from two requests), and the history of its disk."""
     state = state_of(ask)
     key = ask.params["b"]
     (found,) = await ask.admin.stores.of(state.row.addr)
@@ -185,7 +185,7 @@ async def store(ask: Ask) -> Page:
 
 
 async def _forecast(ask: Ask, key: str, ratio: float) -> Forecast | None:
-    """Return the earliest of the forecasts from the last hour, day and week."""
+    """Return the earliest forecast of three: from the last hour, the last day and the last week."""
     now_ms = ask.console.clock.now_ms()
     found: list[Forecast] = []
     for window_ms in _WINDOWS_MS:

@@ -1,4 +1,4 @@
-"""Changes of topics, groups, offsets, and settings of brokers and name servers."""
+"""The pages that change topics, groups, offsets, and the settings of brokers and name servers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SECRET_WORDS = ("secret", "password", "credential", "initauthenticationuser")
 
 
 def _settings_at_brokers(configs: Mapping[str, Struct]) -> dict[str, str]:
-    """Return the settings at brokers as names and texts, for a comparison."""
+    """Return the settings of a topic or group at each broker, as names and texts to compare."""
     return {
         _("{name} at {broker}", name=row.name, broker=broker): text
         for row in config_rows(configs)
@@ -220,7 +220,7 @@ async def _deleted(
     ask: Ask, place: str, name: str, action: str, about: list[tuple[str, str]], command: str, requests: list[str],
     run: Callable[[], Awaitable[list[Any]]], configs: Callable[[str], Awaitable[Mapping[str, Struct]]], warning: str,
 ) -> Page:  # fmt: skip
-    """Return the form that deletes a topic or a group with its data. The user must type its name."""
+    """Return the form that deletes a topic or a group with its data. The user must type the name."""
     form = Form(
         title=_("Delete {name}", name=name), action=action, target=name, fields=[], about=about, warning=warning,
         back=ask.link(place, name), command=command, crumbs=ask.crumbs(place, name),
@@ -340,7 +340,7 @@ async def _group(ask: Ask, known: str, configs: Mapping[str, SubscriptionGroupCo
 
 
 def _group_changes(given: Mapping[str, str], shown: SubscriptionGroupConfig) -> dict[str, Any]:
-    """Return the changed fields. Raises ValueError: a field is not valid."""
+    """Return the changed fields of a group's configuration. Raises ValueError: a field is not valid."""
     wanted: dict[str, Any] = {}
     for name, (label, __) in _GROUP_FIELDS.items():
         former = getattr(shown, name)
@@ -402,7 +402,7 @@ _MOVES = {
 
 # Long: one form and its review.
 async def offsets(ask: Ask) -> Page:
-    """Move a group's offsets on a topic, with a preview for each queue."""
+    """Move the offsets of a group on a topic. The review shows the move in each queue."""
     name, admin = ask.params["g"], ask.admin
     topics = sorted({lag.topic for lag in ask.snapshot.lags if lag.group == name})
     form = Form(
@@ -442,7 +442,7 @@ async def offsets(ask: Ask) -> Page:
             raise ValueError(_("nothing is moved: the group is there in every queue"))
 
         def compared(found: Sequence[QueueMove]) -> dict[str, str]:
-            # Members consume during the review: compare only the targets, and if any message is skipped.
+            # Members consume during the review, so compare only the targets, and if any message is skipped.
             places = {} if given["to"] in ("end", "clone") else {
                 f"{one.broker_name}:{one.queue_id}": str(one.then) for one in found
             }  # fmt: skip
@@ -477,7 +477,7 @@ async def offsets(ask: Ask) -> Page:
 
 
 def _move(given: Mapping[str, str]) -> tuple[dict[str, Any], str]:
-    """Return the arguments for `Offsets.reset`, and a description. Raises ValueError: a field is missing or wrong."""
+    """Return the arguments of the move, and a description. Raises ValueError: a field is missing or not valid."""
     match given["to"]:
         case "end":
             return {"timestamp_ms": END_MS}, _("to the end of each queue")
@@ -520,7 +520,7 @@ def time_of(text: str, label: str) -> int | None:
 
 
 async def broker_settings(ask: Ask) -> Page:
-    """Change settings of a broker, with their current values in the review."""
+    """Change settings of a broker. The review shows their current values."""
     state = state_of(ask)
     address, name = state.row.addr, ask.params["b"]
     back = ask.link("brokers", name, "settings")

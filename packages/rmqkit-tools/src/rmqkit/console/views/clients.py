@@ -1,4 +1,4 @@
-"""Connected clients: producers and consumers by client id, and the running info of one member of a group."""
+"""The pages of clients: producers and consumers by client id, and the running info of one member of a group."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rmqkit.sentences import _
 
 
 async def clients(ask: Ask) -> Page:
-    """Show the list, only from the snapshot."""
+    """Show the list of clients in the snapshot."""
     wanted = ask.text("q").lower()
     everything = ask.snapshot.clients
     found = [
@@ -37,7 +37,7 @@ async def clients(ask: Ask) -> Page:
 
 
 async def client(ask: Ask) -> Page:
-    """Show the running info of one member of a group; its stacks only on request."""
+    """Show the running info of one member of a group. ``stacks=1``: include its stack traces."""
     name, client_id = ask.params["g"], ask.params["c"]
     with_stacks = ask.text("stacks") == "1"
     found: Part = await part(ask.admin.clients.running(name, client_id, stacks=with_stacks))

@@ -1,4 +1,4 @@
-"""Dead letters: the groups that have them, their kinds, and replays, which run as jobs."""
+"""The pages of dead letters: the groups with dead letters, the kinds of dead letters, and replays as jobs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rmqkit.sentences import _, joined
 _KINDS_MAX = 100
 _RATE_MAX = 10_000
 _WITHOUT_BODIES = ("topic", "tag", "host")
-"""Groupings that show nothing of bodies: only these are shown to users who may not see bodies."""
+"""The groupings for users who may not see bodies. Other groupings may show parts of bodies."""
 
 _BY_LABELS = {
     "kind": _("topic, tag, and reason or shape"),
@@ -35,7 +35,7 @@ _BY_LABELS = {
 
 
 async def dead(ask: Ask) -> Page:
-    """Show the groups with dead letters, only from the snapshot."""
+    """Show the groups with dead letters in the snapshot."""
     groups = [one for one in ask.snapshot.groups.values() if one.dead]
     unknown = sum(one.dead is None for one in ask.snapshot.groups.values())
     running = {job.group: job.id for job in ask.console.jobs.all() if job.status is Status.RUNNING}
@@ -99,7 +99,7 @@ async def group_dead(ask: Ask) -> Page:
 
 
 def _posted(ask: Ask) -> list[str]:
-    """Return the chosen kinds, from the posted form: the dead letters are not read again."""
+    """Return the chosen kinds of the posted form, without reading the dead letters again."""
     return [key.removeprefix("kinds.") for key in ask.form if key.startswith("kinds.")]
 
 
@@ -243,7 +243,7 @@ async def jobs(ask: Ask) -> Page:
 
 
 async def job(ask: Ask) -> Page | Response:
-    """Show the progress of one replay, pause and resume it, and download the lines of its messages."""
+    """Show the progress of one replay, pause or resume the replay, or return its lines as a file."""
     name, jobs = ask.params["id"], ask.console.jobs
     found = jobs.find(name)
     if found is None or found.env != ask.env.name:
@@ -263,7 +263,7 @@ async def job(ask: Ask) -> Page | Response:
 
 
 async def _acted(ask: Ask, found: Job) -> Page:
-    """Pause a replay at once (no message is lost), or resume it after a review."""
+    """Pause a replay immediately (no message is lost), or return the review that resumes it."""
     jobs, action = ask.console.jobs, ask.form.get("action", "")
     ask.require_change(_("pause replay") if action == "pause" else _("resume replay"), found.group, Right.SEND)
     back = ask.link("jobs", found.id)

@@ -1,4 +1,4 @@
-"""The cause why a group did not consume a message: a form, and the answer with evidence, remedy and timeline."""
+"""The page that explains why a group did not consume a message: a form, and the answer with its evidence."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rmqkit.sentences import _
 
 
 async def explain_page(ask: Ask) -> Page:
-    """Show the form, and the answer if a message is given."""
+    """Show the form, and the answer if the address names a message."""
     group, topic = ask.params["g"], ask.text("topic")
     state = ask.snapshot.groups.get(group)
     named = _named(ask)
@@ -43,7 +43,7 @@ async def explain_page(ask: Ask) -> Page:
 
 
 def _named(ask: Ask) -> str | Key | At | None:
-    """Return the message in the address. Raises Fault: the address names several messages."""
+    """Return the message in the address, or None. Raises Fault: the address names several messages."""
     message, key = ask.text("id"), ask.text("key")
     given = [bool(message), bool(key), bool(ask.text("offset") or ask.text("queue"))]
     if sum(given) > 1:

@@ -1,4 +1,4 @@
-"""The test of a filter with pasted properties, or with the newest messages of a topic, part by part."""
+"""The page that tests a filter, part by part, with entered properties or with the newest messages of a topic."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _COUNT = 50
 
 
 async def tester(ask: Ask) -> Page:
-    """Show the form, and the result of the filter for the properties or messages."""
+    """Show the form, and the results of the filter for the properties or the messages."""
     expression, kind, topic = ask.text("expression"), ask.text("type", SQL92), ask.text("topic")
     found: FilterTest | None = None
     trouble = ""

@@ -1,4 +1,4 @@
-"""Consumer groups: the list, and one group with lag, queues, members and verdict."""
+"""The pages of consumer groups: the list, and one group with its lag, queues, members and verdict."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SORTS: dict[str, Callable[[GroupState], Any]] = {
 
 
 async def groups(ask: Ask) -> Page:
-    """Show the list, the worst first, only from the snapshot."""
+    """Show the list of groups in the snapshot, by default the largest lag first."""
     wanted, sort = ask.text("q").lower(), ask.text("sort", "lag")
     sort = sort if sort in SORTS else "lag"
     everything = list(ask.snapshot.groups.values())
@@ -106,7 +106,7 @@ async def group(ask: Ask) -> Page:
 
 
 async def _status(ask: Ask, name: str) -> GroupStatus | None:
-    """Return members and verdict; None: no client is online."""
+    """Return the members and the verdict; None if no client is online."""
     try:
         return await ask.admin.clients.status(name)
     except PeerRefused as error:

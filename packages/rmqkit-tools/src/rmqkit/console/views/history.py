@@ -1,4 +1,4 @@
-"""Charts of figures over time for the pages of groups, topics and brokers, one series alone, and the stored history."""
+"""The charts of figures over time for other pages, and the pages of one series and of the stored history."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from rmqkit.sentences import _
 LINES_MAX, MARKS_MAX, SAMPLES_MIN = 6, 9, 20
 _HOUR_MS = 3_600_000
 RANGES = {"1h": 1, "6h": 6, "24h": 24, "7d": 7 * 24, "30d": 30 * 24, "90d": 90 * 24}
-"""The ranges that an address may have, in hours."""
+"""The allowed ranges in addresses, with their hours."""
 _NOT_ACTIONS = frozenset({"login", "refused"})
 
 Wanted = tuple[str, Sequence[str]]
-"""A figure, and the names whose lines its chart has."""
+"""A figure, and the names of the lines in its chart."""
 
 
 def span_of(ask: Ask) -> tuple[int, int]:
     """Return the first and the last time of charts, from ``range`` and ``until`` (by default now).
-    Raises Fault: one of them is not valid."""
+    Raises Fault: a parameter is not valid."""
     hours = RANGES.get(ask.text("range", "1h"))
     if hours is None:
         reason = _("range={text} must be one of {ranges}", text=ask.text("range"), ranges=", ".join(RANGES))
@@ -50,7 +50,7 @@ async def _chart(ask: Ask, figure: str, names: Sequence[str], marks: Sequence[Ma
     found = await asyncio.gather(*(history.read(figure, name, begin, end) for name in shown))
     lines = [Line(name, points) for name, (__, points) in zip(shown, found, strict=True)]
     if not ask.text("range") and not ask.text("until"):
-        # If the console is new, begin the axis at the first figure, or the chart would be almost empty.
+        # Begin the axis at the first figure. Otherwise the chart of a new console would be almost empty.
         firsts = [line.points[0][0] for line in lines if line.points]
         begin = max(begin, min(firsts, default=begin))
     query = {"range": ask.text("range"), "until": ask.text("until")}
@@ -74,19 +74,19 @@ async def _chart(ask: Ask, figure: str, names: Sequence[str], marks: Sequence[Ma
 
 
 def sparks(ask: Ask, figure: str, names: Iterable[str]) -> dict[str, Markup]:
-    """Return the last hour of a figure as a small line for each name."""
+    """Return a small line with the last hour of a figure, for each name."""
     return {name: sparkline(ask.env.history.last_hour(figure, name)) for name in names}
 
 
 async def shares(ask: Ask, figure: str, name: str) -> list[float] | None:
-    """Return the 50th, 95th and 99th percentile of a figure in the time of the charts; None: too few samples."""
+    """Return the 50th, 95th and 99th percentile of a figure in the range of the charts; None: too few samples."""
     __, points = await ask.env.history.read(figure, name, *span_of(ask))
     values = sorted(value for __, value in points if value is not None)
     return [values[int(len(values) * share)] for share in (0.5, 0.95, 0.99)] if len(values) >= SAMPLES_MIN else None
 
 
 def tabs(ask: Ask, *parts: str) -> Markup:
-    """Return links to the other ranges of a page, and to the time before and after."""
+    """Return links to the other ranges of a page, and to the times before and after its range."""
     begin, end = span_of(ask)
     chosen, until = ask.text("range", "1h"), ask.text("until")
     links = [
@@ -107,7 +107,7 @@ def tabs(ask: Ask, *parts: str) -> Markup:
 
 
 async def marks_of(ask: Ask, *, group: str = "", brokers: Sequence[str] = ()) -> list[Mark]:
-    """Return the last `MARKS_MAX` events in the charts' time: restarts of brokers, changed members, audited changes."""
+    """Return the last `MARKS_MAX` events in the range: restarts of brokers, changed members, audited changes."""
     begin, end = span_of(ask)
     marks: dict[tuple[int, str], Mark] = {}
     for name in brokers:
@@ -174,7 +174,7 @@ def _brokers(ask: Ask, of: str, name: str) -> list[str]:
 
 
 def _title(figure: str) -> str:
-    """Return the title of a figure, with its kind of object if another figure has the same title."""
+    """Return the title of a figure. Add the kind of object if another figure has the same title."""
     known = FIGURES[figure]
     is_shared = sum(one.title == known.title for one in FIGURES.values()) > 1
     return _("{title} ({of})", title=known.title, of=_(known.of)) if is_shared else known.title

@@ -1,4 +1,4 @@
-"""One message: its body, properties, place and timeline, and the verdict for each group."""
+"""The page of one message: its body, properties, place and timeline, and the verdict for each group."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _UNDER_WAY = frozenset(
 
 
 class Body(Struct, rename="camel", kw_only=True):
-    """A body as a page shows it; ``form``: ``json``, ``text``, ``hex``, ``MessagePack``, ``decoded`` or ``hidden``."""
+    """A body for a page. ``form`` is ``json``, ``text``, ``hex``, ``MessagePack``, ``decoded`` or ``hidden``."""
 
     form: str
     text: str
@@ -42,7 +42,7 @@ class Body(Struct, rename="camel", kw_only=True):
 
 
 class Verdict(Struct, rename="camel", kw_only=True):
-    """The verdict on a message in a group, or the reason why there is none."""
+    """The verdict on a message and a group, or the reason why the verdict is missing."""
 
     group: str
     explanation: Explanation | None = None
@@ -117,12 +117,12 @@ async def _shown(ask: Ask, message: ReceivedMessage) -> Page | Response:
 
 
 def _members(ask: Ask, group: str) -> list[str]:
-    """Return the members of a group in the snapshot, to which a message can be pushed."""
+    """Return some members of a group in the snapshot. A message can be pushed to them."""
     return [one.client_id for one in ask.snapshot.clients if group in one.consumes][:50]
 
 
 def _properties(ask: Ask, message: ReceivedMessage) -> dict[str, dict[str, str]]:
-    """Return the properties of a message. The reason of a dead letter is separate, because it often quotes the body."""
+    """Return the properties of a message and, separately, its reason as a dead letter, which may be hidden."""
     hidden = dict.fromkeys(OF_DEAD_LETTERS[:2], _("hidden from you here")) if ask.hides_bodies else {}
     shown = message.properties | {name: hidden[name] for name in message.properties.keys() & hidden.keys()}
     why = {name.removeprefix("rmqkit_"): shown.get(name, "") for name in OF_DEAD_LETTERS}
@@ -151,7 +151,7 @@ async def _verdicts(ask: Ask, message: ReceivedMessage, groups: list[str]) -> tu
 
 
 async def _body(ask: Ask, message: ReceivedMessage) -> Body:
-    """Return a message's body, decoded by a hook or unchanged."""
+    """Return the body of a message for the page, decoded by a hook if a hook knows it."""
     (text,) = [None] if ask.hides_bodies else await ask.console.hooks.decode([message])
     if text is None:
         return body_of(message.body, hidden=ask.hides_bodies)
@@ -160,7 +160,7 @@ async def _body(ask: Ask, message: ReceivedMessage) -> Body:
 
 
 def body_of(body: bytes, *, hidden: bool = False) -> Body:
-    """Return a body as text, as formatted JSON (of JSON or MessagePack), or else as bytes in hexadecimal."""
+    """Return a body as text, as formatted JSON (for JSON or MessagePack), or as hexadecimal bytes."""
     if hidden:
         return Body(form="hidden", text="", bytes=len(body))
     head = body[:BODY_SHOWN]
@@ -183,7 +183,7 @@ def body_of(body: bytes, *, hidden: bool = False) -> Body:
 
 
 def _unpacked(body: bytes) -> str:
-    """Return a MessagePack map or list as formatted JSON; empty for other values: any bytes may decode by chance."""
+    """Return a MessagePack map or list as formatted JSON; "" for other values, because any bytes may decode."""
     try:
         found = msgspec.msgpack.decode(body)
         return (
@@ -194,7 +194,7 @@ def _unpacked(body: bytes) -> str:
 
 
 def _hex(body: bytes) -> str:
-    """Return lines with offset, bytes, and printable characters."""
+    """Return lines with the offset, the bytes, and the printable characters of a body."""
     lines = []
     for at in range(0, len(body), 16):
         part_of = body[at : at + 16]
@@ -212,7 +212,7 @@ def _download(ask: Ask, message: ReceivedMessage) -> Response:
 
 
 async def _acted(ask: Ask, message: ReceivedMessage) -> Page:
-    """Send a message again, copy it to another topic, or push it to a client, after a review."""
+    """Return the review that sends a message again, copies it to another topic, or pushes it to a client."""
     action = ask.form.get("action", "")
     if action not in _REVIEWS:
         raise Fault(400, _("What?"), _("action {action!r} must be resend, copy or push", action=action))

@@ -1,4 +1,4 @@
-"""Messages of a topic: a search with a budget, a tail of new messages, and sending a test message."""
+"""The pages of messages: a search with a budget, a tail of new messages, and the send of a test message."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Row(Struct, rename="camel", kw_only=True):
 
 
 async def message_rows(ask: Ask, messages: Sequence[ReceivedMessage]) -> list[Row]:
-    """Return messages as rows, with the beginning of each body as decoded by hooks."""
+    """Return messages as rows. A row has the beginning of the body, decoded by hooks."""
     texts = await ask.console.hooks.decode([] if ask.hides_bodies else messages)
     return [_row(ask, one, text) for one, text in zip_longest(messages, texts)]
 
@@ -84,7 +84,7 @@ def beginning(body: bytes, chars: int = _BODY_SHOWN) -> str:
 
 
 async def search(ask: Ask) -> Page | Response:
-    """Show messages, newest or oldest first."""
+    """Show messages, the newest or the oldest first, or return them as a file."""
     topic, wanted = ask.params["t"], ask.text("id")
     if wanted:
         return RedirectResponse(ask.link("topics", topic, "m", wanted), 303)
@@ -136,7 +136,7 @@ async def search(ask: Ask) -> Page | Response:
 
 
 def time_of(ask: Ask, name: str) -> int | None:
-    """Return a time in the query: ms, or ISO (by default in UTC). Raises Fault: the text is not a time."""
+    """Return a time in the query (ms, or ISO text, by default in UTC), or None. Raises Fault: it is not a time."""
     text = ask.text(name)
     if not text:
         return None
@@ -186,7 +186,7 @@ def _cell(value: object) -> object:
 
 
 async def tail(ask: Ask) -> Page:
-    """Show the last messages; with JavaScript also new messages."""
+    """Show the last messages. A script of the page adds new messages."""
     topic = ask.params["t"]
     _wanted(ask)
     span = Span(tags=ask.text("tags") or "*", sql=ask.text("sql"))
@@ -202,7 +202,7 @@ async def tail(ask: Ask) -> Page:
 
 
 def _wanted(ask: Ask) -> Wanted:
-    """Return the filter of a tail. Raises Fault: both tags and SQL92 are given, or the tags are not valid."""
+    """Return the filter of a tail. Raises Fault: there are both tags and SQL92, or the tags are not valid."""
     tags, sql = ask.text("tags"), ask.text("sql")
     if tags and sql:
         raise Fault(400, _("Tags or SQL92"), _("give tags or SQL92: write TAGS into the SQL92 text"))
@@ -217,7 +217,7 @@ def _wanted(ask: Ask) -> Wanted:
 
 
 async def tail_events(ask: Ask) -> Response:
-    """Stream the new rows."""
+    """Return a stream with the new rows of a tail."""
     topic = ask.params["t"]
     await ask.admin.calls.route(topic)
 
@@ -232,7 +232,7 @@ async def tail_events(ask: Ask) -> Response:
 
 
 async def send(ask: Ask) -> Page:
-    """Show the form of a message, its review, and its result."""
+    """Show the form for a message, then its review."""
     topic = ask.params["t"]
     await ask.admin.calls.route(topic)  # a send to a topic without a route may create the topic
     key = (ask.user.name, ask.env.name, topic)
@@ -264,7 +264,7 @@ async def send(ask: Ask) -> Page:
 
 
 def _message(topic: str, form: dict[str, str]) -> tuple[Message, int | None]:
-    """Return the message in a form, and its queue. Raises ValueError: a field is not valid; the text names it."""
+    """Return the message in a form, and its queue. Raises ValueError: a field is not valid. The text names it."""
     body = _body(form)
     if not body:
         raise ValueError(_("the body is empty: a message has at least one byte"))
@@ -308,7 +308,7 @@ def _delay_text(message: Message) -> str:
 def _remember(
     kept: dict[tuple[str, str, str], dict[str, str]], key: tuple[str, str, str], form: dict[str, str]
 ) -> None:
-    """Store the values of a form for the next time the user opens it."""
+    """Store the values of a form, so that the next form of the user shows them."""
     kept.pop(key, None)
     kept[key] = {name: text[:65_536] for name, text in form.items()}
     while len(kept) > _LAST_SENT_MAX:

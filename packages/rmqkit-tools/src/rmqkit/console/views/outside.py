@@ -1,4 +1,4 @@
-"""Pages outside of any cluster: the first page, login, audit, about; and static files and the colour scheme."""
+"""The pages outside of any cluster: the first page, login, audit and about; also static files, colours, language."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def login(ask: Ask) -> Page | Response:
 
 
 async def oidc(ask: Ask) -> Page | Response:
-    """Log in by OpenID Connect: redirect to the provider, which sends the browser back here."""
+    """Log in by OpenID Connect: redirect to the provider, and handle the return of the browser."""
     console, provider = ask.console, ask.console.oidc
     if provider is None:
         raise Fault(404, _("No such page"), _("this console has no OpenID Connect: start it with --oidc FILE"))
@@ -75,16 +75,16 @@ async def oidc(ask: Ask) -> Page | Response:
         if "state" not in ask.query:
             address, text = await provider.begin(here, _back(ask))
             going = RedirectResponse(address, 303)
-            # Unlike the session's cookie, this one is not strict: the browser returns from another site.
+            # Unlike the session cookie, this cookie is not strict, because the browser returns from another site.
             going.set_cookie(cookie, text, max_age=600, **kept)
             return going
         _try(ask)
         user, back = await provider.finish(ask.query, ask.request.cookies.get(cookie, ""), here)
     except LoginRefused as refused:
-        if "state" in ask.query:  # the step to the provider has no limit on tries, and could flood the audit
+        if "state" in ask.query:  # the other step has no limit on tries, and could flood the audit
             console.audit.write("?", ask.address, "", "login", "", "refused", str(refused))
         return await _login_page(ask, str(refused), 401)
-    # A page instead of a redirect: browsers send a strict cookie only if the navigation began on this site.
+    # Return a page, not a redirect: browsers send a strict cookie only if the navigation began on this site.
     place = ask.link.out().rstrip("/") + back if back else ask.link.out()
     page = '<!doctype html><title>{0}</title><meta http-equiv="refresh" content="0; url={1}"><a href="{1}">{0}</a>'
     text = Markup(page).format(ask.say(_("You are logged in")), quote(place, safe=":/%#?=&"))
@@ -95,12 +95,12 @@ async def oidc(ask: Ask) -> Page | Response:
 
 
 def _back(ask: Ask) -> str:
-    """Return the page to show after a login, if it belongs to this console."""
+    """Return the path to show after a login; empty if the path is not on this site."""
     return ask.text("next") if is_own_path(ask.text("next")) else ""
 
 
 async def _login_page(ask: Ask, trouble: str, status: int) -> Page:
-    # Also after a refusal: the provider would log in the same account again.
+    # Offer to leave also after a refusal, because the provider would log in the same account again.
     is_left = bool(ask.text("left") or ask.text("state"))
     provider, here = ask.console.oidc, ask.console.origin(ask.request) + ask.link.out("login")
     values = {
@@ -115,7 +115,7 @@ async def _login_page(ask: Ask, trouble: str, status: int) -> Page:
 
 
 def _try(ask: Ask) -> None:
-    """Count a try, before any slow check of the login. Raises Fault: there were too many tries."""
+    """Count a try before any slow check of the login. Raises Fault: there were too many tries."""
     if not ask.console.tries.may_try(ask.address):
         why = _("{tries} tries a minute: wait a minute, then try again", tries=logins.TRIES_A_MINUTE)
         raise Fault(429, _("Too many tries"), why)
@@ -128,7 +128,7 @@ def _enter(ask: Ask, response: Response, user: User) -> None:
 
 
 async def _user_of(ask: Ask, name: str, secret: str) -> tuple[User | None, str]:
-    """Return the user of a login, or None and the reason for a refusal."""
+    """Return the user of a login, or None with the reason of the refusal."""
     console = ask.console
     if console.file_users is not None:
         found = await asyncio.to_thread(console.file_users.check, name, secret)
@@ -143,11 +143,11 @@ async def _user_of(ask: Ask, name: str, secret: str) -> tuple[User | None, str]:
 
 
 async def cluster_user(ask: Ask, name_servers: str, name: str, secret: str) -> tuple[User | None, str]:
-    """Return a user of the cluster: a request must pass with the secret, and fail with a wrong secret."""
+    """Return a user of the cluster, or None with a reason. A wrong secret must be refused, the secret accepted."""
     right = Credentials(access_key=name, secret_key=secret)
     wrong = Credentials(access_key=name, secret_key=f"{secret}, not")
     try:
-        # The wrong secret first: if it passes, the right one proves nothing.
+        # Try a wrong secret first: if it passes, the right secret proves nothing.
         if await _is_let_in(ask, name_servers, wrong):
             return None, _("the cluster accepts everyone: it has no users to log in as; use --users FILE")
         if not await _is_let_in(ask, name_servers, right):
@@ -165,7 +165,7 @@ async def _is_let_in(ask: Ask, name_servers: str, signing: Credentials) -> bool:
         except PeerRefused as error:
             if error.code != ResponseCode.NO_PERMISSION:
                 raise
-            # A user without permission for the figures is still a known user. Apache's and our brokers use this remark.
+            # A known user may lack the permission for the figures. Apache's brokers and ours then use this remark.
             return "has no permission" in str(error)
     return True
 
@@ -184,7 +184,7 @@ async def _masters(ask: Ask) -> dict[str, str]:
 
 
 async def _role(ask: Ask, name_servers: str, signing: Credentials) -> Role:
-    """Return the role: ``Super`` users are admins, users who may not list users are operators."""
+    """Return the role of a user: admin for ``Super`` users, and operator for others."""
     async with Admin(name_servers, credentials=signing, timeout_ms=3_000, clock=ask.console.clock) as admin:
         address = next(iter((await _masters(ask)).values()))
         try:
@@ -197,7 +197,7 @@ async def _role(ask: Ask, name_servers: str, signing: Credentials) -> Role:
 
 
 async def theme(ask: Ask) -> Response:
-    """Set the colour scheme (light, dark, or the system's), or the language."""
+    """Set the cookie with the colour scheme (light, dark, or the system's) or with the language."""
     chosen, language = ask.form.get("theme", ""), ask.form.get("lang", "")
     back = ask.form.get("back", "")
     response = RedirectResponse(back if is_own_path(back) else ask.link.out(), 303)
@@ -211,7 +211,7 @@ async def theme(ask: Ask) -> Response:
 
 
 async def audit(ask: Ask) -> Page:
-    """Show the audit: changes and their users."""
+    """Show the last lines of the audit."""
     wanted = ask.text("q")
     lines = ask.console.audit.lines(wanted)
     total = len(ask.console.audit.lines())
@@ -221,7 +221,7 @@ async def audit(ask: Ask) -> Page:
 
 
 async def about(ask: Ask) -> Page:
-    """Show versions, load and health. For probes: the status is 503 until every cluster has answered."""
+    """Show versions, load and health. With ``format`` (for probes), the status is 503 while a cluster is silent."""
     console = ask.console
     now_ms = console.clock.monotonic_ms()
     costs = [

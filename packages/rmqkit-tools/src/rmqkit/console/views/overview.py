@@ -1,4 +1,4 @@
-"""The first page of a cluster: faults first, then brokers, rates, the largest lags, dead letters, disks."""
+"""The first page of a cluster: faults, then brokers, rates, the largest lags, dead letters and disks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SHOWN = 10
 
 
 async def overview(ask: Ask) -> Page:
-    """Show the overview."""
+    """Show the overview of a cluster."""
     snapshot = ask.snapshot
     worst = sorted((one for one in snapshot.groups.values() if one.lag), key=lambda one: -(one.lag or 0))
     ask.env.watcher.look(groups=[one.name for one in worst[:_SHOWN]])
@@ -41,7 +41,7 @@ async def overview(ask: Ask) -> Page:
 
 
 def totals(snapshot: Snapshot) -> dict[str, float | None]:
-    """Return the totals of the cluster; None if a broker has not reported a figure."""
+    """Return the totals of the cluster. A total is None if a broker has not reported the figure."""
     masters = [one for one in snapshot.brokers if one.is_master]
     is_whole = bool(masters) and not any(one.trouble for one in masters)
     lags = [one.lag for one in snapshot.groups.values() if one.lag is not None]

@@ -1,8 +1,8 @@
 """The search box of every page: a message id, a message key, a topic, a group or a client id.
 
-A name is looked up in the watcher's snapshot, without a request to a broker. Messages are requested as the user
-(`rmqkit.admin.messages.lookup`), so brokers check the permissions on each topic. A single exact match leads to its
-page.
+Names are looked up in the watcher's snapshot, without a request to a broker. Messages are requested as the user
+(`rmqkit.admin.messages.lookup`), so brokers check the permissions on each topic. If there is only one exact match, the
+browser is redirected to its page.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from rmqkit.sentences import _
 
 _SHOWN, _TEXT_MAX = 20, 255
 _KINDS = ("normal", "dlq", "retry")
-"""The kinds of topics that are searched for a key, in this order."""
+"""The kinds of topics in which a key is searched, in this order."""
 Named = tuple[str, str]  # (name, address of its page)
 
 
 async def search(ask: Ask) -> Page | Response:
-    """Redirect to the page of the only match, or show a list by kind."""
+    """Redirect to the page of the only exact match, or show lists of matches by kind."""
     text, only = ask.text("q")[:_TEXT_MAX], ask.text("topic")
     named = _named(ask)
     exact = [place for names in named.values() for name, place in names if name == text and not only]
@@ -54,7 +54,7 @@ async def search(ask: Ask) -> Page | Response:
 
 
 def _named(ask: Ask) -> dict[str, list[Named]]:
-    """Return all names in the snapshot with the text, by kind."""
+    """Return all names in the snapshot with the addresses of their pages, by kind."""
     snapshot, link = ask.snapshot, ask.link
     return {
         "topics": [(name, link("topics", name)) for name in sorted(snapshot.topics)],
@@ -69,6 +69,6 @@ def _named(ask: Ask) -> dict[str, list[Named]]:
 
 
 def _topics(ask: Ask) -> list[str]:
-    """Return the topics of applications, then of dead letters and retries, then those empty in the snapshot."""
+    """Return the topics of applications, of dead letters, and of retries, in this order. Empty topics are last."""
     known = [one for one in ask.snapshot.topics.values() if one.kind in _KINDS]
     return [one.name for one in sorted(known, key=lambda one: (one.end == 0, _KINDS.index(one.kind), one.name))]

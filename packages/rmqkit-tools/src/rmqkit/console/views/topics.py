@@ -1,4 +1,4 @@
-"""Topics: the list, and one topic with its queues, groups, senders and settings."""
+"""The pages of topics: the list, and one topic with its queues, groups, senders and settings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SORTS: dict[str, Callable[[TopicState], Any]] = {
 
 
 async def topics(ask: Ask) -> Page:
-    """Show the list, only from the snapshot."""
+    """Show the list of topics in the snapshot."""
     wanted, kind, sort = ask.text("q").lower(), ask.text("kind", "normal"), ask.text("sort", "name")
     kind, sort = kind if kind in (*_KINDS, "unused") else "normal", sort if sort in SORTS else "name"
     everything = list(ask.snapshot.topics.values())

@@ -1,4 +1,4 @@
-"""Messages that wait inside brokers: delay levels and timed messages, half messages, popped messages."""
+"""The pages of messages that wait in brokers: delay levels, timed messages, half messages, popped messages."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ def _page(ask: Ask, name: str, title: str, values: dict[str, object]) -> Page:
 
 
 async def delays(ask: Ask) -> Page:
-    """Show delay levels, and timed messages by topic and due time: 4 requests per master, one per non-empty level."""
+    """Show delay levels, and timed messages by topic and due time: 4 requests per master, 1 per used level."""
     found = await ask.admin.waiting.delays()
     return _page(ask, "delays", _("Delayed messages"), {"brokers": found})
 
 
 async def transactions(ask: Ask) -> Page:
-    """Show half messages by state, within one search budget."""
+    """Show half messages by state, within the budget of one search."""
     return _page(ask, "transactions", _("Open transactions"), {"found": await ask.admin.waiting.transactions()})
 
 
 async def pop(ask: Ask) -> Page:
-    """Show pending check points of POP, within one search budget."""
+    """Show pending check points of POP, within the budget of one search."""
     return _page(ask, "pop", _("Popped messages"), {"found": await ask.admin.waiting.pops()})
 
 
 async def timed(ask: Ask) -> Page:
-    """Show each timed message, within one search budget, with a form to cancel or deliver it."""
+    """Show timed messages, within the budget of one search, with a form to cancel or deliver each message."""
     if ask.request.method == "POST":
         return await _timed_changed(ask)
     topic = ask.text("topic")
@@ -52,7 +52,7 @@ async def timed(ask: Ask) -> Page:
 
 
 async def _timed_changed(ask: Ask) -> Page:
-    """Cancel a timed message, or deliver it now, after a review."""
+    """Return the review that cancels a timed message, or delivers it now."""
     broker, offset, way = (ask.form.get(name, "") for name in ("broker", "offset", "do"))
     if way not in ("cancel", "deliver") or not offset.isdecimal() or len(offset) > 18:
         raise Fault(400, _("What?"), _("choose a message, and cancel or deliver"))

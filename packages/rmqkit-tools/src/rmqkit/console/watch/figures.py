@@ -1,30 +1,30 @@
-"""The figures for history and alert rules: their names and units, and the reading of each from a `Snapshot`.
+"""The figures for history and alert rules: their names and units, and the calculation of each from a `Snapshot`.
 
 ===========  =======================  =====================================================================
-figure       of                       is
+figure       of                       value
 ===========  =======================  =====================================================================
-``lag``      a group                  messages behind, as ``rmq group progress`` sums them up
+``lag``      a group                  its lag in messages, the sum of ``rmq group progress``
 ``age``      a group                  seconds since its oldest unread message was stored
 ``dead``     a group                  dead letters that are stored
 ``growth``   a group                  dead letters that were added within an hour; only for rules
 ``members``  a group                  clients online
-``offline``  a group                  1 while none of its clients is online, else 0; only for rules
+``offline``  a group                  1 while no client of the group is online, else 0; only for rules
 ``put``      a topic                  messages stored per second
 ``in``       a broker                 messages stored per second
 ``out``      a broker                 messages delivered to consumers per second
 ``disk``     a broker                 share of the log's disk that is used, 0 to 1
-``slave``    a broker ``@`` a host    bytes of the master's log that the slave there has not acknowledged
+``slave``    a broker ``@`` a host    bytes of the master's log that the slave on the host has not acknowledged
 ``unsynced`` a broker                 slaves that are registered or connected, and not in sync
 ``timer``    a broker                 seconds by which timed messages are late
 ``half``     a broker                 age in seconds of the oldest half message that its check-back has not passed
 ``gone``     a broker                 seconds since its last answer; only for rules
-``boot``     a broker                 the time of its start, ms; a change is a restart
+``boot``     a broker                 the time of its start in ms; a changed time shows a restart
 ===========  =======================  =====================================================================
 
-None means that no broker has reported the figure: it is stored as unknown. A figure over several brokers is unknown
-while one of them does not answer, because its last figure is old. The port of a slave changes with each connection, so
-a slave is named by its host. If a host has several slaves, the one with the most missing bytes is used. Everything here
-is pure.
+None means that no broker has reported the figure. It is stored as unknown. A figure over several brokers is unknown
+while a broker does not answer, because the last figure of this broker is old. A slave is named by its host, because its
+port changes with each connection. If a host has several slaves, the slave with the most missing bytes is used. All
+functions here are pure.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class Figure(Struct, frozen=True, kw_only=True):
     Attributes:
         of: the kind of object: ``group``, ``topic`` or ``broker``.
         unit: the unit of its axis.
-        show: returns a value with its unit as text.
-        top: returns the end of an axis that has room for a value.
-        scale: the factor by which a value is multiplied before it is stored as an integer.
+        show: a function that returns a value with its unit as text.
+        top: a function that returns the end of an axis for the highest value.
+        scale: the factor by which a value is multiplied before it is rounded and stored.
         is_kept: True if it has a history; figures without a history are only for rules.
         hint: the format of the value in a rule.
     """
@@ -73,7 +73,7 @@ class Figure(Struct, frozen=True, kw_only=True):
 
 
 def nice(highest: float) -> float:
-    """Return the next higher number that is 1, 2 or 4 times a power of ten: half of it has few digits, too."""
+    """Return the next higher number that is 1, 2 or 4 times a power of ten. Half of such a number has few digits."""
     if highest <= 0:
         return 1.0
     size = 10.0 ** math.floor(math.log10(highest))
@@ -133,12 +133,12 @@ FIGURES: dict[str, Figure] = {
     "half": Figure(of="broker", title=_("Oldest half message"), **_SECONDS),
     "gone": Figure(of="broker", title=_("Broker does not answer"), is_kept=False, **_SECONDS),
 }  # fmt: skip
-"""All figures, by their name in addresses and rules."""
+"""All figures, by the name that addresses and rules use."""
 BOOT = "boot"
 
 
 def values_of(snapshot: Snapshot) -> Iterator[Value]:
-    """Yield all figures of a snapshot, brokers first, then the groups with the largest lag."""
+    """Yield all figures of a snapshot: first brokers, then groups (the largest lag first), then topics."""
     for figure, name, value in _values_of(snapshot):
         # A broker may report a value that is not a number, or is too large.
         yield figure, name, value if value is not None and -_VALUE_MAX < value < _VALUE_MAX else None

@@ -1,31 +1,31 @@
-"""The history of figures in one SQLite file per cluster, without a database server or set-up.
+"""The history of figures, in one SQLite file per cluster, without a database server or set-up.
 
 =======  ==============================================  ========  ==========  ===============================
-step     series                                          block     retention   a slot has
+step     series                                          block     retention   value of a slot
 =======  ==============================================  ========  ==========  ===============================
-10 s     brokers, and the 200 groups furthest behind     1 h       6 h         the last figure in it
-1 min    all series                                      1 h       7 d         the last figure in it
-15 min   all series                                      1 d       90 d        the highest figure in it
+10 s     brokers, and the 200 groups with most lag       1 h       6 h         the last figure
+1 min    all series                                      1 h       7 d         the last figure
+15 min   all series                                      1 d       90 d        the highest figure
 =======  ==============================================  ========  ==========  ===============================
 
-The current block is in memory, an ``array`` of 64-bit slots per series. A slot is a figure, unknown (-1: the console
-requested the figure, but no broker reported it), or missing (-2: the console did not request it). Every 5 minutes, and
-when the console stops, blocks are written in one transaction. A kill loses the figures that are not written yet, at
-most 5 minutes. After a start, the current block is loaded and continued.
+The current block is in memory, as an ``array`` of 64-bit slots for each series. A slot is a figure, unknown (-1: the
+console requested the figure, but no broker reported it), or missing (-2: the console did not request it). Every 5
+minutes, and when the console stops, blocks are written in one transaction. A kill loses the figures that are not
+written yet, at most 5 minutes. After a start, the console loads and continues the current block.
 
-A row of the file is the block of 64 series, a *chunk*: the slots of each series one after the other, eight bytes each
+A row of the file has the block of 64 series (a *chunk*): the slots of each series one after the other, eight bytes each
 in the byte order of the machine, as an .xz stream with LZMA's delta filter. A constant figure needs 2 bytes per block,
-a figure that changes by hundreds 1.6 bytes per slot. A row per slot would need 20 bytes. In larger chunks, a slot needs
-less space, and reading one series takes longer.
+a figure that changes by hundreds needs 1.6 bytes per slot. A row per slot would need 20 bytes. In larger chunks, a slot
+needs less space, but the read of one series takes longer.
 
-The size of the file is at most `FILE_BYTES_MAX`: enough for 12,000 changing series, with 90 days of quarter hours and 2
-days of minutes (``make measure-history``). The oldest blocks of minutes are deleted first, until one day of minutes is
-left, then the oldest blocks of all. 12,000 series need 23 MB of memory; the previous hour of minutes stays in memory
-for `History.last_hour`.
+The size of the file is at most `FILE_BYTES_MAX`. This is enough for 12,000 changing series, with 90 days of quarter
+hours and 2 days of minutes (``make measure-history``). The oldest blocks of minutes are deleted first, until one day of
+minutes is left, then the oldest blocks of all. 12,000 series need 23 MB of memory. This includes the previous hour of
+minutes, which `History.last_hour` needs.
 
-A damaged file is renamed and replaced by a new file; ``trouble`` has the reason, which pages show. A second console
-cannot open the file: its pages show this, and its history is only in memory. All calls of SQLite run in one thread; the
-rest is loop only.
+A damaged file is renamed and replaced by a new file. Pages show the reason (``trouble``). A second console cannot open
+the file. Its pages show this, and its history is only in memory. All calls of SQLite run in one thread; everything else
+is loop only.
 """
 
 from __future__ import annotations
@@ -58,23 +58,23 @@ DAY_MS = 24 * HOUR_MS
 WRITE_S, LOCK_S = 300.0, 1.0
 FILE_BYTES_MAX = 256 << 20
 ROOM_BYTES = 32 << 20
-"""Free space for the next write and its log."""
+"""The free space for the next write and its log."""
 SERIES_MAX = 20_000
 SYNCHRONOUS = "NORMAL"
-"""SQLite's setting: a power failure may lose the last write, but does not damage the file."""
+"""The setting of SQLite. A power failure may lose the last write, but does not damage the file."""
 FINE_GROUPS = 200
 GAP_MS = 150_000
-"""Points up to this distance are joined by a line: an unused console takes a sample only once a minute."""
+"""The longest distance of joined points in a line. An unused console takes a sample only once a minute."""
 UNKNOWN, MISSING = -1, -2
 _VALUE_MAX = 1 << 61
 _CHUNK = 64
 _FILTERS = [{"id": lzma.FILTER_DELTA, "dist": 8}, {"id": lzma.FILTER_LZMA2, "preset": 0}]
 _MEMORY_MAX = 4 << 20
-"""The memory limit for unpacking: a damaged chunk may need any amount."""
+"""The memory limit for unpacking a chunk. A damaged chunk could need any amount."""
 _VERSION = 3
 _FINISHED_MAX = 4
 STEP = 512
-"""The number of figures that are stored in one iteration of the event loop."""
+"""The number of figures that one iteration of the event loop stores."""
 
 Key = tuple[str, str]
 Block = dict[Key, "array[int]"]
@@ -83,7 +83,7 @@ _log = logging.getLogger(__name__)
 
 
 class Level(Struct, frozen=True):
-    """One resolution, with all values in ms."""
+    """One resolution. All values are in ms."""
 
     step: int
     block: int
@@ -103,7 +103,7 @@ _FINE, _MINUTES, _LONG = range(len(LEVELS))
 
 
 def packed(chunk: array[int]) -> bytes:
-    """Return a chunk in its stored form."""
+    """Return the stored form of a chunk."""
     return lzma.compress(chunk.tobytes(), lzma.FORMAT_XZ, lzma.CHECK_CRC32, filters=_FILTERS)
 
 
@@ -120,11 +120,11 @@ def unpacked(stored: bytes, slots: int) -> array[int]:
 
 
 class _Damaged(Exception):
-    """An error: the file is not a history, or SQLite reports that it is damaged."""
+    """An error: the file is not a history, or SQLite reports that the file is damaged."""
 
 
 class _Level:
-    """The part of one resolution in memory: the current block, and blocks that are not written yet."""
+    """The data of one resolution in memory: the current block, and blocks that are not written yet."""
 
     def __init__(self, level: Level) -> None:
         self.level = level
@@ -135,7 +135,7 @@ class _Level:
         self.before: tuple[int, Block] = (0, {})
 
     def put(self, at_ms: int, key: Key, value: int, *, is_highest: bool) -> bool:
-        """Fill a slot. Return False if there are too many series."""
+        """Store a value in a slot. Return False if there are too many series."""
         level = self.level
         start = at_ms - at_ms % level.block
         if start != self.start:
@@ -154,7 +154,7 @@ class _Level:
         return True
 
     def end(self, start: int) -> None:
-        """Finish the current block and begin another."""
+        """Finish the current block and begin another block."""
         if self.current:
             self.finished.append((self.start, self.current))
             if self.level.block == HOUR_MS:
@@ -166,7 +166,7 @@ class _Level:
 
 
 class Kept(Struct, rename="camel", kw_only=True):
-    """The extent of the history: the file and its bytes (empty and 0: only in memory)."""
+    """The extent of the history. ``file`` is empty and ``file_bytes`` is 0 if the history is only in memory."""
 
     file: str
     file_bytes: int
@@ -180,7 +180,7 @@ class History:
     """The history of one cluster.
 
     Args:
-        path: its file; None: only the current blocks, in memory.
+        path: the file; None: only the current blocks are stored, in memory.
     """
 
     def __init__(self, path: Path | None, clock: Clock) -> None:
@@ -240,7 +240,7 @@ class History:
         self._opened.set()
 
     def _go_on(self, level: _Level, start: int, block: Block) -> None:
-        """Merge a block of the file into memory. The slots in memory are newer."""
+        """Merge a block of the file into memory. Slots in memory are newer and do not change."""
         if level.start not in (0, start):
             return
         level.start = start
@@ -250,7 +250,7 @@ class History:
     # -- writing
 
     async def follow(self, snapshot: Snapshot) -> None:
-        """Store a snapshot's figures in steps that yield to the loop. A series begins with its first known figure."""
+        """Store the figures of a snapshot, and let the loop run in between. A series begins with a known figure."""
         groups, is_full = 0, False
         for number, (figure, name, value) in enumerate(figures.values_of(snapshot), 1):
             if number % STEP == 0:
@@ -268,7 +268,7 @@ class History:
             self.trouble = _("there are more than {most:,} series: what is above has no history", most=SERIES_MAX)
 
     def put(self, at_ms: int, figure: str, name: str, value: int, *, is_fine: bool = False) -> bool:
-        """Store one scaled figure. Return False if there are too many series."""
+        """Store a scaled figure in all resolutions. Return False if there are too many series."""
         key = figure, name
         self._names.add(key)
         fine, minutes, long = self.levels
@@ -279,16 +279,16 @@ class History:
     # -- reading
 
     def names(self, figure: str, begin: str = "") -> list[str]:
-        """Return the names with a history of a figure that begin with a text."""
+        """Return the names with a history of a figure. ``begin``: only names that begin with this text."""
         return sorted(name for known, name in self._names if known == figure and name.startswith(begin))
 
     async def read(self, figure: str, name: str, begin_ms: int, end_ms: int) -> tuple[int, list[Point]]:
-        """Return the step in ms and the points of a series between two times. A value is None if it was unknown; each
-        gap in the samples has one None."""
+        """Return the finest step in ms and the points of a series between two times. An unknown value is None. A gap
+        between samples has one point with None."""
         await self._opened.wait()
         key, now_ms = (figure, name), self._clock.now_ms()
         found: dict[int, tuple[int, int]] = {}
-        for one in reversed(self.levels):  # finer slots replace the coarse slot that contains them
+        for one in reversed(self.levels):  # finer slots replace the coarse slot of the same time
             step = one.level.step
             if one.level is LEVELS[_LONG] or now_ms - begin_ms <= one.level.kept:
                 finer = await self._slots(one, key, begin_ms, end_ms)
@@ -307,7 +307,7 @@ class History:
         return min((step for step, __ in found.values()), default=LEVELS[_LONG].step), points
 
     def last_hour(self, figure: str, name: str) -> list[float | None]:
-        """Return the figures of the last 60 minutes from memory, one per minute; None: unknown."""
+        """Return the figures of the last 60 minutes from memory, one per minute. None means unknown."""
         level, key = self.levels[_MINUTES], (figure, name)
         before = level.before[1].get(key) if level.before[0] == level.start - HOUR_MS else None
         slots = [*(before or level.blank), *level.current.get(key, level.blank)]
@@ -316,7 +316,7 @@ class History:
         return [None if value < 0 else value / scale for value in slots[max(0, end - 60) : end]]
 
     async def _slots(self, level: _Level, key: Key, begin_ms: int, end_ms: int) -> dict[int, int]:
-        """Return the known slots of a series at one resolution, by time."""
+        """Return the slots of a series at one resolution by time, without missing slots."""
         block, step = level.level.block, level.level.step
         starts = range(begin_ms - begin_ms % block, end_ms + 1, block)
         blocks: dict[int, array[int]] = {}
@@ -353,7 +353,7 @@ class History:
     # -- the file
 
     async def write(self, now_ms: int) -> None:
-        """Write all blocks in memory. A failed write is retried the next time, with the last four finished blocks of
+        """Write all blocks in memory. After a failure, the next write retries with the last four finished blocks of
         each resolution."""
         for one in self.levels:
             if one.start <= now_ms - one.level.block:  # the block is complete
@@ -365,7 +365,7 @@ class History:
                 for start, block in one.blocks()
                 if block and start > now_ms - one.level.kept - one.level.block
             ]
-            # Count before the await: blocks that finish during the write are not written yet.
+            # Count before the await, because blocks that finish during the write are not written yet.
             done = [len(one.finished) for one in self.levels]
             try:
                 await self._in_thread(self._store, taken, now_ms)
@@ -384,7 +384,7 @@ class History:
         self._names &= set().union(*(one.current for one in self.levels)) | set(self._ids)
 
     async def _failed(self, error: sqlite3.Error) -> None:
-        """Handle a failed read or write: replace a damaged file. After other errors, the next call retries."""
+        """Handle the error of a read or write. Replace a damaged file. After other errors, the next call retries."""
         if not _is_damage(error):
             self.trouble = _(
                 "history file {path}: {error}; its figures are not shown; trying again",
@@ -412,7 +412,7 @@ class History:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
 
     def _open(self, now_ms: int) -> list[tuple[_Level, int, Block]]:
-        """Connect, check the file, and read the current blocks."""
+        """Open the file, check it, and return its current blocks. Replace a damaged file."""
         try:
             self._connect()
             assert self._file is not None
@@ -480,7 +480,7 @@ class History:
         return dict(self._file.execute(where, (level.step, start)))
 
     def _start_over(self, why: str) -> None:
-        """Rename a damaged file, for later analysis, and create a new one."""
+        """Rename a damaged file for later analysis, and create a new file."""
         assert self.path is not None
         self._close()
         aside = self.path.with_name(f"{self.path.name}.damaged-{self._clock.now_ms()}")
@@ -526,7 +526,7 @@ class History:
         return found
 
     def _store(self, taken: list[tuple[Level, int, list[tuple[Key, array[int]]]]], now_ms: int) -> None:
-        """Make room, then write blocks, in one transaction."""
+        """Delete old blocks to make room, then write blocks, in one transaction."""
         if self._file is None:
             return
         file, before = self._file, (dict(self._ids), dict(self._last), set(self._filled))
@@ -534,7 +534,7 @@ class History:
             with file:
                 self._store_all(taken, now_ms)
         except BaseException:
-            self._ids, self._last, self._filled = before  # as the file has them
+            self._ids, self._last, self._filled = before  # the values in the file
             raise
         file.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
@@ -552,7 +552,7 @@ class History:
             self._read_series()
 
     def _store_block(self, level: Level, start: int, block: list[tuple[Key, array[int]]]) -> None:
-        """Store series of a block, and leave the other stored series of the block unchanged."""
+        """Store some series of a block. Other stored series of the block stay unchanged."""
         assert self._file is not None
         is_first, stored = (level.step, start) not in self._filled, self._chunks(level, start)
         self._filled.add((level.step, start))
@@ -573,7 +573,7 @@ class History:
         self._file.executemany("INSERT OR REPLACE INTO block VALUES (?, ?, ?, ?)", rows)
 
     def _number(self, key: Key, start: int) -> int:
-        """Return the number of a series. It is not reused while a block may contain it: that would mix two series."""
+        """Return the number of a series. A number is not reused while a block may contain the old series."""
         assert self._file is not None
         if (number := self._ids.get(key)) is None:
             where = "INSERT INTO series (figure, name, last) VALUES (?, ?, ?)"
@@ -595,15 +595,15 @@ class History:
         return int((pages - free) * size)
 
     def _oldest(self) -> list[tuple[int, int]]:
-        """Return start and step of the oldest block of each resolution, the finest first."""
+        """Return the start and step of the oldest block of each resolution, the finest resolution first."""
         assert self._file is not None
         where = "SELECT min(start), step FROM block WHERE step = ?"
         found = [self._file.execute(where, (level.step,)).fetchone() for level in LEVELS]
         return [one for one in found if one[0] is not None]
 
     def _drop_oldest(self, now_ms: int) -> bool:
-        """Delete a block of all series: the oldest of the finest resolution with a block older than a day, or else the
-        oldest of all. Return False if there is no block."""
+        """Delete a block of all series: the oldest block of the finest resolution with a block older than a day, or
+        else the oldest block of all. Return False if there is no block."""
         assert self._file is not None
         if not (oldest := self._oldest()):
             return False
@@ -618,7 +618,7 @@ class History:
 
 
 def _fill(slots: array[int], older: array[int]) -> None:
-    """Fill missing slots with older figures."""
+    """Replace missing slots by older figures."""
     for slot, value in enumerate(slots):
         if value == MISSING:
             slots[slot] = older[slot]

@@ -1,4 +1,4 @@
-"""The watcher: one task per cluster updates a `Snapshot`. List pages read it and send no request.
+"""The watcher: a task for each cluster that updates a `Snapshot`. List pages read the snapshot and send no request.
 
 =========================  ===========================  =============================================================
 data                       requested from               interval while the console is used
@@ -6,20 +6,20 @@ data                       requested from               interval while the conso
 brokers                    a name server                each round: 10 s; 60 s after a minute without use
 figures, replication       every broker                 each round
 lags of all groups         every master                 each round, but for at most 1 % of the time
-name servers               each of them                 each round
+name servers               every name server            each round
 popped messages            every master                 30 s, within a budget
 topics and groups          every master                 30 s
 producers, half messages   every master                 30 s
-topics without groups      the masters of that topic    in turn, 20 per round, those on open pages first
-members of groups          every master                 in turn, 50 per round, those on open pages first
+topics without groups      the masters of the topic     in turn, 20 per round, topics of open pages first
+members of groups          every master                 in turn, 50 per round, groups of open pages first
 =========================  ===========================  =============================================================
 
 Alert rules count as use. Consumer statistics also have the ends of consumed topics, so put rates need no further
-request. Apache's brokers read their store for each queue of these statistics: so the pause after an answer is a hundred
-times its duration.
+request. Apache's brokers read their store for each queue of these statistics. Therefore the pause after an answer is a
+hundred times the duration of the request.
 
-Budget: 2 requests at a time and 20 per second for each broker, with a timeout of 3 s. Figures without an answer are
-*unknown since*, not zero. A snapshot is replaced as a whole. Loop only.
+The budget is 2 requests at a time and 20 per second for each broker, with a timeout of 3 s. Figures without an answer
+are *unknown since*, not zero. A snapshot is replaced as a whole. Loop only.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ TOPICS_A_ROUND, GROUPS_A_ROUND = 20, 50
 AT_ONCE, PER_SECOND = 2, 20
 TREND_MS = 60_000
 GONE_MS = 3_600_000
-"""The time for which a broker is shown after the name servers no longer list it."""
+"""The time for which pages show a broker that has left the name servers."""
 STEP = 1_000
-"""The number of topics or groups that are built in one iteration of the event loop."""
+"""The number of topics or groups that one iteration of the event loop builds."""
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class _Tables(Struct):
 
 
 class _Pace:
-    """Limits of requests to one broker, at a time and per second."""
+    """The limits of requests to one broker, at a time and per second."""
 
     def __init__(self) -> None:
         self._turns = asyncio.Semaphore(AT_ONCE)
@@ -97,7 +97,7 @@ class _Pace:
         async with self._turns:
             now = asyncio.get_running_loop().time()
             self._free_at = max(self._free_at, now) + 1 / PER_SECOND
-            # Do not delay the requests of the first second: a round is a burst of a few requests.
+            # Do not delay the requests of the first second, because a round is a burst of a few requests.
             if (wait_s := self._free_at - now - 1.0) > 0:
                 await asyncio.sleep(wait_s)
             async with asyncio.timeout(ANSWER_MS / 1000):
@@ -108,9 +108,9 @@ class Watcher:
     """The task that updates the snapshot of one cluster.
 
     Attributes:
-        snapshot: the latest snapshot; replaced by each round.
-        followers: functions that are called with each snapshot.
-        is_needed: True if rules use the snapshots, so that rounds are frequent without open pages.
+        snapshot: the latest snapshot; each round replaces it.
+        followers: the functions that are called with each snapshot.
+        is_needed: True if rules use the snapshots. Rounds are then frequent even without open pages.
         trouble: the error of the last round, or empty.
     """
 
@@ -158,7 +158,7 @@ class Watcher:
             await asyncio.gather(self._task, return_exceptions=True)
 
     def look(self, *, topics: Iterable[str] = (), groups: Iterable[str] = ()) -> None:
-        """Note that a page is used: make rounds frequent, and request these topics and groups first."""
+        """Report the use of a page: rounds become frequent, and these topics and groups are requested first."""
         if self._clock.monotonic_ms() - self._looked_ms > LOOKED_MS:
             self._wake.set()
         self._looked_ms = self._clock.monotonic_ms()
@@ -166,13 +166,13 @@ class Watcher:
         self._wanted_groups = list(groups) or self._wanted_groups
 
     def refresh(self) -> None:
-        """Request topics and groups now, after a change."""
+        """Start a round that also requests topics and groups, after a change."""
         for tables in self._tables.values():
             tables.tables_at = -1e18
         self._wake.set()
 
     async def first(self, seconds: float) -> None:
-        """Wait for the first snapshot, at most some seconds."""
+        """Wait for the first snapshot, but at most for some seconds."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._known.wait()
@@ -181,7 +181,7 @@ class Watcher:
 
     async def _run(self) -> None:
         while True:
-            # Clear before the round: a refresh during the round begins the next round at once.
+            # Clear the event before the round: a refresh during the round starts the next round immediately.
             self._wake.clear()
             try:
                 await self._round_or_trouble()
@@ -225,7 +225,7 @@ class Watcher:
         self._tables = {address: self._tables.get(address, _Tables()) for address in masters.values()}
         self._paces = {address: self._paces.get(address) or _Pace() for address in addresses}
         await asyncio.gather(*(self._figures(address) for address in addresses))
-        # Send no more requests to a broker without figures: a hanging broker delays a round by only one timeout.
+        # Send no more requests to a broker without figures. So a hanging broker delays a round by only one timeout.
         alive = {name: address for name, address in masters.items() if not self._brokers[address].trouble}
         await asyncio.gather(
             *(self._replication(address) for address in alive.values()),
@@ -236,7 +236,7 @@ class Watcher:
         await self._publish()
 
     async def _ask(self, address: str, asking: Callable[[], Awaitable[T]], note: Callable[[str], object]) -> T | None:
-        """Return an answer within the budget; after an error, note it and return None."""
+        """Return an answer within the budget. After an error, call ``note`` with its text and return None."""
         try:
             return await self._paces[address].run(asking)
         except TimeoutError:
@@ -265,7 +265,7 @@ class Watcher:
             try:
                 return await calls.fetch(HaRuntimeInfo, address, code)
             except PeerRefused as error:
-                # Do not repeat it: a 4.9 broker logs each unknown request.
+                # Do not repeat the request: a 4.9 broker logs each unknown request.
                 if error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:  # before 5.0
                     self._no_ha.add(address)
                 raise
@@ -317,7 +317,7 @@ class Watcher:
         )
 
     async def _pops(self, alive: dict[str, str]) -> None:
-        """Request the messages that are popped and not acknowledged."""
+        """Request the numbers of messages that are popped and not acknowledged, by group."""
         now_ms = self._clock.monotonic_ms()
         if now_ms - self._popped_at < TABLES_MS:
             return
@@ -395,7 +395,7 @@ class Watcher:
     # -- the snapshot
 
     async def _publish(self) -> None:
-        """Build the next snapshot, in steps that yield to the event loop."""
+        """Build the next snapshot in steps that yield to the event loop, and call the followers."""
         now_ms, then_ms = self._clock.now_ms(), self._clock.monotonic_ms()
         found = lags(row for tables in self._tables.values() for row in tables.progress)
         await asyncio.sleep(0)
@@ -488,7 +488,7 @@ class Watcher:
         return groups
 
     def _add_movement(self, group: GroupState) -> None:
-        """Add how the group moved since the earlier samples of its masters."""
+        """Add the changes of a group since the earlier samples of its masters, and its popped messages."""
         moved = [(one.moved[group.name], one.moved_ms) for one in self._tables.values() if group.name in one.moved]
         if moved:
             group.late = sum(one.late for one, __ in moved)
@@ -517,7 +517,7 @@ class Watcher:
 
 
 def _add_progress(tables: _Tables, rows: list[GroupProgress], now_ms: float) -> None:
-    """Replace a master's report on groups, and sum up their movement in the last `TREND_MS`."""
+    """Replace the progress of groups at a master, and add up their changes in the last `TREND_MS`."""
     if tables.progress_at >= 0:
         tables.steps.append((now_ms - tables.progress_at, movements(tables.progress, rows)))
     tables.progress, tables.progress_at = rows, now_ms
@@ -529,12 +529,12 @@ def _add_progress(tables: _Tables, rows: list[GroupProgress], now_ms: float) -> 
             moved = tables.moved.setdefault(group, Movement())
             moved.consumed += one.consumed
             moved.grew += one.grew
-            # Only from the last step: a minute would be too long to notice a group that has just stopped.
+            # Use only the last step: a minute would be too long to notice a group that has just stopped.
             moved.late = one.late
 
 
 async def _steps(things: Collection[T]) -> AsyncIterator[T]:
-    """Yield the items, and yield to the event loop after each few hundred."""
+    """Yield the items, and let the event loop run after each `STEP` items."""
     for number, one in enumerate(things, 1):
         yield one
         if number % STEP == 0:
@@ -542,11 +542,11 @@ async def _steps(things: Collection[T]) -> AsyncIterator[T]:
 
 
 def _silently(_: str) -> None:
-    """Ignore the failure of a request that is repeated anyway: figures without an answer are shown as unknown."""
+    """Ignore the error of a request that is repeated anyway. Figures without an answer are shown as unknown."""
 
 
 def _next_state(known: BrokerState | None, row: BrokerRow) -> BrokerState:
-    """Return a separate state for the new snapshot, with the last known figures."""
+    """Return a new state for the next snapshot, with the last known figures of the broker."""
     if known is None or known.row.broker_id != row.broker_id:
         return BrokerState(row=row)
     return BrokerState(
@@ -556,7 +556,7 @@ def _next_state(known: BrokerState | None, row: BrokerRow) -> BrokerState:
 
 
 def _turn(waiting: deque[str], known: set[str], first: list[str], count: int) -> list[str]:
-    """Return the next names: the wanted ones first, then the others in turn."""
+    """Return the next names to request: first the names of open pages, then other names in turn."""
     if not waiting or len(waiting) > 2 * len(known) + 1:
         waiting.clear()
         waiting.extend(sorted(known))
@@ -571,7 +571,7 @@ def _turn(waiting: deque[str], known: set[str], first: list[str], count: int) ->
 
 
 def _joined(answers: list[ConsumerConnection]) -> ConsumerConnection | None:
-    """Return the answers of several brokers about one group as one; None: no broker answered."""
+    """Return one answer made from the answers of several brokers about a group; None if no broker answered."""
     if not answers:
         return None
     online = [one for one in answers if one.connection_set] or answers[:1]

@@ -1,4 +1,4 @@
-// A line under the pointer, and the time it stands at. The figures themselves are in the chart's table.
+// Draw a line at the pointer, with its time. The figures are in the table of the chart.
 const clock = (at, span) => new Date(at).toISOString().slice(...(span > 864e5 ? [5, 16] : [11, 19])).replace("T", " ");
 
 document.addEventListener("pointermove", (event) => {

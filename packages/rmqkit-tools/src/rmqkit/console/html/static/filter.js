@@ -1,4 +1,4 @@
-// A filter asks the server a moment after the last key: the address is always that of what is shown.
+// A filter requests the page 250 ms after the last key. The address is always the address of the shown page.
 for (const field of document.querySelectorAll("input[data-filter]")) {
   let waiting = 0;
   let asked = field.value;
@@ -21,7 +21,7 @@ for (const field of document.querySelectorAll("input[data-filter]")) {
     waiting = setTimeout(go, 250);
   });
 }
-// Fields that are empty are left out of the address.
+// The address contains no empty fields.
 for (const form of document.querySelectorAll("form.grid")) {
   form.addEventListener("submit", () => {
     for (const field of form.elements) if (field.name && !field.value) field.disabled = true;

@@ -1,4 +1,4 @@
-// Single keys, which can be switched off (WCAG 2.1.4); none while somebody types.
+// Shortcuts with single keys. They can be switched off (WCAG 2.1.4), and are ignored while the user types.
 const base = document.body.dataset.keys;
 const places = { o: "", t: "topics", r: "groups", b: "brokers", c: "clients", d: "dead", h: "ha" };
 const help = document.getElementById("help");
@@ -8,7 +8,7 @@ let row = -1;
 
 const kept = () => { try { return localStorage.getItem("rmq-keys-off") === "1"; } catch { return false; } };
 off.checked = kept();
-off.addEventListener("change", () => { try { localStorage.setItem("rmq-keys-off", off.checked ? "1" : "0"); } catch { /* kept for this page only */ } });
+off.addEventListener("change", () => { try { localStorage.setItem("rmq-keys-off", off.checked ? "1" : "0"); } catch { /* the choice is only for this page */ } });
 
 function step(by) {
   const rows = [...document.querySelectorAll("table[data-rows] tbody tr")];

@@ -1,4 +1,4 @@
-// Refreshes: one stream of events for the visible page. A hidden tab has none. Focus and open details stay.
+// Refreshes: a visible page has one stream of events, a hidden tab has no stream. Focus and open details stay.
 import { zones } from "./zones.js";
 
 const live = document.getElementById("live");
@@ -19,10 +19,10 @@ const nameOf = (one) => `${one.closest("section, figure, article")?.querySelecto
 function put(html) {
   const focused = selectorOf(document.activeElement);
   const selection = document.getSelection();
-  if (selection && !selection.isCollapsed && live.contains(selection.anchorNode)) return; // somebody copies text
+  if (selection && !selection.isCollapsed && live.contains(selection.anchorNode)) return; // the user is selecting text
   const open = new Set([...live.querySelectorAll("details[open]")].map(nameOf));
   const scrolled = [...live.querySelectorAll(".scroll, pre")].map((one) => [one.scrollLeft, one.scrollTop]);
-  live.innerHTML = html; // made by our own templates, which escape every value
+  live.innerHTML = html; // from our own templates, which escape every value
   for (const one of live.querySelectorAll("details")) if (open.has(nameOf(one))) one.open = true;
   live.querySelectorAll(".scroll, pre").forEach((one, at) => {
     if (scrolled[at]) [one.scrollLeft, one.scrollTop] = scrolled[at];
@@ -49,7 +49,7 @@ if (live?.dataset.events) {
   open();
 }
 
-// The tail of a topic: rows on top, as many as are kept.
+// The tail of a topic: new rows are added at the top, and the oldest rows beyond the limit are removed.
 const tail = document.getElementById("tail");
 function follow() {
   if (source || isPaused || document.hidden) return;
@@ -60,7 +60,7 @@ function follow() {
     const rows = document.createElement("template");
     rows.innerHTML = event.data;
     body.prepend(...[...rows.content.querySelectorAll("tr")].reverse());
-    // After a pause the next stream continues here.
+    // After a pause, the next stream continues at this id.
     if (event.lastEventId) {
       const next = new URL(tail.dataset.stream, location);
       next.searchParams.set("after", event.lastEventId);

@@ -1,4 +1,4 @@
-// Light and dark without a round trip.
+// Switch between light and dark without a request to the server.
 import { zones } from "./zones.js";
 
 const root = document.documentElement;

@@ -1,5 +1,5 @@
-// Each time in the browser's own zone beside UTC. Imported by others, so it does nothing by itself: a module that is
-// loaded as a script too, with its version in the address, runs twice.
+// Show each time in the zone of the browser in addition to UTC. This module only exports a function, because it would
+// run twice if a page also loaded it as a script, with a version in the address.
 export function zones(part = document) {
   for (const time of part.querySelectorAll("time[datetime]:not([title])")) {
     const at = new Date(time.dateTime);
