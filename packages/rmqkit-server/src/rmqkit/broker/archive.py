@@ -61,7 +61,7 @@ READS_MAX = 512
 READS_OF_CONNECTION = 32
 WAITING_OF_SEGMENT = 128
 _LOOKED_UP = ""
-"""The name that stands for the unknown segments of a search for a key, a time or a record."""
+"""The key for the limit of searches for a key, a time or a record. Their segments are not known in advance."""
 
 _log = logging.getLogger(__name__)
 

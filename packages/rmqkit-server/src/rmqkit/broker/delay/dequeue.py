@@ -316,8 +316,8 @@ class Dequeue:
             self._end_second()
 
     def _left_out(self, due: _Due, position: int) -> int | None:
-        """Return the topic hash of a unit whose record is deleted or damaged, or was delivered by another broker.
-        Return None for any other unit."""
+        """Return the topic hash of a unit if its record is deleted or damaged, or was delivered by another broker.
+        Otherwise return None."""
         state = self._state
         unit = state.files.log.unit(position)
         is_left_out = unit is not None and (

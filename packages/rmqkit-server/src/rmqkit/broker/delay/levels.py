@@ -11,7 +11,7 @@ case                                result
 ==================================  ==========================================================================
 clock set back                      due when the delay has passed by the loop's time
 clock set forward                   due by the wall clock, noticed within `_LOOK_MS_MAX`
-due later than now + its delay      due now: the table changed, or the clock was set back before the start
+due later than now + its delay      due now: the setting changed, or the clock was set back before the start
 level not in ``messageDelayLevel``  its messages are delivered at the times in their entries
 record expired                      skipped
 record or entry damaged             skipped and logged

@@ -500,7 +500,7 @@ class Enqueue:
             state.enqueued += plain + markers
 
     def _slot_for(self, time_ms: int) -> int:
-        """Return the time of the slot for a message: its own, or an earlier one."""
+        """Return the time of the slot for a message: its own time, or an earlier time if the message is rolled."""
         state = self._state
         excess_ms = time_ms - state.write_ms - self._window * state.precision_ms
         if excess_ms < 0:

@@ -65,7 +65,7 @@ class PopAssignmentHandlers(Handlers[PopContext]):
             remark = f"strategy {asked.strategy_name} is not supported: use {' or '.join(_STRATEGIES)}"
             return reply(command, ResponseCode.SYSTEM_ERROR, remark)
         if asked.client_id not in client_ids:
-            # Not an empty list: Apache's client then drops all queues. Without a list it keeps its queues.
+            # Send no list: without a list Apache's client keeps its queues. For an empty list it drops all queues.
             return reply(command, body=b"{}")
         wanted = self._mode(asked.topic, asked.consumer_group)
         queues, is_pop = await self._queues(asked.topic), wanted.mode == RequestMode.POP.value

@@ -6,7 +6,7 @@ topic only when it starts. It begins after the committed offset of the group CID
 offset of the last record before all pending records.
 
 ============================  =======================================================================================
-difference to the reference   details
+difference from reference     details
 ============================  =======================================================================================
 records go directly to the    the due times are in memory, so no timer is needed. Apache's broker can read such a
 revive topic, not through     store: it waits for the time in the check point
@@ -326,7 +326,8 @@ class CheckPointStore:
     # -- inside
 
     def _left(self, key: AckKey, offsets: Iterable[int]) -> tuple[InFlightPop | None, list[int]]:
-        """Return the pop with this key and those of the offsets that are pending, or None and no offsets."""
+        """Return the pop with this key, and the offsets that are still pending. Return None and no offsets if no offset
+        is pending."""
         pending = self._table.get(key)
         # No client has the handle before the check point is stored. An ack with a guessed handle would complete a pop
         # that may still be refused.
@@ -388,7 +389,7 @@ class CheckPointStore:
         read, results = self._read, list[PutResult]()
         for one in run:
             queue_offset = one.queue_offset
-            if read.get(one.queue_id) == queue_offset:  # as `_know`
+            if read.get(one.queue_id) == queue_offset:  # like `_know`, without the call
                 read[one.queue_id] = queue_offset + 1
             results.append(PutResult(_OK, one.physical_offset, one.physical_offset + one.size, queue_offset))
         return results
@@ -426,7 +427,7 @@ class CheckPointStore:
             self._offsets.commit(popped.group, popped.topic, popped.queue_id, end)
 
     def _load(self, popped: PopCheckPoint, left: set[int], revive_queue_id: int, revive_offset: int) -> None:
-        """Make a check point pending that was read from the revive topic."""
+        """Add a check point that was read from the revive topic to the pending check points."""
         topic, group, queue_id, pop_time = popped.topic, popped.group, popped.queue_id, popped.pop_time
         key = (topic, group, queue_id, popped.start_offset, pop_time)
         # If the pop time is in the future, the clock was set back since the pop: start its invisible time now.

@@ -67,7 +67,7 @@ __all__ = ["PopAckHandlers", "PopHandlers"]
 _log = logging.getLogger(__name__)
 
 _COUNT_MAX = 32
-_READ = int(Permission.READ)  # an operation with the member itself costs two calls, reading it one
+_READ = int(Permission.READ)  # an operation with the enum member costs two calls, and reading it one call
 _OK = PutStatus.OK
 _LATE_MS = 500
 # Up to this size a copy costs less than a write of several pieces.

@@ -65,7 +65,7 @@ _FROM_END = 1
 _HEAD = struct.Struct(">i16xq")
 """The size and the queue offset at the start of a record."""
 _PRIORITY_FACTOR_MAX = 100
-_READ = int(Permission.READ)  # an operation with the member itself costs two calls
+_READ = int(Permission.READ)  # an operation with the enum member costs two calls
 
 
 class PopRead:
@@ -199,7 +199,7 @@ class PopRead:
         if not with_retries:
             return [own]
         retries = self._retries()
-        if self._fetched is not None:  # messages of other queues would leave no room for the fetched messages
+        if self._fetched is not None:  # messages of other queues would take the room of the fetched messages
             return [one for one in (own, *retries) if one[0] == self._fetched.topic]
         return [*retries, own] if retries_first else [own, *retries]
 

@@ -73,7 +73,7 @@ class Revive:
             try:
                 fetched = await self._fetch(pending)
                 if self._is_wanted(pending):
-                    # In a thread, as the table may have thousands of topics.
+                    # Write the table in a thread: it may have thousands of topics.
                     await self._topics.ensure_shared(self._retry_topic(pending), 1)
                 if pending.left:  # acks may have arrived meanwhile
                     self._revive(pending, fetched)

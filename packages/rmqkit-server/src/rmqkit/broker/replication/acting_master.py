@@ -10,10 +10,10 @@ event                 action
 ====================  ==========================================================================================
 the slave's id is     delivery of delayed and timed messages and check-back start, from the last copied positions
 the lowest
-a lower id returns    both stop after running deliveries. A returning master may request the stop, to adopt the
-                      offsets (`PreOnline`). It has 30 s to register then
+a lower id returns    delivery and check-back stop after running deliveries. A returning master may request the stop,
+                      to adopt the offsets (`PreOnline`). It has 30 s to register then
 a master appears      the slave copies its tables and log, and answers held pulls: clients then go to the master
-the master disappears the slave no longer copies its tables
+the master is gone    the slave no longer copies its tables
 ====================  ==========================================================================================
 
 The slave requests the members from all name servers every second, and when a name server sends a notice. The slave acts
@@ -34,8 +34,7 @@ timed messages that it never had are delivered. If a member does not answer, the
 name servers list the member, at most `_TRIES` times. Then the broker registers without the member's progress, which
 repeats messages but loses none.
 `PreOnline` runs only with ``enableSlaveActingMaster``, and not with ``skipPreOnline``.
-Loop only. Source: behaviour.md §1.8, §10.5;
-remoting.md §4.4.
+Loop only. Source: behaviour.md §1.8, §10.5; remoting.md §4.4.
 """
 
 from __future__ import annotations
@@ -192,7 +191,7 @@ class ActingMaster:
             # Answer held pulls: their clients wait here for messages that the master has, and then go to the master.
             self._context.long_polling.wake_all()
             _log.info("the master is %s, its log is at %s", master, ha_address)
-        self._master = master  # last: after an error above, the next look-up tries again
+        self._master = master  # set it last: after an error above, the next look-up tries again
 
     async def _ha_address_of(self, master: str) -> str | None:
         """Return the HA address of a master, or None if the answer does not have it. The registration returns it

@@ -85,7 +85,7 @@ class SlaveCopies:
         return acked[copies - 2] if len(acked) > copies - 2 else -1
 
     def in_sync_count(self) -> int:
-        """Return the number of brokers that are less than ``haMaxGapNotInSync`` behind, including this one."""
+        """Return the number of brokers that lag by less than ``haMaxGapNotInSync``, including this broker."""
         return 1 + sum(self._is_in_sync(link) for link in self.counting())
 
     def confirmed_offset(self) -> int:

@@ -136,7 +136,7 @@ class EscapeBridge:
         await self._calls.ask(queue.address, RequestCode.SEND_MESSAGE_V2, header, body=body)
 
     async def _queue(self, topic: str) -> _Queue:
-        """Return the next queue of a topic at other brokers' masters, in turn."""
+        """Return the next queue of a topic, in rotation over the queues at other brokers' masters."""
         # Only one request at a time: messages that are due together share one request for the route of their topic.
         async with self._asking:
             known = self._queues.get(topic)

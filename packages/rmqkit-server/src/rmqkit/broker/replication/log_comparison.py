@@ -9,7 +9,7 @@ the bounds of the master's log (GET_BROKER_RUNTIME_INFO) and a few more records,
 the master has                              action
 ==========================================  ===========================================================
 the same record                             the slave follows the master
-another record, or no record although its   the slave searches the point of divergence, logs it once, and
+another record, or no record although its   the slave finds the point of divergence, logs it once, and
 log continues after the offset              stops for good (`HaSlave.is_diverged`)
 no record: its log is equal, but shorter    the slave is ahead: it logs this once, compares again with
                                             every try, and serves no messages meanwhile

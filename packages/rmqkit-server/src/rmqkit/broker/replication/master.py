@@ -10,7 +10,7 @@ the slave                                action of the master
 needs data                               sends the dispatched data: durable with SYNC_FLUSH, otherwise committed
 does not read                            waits until the slave reads again
 has all data                             sends a heartbeat after ``haSendHeartbeatInterval`` without other frames
-is silent for ``haHousekeepingInterval`` closes the link
+is silent for haHousekeepingInterval     closes the link
 reports an offset after the end of the   closes the link: the slave's log has another history
 log, or after the sent data
 needs data that retention has deleted    sends only heartbeats, like the reference, and logs this once. The slave

@@ -204,7 +204,7 @@ class HaSlave:
     async def _follow_master(self, master: _Master) -> object:
         """Connect and append frames until the link closes. Return or raise the reason for the close."""
         self._dispatch()  # retry queues that the disk refused
-        if self.divergence is not None:  # the dispatch just found it
+        if self.divergence is not None:  # the dispatch found the divergence
             raise self.divergence
         self._check_disk()
         # Cut a partial record that a crash left: the master would continue after it.

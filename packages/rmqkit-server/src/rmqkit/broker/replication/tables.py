@@ -6,7 +6,7 @@ table                         code  port   action of the slave
 topics, also static topics      21  fast   replaces its own table if the versions differ
 consumer offsets                43  main   merges them into its own table. Offsets that only the slave has stay
 delay offsets                   45  main   replaces its own table
-groups, their forbidden topics 201  main   replaces its own table if the versions differ
+groups and forbidden topics    201  main   replaces its own table if the versions differ
 request modes                  402  main   writes them into their file
 waiting timed messages          61  fast   replaces its own counts if the versions differ
 timer check point               60  fast   adopts it (`Timer.replace_with`). It is requested every 3 s

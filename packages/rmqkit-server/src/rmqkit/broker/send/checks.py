@@ -37,7 +37,7 @@ __all__ = ["NO_BODY", "SCHEDULED", "SendChecks", "SendContext", "decode_v1", "de
 SCHEDULED = (names.SCHEDULE_TOPIC, names.TIMER_TOPIC)
 """The topics that store messages until they are due."""
 
-_ASKS_FOR_TRIES_SINCE = 121  # 3.4.9
+_ASKS_FOR_TRIES_SINCE = 121  # the number of version 3.4.9
 
 _MAY_MISS_LONG = {"producerGroup": "", "defaultTopic": "", "defaultTopicQueueNums": "4"}
 _MAY_MISS_SHORT = {"a": "", "c": "", "d": "4"}

@@ -474,7 +474,7 @@ def _system_topics(settings: BrokerSettings) -> list[TopicConfig]:
 
 
 def _sys_flag(topic: str, *, unit: bool) -> int:
-    """Return the system flag of a topic: with ``unit`` UNIT, or UNIT_SUB for a retry topic."""
+    """Return the system flag of a topic. With ``unit`` it is UNIT, or UNIT_SUB for a retry topic; otherwise 0."""
     # These are bits of Apache's TopicSysFlag. Name servers use them to list topics (codes 311 to 313).
     return (2 if topic.startswith(names.RETRY_PREFIX) else 1) if unit else 0
 

@@ -16,8 +16,8 @@ is a copy, and its original is in an op message        passed
 is not the newest copy of its transaction              passed (`open`)
 is younger than its own immunity                       stored again at the end of the half queue, with the offset of
                                                        its original. The counter does not change: no producer was asked
-producers were asked ``transactionCheckMax`` times, or copied to ``TRANS_CHECK_MAX_TIME_TOPIC`` for operators, and
-its age (after its own immunity) is greater than the   passed, which has the effect of a rollback
+was asked about ``transactionCheckMax`` times, or its  copied to ``TRANS_CHECK_MAX_TIME_TOPIC`` for operators, and
+age (after its own immunity) is greater than the       passed, which has the effect of a rollback
 retention of the store
 any other half message                                 stored again with an increased counter, and one live producer of
                                                        its group is asked

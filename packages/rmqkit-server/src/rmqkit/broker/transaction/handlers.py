@@ -141,7 +141,7 @@ class TransactionHandlers(Handlers[TransactionContext]):
             if self._context.clock.now_ms() - half.born_timestamp > max(
                 timeout_ms, immunity_ms(own_immunity, timeout_ms)
             ):
-                return ResponseCode.ILLEGAL_OPERATION, _NO_REMARK  # the producer is asked instead
+                return ResponseCode.ILLEGAL_OPERATION, _NO_REMARK  # check-back asks the producer instead
         group = properties.get(property_names.PRODUCER_GROUP)
         if group is None or header.producer_group != group:
             return ResponseCode.SYSTEM_ERROR, "The producer group wrong"
