@@ -10,7 +10,7 @@ disk fills and puts are refused, but nothing is lost. Segments are written one a
 never waits for the threads. At most `READS_OF_SEGMENT` threads read one segment, and as many answer queries. So an
 object that loads slowly delays only its own readers. The number of waiting reads is limited, too: `READS_MAX` in all,
 `READS_OF_CONNECTION` for a connection, `WAITING_OF_SEGMENT` for a segment. A request above these limits gets an answer
-that makes the client retry. The memory of a read is released when the loop has handled the result.
+that makes the client retry. A read holds memory only until the loop has handled its result.
 
 For clients a queue begins at the first archived message. Handlers use the archive as
 `rmqkit.broker.older.OlderMessages`: a read returns the missing messages, and is repeated after they were fetched. After

@@ -240,7 +240,7 @@ class Counts:
         for table in tables:
             for key in [key for key in table if is_gone(key[0])]:
                 del table[key]
-                # Drop the noted kinds, too: they refer to entries of these tables, and would count in dropped ones.
+                # Drop the noted kinds, too: they refer to entries of the tables, and one of these entries is dropped.
                 self._drop_kinds()
 
     # ---- inside

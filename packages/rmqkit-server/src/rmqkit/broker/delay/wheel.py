@@ -184,7 +184,7 @@ class TimerState:
             number = None if unit is None else self._number_of(unit)
             if number is not None:
                 self.left_out.add(number)
-        # Remember the second: a second rebuild for it would not help, and damage in the topic would cause endless ones.
+        # Remember the read time, so that it causes only one rebuild: damage in the topic would cause endless rebuilds.
         known, self._broken_ms = self.checkpoint(is_follower=False), self.read_ms
         _log.warning("timer log and wheel: %s: reading the timer topic from its start", why)
         self.files.start_over(known)

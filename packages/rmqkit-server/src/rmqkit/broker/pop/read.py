@@ -10,7 +10,7 @@ first offset                the group's committed offset. For a group without an
                             ``initMode`` 1 the end of the queue, unless the whole queue is still in memory
 changes                     a check point for each queue, and the group's offset moves past the messages. In order: the
                             popped messages are recorded, and the group's offset moves to the first of them
-an illegal offset           is corrected, and the queue is read once again
+an illegal offset           is corrected, and the queue is read again, but only once
 deleted from the log        messages are fetched before the pop if another place has them, from one queue at a time:
                             `pop` returns `Missing` and changes nothing. With `Fetched` messages it reads only their
                             queue
