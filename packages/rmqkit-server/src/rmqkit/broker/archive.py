@@ -1,23 +1,25 @@
 """The archive of a broker's log: it stores old files, and serves consumers that read far back.
 
-With ``archive=PATH`` (or an address, `rmqkit.store.archive.places`) a master writes every full file of its log, after
-it is on the disk and dispatched, as a segment below ``PATH/brokerName``. Retention then deletes only files whose
-segment was written, read back and compared, even if the disk is full: if the place cannot be reached, the disk fills
-and puts are refused, but nothing is lost. Segments are written one after the other, in a separate process
+With ``archive=PATH`` (or an address, `rmqkit.store.archive.places`) a master writes every full file of its log as a
+segment below ``PATH/brokerName``, when the file is on the disk and dispatched. Retention then deletes a log file only
+after its segment was written, read back and compared, even if the disk is full. If the place cannot be reached, the
+disk fills and puts are refused, but nothing is lost. Segments are written one after the other, in a separate process
 (`rmqkit.store.archive.seal`). A slave writes no segments, and deletes no file that its master has not archived.
 
-`READS_AT_ONCE` threads answer pulls from before the log and queries for deleted messages from the segments; the loop
-never waits for them. At most `READS_OF_SEGMENT` threads read one segment, and as many answer queries. So an object that
-loads slowly delays only its own readers. The number of waiting reads is limited, too: `READS_MAX` in all,
-`READS_OF_CONNECTION` for a connection, `WAITING_OF_SEGMENT` for a segment. Requests above these limits get an answer
-that makes the client retry. A read holds its data, and its result until the loop handles it, only while the read runs.
-For clients a queue begins where its archive begins. Handlers use the archive as `rmqkit.broker.older.OlderMessages`:
-their reads return the missing messages, and are repeated after these were fetched. After a start, and while the place
-cannot be read, the broker does not know the archived messages. Then clients that request messages from before the log
-have to retry: if they moved to the start of the log instead, they would miss all archived messages.
+`READS_AT_ONCE` threads read the segments for pulls from before the log and for queries of deleted messages. The loop
+never waits for the threads. At most `READS_OF_SEGMENT` threads read one segment, and as many answer queries. So an
+object that loads slowly delays only its own readers. The number of waiting reads is limited, too: `READS_MAX` in all,
+`READS_OF_CONNECTION` for a connection, `WAITING_OF_SEGMENT` for a segment. A request above these limits gets an answer
+that makes the client retry. A read holds memory only until the loop has handled its result.
 
-Segments may be deleted while the broker runs; `rmqkit.store.archive.archive` describes the reads then. A master lists
-the place again every `LIST_SECONDS`, a slave in each round.
+For clients a queue begins at the first archived message. Handlers use the archive as
+`rmqkit.broker.older.OlderMessages`: a read returns the missing messages, and is repeated after they were fetched. After
+a start, and while the place cannot be read, the broker does not know the archived messages. Clients that request
+messages from before the log then have to retry: if they moved to the start of the log, they would miss all archived
+messages.
+
+Segments may be deleted while the broker runs. `rmqkit.store.archive.archive` describes the reads in this case. A master
+lists the place again every `LIST_SECONDS`, and a slave in each round.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ from rmqkit.store.settings import StoreSettings
 __all__ = ["ROUND_SECONDS", "LogArchive"]
 
 ROUND_SECONDS = 10.0
-"""The time between two rounds that look for files to archive, or at a slave for segments of its master."""
+"""The time between two rounds. A master looks for files to archive, and a slave for segments of its master."""
 
 LIST_SECONDS = 600.0
 """The time between two listings of a master's segments. The log file of a deleted segment is archived again."""
@@ -59,7 +61,7 @@ READS_MAX = 512
 READS_OF_CONNECTION = 32
 WAITING_OF_SEGMENT = 128
 _LOOKED_UP = ""
-"""The segment of a search for a key, a time or a record, whose segments are not known in advance."""
+"""The key for the limit of searches for a key, a time or a record. Their segments are not known in advance."""
 
 _log = logging.getLogger(__name__)
 
@@ -75,14 +77,14 @@ class _Turns:
 
 
 class LogArchive:
-    """The archive of one broker; loop only.
+    """The archive of one broker. Loop only.
 
     Attributes:
         process: the process that writes a segment, or None.
-        needs: each returns the physical offset from which a part of the broker reads the log, or None.
+        needs: functions that return the physical offset from which a part of the broker reads the log, or None.
 
     Args:
-        writes: whether segments are written; False at a slave.
+        writes: True if segments are written; False at a slave.
 
     Raises:
         ExtraMissing, StoreError: ``archive`` is neither a path nor an address.
@@ -98,7 +100,7 @@ class LogArchive:
         self._rounds_to_list = 0
         self._changes = 0
         self._gaps: set[tuple[int, int]] = set()
-        self._threads = ThreadPoolExecutor(READS_AT_ONCE + 1, "archive")  # one more for the round
+        self._threads = ThreadPoolExecutor(READS_AT_ONCE + 1, "archive")  # one more thread for the round
         self._turns = asyncio.Semaphore(READS_AT_ONCE)
         self._turns_of: dict[str, _Turns] = {}
         self._reads: Counter[Connection] = Counter()
@@ -113,19 +115,19 @@ class LogArchive:
 
     @property
     def kept_from(self) -> int:
-        """The physical offset from which on retention has to keep the log. Data before it is archived and contains no
-        waiting messages: delayed, timed and half messages are read only from the log."""
+        """The physical offset from which on retention has to keep the log. Earlier data is archived and contains no
+        delayed, timed and half messages that still wait, because these are read only from the log."""
         return min([self.archived_to, *(offset for need in self.needs if (offset := need()) is not None)])
 
     @property
     def archived_to(self) -> int:
         """The physical offset up to which the log is archived."""
-        # 0 while the segments are not known, so that retention keeps all files.
+        # Return 0 while the segments are not known, so that retention keeps all files.
         return self._archive.covered(self._store.min_physical_offset) if self._is_known else 0
 
     async def round(self) -> None:
-        """List the segments, and write segments of full files; retention keeps these files until then.
-        Raises StoreError, OSError: the place cannot be reached, or belongs to another log; the next round retries."""
+        """List the segments, and write segments of full files. Retention keeps a file until its segment is written.
+        Raises StoreError, OSError: the place cannot be reached, or belongs to another log. The next round retries."""
         async with self._round:
             self._unreadable = ""
             await self._work()
@@ -136,14 +138,14 @@ class LogArchive:
             await self._seal(work)
 
     def stop(self) -> None:
-        """Stop a running round soon. A partial segment is ignored and written again after the next start."""
+        """Stop a running round soon. A partial segment is ignored, and is written again after the next start."""
         self._is_stopping = True
         if self.process is not None:
             self.process.kill()
 
     async def _look(self) -> None:
         if self._is_known and self._writes and self._rounds_to_list > 0:
-            self._rounds_to_list -= 1  # only this broker writes segments
+            self._rounds_to_list -= 1  # do not list each time: only this broker writes segments
             return
         await self._in_thread(self._archive.refresh)
         log_end = self._store.max_physical_offset
@@ -176,10 +178,10 @@ class LogArchive:
     def _next(self) -> Work | None:
         """Return the work for the oldest full file that is not archived, or None."""
         start, store = self.archived_to, self._store
-        # On the disk: a segment must not contain data that the log loses in a crash. Dispatched: a file must not be
-        # deleted before its queue entries exist.
+        # The file must be on the disk: a segment must not contain data that the log loses in a crash. The file must be
+        # dispatched: it must not be deleted before its queue entries exist.
         ready = min(store.durable_offset, store.dispatched_offset)
-        # Without the last file, which is still written.
+        # Skip the last file, which is still being written.
         file = next((one for one in store.log.queue.files[:-1] if one.start == start and one.end <= ready), None)
         if file is None:
             return None
@@ -187,7 +189,7 @@ class LogArchive:
         return Work(str(file.path), start, self._settings.archive, self._below, tags, log_id)
 
     async def _seal(self, work: Work) -> None:
-        """Write one segment. Raises StoreError: it could not be written."""
+        """Write one segment. Raises StoreError: the segment could not be written."""
         written = await self._writing(msgspec.json.encode(work) + b"\n")
         # `stop` may have killed the process. Then the partial segment is not an error.
         if self._is_stopping:
@@ -208,7 +210,7 @@ class LogArchive:
             _log.warning(said, work.path, sealed.other_bytes, shlex.quote(str(self._store.root)))
 
     async def _writing(self, line: bytes) -> bytes:
-        """Run the work in a separate process. Return the line that it prints; empty if it died."""
+        """Run the work in a separate process. Return the line that the process prints; empty if the process died."""
         pipe = asyncio.subprocess.PIPE
         process = self.process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "rmqkit.store.archive.seal"), stdin=pipe, stdout=pipe
@@ -219,27 +221,27 @@ class LogArchive:
             self.process = None
 
     def close(self) -> None:
-        """Stop the threads, after their running reads."""
+        """Stop the threads after their running reads."""
         self._threads.shutdown(cancel_futures=True)
 
     # ---- reading
 
     def min_offset(self, topic: str, queue_id: int) -> int:
-        """Return the offset of the first message of a queue that can be pulled, if the archive is known."""
+        """Return the offset of the first message of a queue that can be pulled, from the log or the known archive."""
         return self._archive.min_offset(topic, queue_id, self._store.min_offset(topic, queue_id))
 
     def first_offset(self, topic: str, queue_id: int) -> int:
-        """Return the offset of a queue's first message, for groups that begin there.
+        """Return the offset of a queue's first message, for groups that begin at this message.
         Raises PeerRefused: the archive is not known yet."""
         if self._store.min_offset(topic, queue_id) > 0:
             self._need()
         return self.min_offset(topic, queue_id)
 
     def has(self, topic: str, queue_id: int, queue_offset: int) -> bool:
-        """Return True if a message that is not in the log, or a later one, is or may be archived. Also for an offset
-        before the first archived message: `get` returns the offset of that message."""
+        """Return True if a message that is not in the log, or a later message, is or may be archived. The result is
+        also True for an offset before the first archived message: `get` then returns the offset of this message."""
         if queue_offset >= self._store.max_offset(topic, queue_id):
-            return False  # the archived messages are of a deleted topic of this name
+            return False  # archived messages with this offset belong to a deleted topic of the same name
         return not self._is_known or self._archive.has(topic, queue_id, queue_offset)
 
     def _need(self) -> None:
@@ -258,7 +260,8 @@ class LogArchive:
         codes: frozenset[int] | None = None,
         accept: Callable[[memoryview], bool] | None = None,
     ) -> GetResult:
-        """Read a queue from a message on. Raises PeerRefused: the client has to retry. Raises StoreError, OSError."""
+        """Read a queue from an offset on. Raises PeerRefused: the client has to retry. Raises StoreError, OSError: the
+        messages cannot be read."""
         self._need()
         bytes_max = self._settings.transfer_bytes_in_memory_max
 
@@ -281,7 +284,7 @@ class LogArchive:
         return found
 
     async def record_at(self, connection: Connection, physical_offset: int) -> memoryview | None:
-        """Return the record at an offset of the log, or None. Raises like `get`."""
+        """Return the record at a physical offset, or None. Raises the same errors as `get`."""
         if physical_offset < self._store.min_physical_offset:
             self._need()
         try:
@@ -302,7 +305,8 @@ class LogArchive:
         *,
         bytes_max: int,
     ) -> list[memoryview]:
-        """Return the records with a key that were stored between two times (`Archive.query`). Raises like `get`."""
+        """Return the records with a key that were stored between two times (`Archive.query`). Raises the same errors as
+        `get`."""
         return await self._read(
             connection,
             _LOOKED_UP,
@@ -310,7 +314,8 @@ class LogArchive:
         )
 
     async def offset_by_time(self, connection: Connection, topic: str, queue_id: int, timestamp_ms: int) -> int | None:
-        """Return the offset of the first message stored at or after a time, or None. Raises like `get`."""
+        """Return the offset of the first message stored at or after a time, or None. Raises the same errors as
+        `get`."""
         if self._store.min_offset(topic, queue_id) > 0:
             self._need()
         return await self._read(
@@ -318,8 +323,8 @@ class LogArchive:
         )
 
     async def _read(self, connection: Connection | None, segment: str, read: Callable[[], T]) -> T:
-        """Read a segment, or search, within the limits. ``connection`` is None for the broker itself, which makes one
-        read after the other."""
+        """Read a segment, or search, within the limits. ``connection``: None for the broker itself, which makes only
+        one read at a time."""
         turns = self._turns_of.get(segment) or self._turns_of.setdefault(segment, _Turns())
         if connection is not None:
             if (
@@ -331,9 +336,9 @@ class LogArchive:
             self._reads[connection] += 1
         turns.count += 1
         try:
-            # Acquire the segment's limit first: reads that wait for a slow object must not occupy threads.
+            # Acquire the segment's semaphore first: reads that wait for a slow object must not occupy threads.
             async with turns.semaphore, self._turns:
-                # Refuse the read for a peer that does not read: its answers would only fill memory.
+                # Refuse the read if the peer does not read its answers: they would only fill memory.
                 if connection is not None and (connection.closed.done() or connection.unsent_bytes >= WRITE_BYTES_HIGH):
                     raise self._overloaded()
                 found = await self._in_thread(read)
@@ -353,7 +358,7 @@ class LogArchive:
                     del self._reads[connection]
 
     def _log_unreadable(self, error: OSError) -> None:
-        """Log why the place cannot be read, once a round, because many consumers may request it."""
+        """Log the reason why the place cannot be read, once per round, because many consumers may request reads."""
         if str(error) != self._unreadable:
             self._unreadable = str(error)
             _log.error("archive %s cannot be read, consumers of archived messages wait: %s", self._archive.place, error)

@@ -4,8 +4,8 @@
 event                     goes to
 ========================  =============================================================================================
 messages became readable  waiting pulls, waiting pops, the links to slaves
-a flush ended             a master's waiting answers (`Durability`); at a slave the reports to its master
-slaves have more data     a master's waiting answers
+a flush ended             the waiting answers of a master (`Durability`), or the reports of a slave
+slaves have more data     the waiting answers of a master
 log bytes were committed  the dispatcher (``transientStorePoolEnable``)
 topics were changed       the registration with the name servers
 a connection closed       clients, waiting pulls, waiting pops
@@ -94,7 +94,7 @@ HANDLERS = (
     *(AccessHandlers, RecallHandlers),
 )
 
-# The handlers of sends at a master; a slave accepts no messages.
+# The handlers of sends at a master. A slave accepts no messages.
 MESSAGE_HANDLERS = (SendHandlers, SendBackHandlers)
 
 _log = logging.getLogger(__name__)
@@ -102,15 +102,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class Assembly:
-    """The parts of one broker and their connections; loop only, but for the end of a flush.
+    """The parts of one broker and their connections. Loop only, except the end of a flush.
 
     Attributes:
         address: the address for clients, as ``host:port``.
         client: connections to other servers.
         counts: the counters for Prometheus; None without an exporter.
         context: the state that request handlers use.
-        durability: lets answers wait; unlike the context's it is never None.
-        master, slave: the role; one of both is None.
+        durability: the queue of waiting answers. It is never None, unlike ``context.durability``.
+        master, slave: the parts for the broker's role. One of them is None.
         registration: the registration with the name servers; None before `register_with`.
     """
 
@@ -153,7 +153,7 @@ class Assembly:
         if settings.broker_role is not BrokerRole.SLAVE:
             master = self.master = self._make_master(store)
             pop = PopService(folder, store, topics, groups, offsets, settings, clock, identity.store_host, archive)
-            # Slaves after the clients of this broker: they are sent data in the next tick anyway.
+            # Notify the slaves' links last: they send data only in the next tick.
             self._on_readable += [pop.waiting.arrived, pop.notifications.arrived, master.advanced]
         has_copies = waits_for_copies(settings)
         self.durability = Durability(
@@ -213,7 +213,7 @@ class Assembly:
             self.context.may_serve = lambda: slave.may_serve
 
     def load(self) -> None:
-        """Read the tables and recover the store. If a table cannot be read, nothing is written.
+        """Read the tables and recover the store. If a table cannot be read, no file is written.
         Raises StoreError: a table cannot be read, or the store cannot be opened."""
         context = self.context
         for table in (
@@ -223,16 +223,16 @@ class Assembly:
             table.load()
         if self.slave is not None:
             context.offsets.begin_copying()
-        # After the tables: recovery needs the queue types of the topics.
+        # Open the store after the tables: recovery needs the queue types of the topics.
         context.store.open()
-        # After the log: the timer recovers to its end, and pops read their check points from it.
+        # After the store: the timer recovers to the end of the log, and pops read their check points from the log.
         if context.timer is not None:
             context.timer.recover()
         if context.pop is not None:
             context.pop.load()
 
     def register_with(self, ha_address: str) -> Registration:
-        """Make the registration with the name servers. ``ha_address``: the address of the log for slaves."""
+        """Make the registration with the name servers. ``ha_address``: the address at which slaves read the log."""
         assert self.registration is None, "a broker has one registration"
         if not self.settings.namesrv_addr:
             _log.warning("no name server is configured: clients cannot find this broker; set namesrvAddr or -n")
@@ -249,7 +249,7 @@ class Assembly:
         return self.registration
 
     def add_handlers(self, mains: Sequence[Router], vip: Router, ha_address: str) -> None:
-        """Register the handlers of requests. The VIP port serves everything but pulls and pops."""
+        """Register the handlers of requests. The VIP port serves all requests except pulls and pops."""
         context, role = self.context, self.slave if self.master is None else self.master.copies
         assert role is not None, "a broker is a master or a slave"
         assert self.registration is not None, "the registration exists"
@@ -273,10 +273,10 @@ class Assembly:
                 handlers.register(port)
 
     def authorize(self, authentication: Authentication) -> None:
-        """Check requests with this broker's users, and with their policies if that is configured."""
+        """Check requests with this broker's users, and with their policies if this is configured."""
         context = self.context
         context.access.add(authentication.initial)
-        # Read for each request: every change of a user makes another mapping.
+        # Pass a function, not the mapping: every change of a user replaces the mapping.
         authentication.users = lambda: context.access.users
         self._authentication = authentication
         if self.authentication.authorization_enabled:
@@ -290,7 +290,7 @@ class Assembly:
             )
 
     def grpc_backend(self, router: Router) -> LocalBackend:
-        """Return the backend for a gRPC endpoint. ``router`` has this broker's handlers and refuses no client."""
+        """Return the backend for a gRPC endpoint. ``router``: has this broker's handlers and refuses no client."""
         from rmqkit.broker.grpc_backend import LocalBackend
 
         return LocalBackend(
@@ -325,7 +325,7 @@ class Assembly:
             is_batch_topic=self._is_batch_topic if is_replica else topics.is_batch_topic,
             on_arrival=self._readable if counts is None else self._readable_and_sampled,
             on_durable=self._flushed if self._is_sync else None,
-            # Called in the commit thread, but only the loop dispatches.
+            # The commit thread calls this, but only the loop may dispatch.
             on_committed=lambda: loop.call_soon_threadsafe(self.durability.dispatch),
             on_flushed=None if counts is None else counts.flush_ms.observe,
             bitmap_of=filters.bitmap_of if self.settings.filter_bitmaps else None,
@@ -374,22 +374,22 @@ class Assembly:
     # ---- events
 
     def _readable(self, requests: Sequence[DispatchRequest]) -> None:
-        """Pass on messages that became readable."""
+        """Pass messages that became readable to all listeners."""
         for listener in self._on_readable:
             listener(requests)
 
     def _readable_and_sampled(self, requests: Sequence[DispatchRequest]) -> None:
-        """Do the same as `_readable`, and measure for some runs how long messages took to become readable."""
+        """Do the same as `_readable`. For some runs, also measure the time until the messages became readable."""
         self._runs_to_sample -= 1
         if not self._runs_to_sample and self.counts is not None:
-            # After a flush or a commit there is one run for many messages: measure every run.
+            # Measure every run if a flush or a commit precedes it: there are few runs with many messages each.
             is_late = self._is_sync or self.store_settings.transient_store_pool
             self._runs_to_sample = 1 if is_late else _DISPATCHES_PER_SAMPLE
             self.counts.dispatched(requests)
         self._readable(requests)
 
     def _flushed(self, durable_offset: int, error: OSError | None) -> None:
-        """Handle the end of a flush. The flush thread calls this."""
+        """Pass the end of a flush to the waiting answers or to the slave. The flush thread calls this."""
         (self.durability if self.slave is None else self.slave.log).flushed(durable_offset, error)
 
     def _topics_changed(self, topics: list[TopicConfig]) -> None:

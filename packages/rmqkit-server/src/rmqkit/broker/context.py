@@ -1,24 +1,23 @@
-"""The state of an open broker, made by `rmqkit.broker.assembly`, and the order in which it stops.
+"""The state of an open broker, which `rmqkit.broker.assembly` makes, and the order in which the broker stops.
 
-Handlers never use the broker itself; each room has a Protocol with the parts of the `BrokerContext` that it uses.
+Handlers never use the broker itself. Each room has a Protocol with the parts of the `BrokerContext` that it uses.
 
-Each part registers its stop in a stage as soon as it has started. So a start that fails halfway stops everything that
-it has started. A stop goes through the stages in this order, and through the parts of a stage in the reverse order of
-their start:
+Each part registers its stop in a stage as soon as the part has started. So a start that fails halfway stops all parts
+that it has started. A stop runs the stages in this order, and the parts of a stage in the reverse order of their start:
 
 ===============  ======================================================================================================
 stage            action
 ===============  ======================================================================================================
-`ROUNDS`         periodic work stops; a running round ends first
-`SERVICES`       delay levels, timer and POP stop; at a slave replication
+`ROUNDS`         periodic work stops after its running round
+`SERVICES`       delay levels, timer and POP stop, or at a slave replication
 `REGISTRATION`   the broker unregisters from the name servers
 `CLIENTS`        clients get time to leave, held requests are answered, connections to other servers close
 `PORTS`          ports and their connections close: nothing is acknowledged after this
 `REPLICATION`    the HA port closes: all acknowledged data was offered to slaves
 `TABLES`         topics, groups, offsets and filters are written
 `OP_MESSAGES`    collected op messages are stored
-`STORE`          the store closes; the log is not written any more
-`DELIVERED`      the progress of delay levels and timer is written, because the copies before it are on the disk now
+`STORE`          the store closes. The log is not written after this
+`DELIVERED`      the progress of delay levels and timer is written: all delivered copies are on the disk now
 ===============  ======================================================================================================
 
 Source: behaviour.md §2.2.
@@ -66,19 +65,20 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class BrokerContext:
-    """The state of one broker; each room has a Protocol with the parts that it uses.
+    """The state of one broker. Each room has a Protocol with the parts that it uses.
 
     Attributes:
         configuration: all settings together, for operators.
         address: the address for clients, as ``host:port``.
-        durability: lets answers wait for disk and slaves; None if no answer has to wait.
+        durability: the queue of answers that wait for disk and slaves; None if no answer has to wait.
         counts: the counters for metrics; None without an exporter.
-        may_serve: returns whether messages may be read from the log; False at a slave whose log may have diverged.
-        archive: the archive of old log files; None without one.
-        ask_namesakes: asks every other broker of this name; returns the answers of those that succeed within a second.
+        may_serve: returns True if messages may be read from the log; False at a slave if its log may have diverged.
+        archive: the archive of old log files, or None.
+        ask_namesakes: sends a request to every other broker of this name. Returns the successful answers that arrive
+            within a second.
         pop: the state of POP; None at a slave, which does not pop.
-        timer: stores messages until their second; None with ``timerWheelEnable=false``.
-        topics_published: waits until the name servers know the changed topics, or do not answer.
+        timer: stores messages until they are due; None with ``timerWheelEnable=false``.
+        topics_published: waits until the name servers know the changed topics, or until a timeout.
     """
 
     settings: BrokerSettings
@@ -112,20 +112,21 @@ class BrokerContext:
 
     @property
     def older(self) -> OlderMessages | None:
-        """The place with messages that the log has deleted, or None."""
+        """The place that still has messages which were deleted from the log, or None."""
         return self.archive
 
     def min_offset(self, topic: str, queue_id: int) -> int:
-        """Return the offset of the first message of a queue that can be pulled, from the log or a known archive."""
+        """Return the offset of the first message of a queue that can be pulled, from the log or the known archive."""
         return (self.older or self.store).min_offset(topic, queue_id)
 
     def first_offset(self, topic: str, queue_id: int) -> int:
-        """Return `min_offset` for a group that begins there. Raises PeerRefused: the archive is not known yet."""
+        """Return `min_offset` for a group that begins at the first message. Raises PeerRefused: the archive is not
+        known yet."""
         older = self.older
         return self.store.min_offset(topic, queue_id) if older is None else older.first_offset(topic, queue_id)
 
     def persist_delivered(self) -> None:
-        """Write the progress of delay levels and timer, after the store was closed."""
+        """Write the progress of delay levels and timer. The store is already closed."""
         try:
             self.schedule.persist()
         finally:
@@ -133,21 +134,21 @@ class BrokerContext:
                 self.timer.persist()
 
     def persist(self) -> None:
-        """Write all tables, even if the disk refuses some of them. Raises StoreUnavailable."""
+        """Write all tables, even if the disk refuses some tables. Raises StoreUnavailable: the disk refused."""
         with ExitStack() as stack:
-            # The stack calls the last one first: POP commits the offsets of its revive group, so the offsets are
-            # written after it.
+            # The stack calls the last callback first: POP commits the offsets of its revive group, and the offset table
+            # is written after it.
             for table in (self.filters, self.offsets, self.groups, self.topics, self.pop):
                 if table is not None:
                     stack.callback(table.persist)
 
 
-# A function or a coroutine function.
+# A function or a coroutine function without arguments.
 Work = Callable[[], object]
 
 
 class Stage(IntEnum):
-    """The stage in which a part of the broker is stopped; lower stages come first."""
+    """The stage in which a part of the broker is stopped. Lower stages are first."""
 
     ROUNDS = auto()
     SERVICES = auto()
@@ -162,32 +163,32 @@ class Stage(IntEnum):
 
 
 class Lifecycle:
-    """The started parts of the broker and their stops; loop only."""
+    """The functions that stop the started parts of the broker. Loop only."""
 
     def __init__(self) -> None:
         self._stacks = {stage: AsyncExitStack() for stage in Stage}
         self._failures: list[Exception] = []
 
     def on_stop(self, stage: Stage, stop: Work) -> None:
-        """Register a function that is called when a stage stops. Call this right after the start of the part, so that
-        a start that fails later stops it, too."""
+        """Register a function that is called when a stage stops. The caller registers it right after the start of the
+        part. Then the part is also stopped if the start of a later part fails."""
         self._stacks[stage].push_async_callback(self._stop, stop)
 
     def every(self, seconds: float, work: Work, name: str, first_seconds: float | None = None) -> None:
-        """Do some work regularly, first after ``first_seconds``. A stop waits for a running round."""
+        """Call ``work`` periodically, the first time after ``first_seconds``. A stop waits for a running call."""
         stopping = asyncio.Event()
         working = repeat(work, name=name, seconds=seconds, end=stopping, first_seconds=first_seconds)
         task = asyncio.create_task(working, name=name)
 
         async def stop() -> None:
-            # Do not cancel it: a round that writes a table would leave its temporary file.
+            # Do not cancel the task: a round that writes a table would leave its temporary file.
             stopping.set()
             await task
 
         self.on_stop(Stage.ROUNDS, stop)
 
     async def stop(self) -> None:
-        """Stop everything in order. If steps fail, run the others, too, and raise the first failure at the end."""
+        """Stop all parts in order. If steps fail, run the remaining steps and raise the first failure at the end."""
         for stage in Stage:
             await self._stacks[stage].aclose()
         if self._failures:

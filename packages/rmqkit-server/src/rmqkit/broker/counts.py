@@ -1,11 +1,12 @@
-"""Prometheus counters, updated as requests complete. They exist only while an exporter is configured.
+"""Prometheus counters, which are updated when requests complete. They exist only if an exporter is configured.
 
-Parts with a `Counts` call it once per request or once per run of requests, never once per message. `Statistics` counts
-the messages delivered to groups.
+The parts of the broker call `Counts` once per request or once per run of requests, never once per message. `Statistics`
+counts the messages delivered to groups.
 
 Differences from the reference: half messages that check-back reads are not in `messages_out`. A dead letter that was a
-retried message is counted for its consumer group and topic (in the reference for the producer group and the retry
-topic). Half messages are counted since the start. Loop only, but for ``flush_ms``. Source: behaviour.md §9.10.
+retried message is counted for its consumer group and topic. (The reference counts it for the producer group and the
+retry topic.) The count of half messages begins at the start of the broker.
+Loop only, except ``flush_ms``. Source: behaviour.md §9.10.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from rmqkit.store.message_store import DispatchRequest, InnerMessage, PutResult,
 
 __all__ = ["NOT_COUNTED", "Counts", "Noted", "text"]
 
-# Prefixes of topics whose messages are counted neither as received nor as delivered.
+# The prefixes of topics with messages that are counted neither as received nor as delivered.
 NOT_COUNTED = (names.RETRY_PREFIX, names.DLQ_PREFIX)
 
 _Key = tuple[str, ...]
@@ -50,26 +51,26 @@ class _Came:
         self.sizes = histogram("rocketmq_message_size")
 
     def add(self, size: int, count: int) -> None:
-        """Count a message, or a batch of ``count`` messages, with ``size`` bytes in all."""
+        """Count a message, or a batch of ``count`` messages. ``size``: the total bytes."""
         self.messages += count
         self.bytes += size
         self.sizes.observe(size // count)
 
     def add_all(self, sizes: Sequence[int]) -> None:
-        """Count messages by their bytes."""
+        """Count one message for each size in bytes."""
         self.messages += len(sizes)
         self.bytes += sum(sizes)
         self.sizes.observe_all(sizes)
 
 
 class Noted:
-    """Messages of one topic, request code and kind, to add to the counters together, at a fraction of the cost.
+    """Messages of one topic, request code and kind. They are added to the counters together, at a fraction of the cost.
 
     Attributes:
-        sizes: the bytes of their records.
-        came, latency: the counters that they are added to.
-        alone_ms: the times until the answers of single messages.
-        runs_ms, counts: the times until the answers of runs, and the number of messages in each run.
+        sizes: the bytes of the messages' records.
+        came, latency: the counters to which the messages are added.
+        alone_ms: the times until the answers to single messages.
+        runs_ms, counts: the times until the answers to runs, and the number of messages in each run.
     """
 
     __slots__ = ("alone_ms", "came", "counts", "latency", "runs_ms", "sizes")
@@ -83,7 +84,7 @@ class Noted:
         self.counts: list[int] = []
 
     def fold(self) -> None:
-        """Add them to the counters."""
+        """Add the noted messages to the counters."""
         assert len(self.runs_ms) == len(self.counts), "each run has a time and a number of messages"
         if self.sizes:
             self.came.add_all(self.sizes)
@@ -97,9 +98,10 @@ class Counts:
     """The counters of a broker.
 
     Attributes:
-        connection: makes connections whose answers are timed.
+        connection: makes connections that measure the time until their answers.
         came: received messages by topic and kind.
-        totals, times: by metric and label values; the label values of a topic and a group are without ``is_system``.
+        totals, times: counters and histograms by metric and label values. The label values of a topic and a group do
+            not include ``is_system``.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -125,7 +127,7 @@ class Counts:
 
     def sends(self, kinds: Iterable[tuple[str, int, str, list[int]]], ms: float | None) -> None:
         """Count plain sends that were stored with one write. ``kinds``: topic, request code, kind, and the bytes of
-        each message. ``ms``: the time until their answers; None if they are not answered yet."""
+        each message. ``ms``: the time until the answers; None if the sends are not answered yet."""
         for topic, code, kind, sizes in kinds:
             noted = self._kind(topic, code, kind)
             noted.sizes += sizes
@@ -140,7 +142,7 @@ class Counts:
                 noted.fold()
 
     def batch(self, sends: Sends, ms: float | None) -> None:
-        """Count the messages of a batch like `sends`, with their total bytes."""
+        """Count the messages of a batch, like `sends`. The batch has only the total bytes of its messages."""
         ((topic, code, kind, (size,)),) = sends.kinds
         noted = self._kind(topic, code, kind)
         noted.came.add(size, len(sends))
@@ -148,7 +150,7 @@ class Counts:
             noted.latency.observe(ms)
 
     def answered_late(self, requests: Mapping[int, int], response_code: int, since_ms: float) -> None:
-        """Count the answers to plain sends that waited. ``requests``: their number by request code."""
+        """Count the answers to plain sends that waited. ``requests``: the number of sends by request code."""
         ms = self._monotonic_ms() - since_ms
         for code, count in requests.items():
             self.meter.latency[code, response_code, False, "success"].observe(ms, count)
@@ -165,7 +167,7 @@ class Counts:
             self.totals["rocketmq_half_messages"][_real_topic(message.properties),] += 1
 
     def put_batch(self, message: InnerMessage, put: PutResult) -> None:
-        """Count the body of a batch like `put`, also if it is stored as one record."""
+        """Count the messages of a batch like `put`, even if the batch is stored as one record."""
         count = len(put.physical_offsets)
         self.put(message, put, count if count > 1 else max(1, len(batch_bounds(message.body))))
 
@@ -193,7 +195,8 @@ class Counts:
         if found is None:
             if len(self._by_kind) >= _KINDS_MAX:
                 self._drop_kinds()
-            # Messages that are not counted go to an entry in no table, so that single messages need no special case.
+            # Add messages that are not counted to an entry outside the tables. Then single messages need no special
+            # case.
             came = _Came() if topic.startswith(NOT_COUNTED) else self.came[topic, kind]
             latency = self.meter.latency[code, ResponseCode.SUCCESS, False, "success"]
             found = self._by_kind[topic, code, kind] = Noted(came, latency)
@@ -206,7 +209,7 @@ class Counts:
     # ---- later events of messages
 
     def dispatched(self, requests: Sequence[DispatchRequest]) -> None:
-        """Count messages that became readable, with the time of the first one."""
+        """Count messages that became readable, with the time that the first message needed."""
         if requests:
             first = requests if isinstance(requests, StoredSends) else requests[0]
             self.dispatch_ms.observe(max(0, self._clock.now_ms() - first.store_timestamp), len(requests))
@@ -216,13 +219,14 @@ class Counts:
         topic = (_real_topic(half.properties),)
         self.totals["rocketmq_commit_messages_total" if is_commit else "rocketmq_rollback_messages_total"][topic] += 1
         open_ones = self.totals["rocketmq_half_messages"]
-        open_ones[topic] = max(0, open_ones[topic] - 1)  # half messages from before the start were not counted
+        open_ones[topic] = max(0, open_ones[topic] - 1)  # half messages from before the start are not included
         if is_commit:
             seconds = (self._clock.now_ms() - half.born_timestamp) // 1000
             self._observe("rocketmq_finish_message_latency", topic, seconds)
 
     def given_up(self, message: InnerMessage) -> None:
-        """Count a dead letter. Other messages, and those that a client sends there itself, are not counted."""
+        """Count a dead letter. Other messages, and messages that a client sends to a dead letter topic itself, are not
+        counted."""
         if message.topic.startswith(names.DLQ_PREFIX) and message.reconsume_times:
             topic = (find_property(message.properties, b"RETRY_TOPIC") or b"").decode("utf-8", "replace")
             group = message.topic.removeprefix(names.DLQ_PREFIX)
@@ -236,7 +240,7 @@ class Counts:
         for table in tables:
             for key in [key for key in table if is_gone(key[0])]:
                 del table[key]
-                # They refer to entries of these tables: an old one would count into a dropped entry.
+                # Drop the noted kinds, too: they refer to entries of the tables, and one of these entries is dropped.
                 self._drop_kinds()
 
     # ---- inside
@@ -258,7 +262,7 @@ def _real_topic(properties: bytes) -> str:
 
 
 def kind_of(properties: bytes) -> str:
-    """Return the ``message_type`` of a message by its property string."""
+    """Return the ``message_type`` of a message with a property string."""
     if b"__SHARDINGKEY\x01" not in properties and b"TRAN_MSG\x01" not in properties and b"DEL" not in properties:
         return "normal"
     entries = b"\x02" + properties

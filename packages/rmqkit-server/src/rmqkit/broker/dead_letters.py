@@ -1,8 +1,9 @@
 """Dead letters: the place for stored messages that can never be stored again in their real topic.
 
-A broker stores messages again: delayed and timed messages when they are due, popped messages without an ack. The store
-may refuse such a copy for good: the queues of its topic became batch queues, or a checksum leaves no room for its
-properties. Retrying it would hold up later messages, and dropping it would lose a message whose send has succeeded.
+A broker stores some messages again: delayed and timed messages when they are due, and popped messages without an ack.
+The store may refuse the copy for good, because the queues of its topic became batch queues, or because a checksum
+leaves no room for its properties. A retry would hold up later messages. Without a dead letter a message would be lost
+although its send has succeeded.
 
 =====================================  ============================================
 message                                goes to
@@ -12,8 +13,8 @@ delayed or timed, for a retry topic    ``%DLQ%<group>``
 delayed or timed, for any other topic  ``%DLQ%CID_RMQ_SYS_UNDELIVERABLE``
 =====================================  ============================================
 
-The message gets the properties ``rmqkit_reason`` and ``DLQ_ORIGIN_TOPIC``, if there is room for them, and the reason is
-logged as an error. Loop only. Apache's broker retries a delayed message for ever, and drops a timed one.
+The message gets the properties ``rmqkit_reason`` and ``DLQ_ORIGIN_TOPIC`` if there is room for them. The reason is
+logged as an error. Loop only. (Apache's broker retries a delayed message without limit, and drops a timed message.)
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class DeadLetters:
     """The dead letters of a broker.
 
     Args:
-        ensure_topic: creates a missing topic with a number of queues; raises StoreUnavailable.
+        ensure_topic: creates a missing topic with a number of queues. May raise StoreUnavailable.
     """
 
     def __init__(self, store: MessageStore, ensure_topic: Callable[[str, int], object]) -> None:
@@ -53,9 +54,10 @@ class DeadLetters:
         self._ensure_topic = ensure_topic
 
     def put(self, message: InnerMessage, refused: PutResult, kind: str, group: str | None = None) -> PutResult | None:
-        """Put a message that the store refused for good into the dead letters of a group, by default of its topic's
-        group. Return None afterwards, or the refusal if this has to be retried.
-        ``kind``: the name of these messages in logs. Raises StoreUnavailable: the topic cannot be created."""
+        """Put a message that the store refused for good into the dead letters of a group. Return None if this
+        succeeded, or the refusal if the caller has to retry.
+        ``kind``: the name of these messages in logs. ``group``: None for the default group of the table above.
+        Raises StoreUnavailable: the topic cannot be created."""
         if group is None:
             is_retry = message.topic.startswith(RETRY_PREFIX)
             group = group_of_retry_topic(message.topic) if is_retry else UNDELIVERABLE_GROUP

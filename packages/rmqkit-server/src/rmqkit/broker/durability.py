@@ -9,11 +9,12 @@ SYNC_MASTER  ``inSyncReplicas - 1`` slaves have reported     ``slaveTimeout``   
              that they have it
 ===========  ==============================================  ========================  =====================
 
-Both timeouts start with the put. An answer leaves when both waits are over; if both timed out, it is
-FLUSH_SLAVE_TIMEOUT. A flush that failed releases all answers that it should have covered with the error: a failed flush
-is never a success. Puts are in log order, so the waiting answers form one queue, and answers are released from its
-front: once for a flush, once for a read of slaves' reports, and by one timer.
-Loop only, but for `flushed`. `CODES` and `put_refusal` have the answers after a wait, and after a refusal of the store.
+Both timeouts start with the put. An answer is sent when both waits are over. If both timed out, the answer is
+FLUSH_SLAVE_TIMEOUT. If a flush fails, all answers for which the flush was needed are released with the error. Puts are
+in log order, so the waiting answers form one queue. Answers are released from the front of the queue: after a flush,
+after a read of slaves' reports, and by one timer.
+Loop only, except `flushed`. `CODES` has the answers after a wait, and `put_refusal` the answers after a refusal of the
+store.
 Source: store.md §13.1, §13.2, §14, §21.5; behaviour.md §3.5, §10.3.
 """
 
@@ -30,17 +31,17 @@ from rmqkit.clock import Clock
 from rmqkit.protocol.codes import ResponseCode
 from rmqkit.store.message_store import MessageStore, PutResult, PutStatus
 
-# The number of answers that may wait; then sends are refused as busy (the send queue of behaviour.md §2.4).
+# The maximum number of waiting answers. Further sends are refused as busy (the send queue of behaviour.md §2.4).
 WAITING_MAX = 10_000
 
-# A change of one of the two timeouts applies to waiting answers after this time at the latest.
+# The maximum time until a change of a timeout applies to waiting answers.
 _LOOK_MS = 1000.0
 
 _log = logging.getLogger(__name__)
 
 
 class Outcome(enum.Enum):
-    """The result of a wait; ``TIMED_OUT`` means that the disk was too slow."""
+    """The result of a wait. ``TIMED_OUT``: the disk was too slow."""
 
     DURABLE = "durable"
     TIMED_OUT = "timed out"
@@ -55,12 +56,12 @@ class Copies(Protocol):
     """The state of the slaves' copies (`rmqkit.broker.replication.copies.SlaveCopies`)."""
 
     def confirmed_offset(self) -> int:
-        """Return the physical offset up to which all copies exist that answers wait for."""
+        """Return the physical offset up to which all required copies exist."""
         ...
 
     @property
     def lacks_replicas(self) -> bool:
-        """True if too few slaves are in sync to put a message that waits for them."""
+        """True if too few slaves are in sync to put a message that waits for copies."""
         ...
 
 
@@ -68,9 +69,9 @@ class Durability:
     """The queue of answers that wait.
 
     Args:
-        flush_timeout_ms: returns how long an answer may wait for a flush; None: answers do not wait (ASYNC_FLUSH).
-        copies: the copies that answers wait for; None: answers do not wait for copies.
-        copies_timeout_ms: returns how long an answer may wait for copies.
+        flush_timeout_ms: returns the maximum wait for a flush. None: answers do not wait for a flush (ASYNC_FLUSH).
+        copies: the copies for which answers wait. None: answers do not wait for copies.
+        copies_timeout_ms: returns the maximum wait for copies.
     """
 
     def __init__(
@@ -116,17 +117,17 @@ class Durability:
         return self.is_on_disk(end_offset) and (self._copies is None or self._copies.confirmed_offset() >= end_offset)
 
     def wake(self) -> None:
-        """Request a flush of messages whose answers do not wait."""
+        """Request a flush, if answers wait for flushes (SYNC_FLUSH)."""
         if self._flush_timeout_ms is not None:
             self._store.request_flush()
 
     def hold(self, end_offset: int, release: Release, *, answers: int = 1) -> None:
-        """Call ``release`` when the log is safe up to ``end_offset``, or when the flush failed or timed out.
+        """Call ``release`` when the log is safe up to ``end_offset``, or when the wait failed or timed out.
         ``answers``: the number of answers that ``release`` sends."""
         assert answers > 0, "a release sends at least one answer"
         self._waiting.append((end_offset, self._clock.monotonic_ms(), release, answers))
         self._answers += answers
-        # After the append: a running flush may end without covering this message.
+        # Request a flush after the append: a running flush may end without covering this message.
         self.wake()
         if self._expiry is None:
             self._expire_after(0)
@@ -150,12 +151,12 @@ class Durability:
             _log.debug("a flush ended after the event loop")
 
     def dispatch(self) -> None:
-        """Dispatch messages that may be read now, with long batches in parts, one in each loop tick."""
+        """Dispatch messages that may be read now. Long batches are dispatched in parts, one part in each loop tick."""
         if self._store.dispatch():
             self._loop.call_soon(self.dispatch)
 
     def replicated(self) -> None:
-        """Release answers whose messages the slaves have."""
+        """Release the answers for messages that the slaves have."""
         if self._waiting:
             self._release(self._store.durable_offset)
 
@@ -163,13 +164,13 @@ class Durability:
 
     def _flushed(self, durable_offset: int, error: OSError | None) -> None:
         if error is None:
-            # Before the answers: a client may request its message right after the answer.
+            # Dispatch before the answers: a client may request its message right after the answer.
             self.dispatch()  # a durable message may be read, and sent to slaves
         self._release(durable_offset)
         if error is not None:
             reason = f"flush failed: errno {error.errno} {error.strerror}"
             lost: list[Release] = []
-            # From the back: answers at the front may be on the disk and still wait for slaves.
+            # Release from the back: messages at the front may be on the disk, and their answers still wait for slaves.
             while self._waiting and self._waiting[-1][0] > durable_offset:
                 _, _, release, answers = self._waiting.pop()
                 self._answers -= answers
@@ -179,7 +180,7 @@ class Durability:
 
     def _release(self, durable_offset: int) -> None:
         """Release the answers at the front of the queue that need not wait any more."""
-        # Read these once: one report of a slave may release thousands of answers.
+        # Read these values once: one report of a slave may release thousands of answers.
         waiting, now_ms = self._waiting, self._clock.monotonic_ms()
         copied_offset = None if self._copies is None else self._copies.confirmed_offset()
         flush_ms, copies_ms = self._flush_timeout_ms and self._flush_timeout_ms(), self._copies_timeout_ms()
@@ -190,7 +191,7 @@ class Durability:
             is_copied = copied_offset is None or end_offset <= copied_offset
             if not (is_durable or waited_ms >= (flush_ms or 0)) or not (is_copied or waited_ms >= copies_ms):
                 return
-            waiting.popleft()  # before the call, which may put more
+            waiting.popleft()  # before the call, which may add more
             self._answers -= answers
             assert self._answers >= 0, "the number of waiting answers is not negative"
             if not is_copied:
@@ -205,22 +206,22 @@ class Durability:
             self._expire_after(self._clock.monotonic_ms() - self._waiting[0][1])
 
     def _expire_after(self, waited_ms: float) -> None:
-        """Start the timer for the next timeout of an answer that has waited ``waited_ms``."""
+        """Start the timer for the next timeout of an answer that has already waited ``waited_ms``."""
         flush_ms = 0 if self._flush_timeout_ms is None else self._flush_timeout_ms()
         times_ms = [flush_ms, 0 if self._copies is None else self._copies_timeout_ms()]
         next_ms = min((ms for ms in times_ms if ms > waited_ms), default=waited_ms)
         self._expiry = self._loop.call_later(min(next_ms - waited_ms, _LOOK_MS) / 1000, self._expire)
 
 
-# The remark of a request that the broker rejects without handling it.
+# The remark for a request that the broker rejects without handling the request.
 REJECTED = "[REJECTREQUEST]system busy, start flow control for a while"
 
-# Code and remark.
+# A response code and a remark.
 Refusal = tuple[int, str]
 
 NOT_ENOUGH_REPLICAS: Refusal = ResponseCode.SYSTEM_ERROR, "in-sync replicas not enough"
 
-# The response codes for a stored message after its wait.
+# The response codes for a stored message by the outcome of its wait.
 CODES = {
     Outcome.DURABLE: ResponseCode.SUCCESS,
     Outcome.TIMED_OUT: ResponseCode.FLUSH_DISK_TIMEOUT,

@@ -1,6 +1,6 @@
-"""The backend of the gRPC endpoint in the broker's process: it calls the broker's tables and handlers without a socket.
+"""The backend of the gRPC endpoint in the broker's process. It calls the broker's tables and handlers without a socket.
 
-Routes contain only this broker's queues, because the endpoint answers calls itself. Source: grpc.md §11.
+Routes contain only the queues of this broker, because the endpoint answers calls itself. Source: grpc.md §11.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = ["LocalBackend"]
 
 
 _READ_WRITE = int(Permission.READ | Permission.WRITE)
-# Requests that store messages: several that arrive together are written together.
+# Requests that store messages. Those that arrive together are written together.
 _GATHERED = (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
 
 
@@ -60,10 +60,10 @@ class LocalBackend:
     """The backend of one broker.
 
     Args:
-        router: has the broker's handlers and accepts all clients, because the endpoint has checked them.
-        authentication: checks signatures; None: all calls are accepted.
-        authorize: returns the remark for a call that a user may not make, or None; None: users may do everything.
-        on_closed: called with the connection of a client that left, like for a closed connection.
+        router: has the broker's handlers. It accepts all clients, because the endpoint has checked them.
+        authentication: checks signatures. None: all calls are accepted.
+        authorize: returns the remark for a forbidden call, or None for an allowed call. None: all calls are allowed.
+        on_closed: called with the connection of a client that left.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class LocalBackend:
         config = self._context.topics.get(topic)
         if config is None or topic_fault(topic) is not None:
             return None
-        # As integers: combining enumeration members takes microseconds.
+        # Use integers: combining enumeration members takes microseconds.
         permission = int(config.perm) & int(self._context.settings.broker_permission) & _READ_WRITE
         kind = config.attributes.get("message.type", "NORMAL") if config.attributes else "NORMAL"
         broker_id = self._context.settings.broker_id
@@ -121,7 +121,7 @@ class LocalBackend:
 
     def handle_gathered(self) -> None:
         if self._gathering:
-            # Empty the set first: requests that arrive while these are handled belong to the next tick.
+            # Empty the set first: requests that arrive during the loop below belong to the next tick.
             gathering, self._gathering = self._gathering, set()
             for peer in gathering:
                 peer.handle_gathered()
@@ -131,7 +131,7 @@ class LocalBackend:
         return self._name if queues.permission & Permission.READ and queues.read_queue_count else None
 
     async def message_at(self, broker: str, physical_offset: int) -> tuple[str, int, int]:
-        """Return topic, queue and offset of the message at a physical offset; ``("", -1, -1)`` without one."""
+        """Return topic, queue and offset of the message at a physical offset; ``("", -1, -1)`` without a message."""
         self._context.store.dispatch()
         raw = self._context.store.log.record_at(physical_offset) if physical_offset >= 0 else None
         try:
@@ -166,7 +166,7 @@ class LocalBackend:
 
 
 class _LocalPeer(LocalConnection):
-    """The connection of a client of the endpoint in the broker."""
+    """The broker's connection for one client of the endpoint."""
 
     def __init__(
         self,
@@ -182,7 +182,7 @@ class _LocalPeer(LocalConnection):
         self._gathered_acks: dict[AckedPop, list[tuple[int, str, int]]] = {}
 
     def moved_to(self, peername: tuple[str, int]) -> None:
-        # Every call calls this; the address rarely changes.
+        # Check first: every gRPC call runs this, and the address rarely changes.
         if self._peername != peername:
             self._peername = peername
             super().moved_to(peername)
@@ -199,7 +199,7 @@ class _LocalPeer(LocalConnection):
             return
         gathered, self._gathered_acks = self._gathered_acks, {}
         pops = [(*pop, [one[0] for one in acks], [one[2] for one in acks]) for pop, acks in gathered.items()]
-        # Together or one by one, never both: False means that none was accepted.
+        # Handle the acks one by one only after False, which means that no ack was accepted.
         if self._acks_at_once(self, pops):
             return
         for (topic, group, queue_id, *_), acks in gathered.items():
@@ -212,15 +212,15 @@ class _LocalPeer(LocalConnection):
                 self._router.handle(self, command)
 
     async def ask(self, broker: str, command: Command, timeout_ms: float = ASK_TIMEOUT_MS) -> Command:
-        # Without a timer, as for a client of the port: each wait of a handler has its own limit.
+        # Use no timer, as for a client of the port: each wait of a handler has its own limit.
         return await self.request(command, gathers=command.code in _GATHERED)
 
     async def wait(self, broker: str, command: Command, timeout_ms: float, unclaimed: Unclaimed) -> Command:
-        # A separate connection: closing it gives up this wait, but nothing else of the client.
+        # Use a separate connection: closing it ends only this wait of the client.
         waiting = LocalConnection(self._router, clock=self._context.clock)
         waiting.peer, waiting.peer_host, waiting.hops = self.peer, self.peer_host, self.hops
         waiting.addresses, waiting.user = self.addresses, self.user
-        # One future and a timer: a shielded future with a timeout would cost three loop ticks instead of one.
+        # Use one future and a timer: a shielded future with a timeout would cost three loop ticks instead of one.
         loop = asyncio.get_running_loop()
         came: asyncio.Future[Command] = loop.create_future()
         waiting.request_soon(command, partial(_arrived, came, unclaimed))
@@ -228,7 +228,7 @@ class _LocalPeer(LocalConnection):
         try:
             return await came
         except asyncio.CancelledError:
-            hand_back(unclaimed, came)  # the answer came in the tick in which the caller was cancelled
+            hand_back(unclaimed, came)  # the answer arrived in the tick in which the caller was cancelled
             raise
         finally:
             timer.cancel()
@@ -246,9 +246,9 @@ class _LocalPeer(LocalConnection):
 
 
 def _arrived(came: asyncio.Future[Command], unclaimed: Unclaimed, outcome: Command | ConnectionLost) -> None:
-    """Handle the answer to a held request. An answer may come after the caller has given up, when the check points of a
-    pop are safe: it goes to ``unclaimed``, or its messages would be hidden for their whole time. So the connection
-    stays open; the requests that it holds are dropped."""
+    """Handle the answer to a held request. The answer to a pop may arrive after the caller has given up, when the check
+    points are safe. Pass such an answer to ``unclaimed``: otherwise its messages would be hidden for their whole
+    invisible time. So the connection stays open, and only its held requests are dropped."""
     if not came.done():
         if isinstance(outcome, ConnectionLost):
             came.set_exception(outcome)

@@ -1,10 +1,10 @@
 """The value of ``haAllowedAddresses``: the addresses from which a slave may follow a master's log.
 
-The protocol of the HA port has no handshake and no users. Only the address can be checked, and under TLS the
+The protocol of the HA port has no handshake and no users. Only the address can be checked, and with TLS the
 certificate (`rmqkit.broker.replication.master`).
 
 ======================  =======================================================================================
-``haAllowedAddresses``  receives the log
+``haAllowedAddresses``  allows
 ======================  =======================================================================================
 ``loopback``            programs on this machine
 ``members``             brokers of the same name, at the addresses that the name servers know (`Members`)
@@ -30,7 +30,7 @@ _LOOPBACK = "loopback"
 
 class HaAddresses:
     """The value of ``haAllowedAddresses``, parsed from its text.
-    Raises ValueError: a part is not an address; the message contains the part."""
+    Raises ValueError: a part is not an address. The message contains the part."""
 
     __slots__ = ("_allowed", "_named", "_text", "has_members")
 
@@ -50,16 +50,17 @@ class HaAddresses:
         return self._text
 
     def include(self, address: IpAddress) -> bool:
-        """Return whether a slave may follow from an address, even if it is not a member."""
+        """Return True if a slave may follow from an address, even if it is not a member."""
         return self._allowed is not None and self._allowed.include([address])
 
     def name(self, address: IpAddress) -> bool:
-        """Return whether the setting contains an address itself, so that its copies count; not by ``loopback``."""
+        """Return True if the setting itself contains an address, so that its copies count. ``loopback`` does not
+        contain an address in this sense."""
         return self._named is not None and self._named.include([address])
 
     @property
     def is_local(self) -> bool:
-        """True if only this machine is allowed, apart from members."""
+        """True if the setting allows only this machine, apart from members."""
         return self._allowed is None or self._allowed.is_local
 
 

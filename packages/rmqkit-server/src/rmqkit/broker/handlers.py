@@ -1,7 +1,8 @@
 """The base of all request handlers of a broker, and the queue numbers of static topics.
 
-The handlers of a room get the broker's context as the Protocol of that room and use nothing else of it. Requests for
-static topics have a queue's number in the whole topic: handlers below `by_global_number` get its number on this broker.
+The handlers of a room see the broker's context as the Protocol of the room, and use no other parts. A request for a
+static topic has the number of a queue in the whole topic. `by_global_number` replaces this number by the queue's number
+on this broker before the handler runs.
 Source: remoting.md §4.6.2.
 """
 
@@ -34,7 +35,7 @@ class HandlerContext(Protocol):
 
 
 class NumberedQueuesContext(HandlerContext, Protocol):
-    """The parts of the broker that handlers of requests for numbered queues need in addition."""
+    """The parts of the broker that handlers with queue numbers need in addition."""
 
     topics: TopicTable
 
@@ -56,14 +57,15 @@ _preparing = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class OwnAddress:
-    """A broker's own address. ``ip``: for remarks. ``store_host``: address and port packed as in records."""
+    """A broker's own address. ``ip``: the IP address as a text, for remarks. ``store_host``: address and port, packed
+    as in records."""
 
     ip: str
     store_host: bytes
 
 
 class Handlers(Answering, Generic[C_co]):
-    """The base of classes whose methods answer requests, each marked with `answers`."""
+    """The base of classes with request handlers. A handler is a method that is marked with `answers`."""
 
     def __init__(self, context: C_co) -> None:
         super().__init__(context.settings.admin_addresses)
@@ -71,36 +73,39 @@ class Handlers(Answering, Generic[C_co]):
 
 
 async def when_published(published: Callable[[], Awaitable[None]], answer: Command) -> Command:
-    """Return an answer when the name servers know the created topics: the client may ask the name servers next."""
+    """Return an answer when the name servers know the created topics, because the client may request a route next."""
     await published()
     return answer
 
 
 def needs_parser() -> bool:
-    """Return True if a request with an SQL92 expression has to be answered by `when_prepared`: it is the first of the
-    process, and making the parser would block the loop for more than 0.1 s. The parser is not made at the start,
-    because few brokers use it.
+    """Return True if a request with an SQL92 expression has to be answered by `when_prepared`.
+
+    This is the case until the process has a parser: making the parser would block the loop for more than 0.1 s. The
+    parser is not made at the start, because few brokers use it.
     """
     return not sql92.is_prepared()
 
 
 async def when_prepared(connection: Connection, handle: Callable[[], _Answer]) -> Command | None:
-    """Return the answer of a handler after a thread has made the SQL92 parser; None if the connection is closed."""
+    """Make the SQL92 parser in a thread, then return the answer of a handler. Return None if the connection is
+    closed."""
     await asyncio.to_thread(_prepare)
-    # Entries for a closed connection would never be removed.
+    # Do not handle a request of a closed connection: its entries in tables would never be removed.
     answer = handle() if connection.is_open else None
     return await answer if isinstance(answer, Awaitable) else answer
 
 
 def _prepare() -> None:
-    with _preparing:  # many clients may come at once: only one of their threads makes the parser
+    with _preparing:  # many requests may arrive together: only one thread makes the parser
         sql92.prepare()
 
 
 def by_global_number(
     handler: Callable[[H, Connection, Command], _Answer],
 ) -> Callable[[H, Connection, Command], _Answer]:
-    """Replace global queue numbers in a handler's requests by local ones. This costs nothing without static topics."""
+    """Replace global queue numbers in a handler's requests by local numbers. Without static topics this costs almost
+    nothing."""
 
     @functools.wraps(handler)
     def answer(self: H, connection: Connection, command: Command) -> _Answer:
@@ -108,7 +113,7 @@ def by_global_number(
         if static.local:  # without static topics the fields are not decoded
             fields = decode_fields(command)
             topic_name, number_name = ("b", "e") if command.code in _SHORT else ("topic", "queueId")
-            # The handler answers invalid fields, with the reference's answer.
+            # Leave invalid fields to the handler, which has the reference's answer.
             topic, number = fields.get(topic_name, ""), fields.get(number_name, "")
             if topic in static.local and number.removeprefix("-").isdecimal():
                 queue_id = static.here(topic, int(number))

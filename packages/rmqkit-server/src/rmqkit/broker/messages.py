@@ -1,23 +1,23 @@
-"""A message between its request and the log, and its changes on the way (``MessageExtBrokerInner``).
+"""The changes of a message between its request and the log (``MessageExtBrokerInner``).
 
-Sends and stored records become an `InnerMessage`, whose properties are decoded once, and only if a step needs them.
-Each step below accepts an `InnerMessage` and returns another; no code changes one in place. The store encodes the
-properties of the last one in the order in which a broker stores them.
+Sends and stored records become an `InnerMessage`. The properties of an `InnerMessage` are decoded once, and only if a
+step needs them. Each step below accepts an `InnerMessage` and returns another `InnerMessage`. No code changes a message
+in place. The store encodes the properties of the last message in the order in which a broker stores them.
 
 =================  ==========================  =================================================================
 step               goes to                     properties
 =================  ==========================  =================================================================
 `to_dead_letters`  ``%DLQ%<group>``, queue 0   DELAY is -1
 `to_priority`      the queue of its priority   PRIORITY is removed if it has no effect
-`to_delay_level`   the delay topic, level - 1  REAL_TOPIC, REAL_QID; a delivery time is removed; a level above the
-                                               last one is replaced by the last one
+`to_delay_level`   the delay topic, level - 1  REAL_TOPIC, REAL_QID. A delivery time is removed. A level above the
+                                               last level is replaced by the last level
 `to_timer`         the timer topic, queue 0    TIMER_OUT_MS, REAL_TOPIC, REAL_QID
 `to_half`          the half topic, queue 0     __transactionId__, REAL_TOPIC, REAL_QID
 `committed`        the real topic and queue    REAL_TOPIC and REAL_QID are removed
 =================  ==========================  =================================================================
 
-A copy of a stored message has its body, flag, born data and all properties that are not mentioned; it gets new offsets,
-store time and CRC when it is put.
+A copy of a stored message has the same body, flag, born data and all properties that are not mentioned in the table. It
+gets new offsets, a new store time and a new CRC when it is put.
 Source: behaviour.md §3.3, §3.4, §3.7, §9.1, §9.2; store.md §18.1, §18.2, §19.2, §19.3, §20; priorities as seen from a
 5.4.0 broker.
 """
@@ -50,7 +50,7 @@ __all__ = [
 ]
 
 TIMER_NAMES = (property_names.TIMER_DELAY_SECONDS, property_names.TIMER_DELAY_MS, property_names.TIMER_DELIVER_MS)
-"""Properties with a delivery time, in order of precedence; a delay level takes precedence over them."""
+"""The properties with a delivery time, in order of precedence. A delay level takes precedence over all of them."""
 
 _PROPERTY_CRC = PROPERTY_CRC.encode()
 _INT_MAX = (1 << 31) - 1
@@ -66,7 +66,8 @@ def changed(
     queue_id: int | None = None,
     sys_flag: int | None = None,
 ) -> InnerMessage:
-    """Return a message with some properties set, or removed if the value is None, and with new values if given."""
+    """Return a copy of a message with changed properties. ``changes``: values to set, or None to remove a property.
+    ``topic``, ``queue_id``, ``sys_flag``: new values, or None for no change."""
     return InnerMessage(
         message.topic if topic is None else topic,
         message.queue_id if queue_id is None else queue_id,
@@ -97,11 +98,11 @@ def message_from(
     prepared_transaction_offset: int = 0,
 ) -> InnerMessage:
     """Return the copy of a stored message to put.
-    ``changes``: properties to set, or with None to remove; without changes the stored string is used unchanged.
-    ``sys_flag``, ``reconsume_times``, ``store_host``: replace the record's."""
+    ``changes``: values to set, or None to remove a property. Without changes the stored property string is used.
+    ``sys_flag``, ``reconsume_times``, ``store_host``: new values, or None for the values of the record."""
     properties = record.properties
     values = None
-    # A checksum covers the record's place, too: with the old checksum readers would treat the copy as damaged.
+    # Drop the checksum: it also covers the record's offsets, so readers would treat the copy as damaged.
     if changes or _PROPERTY_CRC in properties:
         values = _merged(decode_properties(properties), {PROPERTY_CRC: None, **(changes or {})})
     return InnerMessage(
@@ -122,7 +123,7 @@ def message_from(
 
 
 def with_changes(properties: bytes, changes: Mapping[str, str | None]) -> bytes:
-    """Return a property string with some properties set, or removed if the value is None."""
+    """Return a changed property string. ``changes``: values to set, or None to remove a property."""
     return encode_in_stored_order(_merged(decode_properties(properties), changes))
 
 
@@ -136,15 +137,15 @@ def _merged(properties: dict[str, str], changes: Mapping[str, str | None]) -> di
 
 def to_dead_letters(message: InnerMessage, group: str) -> InnerMessage:
     """Return the dead letter of a group for a retried message."""
-    # DELAY is not removed, as in the reference; with its old level the dead letter would go to the delay topic first.
+    # Set DELAY to -1 like the reference: with the old level the dead letter would go to the delay topic first.
     return changed(message, {property_names.DELAY: "-1"}, topic=names.dlq_topic(group), queue_id=0)
 
 
 def to_priority(message: InnerMessage, queue_count: int) -> InnerMessage:
-    """Return a message with the queue of its priority's number, or the last queue of its topic.
-    A transactional, delayed or timed message, or one with a sharding key, keeps its queue and loses the priority.
-    A negative priority, or one that is not a 32-bit number, stays and has no effect. The topic's type matters only when
-    messages are popped."""
+    """Return a message with the queue that its priority selects: the queue with this number, or the last queue of the
+    topic. If the message is transactional, delayed or timed, or has a sharding key, the priority is removed and the
+    queue does not change. A negative priority, or a priority that is not a 32-bit number, stays and has no effect. The
+    type of the topic is relevant only when messages are popped."""
     properties = message.parsed
     text = properties.get(property_names.PRIORITY, "")
     priority = int(text) if _INTEGER.fullmatch(text) else -1
@@ -157,7 +158,8 @@ def to_priority(message: InnerMessage, queue_count: int) -> InnerMessage:
 
 
 def to_delay_level(message: InnerMessage, level: int, level_max: int) -> InnerMessage:
-    """Return a message as it is stored until it is due. A level above the last is replaced by the last."""
+    """Return a message in the form in which it is stored until it is due. A level above the last level is replaced by
+    the last level."""
     changes: dict[str, str | None] = dict.fromkeys(TIMER_NAMES)
     if level > level_max:
         level = level_max
@@ -168,13 +170,15 @@ def to_delay_level(message: InnerMessage, level: int, level_max: int) -> InnerMe
 
 
 def to_timer(message: InnerMessage, out_ms: int) -> InnerMessage:
-    """Return a message as it is stored until its time. ``out_ms``: the begin of its slot, at whose end it is due."""
+    """Return a message in the form in which it is stored until its time. ``out_ms``: the begin of its slot. The message
+    is due at the end of the slot."""
     changes = {property_names.TIMER_OUT_MS: str(out_ms), **_real_place_of(message)}
     return changed(message, changes, topic=names.TIMER_TOPIC, queue_id=0)
 
 
 def is_half(message: InnerMessage) -> bool:
-    """Return True if a message is sent as a half message. A retried one with a delay is no longer a half message."""
+    """Return True if a message is sent as a half message. A retried message with a delay is no half message any
+    more."""
     properties = message.parsed
     if properties.get(property_names.TRANSACTION_PREPARED, "").lower() != "true":
         return False
@@ -186,13 +190,13 @@ def to_half(message: InnerMessage) -> InnerMessage:
     """Return the half message for a transactional message. Source: store.md §19.2."""
     unique_key = message.parsed.get(property_names.UNIQ_KEY)
     changes = {property_names.TRANSACTION_ID: unique_key, **_real_place_of(message)}
-    # Clear the transaction bits, so that the half message has a queue entry: old brokers' markers had none.
+    # Clear the transaction bits, so that the half message gets a queue entry: markers of old brokers have no entry.
     sys_flag = message.sys_flag & ~TRANSACTION_MASK
     return changed(message, changes, topic=names.HALF_TOPIC, queue_id=0, sys_flag=sys_flag)
 
 
 def committed(half: Record) -> InnerMessage | None:
-    """Return the message that the commit of a half message puts; None without a real topic. Source: §19.3."""
+    """Return the message that the commit of a half message puts; None if its real topic is missing. Source: §19.3."""
     kept = message_from(
         half,
         topic="",
@@ -204,7 +208,7 @@ def committed(half: Record) -> InnerMessage | None:
     if place is None:
         return None
     assert kept.sys_flag & TRANSACTION_MASK == TRANSACTION_COMMIT, "the message is marked as committed"
-    # As in 5.4.0. Brokers from 4.9 to 5.3 leave both properties in committed messages.
+    # Remove both properties, like 5.4.0. Brokers from 4.9 to 5.3 leave them in committed messages.
     changes = {property_names.REAL_TOPIC: None, property_names.REAL_QUEUE_ID: None}
     return changed(kept, changes, topic=place[0], queue_id=place[1])
 
@@ -221,5 +225,5 @@ def real_place(properties: Mapping[str, str]) -> tuple[str, int] | None:
 
 def number(text: str | None) -> int:
     """Return a property as a number, or -1 if it is not a number."""
-    # Java's long can hold every number of 18 digits, but not every longer one.
+    # Accept up to 18 digits: Java's long can hold every number of 18 digits, but not every longer number.
     return int(text) if text is not None and text.isdecimal() and len(text) < 19 else -1

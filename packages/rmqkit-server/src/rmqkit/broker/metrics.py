@@ -1,5 +1,5 @@
 """The values that Prometheus reads from a broker: its counters (`Counts`), and the sizes of its tables and its store.
-They are gathered in parts, between which the loop runs. Loop only. Source: behaviour.md §9.10.
+They are gathered in parts, and the loop runs other tasks in between. Loop only. Source: behaviour.md §9.10.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from rmqkit.store.message_store import MessageStore
 
 __all__ = ["BrokerMetrics"]
 
-# The reference's names of thread pools → the lane of their requests here; most requests are handled as they arrive.
+# The lane of requests for each thread pool of the reference. Most requests have no lane: they are handled immediately.
 _PROCESSORS = {
     **dict.fromkeys(("pull", "lite_pull", "query_message", "client_manager", "consumer_manager", "heartbeat"), ""),
     **dict.fromkeys(("transaction", "ack", "async_put"), ""),
@@ -97,7 +97,7 @@ class BrokerMetrics:
     async def gather(self) -> Gathered:
         """Return all current values."""
         self._counts.fold()
-        # Otherwise series of deleted topics would stay for ever, and any client may create topics.
+        # Drop series of deleted topics: any client may create topics, so the number of series would grow without limit.
         self._counts.drop_topics(self._is_gone)
         return (
             self._counted()
@@ -144,7 +144,8 @@ class BrokerMetrics:
         return gathered | counts.times
 
     def _with_system(self, key: _Key) -> _Key:
-        """Return the label values of a topic and a group with ``is_system``; those of a topic alone unchanged."""
+        """Add ``is_system`` to the label values of a topic and a group. The label value of a topic alone does not
+        change."""
         return (*key, text(self._is_system(*key))) if len(key) > 1 else key
 
     def _tables(self) -> Gathered:
@@ -180,7 +181,8 @@ class BrokerMetrics:
         }
 
     async def _timed(self) -> Gathered:
-        """Return the timer's metrics. The wheel is read to count messages by the time until they are due."""
+        """Return the timer's metrics. They include counts of messages by the time until they are due, from the
+        wheel."""
         timer = self._context.timer
         if timer is None:
             return {}
@@ -218,10 +220,10 @@ class BrokerMetrics:
         """Return the lag of the online groups. Source: behaviour.md §9.10."""
         found: dict[_Key, tuple[int, int, int, int, int]] = {}
         looked_at = 0
-        # A copy: clients may connect and leave while the loop runs.
+        # Copy the groups: clients may connect and leave while the loop runs.
         for group, topic, queue_count in list(self._consumed()):
             looked_at += queue_count
-            # Each queue needs three reads of the store: a thousand groups would block the loop for a second.
+            # Pause regularly: a queue needs three reads of the store, so a thousand groups would block for a second.
             if looked_at > _QUEUES_PER_TICK:
                 await asyncio.sleep(0)
                 looked_at = 0
@@ -238,15 +240,16 @@ class BrokerMetrics:
                     yield name, topic, config.read_queue_nums
 
     def _behind(self, group: str, topic: str, queue_count: int) -> tuple[int, int, int, int, int]:
-        """Return the numbers of messages not consumed, pulled but not consumed, and not pulled, and the ages in ms of
-        the oldest message not consumed and of the oldest not pulled. A queue without an offset is not behind."""
+        """Return the lag of a group for a topic as five numbers: messages that are not consumed, pulled but not
+        consumed, and not pulled; the ages in ms of the oldest message that is not consumed, and of the oldest that is
+        not pulled. A queue without an offset has no lag."""
         store, offsets, now_ms = self._context.store, self._context.offsets, self._context.clock.now_ms()
         lag = inflight = ready = 0
         ages = [0, 0]
         for queue_id in range(queue_count):
             end = store.max_offset(topic, queue_id)
             consumed = offsets.get(group, topic, queue_id)
-            consumed = end if consumed is None else consumed  # without an offset the group is not behind
+            consumed = end if consumed is None else consumed  # without an offset there is no lag
             pulled = offsets.pull_offset(group, topic, queue_id) or consumed
             lag += max(0, end - consumed)
             inflight += max(0, pulled - consumed)

@@ -1,18 +1,18 @@
-"""Reads of messages that the log has deleted and that another place still has.
+"""Reads of messages that were deleted from the log but still exist in another place.
 
 A read never waits. It returns one of three things:
 
 ==============  =======================================================================================================
 messages        the read is complete
 no messages     the request is answered without messages, or held
-`Missing`       these messages have to be fetched first; the read has changed nothing
+`Missing`       these messages have to be fetched first. The read has changed nothing
 ==============  =======================================================================================================
 
-`read_when_fetched` is the only code that waits for pulls and pops. It fetches the missing messages and repeats the read
-with them. If the group is at another offset then, the read does not use the fetched messages. `when_found` is for
-lookups by key, id and time, which need one fetch.
+For pulls and pops, only `read_when_fetched` waits. It fetches the missing messages and repeats the read with them. If
+the group is at another offset by then, the read does not use the fetched messages. `when_found` is for lookups by key,
+id and time, which need one fetch.
 
-No other request waits meanwhile. A broker without such a place starts no task and makes no call for it
+Other requests do not wait meanwhile. A broker without such a place starts no tasks and makes no calls for it
 (`rmqkit.store.message_store.MessageStore.older` is None). The archive is the only place (`rmqkit.broker.archive`).
 """
 
@@ -29,14 +29,14 @@ from rmqkit.store.message_store import GetResult, OlderQueues
 __all__ = ["FETCHES_MAX", "Fetched", "Missing", "OlderMessages", "read_when_fetched", "when_found"]
 
 FETCHES_MAX = 8
-"""The largest number of fetches for one request. More are needed only if other consumers of the group are always
-quicker, or if the filter matches hardly any message: the client retries then."""
+"""The maximum number of fetches for one request. A request needs more only if other consumers of the group are always
+faster, or if the filter matches hardly any message. Then the client retries."""
 
 T = TypeVar("T")
 
 
 class OlderMessages(OlderQueues, Protocol):
-    """A place with messages that the log has deleted. Its reads raise PeerRefused if the client has to retry, and
+    """A place with messages that were deleted from the log. A read raises PeerRefused if the client has to retry, and
     StoreError or OSError if the messages cannot be read. ``connection`` is None for the broker itself."""
 
     def first_offset(self, topic: str, queue_id: int) -> int: ...
@@ -73,7 +73,7 @@ class OlderMessages(OlderQueues, Protocol):
 
 
 class Missing(NamedTuple):
-    """The messages of a queue from an offset on, which a read needs and which have to be fetched."""
+    """The messages of a queue, from an offset on, that a read needs and that have to be fetched."""
 
     topic: str
     queue_id: int
@@ -83,7 +83,7 @@ class Missing(NamedTuple):
 
 
 class Fetched(NamedTuple):
-    """The fetched messages of a queue from an offset on."""
+    """The fetched messages of a queue, from an offset on."""
 
     topic: str
     queue_id: int
@@ -99,15 +99,15 @@ async def read_when_fetched(
     *,
     otherwise: Command | None = None,
 ) -> Command | None:
-    """Fetch the missing messages and repeat the read, until no messages are missing. After `FETCHES_MAX` fetches return
-    ``otherwise``. If the connection is closed, return None and do not repeat the read.
+    """Fetch the missing messages and repeat the read until no messages are missing. Return the answer of the read.
+    After `FETCHES_MAX` fetches return ``otherwise``. If the connection is closed, return None without another read.
     Raises the errors of `OlderMessages` and of the read."""
     for _ in range(FETCHES_MAX):
         topic, queue_id, queue_offset, count_max, wanted = missing
         found = await older.get(
             connection, topic, queue_id, queue_offset, count_max=count_max, codes=wanted.codes, accept=wanted.accept
         )
-        # A pop for a closed connection would hide messages from the group without any client to acknowledge them.
+        # Do not read for a closed connection: a pop would hide messages, and no client would acknowledge them.
         if connection.closed.done():
             return None
         answer = read(Fetched(topic, queue_id, queue_offset, found))
@@ -118,5 +118,5 @@ async def read_when_fetched(
 
 
 async def when_found(looking: Awaitable[T], answer: Callable[[T], Command]) -> Command:
-    """Answer a lookup with its result."""
+    """Await a lookup and return the answer that is made from its result."""
     return answer(await looking)

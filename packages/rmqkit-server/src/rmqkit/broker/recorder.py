@@ -1,6 +1,6 @@
-"""The recorder of events: messages are stored, delivered, sent back or decided.
+"""The recorder of events. An event is a message that is stored, delivered, sent back or decided.
 
-It passes events to two readers with separate tables, because their keys and their numbers differ:
+The recorder passes events to two readers. They have separate tables, because their keys and their values differ:
 
 ================  =========================================  ==========================================================
 reader            shows                                      exists
@@ -46,12 +46,12 @@ class Recorder:
     # ---- sends
 
     def sends(self, sends: Sends, ms: float) -> None:
-        """Record plain sends that were stored with one write and answered, and the ms since they were read."""
+        """Record plain sends that were stored with one write and answered. ``ms``: the time since they were read."""
         self._enter(sends, ms, ms)
 
     def waiting_sends(self, sends: Sends, ms: float, since_ms: float, release: Release) -> Release:
-        """Record plain sends whose answers wait. Return the release that also records the answers.
-        ``since_ms``: the monotonic time of their read."""
+        """Record plain sends with answers that wait. Return a release that also records the answers.
+        ``since_ms``: the monotonic time at which the sends were read."""
         self._enter(sends, ms, None)
         if self._counts is None:
             return release
@@ -81,19 +81,19 @@ class Recorder:
         counts.answered_late(codes, CODES[outcome], since_ms)
 
     def stored(self, message: InnerMessage, put: PutResult, ms: float) -> None:
-        """Record one message that the store accepted or refused, and the ms since its request was read."""
+        """Record one message that the store accepted or refused. ``ms``: the time since its request was read."""
         self._statistics.sent_one(message, put, ms)
         if self._counts is not None:
             self._counts.put(message, put)
 
     def stored_batch(self, message: InnerMessage, put: PutResult, ms: float) -> None:
-        """Record the body of a batch like `stored`."""
+        """Record the messages of a batch like `stored`."""
         self._statistics.sent_one(message, put, ms, len(put.physical_offsets))
         if self._counts is not None:
             self._counts.put_batch(message, put)
 
     def stored_long_batch(self, message: InnerMessage, put: PutResult, ms: float, records: int, messages: int) -> None:
-        """Record a long batch like `stored`. It is one record in an inner batch queue, however many messages it has."""
+        """Record a long batch like `stored`. In an inner batch queue a batch is one record with many messages."""
         self._statistics.sent_one(message, put, ms, records)
         if self._counts is not None:
             self._counts.put(message, put, messages)

@@ -1,12 +1,12 @@
 """Registration of the broker and its topics with every name server (``BrokerOuterAPI``).
 
-All name servers get the same registration in parallel; a failure of one name server is logged and does not affect the
-others. A changed topic is sent at once, and alone, to a name server that has all other topics. A name server gets all
-topics if it missed a change, or if the connection to it is a new one, because it may have restarted. If it got only a
-later change with a newer version, it would never read the change that it missed. The broker marks topics as ordered
-that are ordered in the answers to full registrations. A slave gets its master's address from any answer. With
-slave-acting-master, brokers also send a heartbeat every second, and name servers remove a broker after
-`brokerNotActiveTimeoutMillis` without a heartbeat.
+The broker sends the same registration to all name servers in parallel. A failure of one name server is logged and does
+not affect the other name servers. If a name server has all other topics, a changed topic is sent to it immediately and
+alone. Otherwise the broker sends all topics: after a missed change, or on a new connection, because the name server may
+have restarted. A later change alone, with its newer version, would hide the missed change from the name server. If the
+answer to a full registration lists ordered topics, the broker marks these topics as ordered. A slave reads the address
+of its master from any answer. With slave-acting-master, brokers also send a heartbeat every second, and name servers
+remove a broker after `brokerNotActiveTimeoutMillis` without a heartbeat.
 Source: behaviour.md §1.3, §1.7, §2.3; remoting.md §10.1.
 """
 
@@ -66,11 +66,12 @@ _log = logging.getLogger(__name__)
 
 
 class Registration:
-    """The registration of one broker; loop only.
+    """The registration of one broker. Loop only.
     ``name_servers``: the addresses of the name servers.
     ``address``: the address for clients.
     ``ha_address``: the address for slaves.
-    ``on_master``: called with the address and HA address of a slave's master after every answer that has them.
+    ``on_master``: called with the address and the HA address of a slave's master after a registration, if an answer has
+    them.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class Registration:
         self._single: set[asyncio.Task[int]] = set()
 
     async def start(self) -> int:
-        """Register now and then regularly. Return how many name servers have accepted the registration."""
+        """Register now, and then periodically. Return the number of name servers that accepted the registration."""
         self._is_started = True
         reached = await self.register()
         if self.name_servers:
@@ -112,7 +113,7 @@ class Registration:
         """Unregister from every name server, and send no more changes."""
         self._is_started = False
         self._changed.clear()
-        # Before the unregistration: a registration that overtakes it would register the broker for two minutes.
+        # Cancel the tasks first: a registration after the unregistration would register the broker for two minutes.
         for task in (self._repeat, self._beat, *self._single):
             if task is not None:
                 task.cancel()
@@ -123,8 +124,8 @@ class Registration:
         )
 
     async def register(self, changes: TopicConfigTable | None = None) -> int:
-        """Send all topics; or ``changes``, a snapshot of some topics, to name servers that have the others. Return how
-        many name servers have accepted them."""
+        """Send all topics to all name servers. Return the number of name servers that accepted them. ``changes``: a
+        snapshot of some topics, which is sent instead to name servers that have all other topics."""
         made: dict[bool, _MakeCommand] = {}
         replies = await asyncio.gather(*(self._register_at(server, changes, made) for server in self.name_servers))
         answers = [answer for answer in replies if answer is not None]
@@ -138,19 +139,19 @@ class Registration:
         self, server: str, changes: TopicConfigTable | None, made: dict[bool, _MakeCommand]
     ) -> Command | None:
         """Register at one name server. Return its answer, or None. ``made``: the commands with all topics (True) and
-        with the changes (False), each made when a name server needs it."""
+        with the changes (False). A command is made when the first name server needs it."""
         try:
             connection = await self._client.connection(server)
         except ConnectFailed as error:
             _log.warning("cannot send the topics to %s: %s", server, error)
             return None
-        # A new connection may be to a restarted name server without any topics, which needs all of them.
+        # Send all topics on a new connection: a restarted name server has no topics.
         is_whole = changes is None or self._up_to_date.get(server) is not connection
         if is_whole not in made:
             made[is_whole] = self._registering(self._topics.snapshot() if is_whole or changes is None else changes)
         answer = await self._ask(server, made[is_whole](), self._settings.register_timeout_ms, logging.WARNING)
         if answer is None:
-            # It is unknown if the name server accepted them: the next time it gets all topics.
+            # It is unknown if the name server accepted the topics, so send all topics the next time.
             self._up_to_date.pop(server, None)
         elif is_whole:
             self._up_to_date[server] = connection
@@ -166,12 +167,12 @@ class Registration:
         header = RegisterBrokerRequest(
             **msgspec.structs.asdict(self._identity),
             ha_server_addr=self._ha_address,
-            # With None name servers wait for 120 s: without heartbeats the short timeout would expire between two
-            # registrations.
+            # Set a timeout only with heartbeats: without them it would expire between two registrations. With None name
+            # servers wait for 120 s.
             heartbeat_timeout_millis=self._settings.not_active_ms_max if self._settings.acts_as_master else None,
             enable_acting_master=self._settings.acts_as_master,
             compressed=is_compressed,
-            # Without the sign bit, like Java's `UtilAll.crc32`: otherwise name servers refuse it (`crc32 not match`).
+            # Clear the sign bit, like Java's `UtilAll.crc32`: otherwise name servers answer `crc32 not match`.
             body_crc32=zlib.crc32(body) & 0x7FFFFFFF,
         )
         return lambda: request(RequestCode.REGISTER_BROKER, header, body)
@@ -185,7 +186,7 @@ class Registration:
             except HeaderError as error:
                 _log.warning("cannot read the address of the master in a name server's answer: %s", error)
                 continue
-            # An answer may still have this slave as master, if it was the master before: it cannot follow itself.
+            # Skip this broker's own address: an answer may still have it as the master if it was the master before.
             if named.master_addr and named.ha_server_addr and named.master_addr != self._address:
                 self._on_master(named.master_addr, named.ha_server_addr)
                 return
@@ -197,8 +198,8 @@ class Registration:
             _log.warning("cannot take over the order topics of a name server: %s", error)
 
     def topics_changed(self, topics: list[TopicConfig]) -> None:
-        """Register changed topics soon; the changes of one tick are sent together."""
-        # Changes before the start are in the first registration; after the stop nothing may be registered.
+        """Register changed topics soon. The changes of one tick are sent together."""
+        # Ignore changes before the start, which the first registration contains, and changes after the stop.
         if self.name_servers and self._is_started:
             if not self._changed:
                 asyncio.get_running_loop().call_soon(self._register_changes)
@@ -215,8 +216,8 @@ class Registration:
             task.add_done_callback(self._single.discard)
 
     async def settled(self) -> None:
-        """Wait until every change so far is registered, at most 2 s."""
-        # Now, not in the next tick, so that the wait includes these changes.
+        """Wait until all earlier changes are registered, at most 2 s."""
+        # Register now, not in the next tick, so that the wait includes these changes.
         self._register_changes()
         if self._single:
             await asyncio.wait(self._single, timeout=_SETTLED_SECONDS)
@@ -228,16 +229,19 @@ class Registration:
 
     async def members(self) -> dict[int, str]:
         """Return the addresses of the brokers of this name by their real ids, from the answers of all name servers.
-        Empty if no name server answers. 4.9 name servers have no other request for this (remoting.md §9.7)."""
+        The result is empty if no name server answers. 4.9 name servers have no other request for this
+        (remoting.md §9.7)."""
         return {
             broker_id: address for members in await self._members_by_server() for broker_id, address in members.items()
         }
 
     async def namesakes(self) -> set[str] | None:
-        """Return the addresses of the other brokers of this name, also of different brokers with the same id.
-        A broker that registered from a machine without its address is ignored, because any client can register any
-        address. Apache's name servers do not return the client's address: their answers are accepted unchecked.
-        None if no name server knows any broker."""
+        """Return the addresses of the other brokers of this name, including brokers with the same id. Return None if no
+        name server knows any broker of this name.
+
+        Ignore a broker that another machine has registered, because any client can register any address. Apache's name
+        servers do not return the address of the client that registered a broker, so their answers are not checked.
+        """
         found: set[str] = set()
         is_any_named = False
         for answer in await self._route_answers(self._group_topic):
@@ -250,7 +254,7 @@ class Registration:
         return found if is_any_named else None
 
     async def _is_from(self, address: str, place: str | None) -> bool:
-        """Return True if a broker registered from its own address, or from the name server's machine."""
+        """Return True if a broker was registered from its own address, or from the machine of the name server."""
         host = None if place is None else ip_of(place)
         if host is not None and (host.is_loopback or host in await resolved(address)):
             return True
@@ -276,7 +280,7 @@ class Registration:
         return [group.broker_addrs for group in route.broker_datas if group.broker_name == name]
 
     async def routes(self, topic: str) -> list[TopicRoute]:
-        """Return the routes of a topic from each name server that knows it, after a second at most."""
+        """Return the route of a topic from each name server that knows the topic and answers within a second."""
         return [fastjson.decode_as(answer.payload, TopicRoute) for answer in await self._route_answers(topic)]
 
     async def _route_answers(self, topic: str) -> list[Command]:
@@ -300,11 +304,11 @@ class Registration:
             lambda: request(RequestCode.QUERY_DATA_VERSION, self._identity, body), self._settings.register_timeout_ms
         )
         headers = [decode_header_leniently(answer, DataVersionResponse, missing=_CHANGED) for answer in answers]
-        # A name server that does not answer may have no topics: an unneeded registration is cheap.
+        # Also register if a name server does not answer: it may have no topics, and a registration is cheap.
         return len(headers) < len(self.name_servers) or any(header.changed for header in headers)
 
     def _with_broker_permission(self, table: TopicConfigTable) -> TopicConfigTable:
-        # Only in the registration: the table has the permissions that operators set for each topic.
+        # Change only the registration: the table has the permissions that operators set for each topic.
         perm = self._settings.broker_permission
         if perm & _READ_WRITE != _READ_WRITE:
             table.topic_config_table = {
@@ -317,7 +321,7 @@ class Registration:
         await asyncio.sleep(_FIRST_REPEAT_SECONDS)
         while True:
             if self._settings.force_register or await self.is_outdated():
-                await self.register()  # without a change, the version query above is the sign of life
+                await self.register()  # without a change, the version query above keeps the broker registered
             await asyncio.sleep(self._settings.register_interval_ms / 1000)
 
     async def _keep_beating(self) -> None:
@@ -327,7 +331,7 @@ class Registration:
             await asyncio.sleep(_BEAT_SECONDS)
 
     async def _beat_at(self, server: str) -> None:
-        # 4.9 name servers have no BROKER_HEARTBEAT. Every name server accepts this query as a sign of life.
+        # 4.9 name servers have no BROKER_HEARTBEAT. Every name server accepts a version query as a heartbeat.
         if self._settings.old_name_servers:
             body = msgspec.json.encode(self._topics.data_version)
             beat = request(RequestCode.QUERY_DATA_VERSION, self._identity, body, one_way=True)
@@ -359,12 +363,13 @@ class Registration:
 
 
 def _registered_from(answer: Command) -> dict[str, str] | None:
-    """Return the address from which each broker of a route registered; None if the name server does not return it."""
+    """Return the address from which each broker of a route was registered; None if the name server does not return
+    it."""
     text = decode_header_leniently(answer, MemberRouteResponse).registered_from
     if text is None:
         return None
     try:
         return msgspec.json.decode(text, type=dict[str, str])
     except msgspec.MsgspecError:
-        # Not None, with which every broker would be accepted: without an address no broker is a member.
+        # Return an empty dict, with which no broker is a member. With None every broker would be accepted.
         return {}

@@ -1,7 +1,7 @@
-"""A running broker: ports, services and periodic work, started and stopped in order.
+"""A running broker. It starts and stops ports, services and periodic work in order.
 
-Start: bind the ports, make the parts (`rmqkit.broker.assembly`), read the tables and recover the store, listen,
-register. Stop: in the order of `rmqkit.broker.context.Stage`. Source: behaviour.md §2.1, §2.2.
+A start binds the ports, makes the parts (`rmqkit.broker.assembly`), reads the tables, recovers the store, listens, and
+registers. A stop has the order of `rmqkit.broker.context.Stage`. Source: behaviour.md §2.1, §2.2.
 """
 
 from __future__ import annotations
@@ -66,21 +66,21 @@ class Broker:
     """One broker with its own store.
 
     Args:
-        settings: ``broker_name`` and ``broker_ip1`` are set if they are empty.
-        store_settings: sizes and flush rules.
+        settings: the broker's settings. ``broker_name`` and ``broker_ip1`` are set if they are empty.
+        store_settings: the settings of the store.
         store_root: ``storePathRootDir``.
-        tls: TLS of the ports; None means disabled.
-        client_tls: TLS of connections to name servers; None means plain.
-        authentication: the checks of signatures, and the broker's own signature.
-        configuration: the settings for operators; None: changes last until the broker stops.
-        dispatch: makes the router of each port; tests inject faults there.
+        tls: TLS of the ports; None: disabled.
+        client_tls: TLS of connections to name servers; None: plain connections.
+        authentication: the settings for checks of signatures, and for the broker's own signature.
+        configuration: the settings for operators. None: changes last until the broker stops.
+        dispatch: makes the router of each port. Tests inject faults there.
 
     Attributes:
         configuration: the settings that operators see and change.
-        limits: counts the connections, and refuses those above the limits.
-        address: the address for clients, as ``host:port``; set by `start`.
-        metrics_address: the address for Prometheus, if enabled; set by `start`.
-        grpc_address: the address for 5.x SDKs, if enabled; set by `start`.
+        limits: the limits of connections. Connections above the limits are refused.
+        address: the address for clients, as ``host:port``. `start` sets it.
+        metrics_address: the address for Prometheus, if enabled. `start` sets it.
+        grpc_address: the address for 5.x SDKs, if enabled. `start` sets it.
     """
 
     def __init__(
@@ -117,18 +117,18 @@ class Broker:
 
     @property
     def parts(self) -> Assembly:
-        """The parts of the broker, for inspection on its loop; it has to be started."""
+        """The parts of the broker, for inspection on its loop. The broker must be started."""
         assert self._parts is not None, "the broker is started"
         return self._parts
 
     @property
     def context(self) -> BrokerContext:
-        """The state of the broker, for inspection on its loop; it has to be started."""
+        """The state of the broker, for inspection on its loop. The broker must be started."""
         return self.parts.context
 
     async def start(self) -> None:
         """Open the store, listen and register.
-        Raises StoreError, ListenFailed: everything that was started is stopped again."""
+        Raises StoreError, ListenFailed: all started parts are stopped again."""
         try:
             await self._start()
         except BaseException:
@@ -137,7 +137,7 @@ class Broker:
 
     async def stop(self) -> None:
         """Stop in the order of `Stage`: the store closes after all parts that write to it. If steps fail, run the
-        others, too, and raise the first failure at the end."""
+        remaining steps and raise the first failure at the end."""
         await self._lifecycle.stop()
 
     # -- inside
@@ -154,8 +154,8 @@ class Broker:
         dispatch, vip_dispatch = self._dispatch(refusal), self._dispatch(refusal)
         exporter = await self._bind_exporter()
         servers = [self._server(dispatch)]
-        port = await self._bind(servers[0], settings.listen_port)  # a port in use is found before anything is written
-        # For port 0 the system chooses the port, and the port two below may be in use: then there is no VIP port.
+        port = await self._bind(servers[0], settings.listen_port)  # fails before any write if the port is in use
+        # Port 0 has no VIP port: the system chooses the port, and the port number minus two may be in use.
         if settings.listen_port > _VIP_BELOW:
             servers.append(self._server(vip_dispatch))
             await self._bind(servers[1], settings.listen_port - _VIP_BELOW)
@@ -184,13 +184,13 @@ class Broker:
         context, lifecycle = parts.context, self._lifecycle
         lifecycle.on_stop(
             Stage.STORE, context.store.close
-        )  # before the load, so that the store closes if a table cannot be read
+        )  # before the load: the store has to close if a table cannot be read
         parts.load()
         lifecycle.on_stop(Stage.DELIVERED, context.persist_delivered)
         lifecycle.on_stop(Stage.TABLES, context.persist)
         lifecycle.on_stop(Stage.CLIENTS, client.close)
         lifecycle.on_stop(Stage.CLIENTS, context.long_polling.close)
-        # After the load: a slave reports its offset at once and gets data of the log, which has to be recovered.
+        # After the load: a slave reports its offset immediately and gets data of the log, which has to be recovered.
         ha_address = await self._listen_for_slaves(port)
         registration = parts.register_with(ha_address)
         local_dispatch = Router()  # for calls that the gRPC endpoint has accepted
@@ -199,18 +199,18 @@ class Broker:
         self.configuration.listeners.append(self._settings_changed)
         if authentication is not None:
             parts.authorize(authentication)
-        # Before clients are served: the system topics that the load added have to be on the disk before registration.
+        # Write the tables before the registration: system topics that the load added have to be on the disk.
         context.persist()
-        # The first sample: messages that are in the queues now were put before this start and are not counted.
+        # Take the first sample now: messages that are in the queues before this start are not counted.
         context.statistics.sample()
         self._free_disk(context.store)
-        # Before the registration: the port has to be open when name servers send clients here.
+        # Serve before the registration: the port has to be open when clients read the route.
         for server in servers:
             await server.serve()
-        # Registered after `long_polling` and the client, so it runs first: requests stay held while clients leave.
+        # Register this after `long_polling` and the client, so that it runs first: clients leave while requests wait.
         lifecycle.on_stop(Stage.CLIENTS, partial(self._drain, servers))
         await sync_with_group(context, registration, client, ha_address)
-        # Before its start, which may fail half way: then the broker has to unregister from some name servers.
+        # Register the stop before the start: if the start fails halfway, the broker has to unregister again.
         lifecycle.on_stop(Stage.REGISTRATION, registration.stop)
         await registration.start()
         if parts.slave is None:
@@ -224,7 +224,7 @@ class Broker:
         self._start_rounds(context)
 
     def _start_rounds(self, context: BrokerContext) -> None:
-        """Start the periodic work that masters and slaves have in common."""
+        """Start the periodic work of masters and slaves."""
         settings, every = self._settings, self._lifecycle.every
         every(_WRITE_NEW_SECONDS, context.topics.write_new, "new topics")
         every(_WRITE_NEW_SECONDS, context.groups.write_new, "new groups")
@@ -240,13 +240,13 @@ class Broker:
         if context.archive is not None:
             self._lifecycle.on_stop(Stage.CLIENTS, context.archive.close)
             every(ROUND_SECONDS, context.archive.round, "archive", 0)
-            self._lifecycle.on_stop(Stage.ROUNDS, context.archive.stop)  # before the wait for its round
+            self._lifecycle.on_stop(Stage.ROUNDS, context.archive.stop)  # runs before the wait for its round
         retention_seconds = self._store_settings.clean_resource_interval_ms / 1000
         every(retention_seconds, context.store.retention_round, "retention", _FIRST_RETENTION_SECONDS)
 
     @staticmethod
     def _free_disk(store: MessageStore) -> None:
-        """Run the first retention round before the first message if a disk is too full."""
+        """Run a retention round before the first message if a disk is too full."""
         try:
             if store.retention.lacks_space():
                 store.retention_round()
@@ -267,7 +267,7 @@ class Broker:
         )
 
     async def _bind_exporter(self) -> Exporter | None:
-        """Bind the port for Prometheus and start to count. Return None if metrics are off."""
+        """Bind the port for Prometheus and make the counters. Return None if metrics are off."""
         settings = self._settings
         if settings.exporter_type is ExporterType.DISABLE:
             return None
@@ -289,8 +289,8 @@ class Broker:
         await exporter.serve(metrics.gather, metrics.common(), self._counts.lag_ms, self._clock)
 
     async def _bind_grpc(self, dispatch: Router) -> RemotingServer | None:
-        """Bind the port for 5.x SDKs, which other clients may use, too. Return None if it is off.
-        Raises ExtraMissing, ListenFailed."""
+        """Bind the port for 5.x SDKs. Other clients may use this port, too. Return None if the port is off.
+        Raises ExtraMissing: a package for gRPC is missing. Raises ListenFailed: the port is in use."""
         settings = self._settings
         if settings.grpc_port < 0:
             return None
@@ -317,7 +317,7 @@ class Broker:
         endpoint = Endpoint(backend, self._clock, port=port)
         endpoint.start()
         self._lifecycle.on_stop(Stage.CLIENTS, endpoint.stop)
-        self._lifecycle.on_stop(Stage.CLIENTS, server.close)  # first: no call comes while the endpoint stops
+        self._lifecycle.on_stop(Stage.CLIENTS, server.close)  # runs before `endpoint.stop`: no new calls arrive then
         self._lifecycle.on_stop(Stage.CLIENTS, endpoint.drain)
         server.http2 = GrpcService(endpoint).connection
         await server.serve()
@@ -350,7 +350,7 @@ class Broker:
         self._lifecycle.on_stop(Stage.OP_MESSAGES, context.ops.write)
         self._lifecycle.every(settings.transaction_op_interval_ms / 1000, context.ops.write, "op messages")
         self._lifecycle.every(settings.transaction_check_interval_ms / 1000, check_back.round, "transaction check")
-        self._lifecycle.on_stop(Stage.ROUNDS, check_back.stop)  # before the wait for its round
+        self._lifecycle.on_stop(Stage.ROUNDS, check_back.stop)  # runs before the wait for its round
         context.schedule.start()
         if context.timer is not None:
             context.timer.start()
@@ -375,7 +375,7 @@ class Broker:
         self._lifecycle.on_stop(Stage.SERVICES, slave.close)
         if self._settings.ha_master_address:
             slave.follow(slave.tables.master, None)
-        # Only now: before name servers have answered, it is unknown if there is a master to compare the log with.
+        # Set this last: before name servers have answered, it is unknown if there is a master to compare the log with.
         slave.is_registered = True
         if slave.acting is not None:
             self._lifecycle.on_stop(Stage.SERVICES, slave.acting.close)
@@ -389,17 +389,17 @@ class Broker:
     def _settings_changed(self, keys: Sequence[str]) -> None:
         """Apply settings that were changed while the broker runs."""
         if "brokerPermission" in keys:
-            self.context.topics.register_all()  # with a new version: name servers ignore a version that they have
+            self.context.topics.register_all()  # sets a new version: name servers ignore a version that they have
         if self.parts.master is not None and "haAllowedAddresses" in keys:
             self.parts.master.addresses_changed()
         if "autoCreateTopicEnable" in keys:
             self.context.topics.add_system_topics()
 
     def _refusal(self, authentication: Authentication, connection: Connection, command: Command) -> str | None:
-        """Return the remark for a request that is refused, or None. Record the address of a request that the inner user
-        or a super user signed, because slaves sign that way."""
+        """Return the remark for a refused request, or None. If the inner user or a super user signed the request,
+        record its address for replication, because slaves sign in this way."""
         remark, master = authentication.refusal(connection, command), self.parts.master
         if remark is None and master is not None and connection.hops and authentication.is_trusted(connection.user):
-            # The last hop is the socket's peer; the peer can write any other hops.
+            # Use the last hop, which is the peer of the socket: the peer can write any other hops.
             master.signed(connection.hops[-1])
         return remark

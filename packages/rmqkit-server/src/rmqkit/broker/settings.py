@@ -1,4 +1,4 @@
-"""Settings of the broker (``broker.conf``), without those of the store. Source: store.md §23, behaviour.md §2."""
+"""The settings of the broker (``broker.conf``), without the store's. Source: store.md §23, behaviour.md §2."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = [
 
 
 STANDALONE = {"recallMessageEnable": "true"}
-"""Defaults for brokers in development and tests (``rmq standalone``, `Standalone`, the pytest plugin)."""
+"""The defaults for brokers in development and tests (``rmq standalone``, `Standalone`, the pytest plugin)."""
 
 
 class BrokerRole(enum.Enum):
@@ -429,8 +429,8 @@ class BrokerSettings(ConnectionSettings, kw_only=True):
     ] = True
 
 
-# Keys of Java's configuration that 5.4.0 does not show, for caches or from older versions. They are accepted and logged
-# without effect. Keys that it shows are in `rmqkit.broker.unused_settings`.
+# Keys of the Java configuration that 5.4.0 does not show: they are for caches, or from older versions. The broker
+# accepts and logs them without effect. Keys that 5.4.0 shows are in `rmqkit.broker.unused_settings`.
 WITHOUT_EFFECT = frozenset(
     """
     brokerConfigPath useSpinLock commercialEnable haSlaveFallbehindMax userCacheMaxNum userCacheExpiredSecond
@@ -461,7 +461,7 @@ PROMISES = EXPORTER_PROMISES | {
 def refuse_unsupported(
     properties: Mapping[str, str], *, source: str, promises: Mapping[str, tuple[str, ...]] = PROMISES
 ) -> None:
-    """Check that no key enables an unsupported feature, because the key must not be ignored.
+    """Check that no key enables an unsupported feature. Such a key must not be ignored.
     Raises SettingsError: a key has an unsupported value."""
     for key, supported in promises.items():
         value = properties.get(key, supported[0])

@@ -19,14 +19,14 @@ CHANNEL_ACTIVITY                              CONNECT, CLOSE        connections 
 ============================================  ====================  ==============================================
 
 A put or pull costs almost nothing: every 10 s the growth of the queues is read, and the noted values are added to the
-counters. The time of a topic's sends is divided among its queues by their messages. A counter stores a sample only if
-it has changed, every 10 s for the minute, every 10 min for the hour, every 1 h for the day (a span may be longer by
-that time); so an unchanged counter costs nothing. Values are up to now. The reference shows the last sample, so its
-hour begins after 10 minutes. Loop only.
+counters. The time of a topic's sends is divided among its queues in proportion to their messages. A counter stores a
+sample only if it has changed, so an unchanged counter costs nothing. Samples are stored every 10 s for the minute,
+every 10 min for the hour, and every 1 h for the day. A span may be longer by this interval. Values include all events
+until now. (The reference shows the last sample, so its hour begins after 10 minutes.) Loop only.
 
-`PutTimes` has the durations of puts (``StoreStatsService``): the longest, and the distribution of the last whole
-minute. A duration is the time from the read of a message until it is in the log, in whole milliseconds as in Java: less
-than 1 ms is 0. The current minute is not shown; `PutTimes.end_minute` replaces the last minute by it.
+`PutTimes` has the durations of puts (``StoreStatsService``): the longest duration, and the distribution of the last
+whole minute. A duration is the time from the read of a message until it is in the log, in whole milliseconds as in
+Java: less than 1 ms is 0. The current minute is shown when it has ended (`PutTimes.end_minute`).
 Source: behaviour.md §9.10; remoting.md §6.7.
 """
 
@@ -44,7 +44,7 @@ from rmqkit.protocol.schemas.offsets import BrokerStatsData, StatsItem
 from rmqkit.store.message_store import InnerMessage, MessageStore, PutResult, PutStatus
 from rmqkit.store.settings import delay_level
 
-# The spans that the tools show, and the largest ms of each.
+# The spans that the tools show, with the largest duration of each span in ms.
 _PUT_SPANS = {
     "[<=0ms]": 0,
     "[0~10ms]": 10,
@@ -62,12 +62,12 @@ _PUT_SPANS = {
 }
 
 _FINER_SPANS = (1, 2, 3, 4, 5, 7, 20, 30, 70, 150, 300, 700, 20_000, 60_000)
-# The largest ms of each bucket.
+# The largest duration of each bucket in ms.
 _PUT_BOUNDS = sorted({*_PUT_SPANS.values(), *_FINER_SPANS})
 
 
 class PutTimes:
-    """The numbers of puts by their duration. ``longest_ms`` is since the start."""
+    """The numbers of puts by their duration. ``longest_ms``: the longest duration since the start."""
 
     __slots__ = ("_counts", "_last", "longest_ms")
 
@@ -77,7 +77,7 @@ class PutTimes:
         self._last = [0] * len(_PUT_BOUNDS)
 
     def add(self, ms: float, count: int = 1) -> None:
-        """Count ``count`` puts that took ``ms`` each."""
+        """Count some puts with the same duration. ``count``: the number of puts."""
         if ms < 1:
             self._counts[0] += count
             return
@@ -85,12 +85,12 @@ class PutTimes:
         self.longest_ms = max(self.longest_ms, int(ms))
 
     def end_minute(self) -> None:
-        """Make the current minute the last one. Called every minute."""
+        """Make the current minute the last minute. `Statistics` calls this every minute."""
         assert len(self._counts) == len(_PUT_BOUNDS), "each bucket has a count"
         self._last, self._counts = self._counts, [0] * len(_PUT_BOUNDS)
 
     def __str__(self) -> str:
-        """Return the last minute's puts by their duration, in the format of ``mqadmin brokerStatus``."""
+        """Return the puts of the last minute by duration, in the format of ``mqadmin brokerStatus``."""
         counts, at = dict.fromkeys(_PUT_SPANS, 0), 0
         names = list(_PUT_SPANS)
         for bound, count in zip(_PUT_BOUNDS, self._last, strict=True):
@@ -99,7 +99,8 @@ class PutTimes:
         return "".join(f"{name}:{count} " for name, count in counts.items())
 
     def percentile(self, part: float) -> float:
-        """Return a percentile of the last minute's puts in ms, interpolated within its bucket; 0 without puts."""
+        """Return a percentile of the durations of the last minute in ms, interpolated within its bucket; 0 without
+        puts."""
         wanted, below, low = part * sum(self._last), 0, 0
         for bound, count in zip(_PUT_BOUNDS, self._last, strict=True):
             if count and below + count >= wanted:
@@ -110,19 +111,19 @@ class PutTimes:
 
 
 SAMPLE_SECONDS = 10.0
-# Milliseconds of minute, hour and day, and the number of samples of which one is stored.
+# Minute, hour and day in ms. The second number n means that each n-th sample is stored for the span.
 _SPANS = ((60_000, 1), (3_600_000, 60), (86_400_000, 360))
 
 _ROUNDS_A_MINUTE = 6
 _BROKER = "BROKER_"
 _WITHOUT_SYSTEM = "_WITHOUT_SYSTEM_TOPIC"
-# The counters for the runtime information only.
+# The counters that only the runtime information uses.
 _PUTS, _FOUND, _MISSED = "puts", "found", "missed"
 
-# Names whose keys do not begin with the topic.
+# Names with keys that do not begin with the topic.
 _QUEUE_FIRST = ("TOPIC_PUT_LATENCY", "GROUP_GET_LATENCY", "SNDBCK2DLQ_TIMES")
 
-# Monotonic ms, sum and times.
+# Samples of monotonic ms, sum and times.
 _Samples = deque[tuple[float, int, int]]
 
 
@@ -135,15 +136,15 @@ class _Counter:
         self.samples: tuple[_Samples, ...] = tuple(deque(maxlen=26) for _ in _SPANS)
 
     def over(self, samples: _Samples, since_ms: float, span_ms: float) -> StatsItem:
-        """Return the figures since a sample, over a span."""
+        """Return the values since ``since_ms``, as rates over a span."""
         _, sum_before, times_before = next((one for one in reversed(samples) if one[0] <= since_ms), (0, 0, 0))
         count, times = self.sum - sum_before, self.times - times_before
         return StatsItem(count, count * 1000 / span_ms, count / times if times else 0.0)
 
 
 class Statistics:
-    """The counters of a broker; `sample` has to be called every `SAMPLE_SECONDS`, first when the store is open.
-    ``is_system``: returns whether a topic is a system topic.
+    """The counters of a broker. The caller calls `sample` every `SAMPLE_SECONDS`, first when the store is open.
+    ``is_system``: returns True for a system topic.
 
     Attributes:
         put_times: the durations of puts.
@@ -179,13 +180,13 @@ class Statistics:
     # ---- events
 
     def sent(self, topic: str, size: int, ms: float, count: int = 1) -> None:
-        """Note sends of one topic that were stored together, with their bytes and duration."""
+        """Note sends of one topic that were stored together. ``size``: their bytes. ``ms``: their duration."""
         put = self._put.get(topic)
         if put is None:
             put = self._put[topic] = [0, 0.0]
         put[0] += size
         if ms >= 1:
-            put[1] += int(ms) * count  # whole ms as in Java, so that averages equal the reference's
+            put[1] += int(ms) * count  # whole ms as in Java, so that averages are the same as the reference's
         self.put_times.add(ms, count)
 
     def sent_one(self, message: InnerMessage, put: PutResult, ms: float, count: int = 1) -> None:
@@ -217,17 +218,17 @@ class Statistics:
             self.add(f"{of}_GET_SIZE", key, put.end_offset - put.physical_offset)
 
     def sent_back(self, message: InnerMessage, put: PutResult, *, topic: str, group: str, owner: str) -> None:
-        """Note a message that a group sent back. A dead letter is not counted among the puts of its topic."""
+        """Note a message that a group sent back. A dead letter does not count as a put of its topic."""
         self.add("SNDBCK_PUT_NUMS", f"{topic}@{group}")
         if not message.topic.startswith(names.DLQ_PREFIX):
             self.moved(message, put)
-            self.add(f"{_BROKER}PUT_NUMS", self._cluster, -1, 0)  # the reference does not count these there
+            self.add(f"{_BROKER}PUT_NUMS", self._cluster, -1, 0)  # the reference does not count these
             return
         self.add("SNDBCK2DLQ_TIMES", f"{owner}@{topic}@{group}@SEND_BACK_TO_DLQ")
         self._dead[message.topic, message.queue_id] += 1
 
     def _size(self, message: InnerMessage, put: PutResult) -> int:
-        """Return the bytes of a message that was put. Count queues of the delay topic separately."""
+        """Return the bytes of a message that was put. Also add a delayed message to the counters of its delay queue."""
         size = put.end_offset - put.physical_offset
         if message.topic == names.SCHEDULE_TOPIC:
             key = f"{message.topic}@{message.queue_id}"
@@ -248,7 +249,7 @@ class Statistics:
             self.get_ms_max = max(self.get_ms_max, ms)
 
     def popped(self, topic: str, group: str, name: str, count: int = 1) -> None:
-        """Note check points (``name``: CK) or acks (ACK)."""
+        """Note check points (``name`` CK) or acks (``name`` ACK)."""
         self._popped[topic, group, name] += count
 
     def registered(self, kind: str, ms: float, groups: int) -> None:
@@ -257,13 +258,13 @@ class Statistics:
             self.add(f"{kind}_REGISTER_TIME", self._cluster, int(ms), groups)
 
     def add(self, name: str, key: str, count: int = 1, times: int = 1) -> None:
-        """Add to a counter. ``times``: the number of events that ``count`` is the sum of."""
+        """Add to a counter. ``times``: the number of events whose sum is ``count``."""
         counter = self._counters.get((name, key))
         if counter is None:
             counter = self._counters[name, key] = _Counter()
         counter.sum += count
         counter.times += times
-        # Only changed counters get a sample: thousands of idle queues cost nothing.
+        # Mark the counter: only changed counters get a sample, so that thousands of idle queues cost nothing.
         for changed in self._changed:
             changed.add(counter)
 
@@ -294,14 +295,14 @@ class Statistics:
         return 0.0 if found is None else found.stats_minute.tps
 
     def totals(self, name: str) -> dict[tuple[str, str], int]:
-        """Return the totals since the start under a name whose keys are ``topic@group``."""
+        """Return the totals since the start by topic and group. ``name``: a name with keys ``topic@group``."""
         self._enter_growth()
         found = {key.partition("@"): one.sum for (of, key), one in self._counters.items() if of == name}
         return {(topic, group): total for (topic, _, group), total in found.items()}
 
     def rates(self, name: str) -> tuple[float, float, float]:
-        """Return the rates per second of the last 10 s, minute and 10 minutes, for a name whose key is the cluster, or
-        for ``puts``, ``found`` (pulls that found messages) or ``missed`` (pulls that found none)."""
+        """Return the rates per second of the last 10 s, minute and 10 minutes. ``name``: a name with the cluster as
+        key, ``puts``, ``found`` (pulls that found messages) or ``missed`` (pulls that found no messages)."""
         self._enter_growth()
         counter = self._counters.get((name, self._cluster))
         if counter is None:
@@ -310,8 +311,8 @@ class Statistics:
         return ten_s, minute, ten_minutes
 
     def days(self, name: str) -> tuple[int, int, int]:
-        """Return the totals since the start under a name whose key is the cluster: at yesterday's midnight, at today's,
-        and now."""
+        """Return the totals since the start at yesterday's midnight, at today's midnight, and now. ``name``: a name
+        with the cluster as key."""
         self._enter_growth()
         self._note_midnight()
         counter = self._counters.get((name, self._cluster))
@@ -333,7 +334,7 @@ class Statistics:
         return BrokerStatsData(*(self._over(counter, number, span_ms) for number, (span_ms, _) in enumerate(_SPANS)))
 
     def _over(self, counter: _Counter, number: int, span_ms: int) -> StatsItem:
-        """Return the figures of a span, from the samples that are stored for a span of `_SPANS`."""
+        """Return the values of the last ``span_ms``. ``number``: the index of the span in `_SPANS` with the samples."""
         since_ms = self._kept_ms[number] - span_ms
         passed_ms = self._clock.monotonic_ms() - max(since_ms, self._started_ms)
         return counter.over(counter.samples[number], since_ms, max(1000 * SAMPLE_SECONDS, passed_ms))
@@ -341,7 +342,7 @@ class Statistics:
     def _enter_growth(self) -> None:
         """Add the growth of the queues and the noted values to the counters."""
         ends = self._store.queue_ends()
-        # Read the growth from the queues, so that a put costs nothing. The first call gets the ends at the start.
+        # Read the growth from the queues, so that a put costs nothing. The first call only stores the ends.
         if self._ends is None:
             self._log_start = self._store.max_physical_offset
         else:
@@ -365,15 +366,15 @@ class Statistics:
             self.pulls_missed = 0
 
     def _enter_puts(self, grown: dict[tuple[str, int], int]) -> None:
-        """Add the growth of queues, and the noted values of their topics' puts, to the counters."""
+        """Add the growth of queues and the noted values of the puts of their topics to the counters."""
         of_topics: dict[str, list[int]] = {}
         sends: list[tuple[str, int, int]] = []
         for (topic, queue_id), count in grown.items():
             place = topic, queue_id
             assert count > 0, f"queue {place} cannot grow by {count}"
             self.add(_PUTS, self._cluster, count)
-            # In this order: dead letters are not puts of the topic, the messages of a batch are one put, and puts of
-            # the broker itself have no duration. Each is limited, because notes and growth may differ by a tick.
+            # Subtract in this order: dead letters are not puts of the topic, the messages of a batch are one put, and
+            # puts of the broker itself have no duration. Limit each number: notes and growth may differ by a tick.
             count -= _taken(self._dead, place, count)
             puts = count - _taken(self._together, place, count - 1)
             sent = puts - _taken(self._inner, place, puts)
@@ -402,7 +403,7 @@ class Statistics:
     def sample(self) -> None:
         """Store a sample of the counters that have changed since the last sample."""
         self._enter_growth()
-        # After adding all events until now: later they would count for the new day.
+        # Add all events until now first: after midnight is noted, they would count for the new day.
         self._note_midnight()
         self._rounds += 1
         if self._rounds % _ROUNDS_A_MINUTE == 0:
@@ -416,7 +417,7 @@ class Statistics:
 
     def drop_counters(self, *, topic: str = "", group: str = "") -> None:
         """Drop the counters of a topic or group that was deleted."""
-        # First: growth that is added later would create the counters again.
+        # Add the growth first: growth that is added later would create the counters again.
         self._enter_growth()
         for name, key in list(self._counters):
             of_topic, _, rest = (key.partition("@")[2] if name in _QUEUE_FIRST else key).partition("@")
@@ -427,7 +428,7 @@ class Statistics:
 
 
 def _taken(noted: Counter[tuple[str, int]], place: tuple[str, int], limit: int) -> int:
-    """Remove up to ``limit`` noted messages of a queue. Return how many were removed."""
+    """Remove up to ``limit`` noted messages of a queue. Return the number of removed messages."""
     count = min(noted[place], limit) if place in noted else 0
     noted.subtract({place: count} if count else {})
     if place in noted and not noted[place]:

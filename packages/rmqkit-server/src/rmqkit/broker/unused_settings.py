@@ -1,8 +1,8 @@
 """Settings of Apache's 5.4.0 broker that have no effect here; see `rmqkit.unused`.
 
 Together with the settings that have an effect (`rmqkit.broker.settings`, `rmqkit.store.settings`) they are all settings
-in its answer to GET_BROKER_CONFIG; a test compares them with one. Defaults that depend on the machine are those of two
-processors.
+in the answer of a 5.4.0 broker to GET_BROKER_CONFIG. A test compares them with such an answer. Defaults that depend on
+the machine are the defaults for two processors.
 """
 
 from __future__ import annotations

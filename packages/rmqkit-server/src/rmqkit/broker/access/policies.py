@@ -1,9 +1,11 @@
-"""Authorization of known users (``AclAuthorizationHandler``): the broker refuses a request unless a policy of its user
-allows everything that the request needs (`rmqkit.rights`). Super users and the broker's own requests need no policy.
+"""The authorization of requests of known users (``AclAuthorizationHandler``).
 
-Each need of a request is checked once, even if its body or header contains it several times. The index of the user's
-policies (`PolicyIndex`) is valid until policies change. The record at a physical offset is accepted as a message only
-if its queue contains it, because a body may look like a record.
+The broker refuses a request unless the policies of its user allow everything that the request needs (`rmqkit.rights`).
+Super users and the broker's own requests need no policy.
+
+Each resource that a request needs is checked once, even if its body or header contains the resource several times. The
+index of the user's policies (`PolicyIndex`) is cached until policies change. A record at a physical offset is accepted
+as a message only if its queue contains the record, because a body may look like a record.
 
 Loop only. Source: behaviour.md §9.8.
 """
@@ -25,8 +27,9 @@ _PUBLISHES = frozenset(["Pub"])
 
 class Authorization:
     """The authorization of requests by the policies of an `AccessTable`.
-    ``cluster``: the cluster of the broker, a resource; ``inner``: the user name in brokers' own requests, if they are
-    signed; ``white_list``: codes of requests that need no right; ``message_at``: reads a message of the store."""
+    ``cluster``: the cluster of the broker, which is a resource. ``inner``: the user name that signs requests of
+    brokers, or None. ``white_list``: codes of requests that need no right. ``message_at``: reads a message of the
+    store."""
 
     def __init__(
         self,
@@ -48,9 +51,10 @@ class Authorization:
         self, user: str | None, fields: Mapping[str, str], command: Command, addresses: Sequence[str]
     ) -> str | None:
         """Return the reference's remark for a request that is not allowed, or None.
-        ``user``: the user that signed it; None: it is unsigned, or needs no signature. ``fields``: its extFields.
-        ``addresses``: those of the peer and of its balancer: policies have to allow the request from each."""
-        # As in the reference, a request without fields needs no right.
+        ``user``: the user that signed the request; None if it is unsigned or needs no signature. ``fields``: the
+        extFields of the request. ``addresses``: the addresses of the peer and of its balancer. Policies have to allow
+        the request from each of them."""
+        # A request without fields needs no right, like in the reference.
         if command.code in self._white_list or not fields or self._is_free(user):
             return None
         try:
@@ -68,7 +72,7 @@ class Authorization:
     def _first_refusal(
         self, user: str | None, wanted: Iterable[tuple[Resource, Actions]], addresses: Sequence[str]
     ) -> str | None:
-        # Look the user up with the first need: a request that needs no right is allowed for every user.
+        # Look up the user only when a resource is needed: a request that needs no right is allowed for every user.
         index: PolicyIndex | None = None
         for resource, actions in wanted:
             if index is None:
@@ -93,7 +97,8 @@ class Authorization:
     def _is_free(self, user: str | None) -> bool:
         if user is None:
             return False
-        # The inner name takes precedence over a user of that name: operators cannot revoke brokers' rights by mistake.
+        # The inner name takes precedence over a user with the same name: an operator cannot revoke the rights of
+        # brokers by mistake.
         known = self._access.users.get(user)
         return user == self._inner or (known is not None and known.user_type == SUPER)
 
@@ -103,15 +108,15 @@ class Authorization:
             self._indexes, self._indexed = {}, self._access.acls
         index = self._indexes.get(user)
         if index is None:
-            # The callers have checked that the user exists: invented names would fill the table.
+            # The callers have checked that the user exists. Otherwise invented names would fill the table.
             index = self._indexes[user] = PolicyIndex(user, self._indexed.get(f"User:{user}"))
         return index
 
 
 def message_at(store: MessageStore, physical_offset: int) -> Record | None:
     """Return the message at a physical offset, or None if no record begins there.
-    Raises NotReadable: it is not a message, or its queue does not (yet) have it, or has another one at its offset."""
-    store.dispatch()  # otherwise messages of this tick have no queue entry yet, and would be refused
+    Raises NotReadable: the record is not a message, or its queue does not have the record at its offset (yet)."""
+    store.dispatch()  # otherwise messages of this tick would be refused, because they have no queue entry yet
     raw = store.log.record_at(physical_offset) if physical_offset >= 0 else None
     try:
         record = None if raw is None else decode_record(raw)

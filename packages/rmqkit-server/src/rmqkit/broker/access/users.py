@@ -1,9 +1,12 @@
-"""Users and their policies (``LocalAuthenticationMetadataProvider``, ``LocalAuthorizationMetadataProvider``), stored in
-``config/access.json``, which only its owner may read, because it contains the users' secrets.
+"""Users and their policies (``LocalAuthenticationMetadataProvider``, ``LocalAuthorizationMetadataProvider``).
 
-The reference stores both in RocksDB databases; this file is rmqkit's own. A change is on the disk before its answer.
-Codes 3001 to 3010 read and change them (``AdminBrokerProcessor``; `mqadmin createUser`, ``createAcl`` and the like).
-Only clients that may change the server may change them, and may read users, whose secrets are in the answer.
+They are stored in ``config/access.json``. Only the owner may read the file, because it contains the users' secrets. The
+reference stores both in RocksDB databases, and the format of this file is rmqkit's own. A change is on the disk before
+the answer.
+
+Codes 3001 to 3010 read and change users and policies (``AdminBrokerProcessor``; `mqadmin createUser`, ``createAcl`` and
+the like). Only clients that may change the server may change them. Only these clients may read users, because the
+answer contains the users' secrets.
 `rmqkit.broker.access.policies` checks requests. Loop only. Source: behaviour.md §9.8; remoting.md §4.4.1, §6.4.14.
 """
 
@@ -54,8 +57,8 @@ class _Stored(Struct):
 
 
 class AccessTable:
-    """Users by name, and the policies of each subject, ``User:<name>``. A change that is refused raises PeerRefused
-    with the reference's code and remark. ``address``: the address of this broker, for these refusals."""
+    """The users by name, and the policies of each subject (``User:<name>``). A refused change raises PeerRefused with
+    the reference's code and remark. ``address``: the address of this broker, for the refusals."""
 
     def __init__(self, folder: Path, address: str) -> None:
         self._file = JsonFile(folder / "access.json", mode=_OWNER_ALONE)
@@ -67,12 +70,12 @@ class AccessTable:
 
     @property
     def users(self) -> Mapping[str, UserInfo]:
-        """All users with their secrets, read-only; another mapping after every change."""
+        """All users with their secrets, read-only. Every change replaces the mapping."""
         return self._stored.users
 
     @property
     def acls(self) -> Mapping[str, AclInfo]:
-        """The policies of each subject, read-only; another mapping after every change."""
+        """The policies of each subject, read-only. Every change replaces the mapping."""
         return self._stored.acls
 
     def add(self, user: UserInfo) -> None:
@@ -82,7 +85,7 @@ class AccessTable:
 
     def create_user(self, name: str, user: UserInfo, asker: str = "") -> None:
         """Create a user, by default with ``Normal`` and ``enable``. Refused: no secret, or the user exists.
-        Here and below ``asker`` is the user that signed the request: only super users may change super users."""
+        In all methods ``asker`` is the user that signed the request: only super users may change super users."""
         self._refuse_super(user.user_type, asker, "create", ResponseCode.SYSTEM_ERROR)
         self._refuse(not user.password, "password can not be blank")
         self._refuse(name in self.users, "The user is existed")
@@ -95,7 +98,7 @@ class AccessTable:
         self._save(self._stored.users | {name: made}, self._stored.acls)
 
     def update_user(self, name: str, user: UserInfo, asker: str = "") -> None:
-        """Change the given fields of a user. Refused: the user does not exist."""
+        """Change the fields of a user that are set in ``user``. Refused: the user does not exist."""
         self._refuse_super(user.user_type, asker, "update", ResponseCode.SYSTEM_ERROR)
         former = self.users.get(name)
         self._refuse(former is None, "The user is not exist")
@@ -111,23 +114,23 @@ class AccessTable:
         self._save(self._stored.users | {name: changed}, self._stored.acls)
 
     def delete_user(self, name: str, asker: str = "") -> None:
-        """Remove a user and its policies, if it exists. Refused: no name."""
+        """Remove a user, if it exists, with its policies. Refused: no name."""
         self._refuse(not name, "username can not be blank")
         if name in self.users:
             self._refuse_super(self.users[name].user_type, asker, "update")
             subject = f"{_USER}:{name}"
-            # With its policies: otherwise the next user of that name would have them.
+            # Remove the policies, too: otherwise a later user with the same name would have them.
             users = {key: user for key, user in self.users.items() if key != name}
             self._save(users, {key: acl for key, acl in self._stored.acls.items() if key != subject})
 
     def users_like(self, part: str) -> list[UserInfo]:
-        """Return the users whose name contains a text, in the order of their names."""
+        """Return the users with a name that contains a text, in the order of their names."""
         return [user for name, user in sorted(self.users.items()) if part in name]
 
     def put_acl(self, subject: str, policies: Sequence[AclPolicy]) -> None:
-        """Create or change policies: an entry replaces the former entry for the same resource.
-        Refused: an unknown subject, an entry without resource, action or decision, or with an invalid network, and
-        more entries or networks than the loop has time for."""
+        """Create or change policies. An entry replaces the former entry for the same resource.
+        Refused: an unknown subject, an entry without resource, action or decision, an entry with an invalid network,
+        and too many entries or networks."""
         key = self._subject(subject, f"The subject of {subject} is not exist.", policies)
         former = self._stored.acls.get(key, AclInfo())
         entries = [entry for policy in policies for entry in policy.entries]
@@ -137,15 +140,16 @@ class AccessTable:
         merged = {policy.policy_type: {entry.resource: entry for entry in policy.entries} for policy in former.policies}
         for policy in policies:
             policy_type = _known(policy.policy_type, _POLICY_TYPES) or _POLICY_TYPES[0]
-            # Check before the save: one invalid entry refuses the whole request.
+            # Check all entries before the save: an invalid entry refuses the whole request.
             self._refuse(not policy.entries, "The policies is empty.")
             merged.setdefault(policy_type, {}).update((entry.resource, entry) for entry in self._entries(policy))
         self._refuse_many(sum(map(len, merged.values())), _ENTRIES_OF_SUBJECT_MAX, f"entries of {key}")
         self._set_acl(key, merged)
 
     def delete_acl(self, subject: str, policy_type: str | None, resource: str | None) -> None:
-        """Remove a policy's (``Custom`` by default) entry for a resource; without a resource, all of a subject's.
-        Refused: an unknown subject, nothing to remove, or an invalid resource (the reference removes all then)."""
+        """Remove the entry for a resource from a policy, by default from ``Custom``. Without a resource, remove all
+        policies of the subject. Refused: an unknown subject, nothing to remove, or an invalid resource. (The reference
+        removes all policies for an invalid resource.)"""
         key = self._subject(subject, "The subject is not exist.")
         acl = self._stored.acls.get(key)
         self._refuse(acl is None, "The acl is not exist.")
@@ -171,7 +175,8 @@ class AccessTable:
         return self._stored.acls.get(self._subject(subject, "The subject is not exist."))
 
     def acls_like(self, subject_part: str, resource_part: str) -> Iterator[AclInfo]:
-        """Yield the policies of subjects whose name contains one text, for resources whose name contains another."""
+        """Yield the policies of each subject that contains ``subject_part``. Include only entries with resources that
+        contain ``resource_part``."""
         for subject, acl in sorted(self._stored.acls.items()):
             policies = [
                 AclPolicy(policy_type=policy.policy_type, entries=entries)
@@ -196,7 +201,7 @@ class AccessTable:
             raise PeerRefused(ResponseCode.SYSTEM_ERROR, f"{count} {what}: at most {limit} are kept", self._address)
 
     def _subject(self, subject: str, unknown: str, policies: Sequence[AclPolicy] | None = None) -> str:
-        """Return the key of a subject whose user exists."""
+        """Return the key of a subject. Refused: its user does not exist."""
         kind, colon, name = subject.partition(":")
         is_subject = bool(colon) and kind.lower() == _USER.lower()
         if policies is not None and not is_subject:
@@ -234,15 +239,15 @@ class AccessTable:
                 if entries
             ],
         )
-        # Replace the tables instead of changing them: an authorization, which caches by identity, sees the old tables
-        # or the new ones, never a mixture.
+        # Replace the tables instead of changing them: `Authorization` caches by identity, and sees either the old
+        # tables or the new tables.
         assert subject.startswith(f"{_USER}:"), f"the subject {subject} is a user"
         others = {key: value for key, value in self._stored.acls.items() if key != subject}
         self._save(self._stored.users, others | ({subject: acl} if acl.policies else {}))
 
     def _save(self, users: dict[str, UserInfo], acls: dict[str, AclInfo]) -> None:
         stored = _Stored(users, acls)
-        self._file.save(msgspec.to_builtins(stored))  # first: no right is in force that a crash can lose
+        self._file.save(msgspec.to_builtins(stored))  # save first: a right that a crash can lose must not be in force
         self._stored = stored
 
 
@@ -259,7 +264,7 @@ def _resource(text: str | None) -> str | None:
     known = _known(kind, _RESOURCE_TYPES)
     if text == "*" or known == "Any":
         return "*"
-    # A prefix ends at its first star: "a*b*" means "a*".
+    # Cut a prefix at its first star: "a*b*" means "a*".
     name = name.partition("*")[0] + "*" if name.endswith("*") else name
     return f"{known}:{name}" if known and colon else None
 
@@ -307,7 +312,7 @@ class AccessHandlers(Handlers[AccessContext]):
 
     @answers(RequestCode.AUTH_GET_USER, admins_only=True)
     def user(self, connection: Connection, command: Command) -> Command:
-        """Return a user; an empty body for an unknown one."""
+        """Return a user. The body is empty if the user does not exist."""
         found = self._access.users.get(self._username(command))
         return reply(command, body=b"" if found is None else msgspec.json.encode(found))
 
@@ -319,7 +324,7 @@ class AccessHandlers(Handlers[AccessContext]):
     @answers(RequestCode.AUTH_CREATE_ACL, admins_only=True)
     @answers(RequestCode.AUTH_UPDATE_ACL, admins_only=True)
     def put_acl(self, connection: Connection, command: Command) -> Command:
-        """Create or change entries of a subject. Its entries for other resources stay."""
+        """Create or change entries of a subject. The subject's entries for other resources stay."""
         acl = self._body(command, AclInfo)
         if not acl.policies:
             raise self._refused(ResponseCode.SYSTEM_ERROR, "The body of acl is null")
@@ -334,7 +339,7 @@ class AccessHandlers(Handlers[AccessContext]):
 
     @answers(RequestCode.AUTH_GET_ACL)
     def acl(self, connection: Connection, command: Command) -> Command:
-        """Return the policies of a subject; an empty body if it has none."""
+        """Return the policies of a subject. The body is empty if the subject has no policies."""
         found = self._access.acl(decode_fields(command).get("subject", ""))
         return reply(command, body=b"" if found is None else msgspec.json.encode(found))
 
@@ -360,10 +365,10 @@ class AccessHandlers(Handlers[AccessContext]):
 
 
 def _asker(command: Command) -> str:
-    """Return the user that signed a request, or "". Signatures are needed only if the broker requires them."""
+    """Return the user that signed a request, or "" for an unsigned request."""
     return decode_fields(command).get(ACCESS_KEY, "")
 
 
 def _list(values: Sequence[object]) -> bytes:
-    """Return a JSON array, or nothing instead of an empty one, as the reference does."""
+    """Return a JSON array. Return an empty text instead of an empty array, like the reference."""
     return msgspec.json.encode(values) if values else b""

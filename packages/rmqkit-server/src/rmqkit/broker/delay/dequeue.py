@@ -1,17 +1,18 @@
 """Delivery of the due messages on the wheel (``TimerDequeueGetService``, ``TimerDequeuePutMessageService``).
 
-The chain of a second is read from its last unit to its first. Then its messages are stored in batches, oldest first.
+The broker reads the chain of a second from its last unit to its first. Then it stores the messages in batches, oldest
+first.
 
 =================================  ===========================================================================
 due message                        action
 =================================  ===========================================================================
 a message                          stored in REAL_TOPIC-REAL_QID, with TIMER_ENQUEUE_MS and TIMER_DEQUEUE_MS
-a message that was rolled          stored in the timer topic again, with TIMER_ROLL_TIMES; an acting master, which has
-                                   no log of its own, sends it to its topic at another broker for the same time
+a message that was rolled          stored in the timer topic again, with TIMER_ROLL_TIMES. An acting master cannot store
+                                   messages: it sends the message to its topic at another broker for the same time
 with TIMER_DEL_UNIQKEY (a marker)  cancels one message of the same second with this unique key (RECALL_MESSAGE)
 delivered by another broker        skipped (`TimerState.was_delivered`)
 a unit or its record is missing    timer log and wheel are rebuilt from the timer topic, once for each second
-no room for the new properties     stored without the timer's properties that are no longer needed
+no room for the new properties     stored without the properties of the timer that are no longer needed
 the store refuses the message      retried without limit (the reference gives up after three attempts)
 can never be stored                sent to the dead letters (`Destination.put`)
 =================================  ===========================================================================
@@ -43,7 +44,7 @@ from rmqkit.store.timer.log import NONE, ROLL, Unit
 __all__ = ["Dequeue"]
 
 _AT_ONCE = (1 << 63) - 1
-"""TIMER_ENQUEUE_MS of a message that never was on the wheel."""
+"""The value of TIMER_ENQUEUE_MS in a message that never was on the wheel."""
 
 _RUN = 128
 _SLOTS_PER_LOOK = 256
@@ -71,10 +72,10 @@ class _Due:
 
     Attributes:
         next_unit: the position of the next unit of its chain to read.
-        positions: the positions of its messages, newest first; delivered messages are removed from the end.
-        done: the removed positions.
+        positions: the positions of its messages, newest first. Delivered messages are removed from the end.
+        done: the positions of the delivered messages.
         deleted: the topic, a ``+`` and the unique key of each recalled message.
-        markers: the number of markers by topic hash. Each was subtracted from the count of its topic on arrival.
+        markers: the number of markers by topic hash. Each marker was subtracted from its topic's count on arrival.
     """
 
     time_ms: int
@@ -87,7 +88,8 @@ class _Due:
 
 @dataclass(slots=True)
 class _Ready:
-    """A due message to put. ``topic``: its real topic, for the counts; ``is_roll``: whether it stays timed."""
+    """A due message to put. ``topic``: its real topic, for the counts. ``is_roll``: True if it goes to the timer topic
+    again."""
 
     message: InnerMessage
     topic: str
@@ -111,16 +113,17 @@ class Dequeue:
 
     @property
     def delivered(self) -> Sequence[int]:
-        """The positions of the units that were delivered of the current second."""
+        """The positions of the units of the current second that were delivered."""
         return self._due.done if self._due is not None else ()
 
     async def run(self, until_ms: float) -> bool:
-        """Deliver for a while. Return whether there is more. Raises Refused: a message has to be retried.
-        Raises Broken: a unit or its record is missing; rebuilding timer log and wheel loses no message."""
+        """Deliver messages until a time. Return True if there are more.
+        Raises Refused: a message has to be retried.
+        Raises Broken: a unit or its record is missing. Rebuilding timer log and wheel loses no message."""
         while (due := self._next(until_ms)) is not None:
             if due:
                 handed = await self._destination.put([None if one is None else one.message for one in due])
-                # Messages after the first that is not stored are delivered again, even if another broker stored them.
+                # Messages after the first refused message are delivered again, even if another broker stored them.
                 if passed := handed.passed:
                     self._done(due[:passed])
                 if handed.failure is not None:
@@ -130,7 +133,8 @@ class Dequeue:
         return False
 
     def deliver_at_once(self, record: Record) -> None:
-        """Store a message here that is due before it was on the wheel. Raises Refused: it has to be retried."""
+        """Store a message that became due before it was put on the wheel. Raises Refused: the message has to be
+        retried."""
         ready = None if self._is_changed(record) else self._ready(record, _AT_ONCE, is_roll=False)
         self._changed.discard(record.physical_offset)
         if ready is not None:
@@ -141,8 +145,8 @@ class Dequeue:
     # ---- finding
 
     def _next(self, until_ms: float) -> list[_Ready | None] | None:
-        """Return the next messages of one second, with None for each that is not delivered. Return an empty list when
-        the time is up, and None when all seconds that are over were delivered."""
+        """Return the next messages of one second. None in the list is a message that is not delivered. Return an empty
+        list when the time is up, and None when all past seconds were delivered."""
         state, looks = self._state, 0
         while (due := self._due) is None:
             if state.read_ms >= state.write_ms:
@@ -163,11 +167,11 @@ class Dequeue:
         return self._found(due, due.positions[: -_RUN - 1 : -1])
 
     def _walk(self, due: _Due, until_ms: float) -> bool:
-        """Read a slot's chain. Return whether its end was reached."""
+        """Read a slot's chain. Return True if the end of the chain was reached."""
         log, count = self._state.files.log, 0
         while due.next_unit != NONE:
             unit = log.unit(due.next_unit)
-            # A chain that goes forward, or into another second, is damaged: it might never end.
+            # A chain that leads forward, or into another second, is damaged and might never end.
             if unit is None or unit.time_ms != due.time_ms or unit.previous >= due.next_unit:
                 if due.next_unit >= log.queue.min_offset:
                     if self._state.may_rebuild(due.time_ms):
@@ -186,7 +190,7 @@ class Dequeue:
 
     def _delete(self, due: _Due, unit: Unit) -> bool:
         """Record which message a marker deletes. Return False if the unit's record is a message, not a marker."""
-        # The bit of the unit is not enough to drop a message: the record has to be a marker, too.
+        # Check the record, too: a wrong bit in the unit must not drop a message.
         record = self._state.record(unit.physical_offset, unit.size)
         key = None if record is None else find_property(record.properties, _DELETE_KEY)
         if record is not None and key is None:
@@ -197,7 +201,7 @@ class Dequeue:
         return True
 
     def _found(self, due: _Due, positions: Sequence[int]) -> list[_Ready | None]:
-        """Return the message to put for each unit, or None. Read the records in one piece where possible."""
+        """Return the message to put for each unit. Read the records in one piece where possible."""
         state = self._state
         units = [state.files.log.unit(position) for position in positions]
         copies = state.copies([(-1, 0) if unit is None else (unit.physical_offset, unit.size) for unit in units])
@@ -207,7 +211,7 @@ class Dequeue:
         ]
 
     def _at(self, due: _Due, unit: Unit, record: Record | None) -> _Ready | None:
-        """Return the message to put for a unit, or None if there is none to put."""
+        """Return the message to put for a unit, or None if no message has to be put."""
         if record is None:
             is_expired = unit.physical_offset < self._store.min_physical_offset
             if not is_expired and self._state.may_rebuild(due.time_ms):
@@ -229,7 +233,8 @@ class Dequeue:
         return ready
 
     def _is_changed(self, record: Record) -> bool:
-        """Return True if a body does not match its CRC: a copy would get a new CRC. Log each such message once."""
+        """Return True if a body does not match its CRC. Such a message is not copied, because the copy would get a new
+        CRC. Log the message once."""
         if record.has_sound_body or not self._store.checks_bodies:
             return False
         if record.physical_offset not in self._changed:
@@ -249,7 +254,8 @@ class Dequeue:
     # ---- messages to put
 
     def _ready(self, record: Record, enqueued_ms: int, *, is_roll: bool) -> _Ready | None:
-        """Return a message for its destination, or for the timer topic again; None if it has no destination."""
+        """Return the message to put into its real topic, or into the timer topic again. Return None if it has no real
+        topic."""
         place = self._destination.place_of(record)
         if place is None:
             return None
@@ -262,38 +268,37 @@ class Dequeue:
             changes["TIMER_ROLL_TIMES"] = str(int(times) + 1 if times.isdigit() else 1)
             message = message_from(record, topic=TIMER_TOPIC, queue_id=0, changes=changes)
             if len(message.properties) > self._store.properties_bytes_max:
-                # TIMER_OUT_MS has the requested time by now, so drop the properties that requested it: they take more
-                # bytes than TIMER_ROLL_TIMES.
+                # Drop the properties that requested the time, which is in TIMER_OUT_MS now. They take more bytes than
+                # TIMER_ROLL_TIMES.
                 changes = {"TIMER_ROLL_TIMES": changes["TIMER_ROLL_TIMES"], **dict.fromkeys(TIMER_NAMES)}
                 message = message_from(record, topic=TIMER_TOPIC, queue_id=0, changes=changes)
-        # Replace the properties that a rolled message has already, and drop a property CRC, which is that of the old
-        # string.
+        # Replace properties that a rolled message has already. Drop the CRC of the old properties.
         elif _has_new_name(record.properties) or not record.properties.endswith(b"\x02"):
             message = message_from(record, topic=place[0], queue_id=place[1], changes=changes)
-        else:  # the same, at a third of the cost
+        else:  # the same result, at a third of the cost
             message = message_from(record, topic=place[0], queue_id=place[1])
             added = f"TIMER_ENQUEUE_MS\x01{enqueued}\x02TIMER_DEQUEUE_MS\x01{dequeued}\x02"
             message.string = in_stored_order(record.properties + added.encode())
         if not is_roll and len(message.properties) > self._store.properties_bytes_max:
-            # A survey needs TIMER_DEQUEUE_MS, 31 bytes. The dropped properties have at least 41.
+            # A survey needs TIMER_DEQUEUE_MS (31 bytes). The dropped properties have at least 41 bytes.
             changes = {**dict.fromkeys(_NOT_NEEDED), "TIMER_DEQUEUE_MS": dequeued}
             message = message_from(record, topic=place[0], queue_id=place[1], changes=changes)
         return _Ready(message, place[0], is_roll)
 
     def _sent_again(self, record: Record) -> _Ready | None:
-        """Return a message that is not due yet in the form that a producer sends, for the same second."""
+        """Return a message that is not due yet in the form in which a producer sends it, with the same second."""
         place, time = self._destination.place_of(record), find_property(record.properties, b"TIMER_OUT_MS")
         if place is None or time is None:
             return None
         changes: dict[str, str | None] = dict.fromkeys((*TIMER_NAMES, property_names.TIMER_OUT_MS))
-        # One slot later: the other broker subtracts 1 ms and rounds down, which leads to the same second.
+        # Add one slot: the other broker subtracts 1 ms and rounds down, which leads to the same second.
         changes[property_names.TIMER_DELIVER_MS] = str(int(time) + self._state.precision_ms)
         return _Ready(message_from(record, topic=place[0], queue_id=place[1], changes=changes), place[0], is_roll=True)
 
     # ---- after delivery
 
     def _done(self, group: list[_Ready | None]) -> None:
-        """Remove the oldest messages of the current second, which were delivered."""
+        """Remove the oldest messages of the current second after their delivery."""
         due = self._due
         assert due is not None, "a second is being delivered"
         taken = zip(group, due.positions[: -len(group) - 1 : -1], strict=True)
@@ -302,7 +307,7 @@ class Dequeue:
             self._state.count_gone(gone - due.markers)
             due.markers -= gone
         due.done.extend(due.positions[-len(group) :])
-        # After the put: messages that are refused stay and are put again.
+        # The messages were put before this line: refused messages stay in the list and are put again.
         del due.positions[-len(group) :]
         topics = Counter([one.topic for one in group if one is not None])
         self._state.dequeued.update(topics)
@@ -311,8 +316,8 @@ class Dequeue:
             self._end_second()
 
     def _left_out(self, due: _Due, position: int) -> int | None:
-        """Return the topic hash of a unit if its record is deleted, damaged, or was delivered by another broker; else
-        None."""
+        """Return the topic hash of a unit if its record is deleted or damaged, or was delivered by another broker.
+        Otherwise return None."""
         state = self._state
         unit = state.files.log.unit(position)
         is_left_out = unit is not None and (
@@ -333,10 +338,10 @@ class Dequeue:
 
 
 def _deleted_name(record: Record, key: bytes) -> bytes:
-    """Return topic and unique key, which a marker and its message share.
+    """Return topic and unique key. Both are the same in a marker and in its message.
 
-    A marker has the key alone, or its own topic and the key. It never matches a message of another topic, because its
-    sender may have no permission there.
+    A marker has the key alone, or its own topic and the key. A marker never matches a message of another topic, because
+    its sender may have no permission for the other topic.
     """
     topic = (find_property(record.properties, _REAL_TOPIC) or b"") + b"+"
     return topic + key.removeprefix(topic)

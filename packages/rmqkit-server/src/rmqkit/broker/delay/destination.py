@@ -1,16 +1,17 @@
-"""The place that due messages are delivered to: the broker's own log, or another broker's master.
+"""The destination of due messages: the broker's own log, or the masters of other brokers.
 
 =======================  ==============================================================================================
-REAL_TOPIC, REAL_QID     have the topic and the queue; a message without them is dropped and logged
-master                   stores the messages in its log at once, consecutive messages of one sender with one write
-acting master            has no log to store messages in: it sends all messages of a batch concurrently to other brokers
-                         (`RemotePut`)
-can never be stored      goes to `DeadLetters`: the reference retries it for ever and holds up the messages after it
+REAL_TOPIC, REAL_QID     the topic and the queue of a message. A message without them is dropped and logged
+master                   stores the messages in its log immediately, consecutive messages of one sender with one write
+acting master            cannot store messages in its log: it sends all messages of a batch concurrently to other
+                         brokers (`RemotePut`)
+can never be stored      goes to `DeadLetters`. (The reference retries the message without limit and holds up the
+                         messages after it)
 =======================  ==============================================================================================
 
-The delivery loops of the delay levels and of the timer are written once, as coroutines. `Destination.put` is the only
-place where they can wait, and it never waits while messages are stored here. `Destination.run` therefore runs a loop to
-its end at once for a master, without a task, and starts a task for an acting master.
+The delivery loops of the delay levels and of the timer are coroutines. They wait only in `Destination.put`, which never
+waits if messages are stored here. For a master, `Destination.run` therefore runs a loop to its end without a task. For
+an acting master it starts a task.
 
 Loop only. Source: behaviour.md §9.2, §9.3, §10.5.
 """
@@ -35,10 +36,10 @@ from rmqkit.store.message_store import InnerMessage, MessageStore, PutResult, Pu
 __all__ = ["Destination", "Handed", "OnDelivered", "Refused", "RemotePut"]
 
 RemotePut = Callable[[InnerMessage], Awaitable[bool]]
-"""Sends a message to another broker and returns whether that broker stored it."""
+"""A function that sends a message to another broker and returns True if the other broker stored it."""
 
 OnDelivered = Callable[[InnerMessage, PutResult], None]
-"""Called with every message that was stored in its real topic, and its position."""
+"""A function that is called with every message that was stored in its real topic, and with its position."""
 
 _REAL_TOPIC = property_names.REAL_TOPIC.encode()
 _REAL_QUEUE_ID = property_names.REAL_QUEUE_ID.encode()
@@ -48,16 +49,16 @@ _log = logging.getLogger(__name__)
 
 
 class Refused(Exception):
-    """The store, the disk or another broker accepts no message now. The caller tries again."""
+    """The store, the disk or another broker accepts no message now. The caller retries later."""
 
 
 @dataclass(slots=True)
 class Handed:
-    """The result of handing a batch to a destination.
+    """The result of the delivery of a batch.
 
     Attributes:
-        stored: for each message, whether it is done and need not be retried.
-        failure: why a message has to be retried; None if all are done.
+        stored: one value per message: True if the message is done, False if it has to be retried.
+        failure: the reason why a message has to be retried; None if all are done.
     """
 
     stored: list[bool]
@@ -65,20 +66,20 @@ class Handed:
 
     @property
     def passed(self) -> int:
-        """The number of messages before the first that has to be retried."""
+        """The number of messages before the first message that has to be retried."""
         return sum(takewhile(bool, self.stored))
 
 
 class Destination:
-    """The real topics of due messages, here or at other brokers.
+    """The real topics of due messages, in this broker's log or at other brokers.
 
     Args:
         kind: the name of these messages in logs.
-        dead_letters: receives messages that can never be stored; None makes dead letters without a table of topics.
+        dead_letters: receives messages that can never be stored. None: use dead letters without a table of topics.
 
     Attributes:
-        remote_put: sends a message to another broker; None if the own log stores messages.
-        end_offset: the end of the last message that was stored in the own log.
+        remote_put: sends a message to another broker; None if this broker stores messages in its log.
+        end_offset: the end of the last message that was stored in this broker's log.
     """
 
     def __init__(
@@ -94,11 +95,11 @@ class Destination:
 
     @property
     def is_remote(self) -> bool:
-        """Return whether messages go to other brokers."""
+        """Return True if messages go to other brokers."""
         return self.remote_put is not None
 
     def place_of(self, record: Record, *, forbidden: bytes | None = None) -> tuple[str, int] | None:
-        """Return the real topic and queue of a message; None if it has none, or has the ``forbidden`` topic."""
+        """Return the real topic and queue of a message; None if they are missing, or the topic is ``forbidden``."""
         topic = find_property(record.properties, _REAL_TOPIC)
         queue_id = find_property(record.properties, _REAL_QUEUE_ID)
         if topic is None or queue_id is None or not queue_id.isdigit() or topic == forbidden:
@@ -111,7 +112,7 @@ class Destination:
     # ---- delivery loops
 
     def run(self, delivery: Coroutine[Any, Any, None], name: str) -> None:
-        """Run a delivery loop: to its end at once if messages are stored here, otherwise in a task."""
+        """Run a delivery loop: to its end if messages are stored here, otherwise in a task."""
         if self.is_remote:
             self._tasks.start(delivery, name)
             return
@@ -122,21 +123,22 @@ class Destination:
         raise AssertionError("a delivery into the own log never waits")
 
     async def finish(self) -> None:
-        """Wait until the delivery loops that run in tasks have ended."""
+        """Wait for the delivery loops that run in tasks."""
         await self._tasks.finish()
 
     # ---- messages
 
     async def put(self, messages: Sequence[InnerMessage | None]) -> Handed:
-        """Store messages here at once, or send them to other brokers. None is a message that is not delivered."""
+        """Store messages here without waiting, or send them to other brokers. None in ``messages`` is a message that is
+        not delivered."""
         if self.remote_put is not None:
             return await self._send(messages, self.remote_put)
-        # Wake the readers once for all messages: each single put would run the listeners.
+        # Wake the readers once for all messages: without the batch each put would run the listeners.
         with self._store.batch():
             return self.put_here(messages)
 
     def put_here(self, messages: Sequence[InnerMessage | None]) -> Handed:
-        """Store messages in the own log in their order, up to the first that the store does not accept now."""
+        """Store messages in this broker's log in their order. Stop at the first that the store does not accept now."""
         passed, failure = 0, None
         try:
             for _, alike in groupby(messages, _alike):
@@ -154,7 +156,7 @@ class Destination:
         return Handed(stored, failure)
 
     def _put_run(self, group: Sequence[InnerMessage | None]) -> bool:
-        """Store messages that are `_alike` with one write. Return False, with nothing stored, if that is impossible."""
+        """Store messages that are `_alike` with one write. Return False and store nothing if this is impossible."""
         run = [message for message in group if message is not None]
         if len(run) < 2 or _INNER_NUM in run[0].properties:
             return False
@@ -169,7 +171,7 @@ class Destination:
         return True
 
     def _put_one(self, message: InnerMessage) -> None:
-        """Store a message, in the dead letters if its topic can never accept it.
+        """Store a message. Store it in the dead letters if its topic can never accept it.
         Raises Refused, StoreUnavailable: the message has to be retried."""
         put = self._store.put(message)
         if is_hopeless(put):
@@ -188,7 +190,7 @@ class Destination:
             self._on_delivered(message, put)
 
     async def _send(self, messages: Sequence[InnerMessage | None], remote_put: RemotePut) -> Handed:
-        """Send messages to other brokers, all of them concurrently."""
+        """Send all messages concurrently to other brokers."""
         answers = iter(await asyncio.gather(*(remote_put(message) for message in messages if message is not None)))
         stored = [message is None or next(answers) for message in messages]
         refused = stored.count(False)
@@ -197,7 +199,7 @@ class Destination:
 
 
 def _alike(message: InnerMessage | None) -> tuple[bytes, bytes, bool] | None:
-    """Return the values that messages stored with one write have in common."""
+    """Return the values that have to be equal in messages stored with one write."""
     if message is None:
         return None
     return message.born_host, message.store_host, _INNER_NUM in message.properties

@@ -1,17 +1,17 @@
-"""Delayed messages: stored in SCHEDULE_TOPIC_XXXX until they are due (``ScheduleMessageService``).
+"""Delayed messages, which SCHEDULE_TOPIC_XXXX stores until they are due (``ScheduleMessageService``).
 
-A message with a delay level is stored in queue ``level - 1`` of the delay topic, with its own topic and queue in
-REAL_TOPIC and REAL_QID. The tag code of its queue entry is the time when it is due. A level's queue is in the order of
-this time, so its first entry is due first. One timer waits for the earliest entry of all levels. A level with an empty
-queue waits for a message like a held pull. When the timer fires, due messages are delivered for at most
+A message with a delay level is stored in queue ``level - 1`` of the delay topic. REAL_TOPIC and REAL_QID contain its
+own topic and queue. The tag code of its queue entry is the time when the message is due. The queue of a level is
+ordered by this time, so its first entry is due first. One timer waits for the earliest entry of all levels. A level
+with an empty queue waits for a message like a held pull. When the timer fires, due messages are delivered for at most
 `_ROUND_MS_MAX`.
 
 ==================================  ==========================================================================
 case                                result
 ==================================  ==========================================================================
 clock set back                      due when the delay has passed by the loop's time
-clock set forward                   due by the wall clock, found within `_LOOK_MS_MAX`
-due later than now + its delay      the table changed, or the clock was set back before the start: due now
+clock set forward                   due by the wall clock, noticed within `_LOOK_MS_MAX`
+due later than now + its delay      due now: the setting changed, or the clock was set back before the start
 level not in ``messageDelayLevel``  its messages are delivered at the times in their entries
 record expired                      skipped
 record or entry damaged             skipped and logged
@@ -20,11 +20,12 @@ unexpected error                    the level is retried after 10 s
 message can never be stored         sent to the dead letters and logged (`Destination`)
 ==================================  ==========================================================================
 
-An acting master has no log to store messages in: it sends due messages to other brokers (`RemotePut`), a batch of a
+An acting master cannot store messages in its log. It sends due messages to other brokers (`RemotePut`), one batch of a
 level at a time. It retries failed messages after 100 ms, and the level waits for them.
 
-The delivered copy has DELAY, REAL_TOPIC and REAL_QID, too. Offsets are written every ``flushDelayOffsetInterval`` and
-at stop, and only when the copies before them are on the disk: a crash repeats messages and loses none.
+The delivered copy still has DELAY, REAL_TOPIC and REAL_QID. Offsets are written every ``flushDelayOffsetInterval`` and
+at stop. An offset is written only when the copies of all earlier messages are on the disk: a crash repeats messages,
+but loses none.
 Loop only. Source: behaviour.md §9.2; store.md §9.5, §18.1.
 """
 
@@ -54,7 +55,7 @@ from rmqkit.store.message_store import InnerMessage, MessageStore
 __all__ = ["Schedule"]
 
 _LEVEL_COUNT_MIN = 18
-"""The number of queues of the delay topic that are always delivered, even if the table has fewer levels."""
+"""The number of queues of the delay topic that are always delivered, even if fewer levels are configured."""
 
 _NEVER = float("inf")
 _RUN = 32
@@ -67,7 +68,7 @@ _BROKEN_MS = 10_000
 _WAIT_MS = 86_400_000.0
 _HALF_TOPIC = HALF_TOPIC.encode()
 _Entry = tuple[int, int, int, int | None]
-"""An element of `MessageStore.entries`: the next offset, the physical offset, the size, the due time."""
+"""An element of `MessageStore.entries`: the next offset, the physical offset, the size, the due time or None."""
 
 _log = logging.getLogger(__name__)
 
@@ -77,14 +78,14 @@ class _Level:
     """One delay level.
 
     Attributes:
-        delay_ms: None for a level that the table does not have.
-        offset: queue offset of the next message to deliver.
-        look_at_ms: the loop's time at which its queue is read again.
+        delay_ms: the delay; None for a level that is not configured.
+        offset: the queue offset of the next message to deliver.
+        look_at_ms: the loop's time at which the queue of the level is read again.
         waits_for: the offset after the entry that the level waits for, or -1.
-        waits_skew_ms: wall time minus the loop's time when the level began to wait for that entry.
-        ahead: entries that were read and not delivered yet, the entry at ``offset`` first.
-        is_busy: whether a delivery of the first of them is running.
-        stored: offsets (after the entry) of entries that are stored already, after one that is not.
+        waits_skew_ms: wall time minus the loop's time when the level began to wait for this entry.
+        ahead: entries that were read and are not delivered yet. The first is the entry at ``offset``.
+        is_busy: True while a delivery of the level is running.
+        stored: entries that were stored already although an earlier entry was refused, as the offsets after them.
     """
 
     number: int
@@ -103,13 +104,13 @@ class _Level:
 
 
 class Schedule:
-    """The delay levels: they store messages until they are due, and deliver them.
+    """The delay levels. They store messages until the messages are due, and then deliver them.
 
     Args:
         folder: the folder of ``delayOffset.json``.
-        delays_ms: ``messageDelayLevel``, level 1 first.
-        flushes: whether a message can only be read after a flush (SYNC_FLUSH).
-        on_delivered: called with every message that was stored in its real topic, and its position.
+        delays_ms: ``messageDelayLevel`` in ms, level 1 first.
+        flushes: True if a message can only be read after a flush (SYNC_FLUSH).
+        on_delivered: called with every message that was stored in its real topic, and with its position.
         dead_letters: receives messages that can never be stored in their real topic.
     """
 
@@ -143,25 +144,26 @@ class Schedule:
         self._destination = Destination(store, "delayed", on_delivered, dead_letters)
 
     def schedule(self, message: InnerMessage, level: int) -> InnerMessage:
-        """Return a message as it is stored until it is due. A level above the last is replaced by the last."""
+        """Return a message in the form in which it is stored until it is due. A level above the last level is replaced
+        by the last level."""
         return to_delay_level(message, level, len(self._delays_ms))
 
     # ---- offsets
 
     def load(self) -> None:
         """Read the offsets. They are compared with the queues of the store only when delivery starts.
-        Create a missing file, so that a file that is missing at a later start was lost, and not just never written."""
+        Create a missing file. If the file is missing at a later start, it was lost."""
         found = self._file.load(DelayOffsets)
         self._is_file_missing = found is None
         if found is None:
             with suppress(StoreUnavailable):  # a disk error is reported when there are offsets to write
-                self._file.save(DelayOffsets(DataVersion(), {}))  # older than each version of a master, which wins
+                self._file.save(DelayOffsets(DataVersion(), {}))  # older than every version of a master
         stored = found or DelayOffsets()
         self._data_version = stored.data_version or DataVersion()
         self._levels.clear()
         self._written = {level: offset for level, offset in stored.offset_table.items() if level > 0}
         count = max(_LEVEL_COUNT_MIN, len(self._delays_ms))
-        # Also levels that are only in the file: messages of a longer table still have to be delivered.
+        # Include levels that are only in the file: their messages still have to be delivered after the setting was cut.
         for number in sorted({*range(1, count + 1), *self._written}):
             delay_ms = self._delays_ms[number - 1] if number <= len(self._delays_ms) else None
             self._levels[number] = _Level(number, delay_ms, self._written.get(number, 0))
@@ -180,18 +182,19 @@ class Schedule:
         return DelayOffsets(self._data_version, self._offsets())
 
     def replace_with(self, copied: DelayOffsets) -> None:
-        """Replace the offsets by the master's, unless this broker delivers itself. Source: behaviour.md §10.1."""
+        """Replace the offsets by the master's, unless this broker delivers messages itself.
+        Source: behaviour.md §10.1."""
         if not self.is_running and copied.offset_table != self._offsets():
             self._file.save(copied)
             self.load()
 
     def merge_forward(self, copied: DelayOffsets) -> None:
-        """Adopt the offsets that are greater in another member's table, unless that table is older than this one.
+        """Adopt the offsets that are greater in the table of another member, unless the other table is older.
         Source: behaviour.md §10.5."""
         version = copied.data_version or DataVersion()
         if version.timestamp >= self._data_version.timestamp:
             own = self._offsets()
-            # Level by level, forward only: a message that either broker has delivered is not delivered again.
+            # Use the greater offset of each level: a message that either broker has delivered is not delivered again.
             further = {level: max(offset, own.get(level, 0)) for level, offset in copied.offset_table.items()}
             self.replace_with(DelayOffsets(version, own | further))
 
@@ -200,10 +203,10 @@ class Schedule:
         return {level.number: level.offset for level in self._levels.values() if level.offset or level.number in known}
 
     async def persist_round(self) -> None:
-        """Write the newest offsets whose deliveries are on the disk: the current ones, or those of the last call."""
+        """Write the current offsets, or the offsets of the last call if the current deliveries are not on the disk."""
         offsets, end_offset = self._offsets(), self._destination.end_offset
-        # An offset that is on the disk before its delivered message would lose the message in a crash. If the current
-        # offsets are not safe yet, write those of the last call, and the current ones at the next call.
+        # A delivered message has to be on the disk before its offset: otherwise a crash loses the message. If the
+        # current offsets are not safe yet, write the offsets of the last call now and the current ones at the next.
         if self._store.durable_offset < end_offset:
             self._store.request_flush()
             (offsets, end_offset), self._taken = self._taken, (offsets, end_offset)
@@ -216,7 +219,7 @@ class Schedule:
             self._write(self._offsets())
 
     def _write(self, offsets: dict[int, int]) -> None:
-        # This runs in a thread with a copy: the levels' offsets change meanwhile.
+        # This runs in a thread with a copy of the offsets, because the levels change meanwhile.
         self._data_version.advance(self._clock.now_ms())
         self._file.save(DelayOffsets(self._data_version, offsets))
         self._written = offsets
@@ -224,13 +227,14 @@ class Schedule:
     # ---- delivery
 
     def start(self, remote_put: RemotePut | None = None) -> None:
-        """Start to deliver, overdue messages first, into the own log or to other brokers."""
+        """Start to deliver into this broker's log, or to other brokers with ``remote_put``. Overdue messages are
+        delivered first."""
         self.is_running, self._destination.remote_put = True, remote_put
         pending = 0
         for level in self._levels.values():
             pending += self._clamp(level) - level.offset
             level.look_at_ms = 0.0
-            # These entries were read for an offset that may have changed since.
+            # Drop these entries: the offset may have changed after they were read.
             level.ahead.clear()
             level.stored.clear()
         if self._is_file_missing and pending:
@@ -251,12 +255,12 @@ class Schedule:
         self._timer, self._timer_ms = None, _NEVER
 
     async def stop_remote(self) -> None:
-        """Stop, and wait for running deliveries, so that the offsets are final."""
+        """Stop, and wait for running deliveries. The offsets do not change after this."""
         self.stop()
         await self._destination.finish()
 
     def _look_at(self, at_ms: float) -> None:
-        """Schedule a `_round` at a time of the loop, unless an earlier one is scheduled."""
+        """Schedule a `_round` at a time of the loop, unless an earlier call is scheduled."""
         if not self.is_running or at_ms >= self._timer_ms:
             return
         if self._timer is not None:
@@ -267,7 +271,7 @@ class Schedule:
         self._timer = asyncio.get_running_loop().call_later(wait_ms / 1000, self._round)
 
     def _round(self) -> None:
-        """Deliver due messages for a while. The level that has waited longest comes first."""
+        """Deliver due messages for at most `_ROUND_MS_MAX`. Begin with the level that has waited longest."""
         self._timer, self._timer_ms = None, _NEVER
         now_ms, until_ms = _loop_ms(), self._clock.monotonic_ms() + _ROUND_MS_MAX
         self._notice_step_back(self._clock.now_ms())
@@ -276,7 +280,7 @@ class Schedule:
         due = deque(sorted((level for level in levels if level.look_at_ms <= now_ms), key=lambda one: one.look_at_ms))
         while due and self._clock.monotonic_ms() < until_ms:
             level = due.popleft()
-            # Each path from here has to set a time, or register a wake-up by the next message.
+            # Each path after this line has to set a time, or register a wake-up by the next message.
             level.look_at_ms = _NEVER
             if not level.is_busy:
                 level.is_busy = True
@@ -290,25 +294,25 @@ class Schedule:
             self._look_at(now_ms if due else max(at_ms, now_ms + _PAUSE_MS_MIN))
 
     async def _deliver(self, level: _Level, now_ms: float) -> None:
-        """Deliver a level's next messages and set the time at which its queue is read again: ``now_ms`` if more may be
-        due."""
+        """Deliver the next messages of a level. Set the time at which its queue is read again: ``now_ms`` if more
+        messages may be due."""
         try:
             if await self._deliver_run(level):
                 level.look_at_ms = now_ms
         except Refused:
-            # Retry the same messages without limit: skipping one would lose it or break the order.
+            # Retry the same messages without limit: skipping a message would lose it or break the order.
             level.look_at_ms = _loop_ms() + _RETRY_MS
         except Exception:  # noqa: BLE001 - the outer edge of a level's work: logged and retried later
             _log.exception("delay level %d: cannot deliver entry %d", level.number, level.offset)
             level.look_at_ms = _loop_ms() + _BROKEN_MS
         level.is_busy = False
-        # For a delivery that does not wait, `_round` sets the timer at its end.
+        # For a delivery that does not wait, `_round` sets the timer when it ends.
         if self._destination.is_remote and level.look_at_ms < _NEVER:
             self._look_at(level.look_at_ms)
 
     async def _deliver_run(self, level: _Level) -> bool:
-        """Deliver a level's next messages. Return whether more may be due. If not, set when to read the queue again.
-        Raises Refused: some of them have to be retried."""
+        """Deliver the next messages of a level. Return True if more may be due. If not, set the time to read the queue
+        again. Raises Refused: some messages have to be retried."""
         if not level.ahead:
             level.ahead.extend(self._store.entries(SCHEDULE_TOPIC, level.queue_id, level.offset, count_max=_RUN))
         if not level.ahead:
@@ -319,7 +323,7 @@ class Schedule:
         handed = await self._destination.put(
             [None if entry[0] in level.stored else self._message(level, entry[1], entry[2]) for entry in due]
         )
-        # Move up to the first message that is not stored. After a restart the messages after it are delivered again.
+        # Move the offset to the first message that is not stored. Later messages are delivered again after a restart.
         passed = handed.passed
         for _ in range(passed):
             assert level.ahead[0][0] > level.offset, "the offset of a level only grows"
@@ -338,7 +342,7 @@ class Schedule:
         return due_ms
 
     def _is_due(self, level: _Level, entry: _Entry, now_ms: int) -> bool:
-        """Return whether an entry is due. If not, set when the level has to check it again. ``now_ms``: wall time."""
+        """Return True if an entry is due. If not, set the time to check the entry again. ``now_ms``: wall time."""
         wait_ms: float = self._due_ms(level, entry) - now_ms
         if wait_ms <= 0:
             return True
@@ -346,7 +350,7 @@ class Schedule:
         skew_ms = now_ms - loop_ms
         if level.waits_for != entry[0]:
             if level.delay_ms is not None and wait_ms > level.delay_ms:
-                # Stored before the clock was set back, so the entry's time is by the clock before that.
+                # The entry was stored before the clock was set back, so its time is by the earlier clock.
                 wait_ms -= self._skew_before_ms - skew_ms
                 if not 0 < wait_ms <= level.delay_ms:
                     return True
@@ -359,7 +363,7 @@ class Schedule:
         return wait_ms <= 0
 
     def _notice_step_back(self, now_ms: int) -> None:
-        """Store the difference of wall time and loop's time from before the wall clock was set back."""
+        """Detect that the wall clock was set back. Remember the earlier difference between wall time and loop time."""
         skew_ms = now_ms - _loop_ms()
         if skew_ms < self._skew_ms - _STEP_MS_MIN:
             self._skew_before_ms = self._skew_ms
@@ -386,7 +390,7 @@ class Schedule:
         _log.error("delay level %d: message at %d is skipped: %s", level.number, physical_offset, why)
 
     def _message(self, level: _Level, physical_offset: int, size: int) -> InnerMessage | None:
-        """Return the copy of a delayed message to put; None if the message is gone or has no real topic and queue."""
+        """Return the copy of a delayed message to put; None if the message is gone or lacks its real topic or queue."""
         record = self._record(level, physical_offset, size)
         if record is None:
             return None
@@ -404,8 +408,8 @@ class Schedule:
         return high
 
     def _find_next(self, level: _Level) -> bool:
-        """Return whether to read again after a read without entries. At the end of its queue the level waits for the
-        next message."""
+        """Return True if the queue has to be read again after a read without entries. At the end of its queue the level
+        waits for the next message."""
         before = level.offset
         if level.offset < self._clamp(level):
             if level.offset == before:
@@ -426,5 +430,5 @@ class Schedule:
 
 
 def _loop_ms() -> float:
-    """Return the loop's time, which is monotonic, in milliseconds."""
+    """Return the loop's monotonic time in milliseconds."""
     return asyncio.get_running_loop().time() * 1000

@@ -1,8 +1,9 @@
 """RECALL_MESSAGE (370): a producer recalls a timed message before its time (``RecallMessageProcessor``).
 
-The client has the handle from the answer to its send. The broker stores a *marker* for the same second with the unique
-key of the message; when the second is over, neither is delivered. The answer does not tell if the message exists.
-Off unless ``recallMessageEnable``. Source: behaviour.md §3.9; remoting.md §7.6.
+The client received a handle in the answer to its send. The broker stores a *marker* with the unique key of the message
+for the same second. When the second is over, the broker delivers neither the message nor the marker. The answer to a
+recall is the same if the message does not exist. Recalls are off unless ``recallMessageEnable`` is set.
+Source: behaviour.md §3.9; remoting.md §7.6.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class RecallHandlers(Handlers[RecallContext]):
     # -- inside
 
     def _handle(self, header: RecallMessageRequest) -> RecallHandle | Refusal:
-        """Return the handle of the message to recall, or a refusal. The checks have the reference's order."""
+        """Return the handle of the message to recall, or a refusal. The checks run in the reference's order."""
         settings, now_ms = self._context.settings, self._context.clock.now_ms()
         if not settings.recall_messages:
             return ResponseCode.NO_PERMISSION, "recall failed, operation is forbidden"
@@ -104,9 +105,9 @@ class RecallHandlers(Handlers[RecallContext]):
             "BORN_TIMESTAMP": str(now_ms),
             property_names.TAGS: "_RECALL_TAG_",
             property_names.UNIQ_KEY: handle.unique_key,
-            # The key alone, as 5.4 writes it. 5.3 writes topic and + before it; delivery accepts both.
+            # Write the key alone, like 5.4. 5.3 writes topic and + before the key. Delivery accepts both forms.
             property_names.TIMER_DELETE_KEY: handle.unique_key,
-            # 1 ms later, which `Timer` subtracts: a marker has to be in the same slot as its message.
+            # Add 1 ms, because `Timer` subtracts 1 ms: a marker has to be in the same slot as its message.
             property_names.TIMER_DELIVER_MS: str(handle.deliver_timestamp + 1),
         }
         return InnerMessage(

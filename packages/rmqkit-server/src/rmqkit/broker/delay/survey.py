@@ -1,16 +1,17 @@
-"""A survey of the timer topic. It finds the messages to skip when the topic is read from its start again.
+"""A survey of the timer topic. It finds the messages to skip when the topic is read again from its start.
 
 ================================  ===================================================================================
 skipped                           recognized by
 ================================  ===================================================================================
-an earlier stage of a long wait   a later record of the same message in the timer topic, whose TIMER_ROLL_TIMES is
+an earlier stage of a long wait   a later record of the same message in the timer topic, with a TIMER_ROLL_TIMES that is
                                   greater by 1
-a delivered or recalled message   with a checkpoint: time and queue offset (`TimerState.was_delivered`); without one: a
-                                  copy with TIMER_DEQUEUE_MS in its real queue, or its marker in the timer topic
+a delivered or recalled message   with a checkpoint: time and queue offset (`TimerState.was_delivered`). Without a
+                                  checkpoint: a copy with TIMER_DEQUEUE_MS in its real queue, or its marker in the timer
+                                  topic
 ================================  ===================================================================================
 
-The survey reads the topic in slices of a few ms. Only timed messages wait for it. Real topic and queue, unique key and
-time identify a message; a message without a unique key is skipped only because of the checkpoint.
+The survey reads the topic in slices of a few ms. Only timed messages wait for the survey. Real topic and queue, unique
+key and time identify a message. A message without a unique key is skipped only because of the checkpoint.
 Loop only. Source: store.md §18.6.
 """
 
@@ -51,12 +52,13 @@ class Survey:
     """One survey of the timer topic.
 
     Args:
-        is_unset: whether no checkpoint has the delivered time: then the survey reads the whole topic.
+        is_unset: True if no checkpoint has the time up to which messages were delivered. Then the survey reads the
+            whole topic.
 
     Attributes:
-        left_out: queue offsets of the timer topic to skip.
+        left_out: the queue offsets of the timer topic to skip.
         waiting: the number of messages to deliver, without recalled messages.
-        oldest_ms: the earliest time for which a message may wait; None without any.
+        oldest_ms: the earliest time for which a message may wait; None if no message waits.
     """
 
     def __init__(self, state: TimerState, store: MessageStore, clock: Clock, *, is_unset: bool) -> None:
@@ -72,12 +74,12 @@ class Survey:
         self._due: defaultdict[_Message, list[int]] = defaultdict(list)
         self._recalled: set[_Message] = set()
         self._early: list[tuple[int, int]] = []
-        # Only messages stored before the survey: later messages were not delivered before.
+        # Read only messages that were stored before the survey: later messages are not delivered yet.
         self._end = store.max_offset(TIMER_TOPIC, 0)
         self._steps = self._run()
 
     def run(self, until_ms: float) -> bool:
-        """Continue for a while. Return whether there is more to do."""
+        """Continue until a time. Return True if there is more to do."""
         return any(self._clock.monotonic_ms() >= until_ms for _ in self._steps)
 
     def _run(self) -> Iterator[None]:
@@ -120,8 +122,8 @@ class Survey:
         message = _Message(topic, queue_id, key, out_ms)
         rolls = find_property(properties, b"TIMER_ROLL_TIMES") or b"0"
         stage = int(rolls) if rolls.isdigit() else 0
-        # Skip one earlier stage per record: a producer that retried has stored two messages with the same key, and both
-        # have to be delivered.
+        # Skip one earlier stage per record: a producer that retried may have stored two messages with the same key, and
+        # both have to be delivered.
         earlier = self._stages.get((message, deleted is not None, stage - 1)) if stage else None
         if earlier:
             self._leave_out(earlier.pop(), is_marker=deleted is not None)
@@ -138,10 +140,10 @@ class Survey:
         self.waiting += 1 if is_marker else -1
 
     def _look_for_delivered(self) -> Iterator[None]:
-        """Skip messages that are already in their own queue, when their delivery time has passed."""
+        """Skip overdue messages that are already in their real queue."""
         queues: defaultdict[tuple[bytes, bytes], int] = defaultdict(lambda: self._now_ms)
         for message, numbers in self._due.items():
-            if message._replace(queue_id=b"") in self._recalled:  # a marker is for its own topic
+            if message._replace(queue_id=b"") in self._recalled:  # a marker is valid only for its own topic
                 for number in set(numbers) - self.left_out:
                     self._leave_out(number)
             at = message.topic, message.queue_id

@@ -1,23 +1,23 @@
-"""Messages with a delivery time: stored in rmq_sys_wheel_timer until that second (``TimerMessageStore``).
+"""Messages with a delivery time, which rmq_sys_wheel_timer stores until they are due (``TimerMessageStore``).
 
-A message with TIMER_DELAY_SEC, TIMER_DELAY_MS or TIMER_DELIVER_MS is stored in queue 0 of the timer topic, with its
-topic and queue in REAL_TOPIC and REAL_QID, and its time in TIMER_OUT_MS. The timer reads that queue and puts each
+A message with TIMER_DELAY_SEC, TIMER_DELAY_MS or TIMER_DELIVER_MS is stored in queue 0 of the timer topic. REAL_TOPIC
+and REAL_QID contain its topic and queue, and TIMER_OUT_MS contains its time. The timer reads this queue and puts each
 message on the wheel (`rmqkit.broker.delay.wheel`). When a second is over, the messages of its slot are stored in their
-real topics, in the order of their arrival (`rmqkit.broker.delay.dequeue`). `TimerState` has the positions of both.
+real topics, in the order of their arrival (`rmqkit.broker.delay.dequeue`). `TimerState` holds both positions.
 
 ==============================  ===================================================================================
 broker                          its timer
 ==============================  ===================================================================================
 master                          fills the wheel and delivers. After a start it first puts the rest of the topic on the
-                                wheel, so that order and markers hold for messages that became due meanwhile
-slave                           puts the messages of its master's wheel on its own, and delivers nothing
-slave that acts for its master  fills the wheel and delivers to other brokers' masters. Without enableRemoteEscape it
-                                continues as a slave, and due messages wait for the master
+                                wheel. Then order and markers are right for messages that became due meanwhile
+slave                           puts the messages that are on its master's wheel on its own wheel, and delivers nothing
+slave that acts for its master  fills the wheel and delivers to the masters of other brokers. Without enableRemoteEscape
+                                it continues as a slave, and due messages wait for the master
 ==============================  ===================================================================================
 
-The state is written every ``timerFlushIntervalMs``, after the records that it covers: a crash repeats deliveries and
-loses none. A broker without timed messages writes nothing. A refused message is retried after 500 ms. If the wall clock
-is set back, the timer goes through these seconds again (the reference delivers their messages at once).
+The state is written every ``timerFlushIntervalMs``, and only after the records that it covers: a crash repeats
+deliveries, but loses none. A broker without timed messages writes no state. A refused message is retried after 500 ms.
+If the wall clock is set back, the timer repeats these seconds. (The reference delivers their messages immediately.)
 Loop only. Source: behaviour.md §3.4, §9.3, §10.5; store.md §18.2 to §18.6.
 """
 
@@ -75,28 +75,30 @@ def asks_for_time(message: InnerMessage) -> bool:
 
 
 def schedule_timed(timer: Timer | None, message: InnerMessage) -> InnerMessage | Refusal:
-    """Return a message in the form of the timer topic if it has a delivery time, else unchanged; or a refusal."""
+    """Return a message in the form of the timer topic if it has a delivery time, otherwise unchanged. Return a refusal
+    if the message cannot be timed."""
     if not asks_for_time(message):
         return message
     return NOT_ENABLED if timer is None else timer.schedule(message)
 
 
 class Timer:
-    """The timer: it stores messages with a delivery time, puts them on the wheel, and delivers them
+    """The timer. It stores messages with a delivery time, puts them on the wheel, and delivers them
     (``TimerMessageStore``).
 
     Args:
-        flushes: whether a message can only be read after a flush (SYNC_FLUSH).
-        on_delivered: called with every message that was stored in its real topic, and its position.
+        flushes: True if a message can only be read after a flush (SYNC_FLUSH).
+        on_delivered: called with every message that was stored in its real topic, and with its position.
         dead_letters: receives messages that can never be stored in their real topic.
         copied_offset: returns the end of the log at a slave, -1 without a slave. The timer reports a delivery to slaves
-            only when the log with it is at a slave: as master the slave would skip the message.
+            only when a slave has the delivered copy. Otherwise the slave, as master, would skip a message that it does
+            not have.
 
     Attributes:
-        enqueue, dequeue: put messages on the wheel, and deliver them.
+        enqueue, dequeue: the parts that put messages on the wheel, and deliver them.
         state: positions and counts.
-        is_follower: whether it follows its master's timer.
-        rates: messages put on the wheel, and delivered, per second since the last sample.
+        is_follower: True if this timer follows the timer of its master.
+        rates: messages per second that were put on the wheel, and that were delivered, since the last sample.
     """
 
     def __init__(
@@ -139,7 +141,7 @@ class Timer:
     # ---- accepting messages
 
     def schedule(self, message: InnerMessage) -> InnerMessage | Refusal:
-        """Return a message in the form of the timer topic, or unchanged if its time is over; or a refusal.
+        """Return a message in the form of the timer topic, unchanged if its time is over, or a refusal.
         Source: behaviour.md §3.4, §3.5."""
         properties = message.parsed
         now_ms, delay_ms_max = self._clock.now_ms(), self._settings.timer_delay_seconds_max * 1000
@@ -163,8 +165,8 @@ class Timer:
         return to_timer(message, out_ms)
 
     def kept_until(self, asked: int, unit_ms: int) -> int | None:
-        """Return the TIMER_OUT_MS that `schedule` sets; None if the message needs `schedule`.
-        ``asked``: the requested delay in units of ``unit_ms``, or, if that is 0, the time in ms since the epoch."""
+        """Return the TIMER_OUT_MS that `schedule` would set, or None if the caller has to call `schedule`.
+        ``asked``: the requested delay in units of ``unit_ms``. If ``unit_ms`` is 0, the time in ms since the epoch."""
         now_ms, settings = self._clock.now_ms(), self._settings
         at_ms = now_ms + asked * unit_ms if unit_ms else asked
         # With a limit of messages per second, `schedule` has to check the slot and to refuse messages.
@@ -184,11 +186,11 @@ class Timer:
     # ---- state
 
     def load(self) -> None:
-        """Read the counts before the store is opened."""
+        """Read the counts. The caller opens the store afterwards."""
         self.state.load()
 
     def recover(self) -> None:
-        """Recover the files to the state of the store, which was just opened. Close the store if this fails.
+        """Make the files match the store, which was just opened. Close the store if this fails.
         Raises StoreMismatch: a file has the wrong length. Raises OSError: the disk refused."""
         try:
             self.state.recover()
@@ -198,7 +200,7 @@ class Timer:
             raise
 
     def checkpoint(self) -> bytes:
-        """Return the timer's progress for slaves. A master returns a progress whose log a slave has."""
+        """Return the timer's progress for slaves. A master returns only progress that the log of a slave covers."""
         newest, unpublished = self.state.checkpoint(is_follower=self.is_follower), self._unpublished
         copied = self._copied_before = max(self._copied_before, self._copied_offset())
         if self.is_follower or self._destination.remote_put is not None or copied < 0:
@@ -206,26 +208,26 @@ class Timer:
             return encode_timer_checkpoint(newest)
         if len(unpublished) < _UNPUBLISHED_MAX:
             unpublished.append((self._store.max_physical_offset, newest))
-        # The newest progress whose log the slave has: with a later one the slave, as master, would skip messages that
-        # it does not have.
+        # Find the newest progress that the slave's log covers. With a later progress the slave, as master, would skip
+        # messages that it does not have.
         while len(unpublished) > 1 and unpublished[1][0] <= copied:
             unpublished.popleft()
         return encode_timer_checkpoint(unpublished[0][1])
 
     def replace_with(self, progress: TimerCheckpoint) -> None:
-        """Adopt the master's progress, unless this broker delivers itself."""
+        """Adopt the master's progress, unless this broker delivers messages itself."""
         if self.is_follower:
             self.state.follow_master(progress)
             self._look_in(0)
 
     def merge_forward(self, progress: TimerCheckpoint) -> None:
-        """Skip messages that another member of this group has delivered, unless its state is older than this one."""
+        """Skip messages that another member of this group has delivered, unless the other state is older."""
         self.state.leave_out_delivered(progress)
 
     def take_counts(self, copied: TimerMetrics) -> None:
-        """Replace the counts by the master's, unless this broker delivers itself."""
+        """Replace the counts by the master's, unless this broker delivers messages itself."""
         if self.is_follower and copied.data_version != self.state.metrics.data_version:
-            # The counts by due time are not part of the file: each broker calculates them from its wheel.
+            # Drop the counts by due time: each broker calculates them from its own wheel.
             self.state.metrics = replace(copied, due_within_s=UNSET)
 
     @property
@@ -234,8 +236,8 @@ class Timer:
         return self.state.metrics
 
     async def due_within_s(self) -> dict[int, int]:
-        """Count the messages due within each number of seconds, without those counted for the next lower number. This
-        reads the wheel slot by slot."""
+        """Count the messages that are due within each bound in seconds and after the next lower bound. The method reads
+        the wheel slot by slot."""
         counts, now_ms, begin_ms = dict[int, int](), self._clock.now_ms(), 0
         for bound in _BOUNDS_S:
             end_ms = bound * 1000
@@ -250,8 +252,8 @@ class Timer:
         return sum(max(0, one.count) for one in self.metrics.timing_count.values())
 
     def needed_from(self) -> int | None:
-        """Return the physical offset of the oldest record of the timer topic that may wait, or None. No message is on
-        the wheel for longer than the roll window."""
+        """Return the physical offset of the oldest record of the timer topic that may still be delivered, or None. No
+        message stays on the wheel for longer than the roll window."""
         queue_offset = self.state.queue_offset
         if self.pending > 0:
             oldest_ms = self.state.read_ms - self.state.window_ms
@@ -262,7 +264,7 @@ class Timer:
 
     @property
     def read_behind_ms(self) -> int:
-        """The delay of the oldest second that was not delivered, in ms."""
+        """The time since the oldest second that was not delivered, in ms."""
         return max(0, self.state.floor(self._clock.now_ms()) - self.state.read_ms)
 
     @property
@@ -278,8 +280,8 @@ class Timer:
         return max(0, self._clock.now_ms() - stored_ms) if stored_ms > 0 else 0
 
     async def flush_round(self) -> None:
-        """Write a state whose records are on the disk; a newer state waits for the next call.
-        Raises OSError: the disk refused; the next call tries again."""
+        """Write the state if its records are on the disk. Otherwise the state waits for a later call.
+        Raises OSError: the disk refused. The next call tries again."""
         self._sample()
         now_ms, files = self._clock.monotonic_ms(), self.state.files
         if self.state.needs_survey:  # the positions are not final before the survey
@@ -298,9 +300,9 @@ class Timer:
 
     def persist(self) -> None:
         """Write the state, if the store was closed without a failure, and close the files."""
-        # Not after a failed flush: the log may lack deliveries of this state.
+        # Do not write after a failed flush: the log may lack deliveries that this state covers.
         if self._store.failure is None:
-            # `flush_round` may have set a state aside that waits for the disk. There is room for one.
+            # `flush_round` may have copied a state that waits for the disk. Write it first: there is room for one copy.
             if self.state.files.has_taken:
                 self.state.write()
             if self._is_used and not self.state.needs_survey:
@@ -327,11 +329,11 @@ class Timer:
     # ---- the rounds
 
     def start(self, remote_put: RemotePut | None = None) -> None:
-        """Start to fill the wheel and to deliver, overdue messages first, here or to other brokers."""
+        """Start to fill the wheel and to deliver, here or to other brokers. Overdue messages are delivered first."""
         self._destination.remote_put, self.is_follower = remote_put, False
         self.enqueue.late = Late.PUT if remote_put is None else Late.NEXT
         self.state.place()
-        if remote_put is not None:  # the newer version makes the master adopt the deliveries from now on
+        if remote_put is not None:  # the newer version makes the returning master adopt this progress
             self.state.files.checkpoint.data_version.advance(self._clock.now_ms())
         self.dequeue.begin()
         self._run()
@@ -355,14 +357,14 @@ class Timer:
         self._handle = None
 
     async def stop_remote(self) -> None:
-        """Wait for running deliveries, so that the state is final, and follow the master again."""
+        """Stop, wait for running deliveries, and follow the master again. The state is final after the deliveries."""
         self.stop()
         await self._destination.finish()
         self.state.keep_progress()
         self.follow()
 
     def _look_in(self, wait_ms: float) -> None:
-        """Schedule a `_round` after some ms, unless an earlier one is scheduled."""
+        """Schedule a `_round` after some ms, unless an earlier call is scheduled."""
         at_ms = self._clock.monotonic_ms() + wait_ms
         if not self._is_running or self._is_away or (self._handle is not None and self._wake_ms <= at_ms):
             return
@@ -372,9 +374,10 @@ class Timer:
         self._handle = asyncio.get_running_loop().call_later(wait_ms / 1000, self._round)
 
     def _round(self) -> None:
-        """Put messages on the wheel and deliver those that are due, for a few ms."""
+        """Put messages on the wheel and deliver due messages, for a few ms."""
         self._handle = None
-        # If messages are stored here, the work is done when `run` returns. A wake-up meanwhile schedules another call.
+        # If messages are stored here, the work is done when `run` returns. A wake-up during the work schedules another
+        # call.
         self._is_away = self._destination.is_remote
         self._destination.run(self._work(), "timed messages")
 
@@ -398,14 +401,14 @@ class Timer:
         self._look_in(wait_ms)
 
     async def _proceed(self, now_ms: int) -> bool:
-        """Survey, fill the wheel and deliver, for a few ms. Return whether there is more to do at once."""
+        """Survey, fill the wheel and deliver, for a few ms. Return True if there is more to do immediately."""
         state = self.state
         if state.needs_survey and self._has_to_survey():
             return True
-        # Wake the readers once for all messages: each single put would run the listeners.
+        # Wake the readers once for all messages: without the batch each put would run the listeners.
         with self._store.batch():
             has_more = self._begin_second(state.floor(now_ms))
-            # Before delivery: a marker that arrived in time has to be on the wheel when its second is delivered.
+            # Fill before delivery: a marker that arrived in time has to be on the wheel when its second is delivered.
             has_more |= self._fill(self._clock.monotonic_ms() + _FILL_MS_MAX)
             self._end_seconds()
         if self.is_follower:
@@ -413,7 +416,7 @@ class Timer:
         return await self.dequeue.run(self._clock.monotonic_ms() + _DELIVER_MS_MAX) or has_more
 
     def _has_to_survey(self) -> bool:
-        """Continue the survey of a topic that is read again. Return whether there is more to survey."""
+        """Continue the survey of a topic that is read again. Return True if the survey is not finished."""
         state = self.state
         if self._survey is None:
             self._survey = Survey(state, self._store, self._clock, is_unset=state.is_unset)
@@ -431,7 +434,7 @@ class Timer:
         return False
 
     def _start_over(self, broken: Broken) -> float:
-        """Rebuild timer log and wheel unless a thread writes them. Return the time until the next `_round` in ms."""
+        """Rebuild timer log and wheel, unless a thread writes them. Return the time until the next `_round` in ms."""
         # While a thread writes the snapshot, the files must not change.
         if self.state.files.has_taken:
             return _RETRY_MS
@@ -441,9 +444,9 @@ class Timer:
         return 0.0
 
     def _begin_second(self, now_ms: int) -> bool:
-        """Record the end of the timer topic when a second begins. Messages before that end have to be on the wheel
-        before earlier seconds are delivered; otherwise a late `_round` would drop markers and break the order.
-        Return whether messages from before an earlier second are not on the wheel yet."""
+        """Record the end of the timer topic when a second begins. Earlier seconds are delivered only when all messages
+        before this end are on the wheel. Otherwise a late `_round` would drop markers and break the order.
+        Return True if messages before the last recorded end are not on the wheel yet."""
         if now_ms < self.state.write_ms - _SET_BACK_MS and not self.is_follower:
             self._step_back(now_ms)
         end = self._store.max_offset(TIMER_TOPIC, 0)
@@ -454,26 +457,26 @@ class Timer:
 
     def _step_back(self, now_ms: int) -> None:
         """Continue from the time to which the wall clock was set back. New messages for the repeated seconds are not
-        late, and messages that were delivered in them are skipped."""
+        late. Messages that were delivered in the repeated seconds are skipped."""
         _log.warning("the clock was set back from %d to %d: timed messages wait again", self.state.write_ms, now_ms)
         self._begun_ms = now_ms
         if self.state.step_back(now_ms):
             self.dequeue.begin()
 
     def _end_seconds(self) -> None:
-        """Allow delivery of all earlier seconds when the messages from before the current second are on the wheel."""
+        """Allow the delivery of all earlier seconds if the messages from before the current second are on the wheel."""
         if self.is_follower or self.state.queue_offset >= self._backlog_end:
             self.state.begin_second(self._begun_ms, is_follower=self.is_follower)
 
     def _refused(self, why: Refused) -> float:
-        """Log why messages wait, once for each reason. Return the ms until the next try."""
+        """Log the reason why messages wait, once for each reason. Return the time until the next try in ms."""
         if str(why) != self._refusal:
             self._refusal = str(why)
             _log.warning("timed messages wait: %s", why)
         return _RETRY_MS
 
     def _fill(self, until_ms: float) -> bool:
-        """Put the next messages of the timer topic on the wheel. Return whether there may be more."""
+        """Put the next messages of the timer topic on the wheel. Return True if there may be more."""
         end_offset = self.state.master_progress.master_timer_queue_offset if self.is_follower else None
         while self._clock.monotonic_ms() < until_ms:
             if not self.enqueue.run(end_offset):
@@ -502,7 +505,7 @@ class Timer:
 
 
 def _asked_ms(properties: dict[str, str], now_ms: int) -> int | None:
-    """Return the requested delivery time of a message; None if it is not a number."""
+    """Return the requested delivery time of a message in ms since the epoch; None if it is not a number."""
     for name, unit_ms in zip(TIMER_NAMES, (1000, 1, 0), strict=True):
         text = properties.get(name)
         if text is not None:

@@ -3,31 +3,31 @@
 ==================  =====================================================================================
 queue offset        the offset of the next message of the timer topic to put on the wheel
 read time           the next second to deliver
-write time          the second that has begun; messages for earlier seconds are due at once
-master progress     a checkpoint: messages before its queue offset and read time were already delivered, by this broker
-                    before its start or by another broker of the same name
+write time          the second that has begun. Messages for earlier seconds are due immediately
+master progress     a checkpoint: messages before its queue offset and read time were already delivered. This broker
+                    delivered them before its start, or another broker of the same name delivered them
 ==================  =====================================================================================
 
 A slave requests its master's progress every few seconds (GET_TIMER_CHECK_POINT) and puts the messages of the master's
-wheel on its own. It puts no further messages, because the master delivers due messages at once. A master that comes
-back copies the progress of the broker that acted for it, and skips the messages that this broker delivered. The state
-is written by `TimerFiles`, together with ``config/timermetrics``.
+wheel on its own wheel. It puts no later messages there, because the master may store them directly in their real topic.
+A master that returns copies the progress of the broker that acted for it, and skips the messages that the other broker
+delivered. `TimerFiles` writes the state, together with ``config/timermetrics``.
 
-`Enqueue` processes the timer topic in chunks: it reads the log in one piece if the records are close together, and
-writes the timer log once per chunk.
+`Enqueue` processes the timer topic in chunks. It reads the log in one piece if the records of a chunk are close
+together, and writes the timer log once per chunk.
 
 =================================  ===========================================================================
 a message of the timer topic       action
 =================================  ===========================================================================
-its second is already over         the action of `Late`; a marker is dropped
-more than the roll window ahead    rolled: put on the wheel at an earlier time, at which it is stored in the timer
-                                   topic again. The window ends
-                                   before the log file of a message may be deleted: `roll_window_slots`
+its second is already over         the action of `Late`. A marker is dropped
+more than the roll window ahead    rolled: put on the wheel at an earlier time. At this time the message is stored in
+                                   the timer topic again. The window ends before the log file of a message may be
+                                   deleted (`roll_window_slots`)
 delivered by another broker        skipped (`TimerState.was_delivered`)
 without a time or a topic          dropped and logged
 =================================  ===========================================================================
 
-Loop only, but for `TimerState.write`. Source: store.md §18.3, §18.5, §18.6; behaviour.md §9.3, §10.1, §10.5.
+Loop only, except `TimerState.write`. Source: store.md §18.3, §18.5, §18.6; behaviour.md §9.3, §10.1, §10.5.
 """
 
 from __future__ import annotations
@@ -82,14 +82,14 @@ class TimerState:
     """The positions and counts of one timer, and its files.
 
     Attributes:
-        queue_offset, read_ms, write_ms, master_progress: see above.
-        is_progress_from_peer: whether ``master_progress`` covers messages on this wheel that another broker delivered.
-        left_out: queue offsets of the timer topic to skip (`rmqkit.broker.delay.survey`).
-        needs_survey: whether the topic is read again, and a survey has to find the messages to skip first.
+        queue_offset, read_ms, write_ms, master_progress: the positions of the table at the top of the module.
+        is_progress_from_peer: True if ``master_progress`` covers messages on this wheel that another broker delivered.
+        left_out: the queue offsets of the timer topic to skip (`rmqkit.broker.delay.survey`).
+        needs_survey: True if the topic is read again, and a survey has to find the messages to skip first.
         metrics: the numbers of waiting messages by topic.
-        is_changed: whether the state changed since the last write.
-        enqueued, dequeued: messages put on the wheel and delivered since the start, by topic.
-        is_measured: whether ``delay_seconds`` is used.
+        is_changed: True if the state changed since the last write.
+        enqueued, dequeued: the numbers of messages put on the wheel, and delivered, since the start, by topic.
+        is_measured: True if ``delay_seconds`` is used.
         delay_seconds: the delays of messages since their producer made them, by topic.
     """
 
@@ -118,7 +118,7 @@ class TimerState:
         self.delay_seconds: dict[str, Histogram] = {}
 
     def load(self) -> None:
-        """Read the counts, before the store is opened."""
+        """Read the counts. The caller opens the store afterwards."""
         try:
             self.metrics = self._metrics_file.load(TimerMetrics) or TimerMetrics()
         except StoreMismatch as error:
@@ -127,7 +127,7 @@ class TimerState:
         self._written_counter = self.metrics.data_version.counter
 
     def recover(self) -> None:
-        """Recover the files to the state of the store, which was just opened. Repair damaged files.
+        """Make the files match the store, which was just opened. Repair damaged files.
         Raises StoreMismatch: a file has the wrong length. Raises OSError: the disk refused."""
         files = self.files
         files.load()
@@ -136,7 +136,7 @@ class TimerState:
         known = self.master_progress = files.checkpoint
         self.read_ms = known.last_read_time_ms
         dealt_with = max(known.last_timer_queue_offset, known.master_timer_queue_offset)
-        if self.queue_offset < dealt_with:  # also if an earlier start was killed before it had read the topic
+        if self.queue_offset < dealt_with:  # also true if an earlier start was killed before it had read the topic
             self._done_before = known
         self.needs_survey = self.queue_offset < dealt_with or (self.is_unset and self.offset_end > 0)
         if files.is_lost:
@@ -160,7 +160,7 @@ class TimerState:
         return self._store.max_offset(TIMER_TOPIC, 0)
 
     def _recount(self, waiting: Waiting) -> None:
-        """Count the waiting messages by the timer log. A topic's name is only in its records."""
+        """Set the counts from the timer log. The log has only topic hashes, so unknown names are read from records."""
         names = {java_hash(topic): topic for topic in self.metrics.timing_count}
         counts: Counter[str] = Counter()
         for hashed, count in waiting.counts.items():
@@ -176,15 +176,15 @@ class TimerState:
         self.count(counts)
 
     def start_over(self, why: Broken, *, delivered: Iterable[int]) -> None:
-        """Drop timer log and wheel, so that the timer topic is read from its start again. ``delivered``: the positions
-        of the units that were delivered of the current second. Raises OSError: the disk refused."""
+        """Drop timer log and wheel. The timer topic is read again from its start. ``delivered``: the positions of the
+        delivered units of the current second. Raises OSError: the disk refused."""
         log = self.files.log
         for position in delivered:
             unit = log.unit(position)
             number = None if unit is None else self._number_of(unit)
             if number is not None:
                 self.left_out.add(number)
-        # Once for each second: damage in the topic itself would lead to endless rebuilds.
+        # Remember the read time, so that it causes only one rebuild: damage in the topic would cause endless rebuilds.
         known, self._broken_ms = self.checkpoint(is_follower=False), self.read_ms
         _log.warning("timer log and wheel: %s: reading the timer topic from its start", why)
         self.files.start_over(known)
@@ -194,7 +194,7 @@ class TimerState:
         self.place()
 
     def end_survey(self, left_out: set[int], oldest_ms: int | None) -> None:
-        """Skip the messages that a survey found. ``oldest_ms``: the time to begin at if no checkpoint has one."""
+        """Skip the messages that a survey found. ``oldest_ms``: the time to begin at if no checkpoint has a time."""
         self.left_out |= left_out
         self.needs_survey = False
         if self.is_unset:
@@ -203,15 +203,16 @@ class TimerState:
             self.place()
 
     def may_rebuild(self, time_ms: int) -> bool:
-        """Return True if timer log and wheel were not rebuilt because of this second yet."""
+        """Return True if this second has not caused a rebuild of timer log and wheel yet."""
         return time_ms != self._broken_ms
 
     def place(self) -> None:
-        """Continue the delivery where it stopped. The write time stays there until the backlog is on the wheel."""
+        """Continue the delivery where it stopped. The write time stays at the read time until the backlog is on the
+        wheel."""
         now_ms, read_ms = self.floor(self._clock.now_ms()), self.read_ms
         if read_ms <= 0 and not self.files.log.end:
             read_ms = now_ms
-        # As in the reference, a timer that stood still for longer begins seven days back.
+        # A timer that was off for longer than seven days begins seven days back, as in the reference.
         self.read_ms = max(read_ms, now_ms - _READ_BACK_SLOTS_MAX * self.precision_ms)
         self.write_ms = self.read_ms if now_ms - self.read_ms < self.window_ms else now_ms
         assert self.read_ms <= self.write_ms, "the read time is never after the write time"
@@ -223,7 +224,7 @@ class TimerState:
         assert 0 <= self.queue_offset <= high, "the queue offset is inside the queue"
         return high
 
-    # ---- transitions: only these methods write positions and times
+    # ---- transitions: only these methods change positions and times
 
     def read_up_to(self, queue_offset: int) -> None:
         """Record that all messages of the timer topic before an offset are handled."""
@@ -239,17 +240,17 @@ class TimerState:
     def pass_second(self) -> None:
         """Move the read time past a second without messages."""
         assert self.read_ms < self.write_ms, "no second is delivered before it is over"
-        # `is_changed` stays: a broker without timed messages would write its state all the time.
+        # Do not set `is_changed`: a broker without timed messages would write its state all the time.
         self.read_ms += self.precision_ms
 
     def begin_second(self, time_ms: int, *, is_follower: bool) -> None:
         """Move the write time to a second that has begun. Messages for earlier seconds are late from now on."""
         self.write_ms = max(self.write_ms, time_ms)
-        # A follower has the read time of its master, whose clock may be ahead.
+        # A follower has the read time of its master, and the master's clock may be ahead.
         assert is_follower or self.read_ms <= self.write_ms, "the read time is never after the write time"
 
     def step_back(self, now_ms: int) -> bool:
-        """Continue from the time to which the wall clock was set back; return True if seconds are repeated.
+        """Continue from the time to which the wall clock was set back. Return True if seconds are repeated.
 
         Messages that were delivered in the repeated seconds are skipped.
         """
@@ -262,7 +263,7 @@ class TimerState:
         return True
 
     def keep_progress(self) -> None:
-        """Set the master's progress to the own one, so that delivered messages are skipped."""
+        """Set the master's progress to this broker's progress, so that delivered messages are skipped."""
         self.master_progress = self.checkpoint(is_follower=False)
 
     def follow_master(self, progress: TimerCheckpoint) -> None:
@@ -271,7 +272,7 @@ class TimerState:
         self.master_progress, self.read_ms = progress, progress.last_read_time_ms
 
     def leave_out_delivered(self, progress: TimerCheckpoint) -> None:
-        """Skip messages that another member of this group has delivered, unless its state is older than this one."""
+        """Skip messages that another member of this group has delivered, unless the other state is older."""
         own = self.master_progress
         if progress.data_version.timestamp >= own.data_version.timestamp and progress.last_read_time_ms:
             self.master_progress, self.is_progress_from_peer = progress, True
@@ -283,13 +284,14 @@ class TimerState:
         """Return True if a message of the timer topic was delivered according to the master's progress, or before the
         files were rebuilt."""
         progress, before = self.master_progress, self._done_before
-        # Compare both: a message after the offset may be for an early second, and a message before it for a later one.
+        # Compare time and offset: a message after the offset may be for an earlier second, and a message before the
+        # offset for a later second.
         return (time_ms < progress.last_read_time_ms and queue_offset < progress.master_timer_queue_offset) or (
             time_ms < before.last_read_time_ms and queue_offset < before.master_timer_queue_offset
         )
 
     def count(self, topics: Counter[str], weight: int = 1) -> None:
-        """Add messages of topics to the waiting ones, or subtract them with -1."""
+        """Add messages to the counts of waiting messages by topic. ``weight`` -1: subtract them."""
         if not topics:
             return
         now_ms = self._clock.now_ms()
@@ -300,9 +302,10 @@ class TimerState:
         self.metrics.data_version.advance(now_ms)
 
     def count_gone(self, hashes: Counter[int]) -> None:
-        """Subtract skipped messages from the waiting ones, by the hashes of their topics.
+        """Subtract skipped messages from the counts of waiting messages, by the hashes of their topics.
 
-        For a deleted record only the hash is known. (The reference counts its whole timer log again once a day.)
+        The hash is the only known value of a deleted record. (The reference counts its whole timer log again once a
+        day.)
         """
         waiting = {java_hash(topic): topic for topic, one in self.metrics.timing_count.items() if one.count > 0}
         self.count(Counter({waiting[one]: count for one, count in hashes.items() if one in waiting}), -1)
@@ -319,8 +322,8 @@ class TimerState:
         known.observe(seconds)
 
     def copies(self, places: Sequence[tuple[int, int]]) -> list[bytes | memoryview | None]:
-        """Return copies of records by physical offset and size; None for a deleted record. Read them in one piece if
-        they are close together."""
+        """Return copies of the records at physical offsets with their sizes; None for a deleted record. Read the
+        records in one piece if they are close together."""
         start, end, wanted = min(places)[0], sum(max(places)), sum([size for _, size in places])
         stored = None
         if len(places) > 1 and 0 < end - start <= min(4 * wanted, _SPAN_BYTES_MAX):
@@ -331,11 +334,11 @@ class TimerState:
         return [view[at - start : at - start + size] for at, size in places]
 
     def record(self, physical_offset: int, size: int) -> Record | None:
-        """Return a record of the timer topic; None if it is deleted, or if the record there is of another topic."""
+        """Return a record of the timer topic; None if it is deleted, or if the record there has another topic."""
         return self.decoded(self._store.log.copy(physical_offset, size), physical_offset)
 
     def decoded(self, stored: bytes | memoryview | None, physical_offset: int) -> Record | None:
-        """Do the same as `record` for a copy."""
+        """Do the same as `record` for a copy of the record."""
         try:
             record = None if stored is None else decode_record(stored)
         except RecordCorrupt as error:
@@ -344,7 +347,8 @@ class TimerState:
         return record if record is not None and record.topic == TIMER_TOPIC else None
 
     def _number_of(self, unit: Unit) -> int | None:
-        """Return the queue offset of a unit's message in the timer topic, for `TimerFiles.recover`; -1: deleted."""
+        """Return the queue offset of a unit's message in the timer topic; -1 if the message is deleted, None if its
+        record is missing. `TimerFiles.recover` calls this."""
         if unit.physical_offset < self._store.min_physical_offset:
             return -1
         record = self.record(unit.physical_offset, unit.size)
@@ -353,7 +357,7 @@ class TimerState:
     # ---- progress for slaves and for the files
 
     def checkpoint(self, *, is_follower: bool) -> TimerCheckpoint:
-        """Return the timer's progress. A follower returns its master's queue offset."""
+        """Return the timer's progress. A follower's progress has the queue offset of its master."""
         known, before = self.files.checkpoint, self._done_before
         if not is_follower and self.queue_offset < before.master_timer_queue_offset:  # the topic is being read again
             return msgspec.structs.replace(
@@ -373,12 +377,12 @@ class TimerState:
         )
 
     def take(self, *, is_follower: bool) -> None:
-        """Set aside the state for `write`."""
+        """Copy the state for `write`."""
         checkpoint = self.checkpoint(is_follower=is_follower)
         if not is_follower:
             checkpoint.data_version.advance(self._clock.now_ms())
         self.files.take(checkpoint)
-        # The deliveries of this state are before the current end of the log, and have to be on the disk first.
+        # The deliveries that this state covers are before the current end of the log. They must be on the disk first.
         self._taken_end = self._store.max_physical_offset
         counts = {topic: msgspec.structs.replace(one) for topic, one in self.metrics.timing_count.items()}
         self._taken_metrics = TimerMetrics(msgspec.structs.replace(self.metrics.data_version), counts)
@@ -386,13 +390,14 @@ class TimerState:
 
     @property
     def is_durable(self) -> bool:
-        """Return True if the records of the state set aside are on the disk."""
+        """Return True if the records that the copied state covers are on the disk."""
         return self._store.durable_offset >= self._taken_end
 
     def write(self) -> None:
-        """Write the state set aside, in any thread. Raises OSError: the disk refused; the next call tries again."""
+        """Write the copied state. Any thread may call this. Raises OSError: the disk refused. The next call tries
+        again."""
         self.files.write()
-        # After the files: a start counts again if the stored counts do not belong to the timer log.
+        # Write the counts last: a start counts again if the stored counts do not belong to the timer log.
         metrics = self._taken_metrics
         if metrics.data_version.counter != self._written_counter:
             self._metrics_file.save(metrics)
@@ -408,7 +413,7 @@ class Late(enum.Enum):
 
 
 class Enqueue:
-    """The enqueueing of messages on the wheel. ``deliver`` stores a message in its real topic, or raises Refused."""
+    """The part that puts messages on the wheel. ``deliver``: stores a message in its real topic, or raises Refused."""
 
     def __init__(
         self, state: TimerState, store: MessageStore, settings: StoreSettings, deliver: Callable[[Record], None]
@@ -421,8 +426,8 @@ class Enqueue:
         self._ahead: list[tuple[int, str, Unit]] = []
 
     def run(self, end_offset: int | None) -> bool:
-        """Enqueue the next chunk of the timer topic. Return whether there was one. Raises Refused: the rest of the
-        chunk has to be retried. ``end_offset``: the queue offset of the master that this broker follows."""
+        """Enqueue the next chunk of the timer topic. Return True if there was a chunk. ``end_offset``: the queue offset
+        of the master that this broker follows. Raises Refused: the rest of the chunk has to be retried."""
         state = self._state
         count = _CHUNK if end_offset is None else min(_CHUNK, end_offset - state.queue_offset)
         entries = self._store.entries(TIMER_TOPIC, 0, state.queue_offset, count_max=count) if count > 0 else []
@@ -435,7 +440,7 @@ class Enqueue:
         return bool(entries)
 
     def _properties(self, entries: list[_Entry]) -> list[bytes]:
-        """Return the properties of records; empty for a deleted record."""
+        """Return the properties of each record; empty for a deleted record."""
         copies = self._state.copies([(at, size) for _, at, size, _ in entries]) if entries else []
         return [b"" if copy is None else record_properties(memoryview(copy)) for copy in copies]
 
@@ -458,8 +463,8 @@ class Enqueue:
         if time_ms < state.write_ms and self.late is Late.NEXT:
             time_ms = state.write_ms
         if time_ms < state.write_ms and self.late is Late.PUT:
-            # First put the earlier messages on the wheel and move the position: if this message is refused, they must
-            # not be put on the wheel twice.
+            # First put the earlier messages on the wheel and move the position: if this message is refused, a retry
+            # must not put the earlier messages on the wheel again.
             self._add()
             state.read_up_to(following - 1)
             record = None if is_marker else state.record(physical_offset, size)
@@ -468,7 +473,7 @@ class Enqueue:
             state.read_up_to(following)
             return
         slot_ms = self._slot_for(time_ms)
-        # At a slave the delay may be negative: late messages go on the wheel, too (`Late.KEPT`).
+        # At a slave the delay may be negative, because late messages are put on the wheel, too (`Late.KEPT`).
         assert slot_ms - state.write_ms <= _DELAY_MS_MAX, "the delay fits into the 32 bits of a unit"
         magic = PLAIN | (ROLL if slot_ms != time_ms else 0) | (DELETE if is_marker else 0)
         unit = Unit(NONE, magic, state.write_ms, slot_ms - state.write_ms, physical_offset, size, hashed)
@@ -483,24 +488,24 @@ class Enqueue:
             except OSError as error:
                 raise Refused(f"timer log: errno {error.errno} {error.strerror}") from error
             assert 0 < count <= len(ahead), "each write puts at least one message on the wheel"
-            # Move the position after each part: a retry must not put its messages on the wheel twice.
+            # Move the position after each part: a retry must not put its messages on the wheel again.
             state.read_up_to(ahead[count - 1][0])
             added = ahead[:count]
             del ahead[:count]
             markers = Counter([name for _, name, unit in added if unit.magic & DELETE])
             plain = Counter([name for _, name, unit in added if not unit.magic & DELETE])
-            if self.late is not Late.KEPT:  # a slave has its master's counts
+            if self.late is not Late.KEPT:  # a slave copies the counts of its master
                 state.count(plain)
                 state.count(markers, -1)
             state.enqueued += plain + markers
 
     def _slot_for(self, time_ms: int) -> int:
-        """Return the time of the slot for a message: its own, or an earlier one."""
+        """Return the time of the slot for a message: its own time, or an earlier time if the message is rolled."""
         state = self._state
         excess_ms = time_ms - state.write_ms - self._window * state.precision_ms
         if excess_ms < 0:
             return time_ms
-        # Use half a window if the next stage would otherwise be too short.
+        # Use half a window if the next stage would be shorter than a third of a window.
         slots = self._window // 2 if excess_ms < self._window // 3 * state.precision_ms else self._window
         return state.write_ms + slots * state.precision_ms
 
@@ -511,8 +516,10 @@ class Enqueue:
 
 
 def roll_window_slots(settings: StoreSettings) -> int:
-    """Return the largest number of slots that a message is ahead on the wheel: ``timerRollWindowSlot``, but at most two
-    thirds of the retention of log files (``fileReservedTime``), so that its record still exists when it is due.
+    """Return the largest number of slots between a message on the wheel and the current second.
+
+    This is ``timerRollWindowSlot``, but at most two thirds of the retention of log files (``fileReservedTime``). Then
+    the record of a message still exists when the message is due.
     """
     kept = settings.file_reserved_hours * _HOUR_MS * 2 // 3 // settings.timer_precision_ms
     return min(settings.timer_roll_window_slots, _DELAY_MS_MAX // settings.timer_precision_ms, kept or _DELAY_MS_MAX)

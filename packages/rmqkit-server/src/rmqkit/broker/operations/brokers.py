@@ -1,15 +1,16 @@
-"""Requests of operators about the broker itself: its state, its settings, and its missing parts.
+"""Requests of operators about the broker itself: its state, its settings, and unsupported parts.
 
 ``mqadmin clusterList`` and ``brokerStatus`` show GET_BROKER_RUNTIME_INFO (28). Every value is a text.
-Requests are handled as they arrive, without the queue of a thread pool. So the size of a queue is the number of
-requests whose answers wait, for disk and slaves or for messages (``CAPACITIES``: the maximum), and no request waits at
-its head. Puts wait for no lock of the page cache, and dispatched entries are not buffered (`ALWAYS`).
+Requests are handled when they arrive, without the queue of a thread pool. So the reported size of a queue is the number
+of requests that wait for disk, slaves or messages before they are answered. ``CAPACITIES`` has the maximum sizes. The
+head wait time of a queue is always 0. Puts do not wait for a lock of the page cache, and dispatched entries are not
+buffered (`ALWAYS`).
 
 GET_BROKER_CONFIG (26) and UPDATE_BROKER_CONFIG (25) show and change the settings. Every change sets a new version,
 which is part of the answer.
 
-Requests for parts that rmqkit does not have are refused like unknown requests, with the reason in the remark. Where
-the reference refuses requests for a part that is off by default, the answer is the reference's.
+Requests for parts that rmqkit does not have are refused like unknown requests, with the reason in the remark. If the
+reference refuses such a request because the part is off by default, the answer is the same as the reference's.
 Source: remoting.md §4, §4.4, §6.6; behaviour.md §9.9.
 """
 
@@ -44,7 +45,7 @@ from rmqkit.unused import unused_notes
 
 CAPACITIES = {"pull": HELD_MAX, "litePull": HELD_MAX, "send": WAITING_MAX, "query": WAITING_MAX, "ack": WAITING_MAX}
 
-# The values that apply unless another value is known.
+# The values of a runtime table that apply unless another value is known.
 ALWAYS = {
     **{f"{pool}ThreadPoolQueueCapacity": str(count) for pool, count in CAPACITIES.items()},
     **{f"{pool}ThreadPoolQueueSize": "0" for pool in CAPACITIES},
@@ -59,7 +60,7 @@ _RATES = {"putTps": "puts", "getFoundTps": "found", "getMissTps": "missed", "get
 
 
 class RuntimeInfoHandlers(Handlers[OperationsContext]):
-    """The handler of the broker's current state."""
+    """The handler that returns the broker's current state."""
 
     def __init__(self, context: OperationsContext) -> None:
         super().__init__(context)
@@ -69,7 +70,7 @@ class RuntimeInfoHandlers(Handlers[OperationsContext]):
     @answers(RequestCode.GET_BROKER_RUNTIME_INFO)
     def runtime_info(self, connection: Connection, command: Command) -> Command:
         table = (
-            # In this order: known values replace the default values.
+            # Join them in this order: known values replace the default values.
             ALWAYS | self._process() | self._counted() | self._puts() | self._delayed() | self._log() | self._disks()
         )
         return reply(command, body=msgspec.json.encode(KVTable(dict(sorted(table.items())))))
@@ -84,7 +85,7 @@ class RuntimeInfoHandlers(Handlers[OperationsContext]):
         }
 
     def _counted(self) -> dict[str, str]:
-        """Return counts of messages put and got. Totals are since the start and without system topics."""
+        """Return counts of messages that were put and got. Totals begin at the start and exclude system topics."""
         statistics, answered = self._context.statistics, dict[str, str]()
         for way in ("Put", "Get"):
             days = statistics.days(f"BROKER_{way.upper()}_NUMS_WITHOUT_SYSTEM_TOPIC")
@@ -95,7 +96,7 @@ class RuntimeInfoHandlers(Handlers[OperationsContext]):
         return answered | {key: _rates_text(several) for key, several in rates.items()}
 
     def _puts(self) -> dict[str, str]:
-        """Return counts and durations of all puts since the start, also into system topics."""
+        """Return counts and durations of all puts since the start, including puts into system topics."""
         statistics, settings = self._context.statistics, self._context.settings
         times, count, size = statistics.put_times, statistics.put_count, statistics.put_bytes
         waiting = 0 if self._context.durability is None else self._context.durability.waiting_count
@@ -162,7 +163,7 @@ def _rates_text(rates: Iterable[float]) -> str:
 
 
 def earliest_store_time(store: MessageStore) -> int:
-    """Return when the oldest message was stored, or -1 without messages."""
+    """Return the store time of the oldest message in ms since the epoch, or -1 without messages."""
     offset = store.min_physical_offset
     record = store.log.record_at(offset) if offset >= 0 else None
     try:
@@ -172,12 +173,12 @@ def earliest_store_time(store: MessageStore) -> int:
 
 
 def disk_ratio(path: Path) -> float:
-    """Return the used part of a disk, rounded up to percent."""
+    """Return the used part of a disk as a ratio, rounded up to whole percents."""
     return used_percent(path) / 100
 
 
 def run_time_text(ms: float) -> str:
-    """Return how long the broker runs: ``[ 0 days, 0 hours, 7 minutes, 11 seconds ]``."""
+    """Return the run time of the broker as a text: ``[ 0 days, 0 hours, 7 minutes, 11 seconds ]``."""
     minutes, seconds = divmod(int(ms // 1000), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
@@ -203,7 +204,7 @@ class ConfigHandlers(Handlers[OperationsContext]):
 
     @answers(RequestCode.UPDATE_BROKER_CONFIG, admins_only=True, lane="administration")
     def update_config(self, connection: Connection, command: Command) -> Command:
-        """Change hot settings; the file is written before the answer."""
+        """Change hot settings. The file is written before the answer."""
         black_list = self._context.settings.config_black_list
         return change_settings(self._configuration, command, black_list, WITHOUT_EFFECT)
 
@@ -217,7 +218,7 @@ class ConfigHandlers(Handlers[OperationsContext]):
 _NO_COLD_DATA = "rmqkit does not slow down consumers that read old data"
 _NO_ROCKSDB = "rmqkit keeps consume queues in files and tables in config/*.json, not in RocksDB"
 
-# The reasons for refusing requests that Apache's broker answers.
+# The reasons to refuse requests that Apache's broker answers.
 REASONS: dict[int, str] = {
     RequestCode.UPDATE_COLD_DATA_FLOW_CTR_CONFIG: _NO_COLD_DATA,
     RequestCode.REMOVE_COLD_DATA_FLOW_CTR_CONFIG: _NO_COLD_DATA,
@@ -233,11 +234,11 @@ _ENGINE_OF_FILES = "F"
 
 
 class UnsupportedHandlers(Handlers[OperationsContext]):
-    """The refusals of unsupported requests. They have to be registered last, for the codes without a handler."""
+    """The handlers that refuse unsupported requests. Register them last: they handle only codes without a handler."""
 
     def register(self, dispatch: Router) -> None:
         super().register(dispatch)
-        # Only codes without a handler so far.
+        # Register only codes without a handler.
         for code in REASONS.keys() - dispatch.codes:
             dispatch.register(code, self.refuse)
 
@@ -246,7 +247,7 @@ class UnsupportedHandlers(Handlers[OperationsContext]):
 
     @answers(RequestCode.SWITCH_TIMER_ENGINE)
     def timer_engine(self, connection: Connection, command: Command) -> Command:
-        """Accept a switch to the only engine, which uses files (``F``)."""
+        """Accept a switch to the engine that uses files (``F``), which is the only engine. Refuse other engines."""
         engine = decode_fields(command).get(_ENGINE_TYPE)
         if not engine:
             return reply(command, ResponseCode.INVALID_PARAMETER, "param error, extFields is null")

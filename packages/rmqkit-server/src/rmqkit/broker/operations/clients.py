@@ -1,9 +1,9 @@
 """Clients: their heartbeats, the members of groups, queue locks, and requests that the broker relays to clients.
 
-Clients send codes 34, 35, 38, 41 and 42 (``ClientManageProcessor``, ``ConsumerManageProcessor``); tools send 203, 204,
-223, 307, 309 and 328. A relay forwards a request to a client and its answer back (``Broker2Client``). The timeout is
-10 s, or 5 s for several clients. The reference relays no requests to clients older than 3.1.8 (2014); rmqkit treats
-them like all other clients.
+Clients send codes 34, 35, 38, 41 and 42 (``ClientManageProcessor``, ``ConsumerManageProcessor``). Tools send 203, 204,
+223, 307, 309 and 328. The broker relays a tool's request to a client, and returns the client's answer
+(``Broker2Client``). The timeout is 10 s, or 5 s for several clients. The reference does not relay requests to clients
+older than 3.1.8 (2014). rmqkit treats them like all other clients.
 
 Source: remoting.md §4.3.4, §4.4, §4.5, §9.3; behaviour.md §2.6, §2.7, §8.15.
 """
@@ -61,8 +61,9 @@ class ClientHandlers(Handlers[OperationsContext]):
 
     @answers(RequestCode.HEART_BEAT)
     def heartbeat(self, connection: Connection, command: Command) -> Command | Awaitable[Command | None]:
-        """Register a client's groups. Skip a group that may not be created silently.
-        If a retry topic was created, the answer waits until the name servers know it: the client may ask them next."""
+        """Register a client's groups. Silently skip a group that may not be created.
+        If a retry topic was created, the answer waits until the name servers know it: the client may request its route
+        next."""
         data = decode_body(command, HeartbeatData)
         refusal = self._too_many(connection, data)
         if refusal is not None:
@@ -81,7 +82,7 @@ class ClientHandlers(Handlers[OperationsContext]):
         if _size(data) > _AT_ONCE_MAX:
             return self._heartbeat_in_slices(connection, command, data, member)
         topic_count, started_ms = len(self._context.topics), self._context.clock.monotonic_ms()
-        differ = any([*self._consumers(connection, member, data)])  # a list: any() alone would stop at the first True
+        differ = any([*self._consumers(connection, member, data)])  # a list, as any() stops at the first True
         answer = self._took_in(connection, command, data, member, differ, started_ms)
         return (
             answer
@@ -97,17 +98,18 @@ class ClientHandlers(Handlers[OperationsContext]):
             differ = differ or differs
             await now.pause_if_over()
             if not connection.is_open:
-                break  # members that are registered after the close would never be removed
+                break  # after the close, registered members would never be removed
         return await when_published(
             self._context.topics_published, self._took_in(connection, command, data, member, differ, started_ms)
         )
 
     def _consumers(self, connection: Connection, member: Member, data: HeartbeatData) -> Iterator[bool]:
-        """Register the consumers of a heartbeat one by one. Yield whether each has to send its subscriptions."""
+        """Register the consumers of a heartbeat one by one. For each, yield True if it has to send its
+        subscriptions."""
         fingerprint = data.heartbeatFingerprint
         keeps_topics = bool(fingerprint) and data.withoutSub
         for consumer in data.consumerDataSet:
-            # Skip it silently, as the reference does: the client's other groups are registered.
+            # Skip the consumer silently, like the reference. The client's other groups are registered.
             if self._context.settings.reject_pull_consumers and consumer.consume_type == CONSUME_ACTIVELY:
                 continue
             config = self._context.groups.get(consumer.group_name)
@@ -131,7 +133,7 @@ class ClientHandlers(Handlers[OperationsContext]):
         started_ms: float,
     ) -> Command:
         """Register the producers of a heartbeat and return the answer."""
-        # Consumers come first, as in the reference, whose statistics have separate times for both.
+        # The statistics have separate times for consumers and producers. Consumers are first, like in the reference.
         consumers_ms = self._context.clock.monotonic_ms()
         for producer in data.producerDataSet if connection.is_open else ():
             self._context.clients.register_producer(connection, member, producer.group_name)
@@ -141,11 +143,12 @@ class ClientHandlers(Handlers[OperationsContext]):
         )
         # A client without fingerprints always sends its subscriptions.
         changed = "true" if differ or not data.heartbeatFingerprint else "false"
-        # With the first field, clients of 5.x may omit unchanged subscriptions; the second field requests all of them.
+        # The first field allows clients of 5.x to omit unchanged subscriptions. The second field requests all
+        # subscriptions.
         return reply(command, fields={"IS_SUPPORT_HEART_BEAT_V2": "true", "IS_SUB_CHANGE": changed})
 
     def _too_many(self, connection: Connection, data: HeartbeatData) -> str | None:
-        """Return why a heartbeat has too many groups or subscriptions, or None."""
+        """Return the reason if a heartbeat has too many groups or subscriptions, or None."""
         settings = self._context.settings
         group_count = len(data.consumerDataSet) + len(data.producerDataSet)
         if group_count > settings.heartbeat_groups_max:
@@ -154,7 +157,7 @@ class ClientHandlers(Handlers[OperationsContext]):
         if count > settings.heartbeat_subscriptions_max:
             maximum = settings.heartbeat_subscriptions_max
             return f"heartbeat with {count} subscriptions: maxSubscriptionsPerHeartbeat is {maximum}"
-        # Compare names only near the limit: this sum counts known groups twice.
+        # The sum counts known groups twice, so compare the names only if it exceeds the limit.
         if self._context.clients.group_count(connection) + group_count <= settings.connection_groups_max:
             return None
         joined = self._context.clients.groups_of(connection) | {one.group_name for one in data.consumerDataSet}
@@ -167,7 +170,7 @@ class ClientHandlers(Handlers[OperationsContext]):
     def unregister(self, connection: Connection, command: Command) -> Command:
         header = decode_header_leniently(command, UnregisterClientRequest, missing={"clientID": ""})
         if header.producerGroup:
-            # Only for this connection: a client that reconnected is registered on another one.
+            # Unregister only this connection: a client that reconnected is registered on another connection.
             self._context.clients.unregister_producer(connection, header.producerGroup)
         if header.consumerGroup:
             config = self._context.groups.get(header.consumerGroup)
@@ -187,9 +190,9 @@ class ClientHandlers(Handlers[OperationsContext]):
 
     @answers(RequestCode.LOCK_BATCH_MQ)
     def lock_queues(self, connection: Connection, command: Command) -> Command | Awaitable[Command]:
-        """Lock queues for a client. Return the queues that it holds now."""
+        """Lock queues for a client. Return the queues that the client holds now."""
         body = decode_body(command, LockBody)
-        # Lock here first: the other brokers are asked only for queues that this broker grants.
+        # Lock here first: the request to the other brokers contains only queues that this broker grants.
         granted = self._context.queue_locks.lock(body.consumer_group, body.client_id, body.queues)
         if self._needs_namesakes(body):
             return self._lock_with_namesakes(command, body, granted)
@@ -209,7 +212,7 @@ class ClientHandlers(Handlers[OperationsContext]):
         """Grant queues that more than half of the brokers of this name grant (``lockInStrictMode``)."""
         asked = replace(body, queues=granted, only_this_broker=True)
         assert not body.only_this_broker, "the request comes from a client, not from a broker"
-        votes = Counter(granted)  # the own vote
+        votes = Counter(granted)  # the votes of this broker
         for answer in await self._context.ask_namesakes(lambda: _with_body(RequestCode.LOCK_BATCH_MQ, asked)):
             votes.update(decode_as(answer.payload, LockedQueues).queues)
         assert all(votes[queue] > 0 for queue in granted), "each granted queue has the own vote"
@@ -225,7 +228,7 @@ class ClientHandlers(Handlers[OperationsContext]):
         name = retry_topic(consumer.group_name)
         if self._context.topics.get(name) is not None:
             return
-        # Ordered if any of its topics is: retried messages of an ordered topic are consumed in order, too.
+        # The retry topic is ordered if any topic is: retried messages of an ordered topic are consumed in order, too.
         topics = [self._context.topics.get(data.topic) for data in consumer.subscription_data_set]
         made = self._context.topics.ensure(
             name,
@@ -238,7 +241,7 @@ class ClientHandlers(Handlers[OperationsContext]):
 
 
 def _size(data: HeartbeatData) -> int:
-    """Return the number of groups and subscriptions in a heartbeat, which is its work."""
+    """Return the number of groups and subscriptions in a heartbeat. The work for the heartbeat grows with it."""
     return len(data.consumerDataSet) + sum(len(consumer.subscription_data_set) for consumer in data.consumerDataSet)
 
 
@@ -248,7 +251,7 @@ def _with_body(code: RequestCode, body: LockBody) -> Command:
 
 _RELAY_TIMEOUT_MS = 10_000
 _STATUS_TIMEOUT_MS = 5_000
-# A missing client id in the reference's remarks.
+# The text for a missing client id in the reference's remarks.
 _NULL = {"clientId": "null"}
 
 _log = logging.getLogger(__name__)
@@ -283,7 +286,7 @@ class ConnectionHandlers(Handlers[OperationsContext]):
 
     @answers(RequestCode.GET_ALL_PRODUCER_INFO)
     def all_producers(self, connection: Connection, command: Command) -> Command:
-        # Members have monotonic times; tools compare with the wall clock of their machine.
+        # Convert the members' monotonic times to wall time: tools compare them with the clock of their machine.
         since_ms = self._context.clock.now_ms() - self._context.clock.monotonic_ms()
         table = {
             group: [
@@ -302,7 +305,7 @@ class ConnectionHandlers(Handlers[OperationsContext]):
 
     @answers(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, lane="relays")
     async def consumer_status(self, connection: Connection, command: Command) -> Command:
-        """Return the offsets on a topic that the members of a group report, without members that do not answer."""
+        """Return the offsets for a topic that the members of a group report. Members that do not answer are omitted."""
         header = decode_header_leniently(command, ConsumerStatusRequest, missing={"topic": ""})
         group = self._context.clients.consumers(header.group)
         if group is None:
@@ -324,7 +327,8 @@ class ConnectionHandlers(Handlers[OperationsContext]):
 
     @answers(RequestCode.CONSUME_MESSAGE_DIRECTLY, admins_only=True, lane="relays")
     async def consume_directly(self, connection: Connection, command: Command) -> Command:
-        """Let a consumer handle one message now. The broker adds the message and the flags of topic and group."""
+        """Let a consumer handle one message now. The broker adds the message and the flags of topic and group to the
+        request."""
         header = decode_header_leniently(command, ConsumeDirectlyRequest, missing=_NULL)
         try:
             offset = decode_offset_id(header.msg_id or "")[2]
@@ -347,7 +351,7 @@ class ConnectionHandlers(Handlers[OperationsContext]):
         if peer is None:
             return reply(command, ResponseCode.SYSTEM_ERROR, f"The Consumer <{group}> <{client_id}> not online")
         try:
-            # A new command: the opaque of the tool's request has no meaning on the member's connection.
+            # Make a new command: the opaque of the tool's request has no meaning on the member's connection.
             answer = await peer.call(Command(command.code, fields=fields, body=body), _RELAY_TIMEOUT_MS)
         except RequestTimedOut as error:
             remark = f"consumer <{group}> <{client_id}> Timeout: {error}"

@@ -68,14 +68,14 @@ class GroupHandlers(Handlers[OperationsContext]):
 
     @answers(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, admins_only=True)
     async def create_several(self, connection: Connection, command: Command) -> Command:
-        """Create or change several groups: all, or none if one of them is refused."""
+        """Create or change several groups. If one group is refused, change none."""
         return await self._put(command, decode_body(command, GroupConfigList).group_config_list)
 
     @answers(RequestCode.DELETE_SUBSCRIPTIONGROUP, admins_only=True)
     def delete(self, connection: Connection, command: Command) -> Command:
-        """Delete a group, if it exists, and its offsets, if requested."""
+        """Delete a group if it exists. Also delete its offsets if this is requested."""
         header = decode_header_leniently(command, DeleteGroupRequest)
-        # The group first: if the disk refuses, its offsets stay, too.
+        # Remove the group first: if the disk refuses, its offsets stay, too.
         self._context.groups.remove(header.group_name)
         self._context.statistics.drop_counters(group=header.group_name)
         if header.clean_offset:
@@ -84,7 +84,8 @@ class GroupHandlers(Handlers[OperationsContext]):
 
     @answers(RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN, admins_only=True)
     def forbid(self, connection: Connection, command: Command) -> Command:
-        """Forbid or allow a group to read a topic, if requested. Return whether it may read."""
+        """Forbid or allow a group to read a topic, if this is requested. ``readable`` in the answer is True if the
+        group may read the topic."""
         header = decode_header_leniently(command, GroupForbiddenRequest)
         if header.readable is not None:
             self._context.groups.forbid_reading(header.group, header.topic, is_forbidden=not header.readable)
@@ -94,20 +95,20 @@ class GroupHandlers(Handlers[OperationsContext]):
 
     @answers(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
     def all_groups(self, connection: Connection, command: Command) -> Command:
-        """Return all groups and the version of the table, which slaves copy."""
+        """Return all groups and the version of the table. Slaves copy them."""
         stored = self._context.groups.stored
         header = GroupConfigsResponse(len(stored.subscription_group_table))
         return reply(command, header=header, body=fastjson.dumps(stored))
 
     @answers(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE)
     def request_modes(self, connection: Connection, command: Command) -> Command:
-        """Return the groups that pop, from ``messageRequestMode.json``, which slaves copy."""
+        """Return the request modes of groups from ``messageRequestMode.json``. Slaves copy them."""
         modes = request_modes_file(self._context.store.root).load(MessageRequestModes) or MessageRequestModes()
         return reply(command, body=msgspec.json.encode(modes))
 
     @answers(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG)
     def group(self, connection: Connection, command: Command) -> Command:
-        """Return a group. Create an unknown one if the settings allow it."""
+        """Return a group. Create a missing group if the settings allow it."""
         config = self._context.groups.get(decode_header(command, GroupRequest).group)
         if config is None:
             return reply(command, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "No group in this broker")
@@ -115,9 +116,9 @@ class GroupHandlers(Handlers[OperationsContext]):
 
     @answers(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO)
     def groups_of_topic(self, connection: Connection, command: Command) -> Command:
-        """Return the groups that subscribe to a topic, and the groups with offsets on it."""
+        """Return the groups that subscribe to a topic or have offsets for it."""
         topic = decode_header(command, TopicRequest).topic
-        # Both: an offline group has offsets, and a new group has none.
+        # Join both: an offline group has only offsets, and a new group has only a subscription.
         groups = self._context.clients.subscribers(topic) | set(self._context.offsets.groups(topic))
         return reply(command, body=msgspec.json.encode(GroupList(sorted(groups))))
 
@@ -134,14 +135,14 @@ class GroupHandlers(Handlers[OperationsContext]):
         return reply(command, body=fastjson.dumps(body))
 
     async def _put(self, command: Command, wanted: list[SubscriptionGroupConfig]) -> Command:
-        """Create or change groups; the attributes of ``wanted`` are signed changes."""
+        """Create or change groups. The attributes of ``wanted`` are signed changes."""
         now = Slice()
-        # One list at a time, until the table has the changes: otherwise two requests could change the same old row.
+        # Only one request at a time until the table has the changes: otherwise two could change the same old row.
         async with self._altering:
             for config in wanted:
                 await now.pause_if_over()
                 fault = group_fault(config.group_name)
-                if fault is not None:  # nothing has changed yet: one write below changes all groups
+                if fault is not None:  # nothing has changed yet: all groups are written together below
                     return reply(command, ResponseCode.INVALID_PARAMETER, fault)
                 known = self._context.groups.stored.subscription_group_table.get(config.group_name)
                 current = (known.attributes or {}) if known is not None else {}
@@ -154,16 +155,16 @@ class GroupHandlers(Handlers[OperationsContext]):
         return reply(command)
 
 
-# The value for "no correction", for a group that is behind all others.
+# The value for "no correction": the offset of the compared group is the lowest.
 _NOTHING = (1 << 63) - 1
 
 
 class ProgressHandlers(Handlers[OperationsContext]):
-    """The handlers that compare the offsets of groups with their queues."""
+    """The handlers that compare the offsets of groups with the ends of their queues."""
 
     @answers(RequestCode.GET_CONSUME_STATS)
     async def of_group(self, connection: Connection, command: Command) -> Command:
-        """Return the progress of a group on its topics, or on the requested topics."""
+        """Return the progress of a group for the requested topics, or for all its topics."""
         header = decode_header(command, ConsumeStatsRequest)
         group = header.consumer_group
         asked = header.topic_list.split(";") if header.topic_list else [header.topic] if header.topic else None
@@ -175,10 +176,10 @@ class ProgressHandlers(Handlers[OperationsContext]):
 
     @answers(RequestCode.GET_BROKER_CONSUME_STATS)
     async def of_all_groups(self, connection: Connection, command: Command) -> Command:
-        """Return the progress of every group on all its topics, or on its ordered topics."""
+        """Return the progress of every group for all its topics, or only for its ordered topics."""
         header = decode_header_leniently(command, AllConsumeStatsRequest, missing={"isOrder": "false"})
         answer, now, topics_of = ConsumeStatsList(self._context.address), Slice(), self._context.offsets.topics_by_group
-        # A copy, because groups may be added while the loop runs; deleted groups have an empty answer.
+        # Copy the names, because groups may change while the loop runs. A deleted group has an empty entry.
         for group in list(self._context.groups.stored.subscription_group_table):
             several = []
             for topic in self._consumed(group, topics_of.get(group, [])):
@@ -190,12 +191,12 @@ class ProgressHandlers(Handlers[OperationsContext]):
             for one in [one for stats in several for one in stats.offset_table.values()]:
                 answer.total_diff += one.broker_offset - one.consumer_offset
                 answer.total_inflight_diff += max(0, (one.pull_offset or 0) - one.consumer_offset)
-        # Java's JSON of thousands of groups takes seconds: encode it in a thread; the table does not change any more.
+        # Encode in a thread: Java's JSON of thousands of groups takes seconds. The answer no longer changes.
         return reply(command, body=await asyncio.to_thread(fastjson.dumps, answer))
 
     @answers(RequestCode.QUERY_CONSUME_TIME_SPAN)
     async def time_spans(self, connection: Connection, command: Command) -> Command:
-        """Return, for each queue, the store times of its oldest, newest and last consumed message, and the delay."""
+        """Return the store times of the oldest, newest and last consumed message of each queue, and the delay."""
         header = decode_header_leniently(command, TimeSpanRequest, missing={"group": ""})
         topic = self._context.topics.get(header.topic)
         if topic is None:
@@ -208,8 +209,8 @@ class ProgressHandlers(Handlers[OperationsContext]):
 
     @answers(RequestCode.QUERY_CORRECTION_OFFSET)
     def corrections(self, connection: Connection, command: Command) -> Command:
-        """Return, for each queue, the lowest offset of the groups; `_NOTHING` if the compared group's is lower.
-        Groups in the filter are ignored; Apache's broker also removes their offsets."""
+        """Return the lowest offset of the groups for each queue; `_NOTHING` if the compared group's offset is lower.
+        Groups in the filter are ignored. (Apache's broker also removes their offsets.)"""
         header = decode_header_leniently(command, CorrectionOffsetRequest, missing={"compareGroup": ""})
         left_out = (header.filter_groups or "").split(",")
         lowest: dict[int, int] = {}
@@ -217,7 +218,7 @@ class ProgressHandlers(Handlers[OperationsContext]):
             for queue_id, offset in (
                 self._context.offsets.queues(group, header.topic).items() if group not in left_out else ()
             ):
-                # Ignore offsets before the first message: they are of abandoned groups.
+                # Ignore offsets before the first message: they belong to abandoned groups.
                 if offset >= self._context.store.min_offset(header.topic, queue_id):
                     lowest[queue_id] = min(offset, lowest.get(queue_id, offset))
         for queue_id, offset in self._context.offsets.queues(header.compare_group, header.topic).items():
@@ -237,7 +238,8 @@ class ProgressHandlers(Handlers[OperationsContext]):
     # -- inside
 
     def _consumed(self, name: str, topics: list[str]) -> Iterator[TopicConfig]:
-        """Yield the topics that exist and that the group still subscribes to."""
+        """Yield the topics that exist and to which the group still subscribes. An offline group has no subscriptions,
+        so all its existing topics are included."""
         group = self._context.clients.consumers(name)
         for topic in topics:
             config = self._context.topics.get(topic)
@@ -256,7 +258,7 @@ class ProgressHandlers(Handlers[OperationsContext]):
             consumed = max(0, self._context.offsets.get(group, name, queue_id) or 0)
             newest_ms = self._context.store.store_time_at(name, queue_id, consumed - 1) if consumed else 0
             table[MessageQueue(name, self._context.settings.broker_name, queue_id)] = ConsumeOffsets(
-                # Read it after the consumed offset: otherwise a group that keeps up could be ahead.
+                # Read the end after the consumed offset: otherwise the consumed offset could be greater.
                 broker_offset=self._context.store.max_offset(name, queue_id),
                 consumer_offset=consumed,
                 pull_offset=max(consumed, self._context.offsets.pull_offset(group, name, queue_id)),

@@ -1,9 +1,9 @@
-"""Offsets of groups and delay levels, bounds of queues: codes 14, 15, 29, 30, 31, 32, 43, 45, 60, 61, 202;
-resets of groups by an operator: codes 222 (reset by time or offset) and 314 (clone).
+"""Offsets of groups and delay levels, bounds of queues: codes 14, 15, 29, 30, 31, 32, 43, 45, 60, 61, 202.
+Resets of groups by an operator: codes 222 (reset by time or offset) and 314 (clone).
 
-By default the broker resets a group itself (``useServerSideResetOffset``): it redirects held and later pulls of a queue
-to the target until the owner of the queue follows, and ignores commits of clients before that. Otherwise it notifies
-every client of the group (code 220, one-way), and the clients reset their offsets.
+By default the broker resets a group itself (``useServerSideResetOffset``). Until the owner of a queue follows the
+reset, the broker redirects held and later pulls of the queue to the target, and ignores commits of clients. Otherwise
+the broker notifies every client of the group (code 220, one-way), and the clients reset their offsets.
 
 Source: remoting.md §4.3.3, §4.4, §6.4.9, §10.6; behaviour.md §5.2, §5.3, §5.4, §9.9.
 """
@@ -50,7 +50,8 @@ class OffsetHandlers(Handlers[OperationsContext]):
     @answers(RequestCode.QUERY_CONSUMER_OFFSET)
     @by_global_number
     def query(self, connection: Connection, command: Command) -> Command:
-        """Return the committed offset; without one, 0 if a new group gets every message (`_starts_at_0`)."""
+        """Return the committed offset. If there is none, return 0 if a new group gets every message
+        (`_starts_at_0`)."""
         header = decode_header_leniently(command, QueryConsumerOffsetRequest, drops_unreadable=False)
         offset = self._context.offsets.get(header.consumer_group, header.topic, header.queue_id)
         if offset is not None and offset >= 0:
@@ -64,11 +65,11 @@ class OffsetHandlers(Handlers[OperationsContext]):
         return reply(command, ResponseCode.QUERY_NOT_FOUND, remark)
 
     def _starts_at_0(self, topic: str, queue_id: int) -> bool:
-        """Return True if a new group gets every message of a queue, also a group that wants to start at the end.
+        """Return True if a new group gets every message of a queue, even if it wants to start at the end.
 
-        That is the case if message 0 is in memory, as in the reference, or if the queue is empty. The reference returns
-        no offset for an empty queue. The client then requests the maximum, and skips the messages that arrive before
-        that request: 29 of 600 with the Java client 4.9.3.
+        This is the case if message 0 is in memory, like in the reference, or if the queue is empty. The reference
+        returns no offset for an empty queue. The client then requests the maximum offset and skips the messages that
+        arrive before this request: 29 of 600 with the Java client 4.9.3.
         """
         low, high = self._context.store.bounds(topic, queue_id)
         if low > 0 or high > 0:
@@ -79,9 +80,9 @@ class OffsetHandlers(Handlers[OperationsContext]):
     @answers(RequestCode.UPDATE_CONSUMER_OFFSET)
     @by_global_number
     def update(self, connection: Connection, command: Command) -> Command:
-        """Commit an offset. After a reset by an operator, commits are ignored until the client's next pull."""
+        """Commit an offset. After a reset by an operator, commits are ignored while the reset is pending."""
         header = decode_header_leniently(command, UpdateConsumerOffsetRequest)
-        # Not with `get`, which might create a deleted group again, for the last commit of a leaving client.
+        # Use `in`: `get` might create a deleted group again for the last commit of a leaving client.
         if header.consumer_group not in self._context.groups:
             remark = f"Group {header.consumer_group} not exist!"
             return reply(command, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, remark)
@@ -91,7 +92,7 @@ class OffsetHandlers(Handlers[OperationsContext]):
             return reply(command, ResponseCode.INVALID_PARAMETER, f"QueueId is null, topic is {header.topic}")
         if header.commit_offset is None:
             return reply(command, ResponseCode.INVALID_PARAMETER, f"Offset is null, topic is {header.topic}")
-        # The client learns of the reset with its next pull: before that its commit would undo the reset.
+        # Ignore the commit: it would undo a reset that the client does not know yet. The next pull redirects it.
         if self._context.offsets.has_reset(header.consumer_group, header.topic, header.queue_id):
             return reply(command, remark="Offset has been previously reset")
         self._context.offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
@@ -106,7 +107,7 @@ class OffsetHandlers(Handlers[OperationsContext]):
     @answers(RequestCode.GET_MIN_OFFSET)
     @by_global_number
     def min_offset(self, connection: Connection, command: Command) -> Command:
-        """Return the first offset of a queue; -1 for a batch queue that is still empty, as the reference does."""
+        """Return the first offset of a queue; -1 for a batch queue that is still empty, like the reference."""
         header = decode_header(command, QueueRequest)
         offset = self._context.first_offset(header.topic, header.queue_id)
         is_empty = not offset and self._context.store.max_offset(header.topic, header.queue_id) == 0
@@ -117,10 +118,10 @@ class OffsetHandlers(Handlers[OperationsContext]):
     @answers(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP)
     @by_global_number
     def search(self, connection: Connection, command: Command) -> Command | Awaitable[Command]:
-        """Return the offset of the first message at or after a time. For the lower boundary it may be a message that
-        the log has deleted and another place has."""
+        """Return the offset of the first message at or after a time. With the lower boundary, the message may be
+        deleted from the log if another place has it."""
         header = decode_header(command, SearchOffsetRequest)
-        # 4.9 clients send no boundary, which means the lower one.
+        # 4.9 clients send no boundary, which means the lower boundary.
         upper = (header.boundary_type or "").upper() == "UPPER"
         offset = self._context.store.offset_by_time(header.topic, header.queue_id, header.timestamp, upper=upper)
         older = self._context.older
@@ -140,25 +141,26 @@ class OffsetHandlers(Handlers[OperationsContext]):
 
     @answers(RequestCode.GET_ALL_CONSUMER_OFFSET)
     async def all_offsets(self, connection: Connection, command: Command) -> Command:
-        """Return the offsets of all groups, which slaves copy."""
-        # `contents` is a copy made on the loop. A thread encodes it: Java's JSON of a large table takes seconds.
+        """Return the offsets of all groups. Slaves copy them."""
+        # Encode the copy in a thread: Java's JSON of a large table takes seconds.
         return reply(command, body=await asyncio.to_thread(fastjson.dumps, self._context.offsets.contents))
 
     @answers(RequestCode.GET_ALL_DELAY_OFFSET)
     def delay_offsets(self, connection: Connection, command: Command) -> Command:
-        """Return the offset of each delay level, which slaves copy."""
+        """Return the offset of each delay level. Slaves copy the offsets."""
         return reply(command, body=fastjson.dumps(self._context.schedule.offsets()))
 
     @answers(RequestCode.GET_TIMER_CHECK_POINT)
     def timer_checkpoint(self, connection: Connection, command: Command) -> Command:
-        """Return the timer's progress, which slaves copy."""
+        """Return the timer's progress. Slaves copy it."""
         if self._context.timer is not None:
             return reply(command, body=self._context.timer.checkpoint())
         return reply(command, ResponseCode.SYSTEM_ERROR, "The checkpoint is null")
 
     @answers(RequestCode.GET_TIMER_METRICS)
     async def timer_metrics(self, connection: Connection, command: Command) -> Command:
-        """Return the numbers of waiting timed messages by topic, which slaves copy; if requested, also by due time."""
+        """Return the numbers of waiting timed messages by topic, and, if requested, by due time. Slaves copy the
+        numbers by topic."""
         if (timer := self._context.timer) is not None:
             metrics = timer.metrics
             if decode_header(command, TimerMetricsRequest).due_within:
@@ -168,7 +170,7 @@ class OffsetHandlers(Handlers[OperationsContext]):
 
     @answers(RequestCode.GET_TOPIC_STATS_INFO)
     async def topic_bounds(self, connection: Connection, command: Command) -> Command:
-        """Return the bounds of every queue of a topic, and the store time of its newest message."""
+        """Return the bounds of every queue of a topic, and the store time of the newest message of each queue."""
         topic = decode_header(command, TopicRequest).topic
         config = self._context.topics.get(topic)
         if config is None:
@@ -184,7 +186,7 @@ class OffsetHandlers(Handlers[OperationsContext]):
         return reply(command, body=await asyncio.to_thread(fastjson.dumps, TopicStatsTable(table, rate)))
 
 
-# The reference's values for missing fields.
+# The values of the reference for missing fields.
 _NUMBERS = {"timestamp": "0", "isForce": "false"}
 
 
@@ -193,7 +195,7 @@ class ResetHandlers(Handlers[OperationsContext]):
 
     @answers(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, admins_only=True)
     async def reset(self, connection: Connection, command: Command) -> Command:
-        """Reset a group's offset of one queue of a topic, or of all. Return the new offsets."""
+        """Reset a group's offset for one queue of a topic, or for all queues. Return the new offsets."""
         header = decode_header_leniently(command, ResetOffsetRequest, missing=_NUMBERS)
         if self._context.settings.server_side_reset:
             return await self._reset_here(connection, command, header)
@@ -201,12 +203,13 @@ class ResetHandlers(Handlers[OperationsContext]):
 
     @answers(RequestCode.CLONE_GROUP_OFFSET, admins_only=True)
     def clone(self, connection: Connection, command: Command) -> Command:
-        """Copy the offsets of a group to another group, on one topic or on all.
-        Skip unknown topics. Skip topics that an online source does not subscribe to, unless ``offline`` is set."""
+        """Copy the offsets of a group to another group, for one topic or for all topics.
+        Skip unknown topics. Skip topics to which an online source group does not subscribe, unless ``offline`` is
+        set."""
         header = decode_header_leniently(command, CloneGroupOffsetRequest)
         group = self._context.clients.consumers(header.src_group)
         online = group.subscriptions if group is not None and not header.offline else None
-        # 5.4.0 copies nothing without a topic: it looks for one with an empty name.
+        # Without a topic, copy all topics. (5.4.0 copies nothing: it looks for a topic with an empty name.)
         for topic in [header.topic] if header.topic else self._context.offsets.topics(header.src_group):
             if self._context.topics.get(topic) is not None and (not online or topic in online):
                 self._context.offsets.clone(topic, source=header.src_group, target=header.dest_group)
@@ -224,7 +227,7 @@ class ResetHandlers(Handlers[OperationsContext]):
         if header.queue_id >= 0 and header.offset is not None and header.offset != -1:
             low = self._context.min_offset(header.topic, header.queue_id)
             high = self._context.store.max_offset(header.topic, header.queue_id)
-            # The reference accepts the offset after the end, too.
+            # Accept the offset after the end, too, like the reference.
             if not low <= header.offset <= high + 1:
                 remark = f"Target offset {header.offset} not in consume queue range [{low}-{high}]"
                 return reply(command, ResponseCode.SYSTEM_ERROR, remark)
@@ -232,11 +235,11 @@ class ResetHandlers(Handlers[OperationsContext]):
         else:
             queue_ids = [header.queue_id] if header.queue_id >= 0 else range(topic.write_queue_nums)
             is_end = header.timestamp < 0
-            # Search all before the first reset: if a search fails, nothing has changed.
+            # Search all offsets before the first reset: if a search fails, nothing has changed.
             targets = {queue_id: await self._offset_at(connection, header, queue_id, is_end) for queue_id in queue_ids}
         assert all(offset >= 0 for offset in targets.values()), f"no target is negative: {targets}"
         for queue_id, offset in targets.items():
-            # The reset first: the woken pull reads it.
+            # Set the reset first: the woken pull reads it.
             self._context.offsets.reset(header.group, header.topic, queue_id, offset)
             self._context.long_polling.wake(header.topic, queue_id, header.group)
             if self._context.pop is not None:
@@ -250,7 +253,7 @@ class ResetHandlers(Handlers[OperationsContext]):
             return reply(command, ResponseCode.TOPIC_NOT_EXIST, remark)
         targets: dict[int, int] = {}
         for queue_id in range(topic.write_queue_nums):
-            # Check all queues before notifying any client, so that a failed reset changes no queue.
+            # Check all queues before the first client is notified: a failed reset must not change any queue.
             committed = self._context.offsets.get(header.group, header.topic, queue_id)
             if committed is None or committed < 0:
                 remark = f"THe consumer group <{header.group}> not exist"  # the reference's spelling
@@ -269,13 +272,13 @@ class ResetHandlers(Handlers[OperationsContext]):
             topic=header.topic, group=header.group, timestamp=header.timestamp, is_force=header.is_force
         )
         for peer, member in group.members.items():
-            # The C++ client reads a list where Java reads a map with objects as keys.
+            # Send a list to C++ clients. Java clients read a map with objects as keys instead.
             content = fastjson.dumps(ResetOffsetList.of(body) if member.language == "CPP" else body)
             peer.send(request(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, for_clients, content, one_way=True))
         return reply(command, body=fastjson.dumps(body))
 
     async def _offset_at(self, connection: Connection, header: ResetOffsetRequest, queue_id: int, is_end: bool) -> int:
-        """Return the target offset of a queue. It may be of a deleted message that another place has.
+        """Return the target offset of a queue. The message at the offset may be deleted if another place has it.
         Raises PeerRefused, StoreError, OSError: the other place cannot be searched now."""
         store, older, topic = self._context.store, self._context.older, header.topic
         if is_end:

@@ -1,12 +1,13 @@
-"""Topics, and cleaning after them: codes 17, 18, 21, 215, 305, 306, 316, 329, 351 (``AdminBrokerProcessor``).
+"""Topics, and the deletion of unused data: codes 17, 18, 21, 215, 305, 306, 316, 329, 351 (``AdminBrokerProcessor``).
 
-A change is on the disk, and sent to the name servers, before the answer. Retention deletes expired files by itself; the
-cleaning codes request it now. They always succeed, unless the disk refuses.
+A change is on the disk, and sent to the name servers, before the answer. Retention deletes expired files by itself. The
+cleaning codes request this deletion now. They always succeed, unless the disk refuses.
 
-Attributes of topics and groups (``TopicAttributes``, ``SubscriptionGroupAttributes``, ``AttributeUtil``): a change is a
-map of signed names: ``+name`` → value adds or alters, ``-name`` deletes; a topic request has it as
-``+message.type=DELAY,-reserve.time``. The table has the names without signs. Texts of refusals are those of a 5.4.0
-broker. Source: remoting.md §4.3.7, §4.4; behaviour.md §5.5, §9.5, §9.9; store.md §9.2.
+A change of attributes of a topic or group is a map of signed names (``TopicAttributes``,
+``SubscriptionGroupAttributes``, ``AttributeUtil``): ``+name`` → value adds or alters an attribute, and ``-name``
+deletes an attribute. A topic request contains the map as ``+message.type=DELAY,-reserve.time``. The table has the names
+without signs. The texts of refusals are the same as in a 5.4.0 broker.
+Source: remoting.md §4.3.7, §4.4; behaviour.md §5.5, §9.5, §9.9; store.md §9.2.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _LONG = range(-(1 << 63), 1 << 63)
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """The values that an attribute may have: some words, or the integers in a range."""
+    """The values that an attribute may have: a few words, or the integers in a range."""
 
     values: tuple[str, ...] | range
     is_changeable: bool = True
@@ -72,7 +73,8 @@ GROUP_ATTRIBUTES: Mapping[str, Attribute] = {"priority.factor": Attribute(range(
 
 
 def parse_changes(text: str) -> dict[str, str]:
-    """Return signed name → value from the text of a topic request. Raises ValueError: it is malformed."""
+    """Return the changes in the text of a topic request: signed name → value. Raises ValueError: the text is
+    malformed."""
     changes: dict[str, str] = {}
     for part in filter(None, text.split(",")):
         name, equals, value = part.partition("=")
@@ -89,8 +91,8 @@ def parse_changes(text: str) -> dict[str, str]:
 def alter(
     current: Mapping[str, str], changes: Mapping[str, str], known: Mapping[str, Attribute], *, is_new: bool
 ) -> dict[str, str]:
-    """Return the attributes after a change. Raises ValueError: an unknown or fixed name, a value that is not allowed,
-    a deletion of a missing attribute."""
+    """Return the attributes after a change. Raises ValueError: a name is unknown or its attribute cannot change, a
+    value is not allowed, or a deleted attribute is missing."""
     attributes = dict(current)
     for signed, value in changes.items():
         sign, name = signed[:1], signed[1:]
@@ -103,7 +105,7 @@ def alter(
         attribute = known.get(name)
         if attribute is None:
             raise ValueError(f"unsupported key: {name}")
-        # In the reference's order, so that a change with two faults has the same answer.
+        # Check in the reference's order, so that a change with two faults has the same answer.
         if sign == "-" and name not in current:
             raise ValueError(f"attempt to delete a nonexistent key: {name}")
         if not is_new and not attribute.is_changeable:
@@ -156,7 +158,8 @@ class TopicHandlers(Handlers[OperationsContext]):
 
     @answers(RequestCode.UPDATE_AND_CREATE_STATIC_TOPIC, admins_only=True)
     async def create_static(self, connection: Connection, command: Command) -> Command:
-        """Create a topic whose queues are numbered over several brokers. The body has the queues on this broker."""
+        """Create a static topic. Its queues are numbered over several brokers, and the body has the queues on this
+        broker."""
         static, detail = self._context.topics.static, await decode_aside(command, TopicQueueMappingDetail)
         fault = static.fault(detail, force=decode_fields(command).get("force") == "true")
         if fault:
@@ -165,12 +168,12 @@ class TopicHandlers(Handlers[OperationsContext]):
 
     @answers(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, admins_only=True)
     async def create_several(self, connection: Connection, command: Command) -> Command:
-        """Create or change several topics: all, or none if one of them is refused."""
+        """Create or change several topics. If one topic is refused, change none."""
         return await self._put(command, decode_body(command, TopicConfigList).topic_config_list)
 
     @answers(RequestCode.DELETE_TOPIC_IN_BROKER, admins_only=True)
     def delete(self, connection: Connection, command: Command) -> Command:
-        """Delete a topic, if it exists, with its queues, its groups' offsets and their POP retry topics."""
+        """Delete a topic if it exists, with its queues, the offsets of its groups, and the groups' POP retry topics."""
         topic = decode_header_leniently(command, TopicRequest, missing={"topic": ""}).topic
         fault = topic_fault(topic) if not topic.strip() else self._conflict(topic)
         if fault is not None:
@@ -178,7 +181,7 @@ class TopicHandlers(Handlers[OperationsContext]):
         groups = self._context.offsets.groups(topic) if self._context.settings.deletes_retry_topics else ()
         retries = [retry_topic(f"{group}{mark}{topic}") for group in groups for mark in "_+"]
         for name in (topic, *filter(self._context.topics.get, retries)):
-            # The table first: a send in between is refused and does not create the queue again.
+            # Remove the topic from the table first: a send in between is refused and does not create the queue again.
             self._context.topics.remove(name)
             self._context.offsets.remove_topic(name)
             self._context.store.delete_topic(name)
@@ -188,10 +191,10 @@ class TopicHandlers(Handlers[OperationsContext]):
 
     @answers(RequestCode.GET_ALL_TOPIC_CONFIG)
     def all_topics(self, connection: Connection, command: Command) -> Command:
-        """Return all topics and the version of the table, which slaves copy."""
+        """Return all topics and the version of the table. Slaves copy them."""
         table = self._context.topics.snapshot()
         table.mapping_data_version = self._context.topics.static.data_version
-        # Slaves read the mapping details; the infos of `snapshot` are for name servers.
+        # Send the mapping details, which slaves read. The infos of `snapshot` are for name servers.
         table.topic_queue_mapping_info_map = {}
         table.topic_queue_mapping_detail_map = self._context.topics.static.details
         header = TopicConfigsResponse(len(table.topic_config_table))
@@ -215,13 +218,13 @@ class TopicHandlers(Handlers[OperationsContext]):
 
     @answers(RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE, admins_only=True)
     def expired_queue_files(self, connection: Connection, command: Command) -> Command:
-        """Delete queue files whose entries all point before the start of the log."""
+        """Delete queue files in which all entries point before the start of the log."""
         self._context.store.retention_round()
         return reply(command)
 
     @answers(RequestCode.DELETE_EXPIRED_COMMITLOG, admins_only=True)
     def expired_log_files(self, connection: Connection, command: Command) -> Command:
-        """Delete log files that are old enough, at any hour."""
+        """Delete expired log files now, at any hour."""
         self._context.store.retention.request()
         return reply(command)
 
@@ -230,7 +233,7 @@ class TopicHandlers(Handlers[OperationsContext]):
         """Delete the queues and offsets of topics that are not in the table, and the offsets of abandoned groups."""
         known = self._context.store.topics | self._context.offsets.all_topics
         unknown = [topic for topic in known if self._context.topics.get(topic) is None and not is_light(topic)]
-        # Light queues are not in the table, and system topics are created when they are needed: neither is unused.
+        # Skip light queues, which are never in the table, and system topics, which are created when they are needed.
         unused = [topic for topic in unknown if not self._context.topics.is_system(topic)]
         assert not any(map(self._context.topics.get, unused)), "unused topics are not in the table"
         self._context.store.delete_topic(*unused)
@@ -245,10 +248,10 @@ class TopicHandlers(Handlers[OperationsContext]):
     async def _put(
         self, command: Command, wanted: list[TopicConfig], detail: TopicQueueMappingDetail | None = None
     ) -> Command:
-        """Create or change topics that differ; the attributes of ``wanted`` are signed changes.
-        ``detail``: the queues of the topic, if it is a static one."""
+        """Create topics, or change topics that differ. The attributes of ``wanted`` are signed changes.
+        ``detail``: the queues of a static topic."""
         changed, now = [], Slice()
-        # One list at a time, until the table has the changes: otherwise two requests could change the same old row.
+        # Only one request at a time until the table has the changes: otherwise two could change the same old row.
         async with self._altering:
             for config in wanted:
                 await now.pause_if_over()
@@ -275,7 +278,7 @@ class TopicHandlers(Handlers[OperationsContext]):
                 if config != known or detail is not None:
                     changed.append(config)
         if detail is not None:
-            self._context.topics.static.put(detail)  # first: the topic is registered with it
+            self._context.topics.static.put(detail)  # put it first: the topic is registered with its mapping
         if changed:
             await self._context.topics.put_shared(*changed)
             # Tools send the next request, or a message, right after this answer and need the routes.
@@ -283,7 +286,7 @@ class TopicHandlers(Handlers[OperationsContext]):
         return reply(command)
 
     def _is_abandoned(self, topic: str, group: str) -> bool:
-        """Return True if a group is not online for a topic and its next message of every queue was deleted."""
+        """Return True if a group is not online for a topic, and its next message in every queue was deleted."""
         online = self._context.clients.consumers(group)
         if online is not None and topic in online.subscriptions:
             return False

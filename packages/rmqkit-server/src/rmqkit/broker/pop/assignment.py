@@ -9,8 +9,8 @@ pops, sharing with all (default)     queue -1 of every broker, which means all o
 pops, ``popShareQueueNum`` n         its share and the shares of the next n members
 ===================================  =================================================================================
 
-The modes are in ``messageRequestMode.json``; retry topics are always pulled. A client that this broker does not know
-gets nothing. Source: behaviour.md §4.15; remoting.md §4.6.1.
+The file ``messageRequestMode.json`` stores the modes. Retry topics are always pulled. A client that this broker does
+not know gets an answer without a list of queues. Source: behaviour.md §4.15; remoting.md §4.6.1.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ class PopAssignmentHandlers(Handlers[PopContext]):
         """Return the queues of one client of a group."""
         asked = decode_body(command, QueryAssignmentBody)
         group = self._context.clients.consumers(asked.consumer_group)
-        # All brokers and the clients that assign queues by themselves have to use the same order.
+        # Sorted: all brokers, and clients that assign queues themselves, have to use the same order.
         client_ids = sorted({member.client_id for member in group.members.values()}) if group is not None else []
         strategy = _STRATEGIES.get(asked.strategy_name)
         if strategy is None:
             remark = f"strategy {asked.strategy_name} is not supported: use {' or '.join(_STRATEGIES)}"
             return reply(command, ResponseCode.SYSTEM_ERROR, remark)
         if asked.client_id not in client_ids:
-            # Not an empty list: Apache's client then drops all queues. Without a list it keeps its queues.
+            # Send no list: without a list Apache's client keeps its queues. For an empty list it drops all queues.
             return reply(command, body=b"{}")
         wanted = self._mode(asked.topic, asked.consumer_group)
         queues, is_pop = await self._queues(asked.topic), wanted.mode == RequestMode.POP.value
@@ -81,7 +81,7 @@ class PopAssignmentHandlers(Handlers[PopContext]):
 
     @answers(RequestCode.SET_MESSAGE_REQUEST_MODE, admins_only=True)
     def set_mode(self, connection: Connection, command: Command) -> Command:
-        """Set whether a group pops or pulls a topic. The file is written before the answer."""
+        """Set whether a group pops or pulls a topic. The broker writes the file before it answers."""
         wanted = decode_body(command, MessageRequestMode)
         if wanted.topic.startswith(RETRY_PREFIX):
             return reply(command, ResponseCode.NO_PERMISSION, "retry topic is not allowed to set mode")
@@ -101,7 +101,7 @@ class PopAssignmentHandlers(Handlers[PopContext]):
         return self._file.load(MessageRequestModes) or MessageRequestModes()
 
     def _mode(self, topic: str, group: str) -> MessageRequestMode:
-        """Return how a group reads a topic. Retry topics are always pulled."""
+        """Return the mode in which a group reads a topic. Retry topics are always pulled."""
         if topic.startswith(RETRY_PREFIX):
             return MessageRequestMode(topic=topic, consumer_group=group)
         known = self._modes().message_request_mode_map.get(topic, {}).get(group)
@@ -113,7 +113,7 @@ class PopAssignmentHandlers(Handlers[PopContext]):
         )
 
     async def _queues(self, topic: str) -> list[MessageQueue]:
-        """Return the readable queues of a topic: of the brokers that the name servers know, and of this broker."""
+        """Return the readable queues of a topic at all brokers that the name servers know, and at this broker."""
         counts = {data.broker_name: data for route in await self._routes(topic) for data in route.queue_datas}
         found = {name: data.read_queue_nums for name, data in counts.items() if data.perm & Permission.READ}
         # The broker's own table is newer: name servers receive a change with the next registration.

@@ -1,27 +1,27 @@
 """Check points and acks of popped messages (``PopBufferMergeService``, the reading part of ``PopReviveService``).
 
-A pop stores one *check point* per queue in the revive topic before its messages leave. Acks that arrive together are
-stored after it with one write, as one record per pop. Pending check points are also in memory, so the broker reads the
-revive topic only when it starts: after the offset of the group CID_RMQ_SYS_REVIVE_GROUP, which is the offset of the
-last record before all pending records.
+A pop stores one *check point* per queue in the revive topic before its messages are sent. Acks that arrive together are
+stored with one write, as one record per pop. Pending check points are also in memory, so the broker reads the revive
+topic only when it starts. It begins after the committed offset of the group CID_RMQ_SYS_REVIVE_GROUP, which is the
+offset of the last record before all pending records.
 
 ============================  =======================================================================================
-other than the reference      why
+difference from reference     details
 ============================  =======================================================================================
-records go to the revive      the due times are in memory, so no timer is needed. Apache's broker can read such a
-topic at once, not through    store: it waits for the time in the check point
+records go directly to the    the due times are in memory, so no timer is needed. Apache's broker can read such a
+revive topic, not through     store: it waits for the time in the check point
 the timer wheel
-``enablePopBufferMerge``      delays only acks, for a moment: after a kill -9 these messages are redelivered. A check
-                              point is always stored
+``enablePopBufferMerge``      delays only acks, for a moment: after a kill -9 the messages of delayed acks are
+                              redelivered. Check points are never delayed
 acks without a pending pop    are not stored
 ============================  =======================================================================================
 
-`PopWriteBatch` stores the records of all pops and acks of one loop tick, at its end. When the check point is stored,
-the group's offset moves and the messages leave. Until then the next pop of the queue begins at
-`PopWriteBatch.next_offsets`. So a crash in between neither delivers nor loses a message, and messages whose check point
-the store refuses are popped again.
+`PopWriteBatch` stores the records of all pops and acks of one loop tick at the end of the tick. When a check point is
+stored, the group's offset moves and the messages are sent. Until then, the next pop of the queue begins at
+`PopWriteBatch.next_offsets`. A crash in between neither delivers nor loses a message. If the store refuses a check
+point, its messages are popped again.
 
-Under ASYNC_FLUSH a crash loses only the writes that the operating system loses. Loop only.
+With ASYNC_FLUSH a crash loses only the writes that the operating system loses. Loop only.
 Source: behaviour.md §4.7 to §4.10, §4.12.
 """
 
@@ -120,42 +120,44 @@ class CheckPointStore:
 
     @property
     def pending(self) -> dict[AckKey, set[int]]:
-        """The offsets that are not acknowledged, by the key of their pop."""
+        """The unacknowledged offsets by the key of their pop."""
         return {key: set(one.left) for key, one in self._table.items()}
 
     def load(self, queue_count: int, *, offsets_at_ms: int, groups_at_ms: int) -> None:
-        """Read the pending check points from an open store.
+        """Read the pending check points from the store, which is open.
 
-        ``offsets_at_ms``: when the groups' offsets were written. Messages that were popped since then (before a crash)
-        are not popped again, but are redelivered when their time is over. ``groups_at_ms``: when the groups were
-        written. A group that popped since then is created again: a deleted group would not get its messages.
+        ``offsets_at_ms``: the time when the groups' offsets were last written. Messages that were popped after this
+        time, before a crash, are not popped again but are redelivered when their invisible time is over.
+        ``groups_at_ms``: the time when the groups were last written. A group that popped after this time is created
+        again: without the group its messages would not be redelivered.
         """
         self._offsets_at_ms, self._groups_at_ms = offsets_at_ms, groups_at_ms
         self._revive_queue_ids = itertools.cycle(range(queue_count))
         for queue_id in range(queue_count):
             committed = self._offsets.get(REVIVE_GROUP, self._topic, queue_id)
             low = self._store.min_offset(self._topic, queue_id)
-            # As in Apache's revive service, the committed offset is that of the last completed record: read from the
-            # next record.
+            # The committed offset is the offset of the last completed record, as in Apache's revive service. Read from
+            # the next record.
             self._read[queue_id] = low if committed is None else max(low, committed + 1)
             self._queues[queue_id] = {}
         self._committed.clear()
-        # Reset the times afterwards: when `follow` runs again, groups and offsets are newer than all records it reads.
+        # Reset the times after this call: later calls of `follow` read only records that are older than both tables.
         self.follow()
         self._offsets_at_ms = self._groups_at_ms = _NEVER_MS
 
     def has_queue(self, queue_id: int) -> bool:
-        """Return True if the revive topic has a queue."""
+        """Return True if the revive topic has this queue."""
         return queue_id in self._queues
 
     def next_queue(self) -> int:
-        """Return the revive queue of the next pop."""
+        """Return the revive queue id for the next pop."""
         return next(self._revive_queue_ids)
 
     def add(
         self, topic: str, group: str, queue_id: int, offsets: list[int], *, pop_time: int, invisible_ms: int, queue: int
     ) -> PutResult:
-        """Store that messages were popped; they may leave afterwards. The arguments are those of `new`."""
+        """Make and store a check point of popped messages, which may be sent afterwards. The arguments are those of
+        `new`."""
         one = self.new(topic, group, queue_id, offsets, pop_time=pop_time, invisible_ms=invisible_ms, queue=queue)
         return self.store([one], {})[0][0]
 
@@ -172,15 +174,16 @@ class CheckPointStore:
         before: int = -1,
         after: int = -1,
     ) -> NewCheckPoint:
-        """Make a check point of popped messages, which are in flight from now on. The caller has to `store` it next.
-        ``queue``: of the revive topic. The caller ensures that no other pop has the same key (`is_taken`).
-        ``before``, ``after``: the group's offset before the pop and after it; `store` moves the offset."""
+        """Make a check point of popped messages. The messages are in flight from now on, and the caller has to `store`
+        the check point next. The caller also ensures that no other pop has the same key (`is_taken`).
+        ``queue``: the queue id of the revive topic. ``before``, ``after``: the group's offset before and after the pop.
+        `store` moves the offset."""
         start, due_ms = offsets[0], pop_time + invisible_ms
         key, queue_key = (topic, group, queue_id, start, pop_time), (topic, group, queue_id)
         pending = InFlightPop(key, queue_key, set(offsets), due_ms, queue, -1)
         assert key not in self._table, "pending pops have different keys"
         assert key not in self._unwritten, "no unwritten acks of another pop have this key"
-        # Make the record first: it raises ValueError for names that no record can hold, and then nothing may change.
+        # Make the record first: it raises ValueError for names that a record cannot hold, and then nothing may change.
         message = self._records.check_point(pending, offsets, invisible_ms)
         self._count_in(pending)
         return NewCheckPoint(pending, message, before, after)
@@ -188,9 +191,9 @@ class CheckPointStore:
     def store(
         self, new: list[NewCheckPoint], acks: Mapping[AckKey, Iterable[int]]
     ) -> tuple[list[PutResult], list[PutResult | None]]:
-        """Store check points, and after them the acks of some pops, all with one write.
-        If a check point is refused, the later check points of its queue are refused, too: the group's offset does not
-        move. Return one result per check point, and one per pop, like `ack`."""
+        """Store check points, and after them the acks of some pops, with one write.
+        If a check point is refused, later check points of its queue are refused, too, because the group's offset does
+        not move. Return one result per check point, and one result per pop as in `ack`."""
         merges = self._settings.pop_buffer_merge
         left = [self._left(key, offsets) for key, offsets in acks.items()]
         messages = [one.message for one in new]
@@ -205,7 +208,7 @@ class CheckPointStore:
             self._marked(one, put)
             if put.status is not _OK:
                 refused[one.pending.queue_key] = put
-        # Check points come before acks in the run: an ack must never be read before its pop.
+        # Check points are before acks in the run: a reader must never find an ack before its check point.
         following = iter(run[len(new) :]) if run is not None else map(self._put, messages[len(new) :])
         results: list[PutResult | None] = []
         for pending, offsets in left:
@@ -215,37 +218,38 @@ class CheckPointStore:
             elif pending is not None:
                 ended = next(following)
                 self._count_acks(pending, len(offsets), ended.status)
-                # Otherwise the client gets an error. The message stays in flight and is redelivered later.
+                # If the ack is refused, the client gets an error. The message stays in flight and is redelivered later.
                 if ended.status is _OK:
                     self._done(pending, offsets)
             results.append(ended)
         return puts, results
 
     def withdraw(self, new: Iterable[NewCheckPoint]) -> None:
-        """Drop check points that were not stored: their messages are not sent."""
-        # `store` may have failed half way: stored check points stay in flight, and refused ones are out already.
+        """Drop check points that were not stored. Their messages are not sent."""
+        # `store` may have failed half way: stored check points stay in flight, and refused check points are removed
+        # already.
         for pending in [one.pending for one in new]:
             if pending.revive_offset < 0 and self._table.get(pending.key) is pending:
                 self._count_out(pending, len(pending.left))
 
     def is_taken(self, topic: str, group: str, queue_id: int, start_offset: int, pop_time: int) -> bool:
-        """Return True if a pending pop, or a pop with unwritten acks, has this key. Acks could not tell them apart."""
+        """Return True if a pending pop, or a pop with unwritten acks, has this key. An ack finds its pop by the key."""
         key = topic, group, queue_id, start_offset, pop_time
         return key in self._table or key in self._unwritten
 
     def ack(self, acks: Mapping[AckKey, Iterable[int]]) -> list[PutResult | None]:
-        """Store that messages of some pops are consumed. Return one result per pop: None if there is nothing to store,
-        or not yet (``enablePopBufferMerge``)."""
+        """Store that messages of some pops are consumed. Return one result per pop. A result is None if nothing was
+        stored: no message is pending, or the ack is delayed (``enablePopBufferMerge``)."""
         return self.store([], acks)[1]
 
     @property
     def buffered(self) -> tuple[int, int]:
-        """The number of check points with unwritten acks, and of these acks."""
+        """The number of check points with unwritten acks, and the number of unwritten acks."""
         return len(self._unwritten), sum(len(pending.unwritten) for pending in self._unwritten.values())
 
     @property
     def late(self) -> dict[int, tuple[int, int]]:
-        """The number of overdue check points of each revive queue, and by how many ms the oldest is overdue."""
+        """The number of overdue check points, and the ms since the oldest due time, by revive queue."""
         late = dict.fromkeys(self._queues, (0, 0))
         for pending, late_ms in self._expiry.late():
             count, ms = late[pending.revive_queue_id]
@@ -255,17 +259,18 @@ class CheckPointStore:
     def revived(self, pending: InFlightPop, offsets: list[int]) -> None:
         """Remove redelivered or deleted messages from a pop.
 
-        If the store refuses the record, `write_acks` stores it later: without it the messages would be redelivered
-        again after a restart.
+        If the store refuses the ack record, `write_acks` stores it later. Without the record the messages would be
+        redelivered again after a restart.
         """
-        # After the put into the retry topic: a crash in between repeats a message but loses none.
+        # Callers put the messages into the retry topic first: a crash in between repeats a message, but loses none.
         put = self._put(self._records.ack(pending, offsets))
         self._done(pending, offsets)
         if put.status is not _OK:
             self._write_later(pending, offsets)
 
     def due(self) -> Iterator[InFlightPop]:
-        """Yield the due check points, each until all its messages are `revived` or it is postponed."""
+        """Yield the due check points. A check point stays due until all its messages are `revived` or it is
+        postponed."""
         return self._expiry.due()
 
     def postpone(self, pending: InFlightPop, ms: int) -> None:
@@ -273,7 +278,7 @@ class CheckPointStore:
         self._expiry.postpone(pending, ms)
 
     def follow(self) -> None:
-        """Read the records that were in the revive topic at the start, or that other programs have put there.
+        """Read the records that are in the revive topic at the start, and records that other programs put there later.
         Do nothing while acks are unwritten: completed check points of this broker would become pending again."""
         if self._unwritten:
             return
@@ -282,13 +287,13 @@ class CheckPointStore:
                 found = self._store.get(self._topic, queue_id, position, count_max=_READ_COUNT)
                 for raw in found.records:
                     self._read_one(queue_id, raw)
-                # A read without progress would loop for ever; the next call tries again.
+                # Stop if a read makes no progress, to avoid an endless loop. The next call tries again.
                 if found.next_begin_offset <= position:
                     break
                 self._read[queue_id] = position = found.next_begin_offset
 
     def write_acks(self) -> None:
-        """Store the delayed acks. Acks that the store refuses remain for the next call."""
+        """Store the delayed acks. The next call retries acks that the store refuses."""
         started_ms = self._clock.monotonic_ms()
         several = list(self._unwritten.values())
         puts = self._put_all([self._records.ack(pending, pending.unwritten) for pending in several])
@@ -303,7 +308,7 @@ class CheckPointStore:
         unwritten = {queue: min(those) for queue, those in _by_queue(self._unwritten.values()).items()}
         for queue_id, waiting in self._queues.items():
             end = min(next(iter(waiting), self._read[queue_id]), unwritten.get(queue_id, self._read[queue_id]))
-            # A restart reads from here: a lower offset repeats messages, a higher one loses them.
+            # A restart reads from this offset: a lower offset repeats messages, a higher offset loses messages.
             assert self._committed.get(queue_id, 0) <= end <= self._read[queue_id], "the revive offset never falls"
             self._committed[queue_id] = end
             if end and self._offsets.get(REVIVE_GROUP, self._topic, queue_id) != end - 1:
@@ -321,13 +326,14 @@ class CheckPointStore:
     # -- inside
 
     def _left(self, key: AckKey, offsets: Iterable[int]) -> tuple[InFlightPop | None, list[int]]:
-        """Return the pop of acknowledged messages, or None, and the offsets among them that are pending."""
+        """Return the pop with this key, and the offsets that are still pending. Return None and no offsets if no offset
+        is pending."""
         pending = self._table.get(key)
-        # Before it is stored, no client has its handle: an ack with a guessed handle would end a pop that may still
-        # be refused.
+        # No client has the handle before the check point is stored. An ack with a guessed handle would complete a pop
+        # that may still be refused.
         if pending is None or pending.revive_offset < 0:
             return None, []
-        # Only pending offsets: a repeated ack, or an ack of a redelivered message, is not stored again.
+        # Select only pending offsets: a repeated ack, or an ack of a redelivered message, is not stored again.
         left = sorted(pending.left.intersection(offsets))
         return (pending, left) if left else (None, left)
 
@@ -339,12 +345,12 @@ class CheckPointStore:
         if put.status is not _OK:
             return self._count_out(pending, len(pending.left))
         assert put.queue_offset >= 0, "a stored record has an offset"
-        # It must not become due earlier: a restart would lose a check point without a record.
+        # Schedule the check point only when it is stored: a restart would lose a check point without a record.
         pending.revive_offset = put.queue_offset
         self._wait_for(pending)
         if (
             one.after != one.before and self._offsets.get(group, topic, queue_id) == one.before
-        ):  # unless it was set meanwhile
+        ):  # unless the offset was set meanwhile
             self._offsets.commit(group, topic, queue_id, one.after)
         return None
 
@@ -371,7 +377,7 @@ class CheckPointStore:
         return put
 
     def _put_all(self, messages: list[InnerMessage]) -> list[PutResult]:
-        """Put messages with one write, or one by one if the store does not accept them together."""
+        """Put messages with one write. If the store does not accept them together, put them one by one."""
         run = self._put_run(messages) if len(messages) > 1 else None
         return [self._put(message) for message in messages] if run is None else run
 
@@ -383,15 +389,15 @@ class CheckPointStore:
         read, results = self._read, list[PutResult]()
         for one in run:
             queue_offset = one.queue_offset
-            if read.get(one.queue_id) == queue_offset:  # as `_know`
+            if read.get(one.queue_id) == queue_offset:  # like `_know`, without the call
                 read[one.queue_id] = queue_offset + 1
             results.append(PutResult(_OK, one.physical_offset, one.physical_offset + one.size, queue_offset))
         return results
 
     def _know(self, queue_id: int, queue_offset: int) -> None:
-        """Move the read position past a record that this broker put, when it is the next one."""
-        # A gap holds other programs' records, such as check points of Apache's broker that the timer delivers.
-        # `follow` reads these records, and this record again, which changes nothing.
+        """Move the read position past a record that this broker put, if the record is the next one to read."""
+        # A gap before the record contains records of other programs, such as check points of Apache's broker that the
+        # timer delivers. `follow` reads these records, and this record again, which changes nothing.
         if queue_offset == self._read.get(queue_id):
             self._read[queue_id] += 1
 
@@ -402,7 +408,7 @@ class CheckPointStore:
             if tag == CHECK_POINT_TAG.encode():
                 check_point = _read_check_point(record.body)
                 if check_point.pop_time > min(self._groups_at_ms, self._offsets_at_ms):
-                    # `get` creates the group that the crash lost: a deleted group would not get its messages.
+                    # `get` creates a group that the crash lost. Without the group its messages would be dropped.
                     self._groups.get(check_point.group)
                 if check_point.pop_time > self._offsets_at_ms:
                     self._take_offset(check_point)
@@ -416,17 +422,17 @@ class CheckPointStore:
         """Move the group's offset to the end of a pop that happened after the offsets were written."""
         end = popped.start_offset + max(popped.diffs or [popped.count - 1]) + 1
         committed = self._offsets.get(popped.group, popped.topic, popped.queue_id)
-        # Forward only: messages in flight must not be popped a second time before their time is over.
+        # Move only forward: messages in flight must not be popped again before their invisible time is over.
         if committed is None or committed < end:
             self._offsets.commit(popped.group, popped.topic, popped.queue_id, end)
 
     def _load(self, popped: PopCheckPoint, left: set[int], revive_queue_id: int, revive_offset: int) -> None:
-        """Make a check point pending that was read from the revive topic."""
+        """Add a check point that was read from the revive topic to the pending check points."""
         topic, group, queue_id, pop_time = popped.topic, popped.group, popped.queue_id, popped.pop_time
         key = (topic, group, queue_id, popped.start_offset, pop_time)
-        # The clock was set back since a pop with a future pop time: its invisible time begins now.
+        # If the pop time is in the future, the clock was set back since the pop: start its invisible time now.
         due_ms = min(pop_time, self._clock.now_ms()) + popped.invisible_time
-        # `follow` may read this broker's own record after another program's: count it only once as in flight.
+        # `follow` may read a record that this broker put, after a record of another program. Count the pop only once.
         if left and key not in self._table:
             pending = InFlightPop(key, (topic, group, queue_id), left, due_ms, revive_queue_id, revive_offset)
             self._count_in(pending)
@@ -438,7 +444,7 @@ class CheckPointStore:
         self.in_flight[queue_key] = self.in_flight.get(queue_key, 0) + len(pending.left)
 
     def _count_out(self, pending: InFlightPop, count: int) -> None:
-        """Remove a pop whose last messages (``count``) are no longer in flight."""
+        """Remove a pop. ``count``: the number of its messages that were in flight until now."""
         in_flight, queue_key = self.in_flight, pending.queue_key
         in_flight[queue_key] -= count
         assert in_flight[queue_key] >= 0, "no more messages are acknowledged than were popped"
@@ -451,7 +457,7 @@ class CheckPointStore:
         waiting, revive_offset = self._queues[pending.revive_queue_id], pending.revive_offset
         is_late = waiting and next(reversed(waiting)) > revive_offset
         waiting[revive_offset] = pending
-        if is_late:  # another program's record, read after an own one: `commit` relies on the order
+        if is_late:  # a record of another program, read after a record of this broker: `commit` relies on the order
             self._queues[pending.revive_queue_id] = dict(sorted(waiting.items()))
         self._expiry.enter(pending)
 
@@ -477,24 +483,24 @@ class CheckPointStore:
 
 
 def _by_queue(several: Iterable[InFlightPop]) -> dict[int, list[int]]:
-    """Return revive offsets by revive queue."""
+    """Return the revive offsets of pops by revive queue."""
     in_order = sorted(several, key=attrgetter("revive_queue_id"))
     groups = itertools.groupby(in_order, key=attrgetter("revive_queue_id"))
     return {queue: [one.revive_offset for one in those] for queue, those in groups}
 
 
 Waiting = list[tuple[Connection, Command | list[int]]]
-"""Connections with a request to answer, or with the opaques of several requests that arrived together."""
+"""Connections with the request to answer, or with the opaques of several requests that arrived together."""
 
 AnswerAcks = Callable[[AckKey, PutResult | None, Waiting], None]
-"""A function that is called with the result of the acks of a pop: None if there was nothing to store."""
+"""A function that is called with the result of the acks of a pop. The result is None if nothing was stored."""
 
 
 class PopWriteBatch:
-    """The records of the pops and acks of one loop tick, which are stored with one write at its end.
+    """The records of the pops and acks of one loop tick. They are stored with one write at the end of the tick.
 
     Attributes:
-        next_offsets: the first unread offset per queue after the pops of this batch, which are not written yet.
+        next_offsets: the offset after the messages that this batch popped, by queue. It is not committed yet.
     """
 
     def __init__(self, check_points: CheckPointStore) -> None:
@@ -507,17 +513,17 @@ class PopWriteBatch:
         self._acks: dict[AckKey, tuple[list[int], Waiting, AnswerAcks]] = {}
 
     def pop(self, connection: Connection, new: list[NewCheckPoint], answer: Callable[[PutResult], None]) -> None:
-        """Store check points and answer with the result of the last put, or of the first refused one."""
+        """Store check points and call ``answer`` with the result of the last put, or of the first refused put."""
         assert new, "a pop without check points is answered at once"
         self._begin(connection)
-        # In the order of the requests: `end` assigns the results by position.
+        # Add them in the order of the requests: `end` assigns the results by position.
         self._new += new
         self._pop_answers.append((len(new), answer))
         for one in new:
             self.next_offsets[one.pending.queue_key] = one.after
 
     def ack(self, key: AckKey, offset: int, connection: Connection, command: Command, answer: AnswerAcks) -> None:
-        """Store that a message is consumed; acks of one pop are answered together."""
+        """Store that a message is consumed. Acks of one pop are answered together."""
         self._begin(connection)
         gathered = self._acks.get(key)
         if gathered is None:
@@ -537,8 +543,8 @@ class PopWriteBatch:
         gathered[1].append((connection, opaques))
 
     def end(self) -> None:
-        """Store and answer the requests of this tick; each connection is written once."""
-        # Empty the batch first: requests that arrive while these are answered belong to the next batch.
+        """Store and answer the requests of this tick. Write to each connection once."""
+        # Empty the batch first: requests that arrive while the answers are sent belong to the next batch.
         connections, new, pops, acks = self._connections, self._new, self._pop_answers, self._acks
         self._connections, self._new, self._pop_answers, self._acks = {}, [], [], {}
         try:
@@ -549,7 +555,7 @@ class PopWriteBatch:
             puts, acked = [failed] * len(new), [failed] * len(acks)
             self._check_points.withdraw(new)
         assert (len(puts), len(acked)) == (len(new), len(acks)), "each request has one answer"
-        # Only now are the groups' offsets moved to where the next pops begin. Refused messages are popped again.
+        # `store` has moved the groups' offsets. Messages of refused check points are popped again.
         self.next_offsets.clear()
         for connection in connections:
             connection.cork()

@@ -3,20 +3,21 @@
 ===============================  =====================================================================================
 request                          work of the handler
 ===============================  =====================================================================================
-POP_MESSAGE                      pops messages of one queue or of all of a topic, and of the group's retry topics
+POP_MESSAGE                      pops messages of one queue or all queues of a topic, and of the group's retry topics
                                  (`rmqkit.broker.pop.read`); answers when their check points are in the log (SYNC_FLUSH:
                                  on the disk), or waits for a message
-PEEK_MESSAGE                     reads the same messages and leaves no trace
+PEEK_MESSAGE                     reads the same messages and changes nothing
 NOTIFICATION, POLLING_INFO       return whether there is a message to pop, and how many pops wait for a queue
 ACK_MESSAGE, BATCH_ACK_MESSAGE   store which messages are consumed: all acks of one loop tick with one write, the acks
                                  of one pop as one record
 CHANGE_MESSAGE_INVISIBLETIME     stores a new check point, then an ack of the old one
 ===============================  =====================================================================================
 
-A handle names a message. An answer waits until its records are in the log (SYNC_FLUSH: on the disk, SYNC_MASTER: at the
-slaves). An ack of a message that is not pending any more needs no record, but also waits for the records in the log
-before it. Messages that were popped in order have no check point: their acks move the group's offset. Records are
-slices of the log; the broker rewrites records of retry topics with their original topic and their handle (POP_CK).
+A handle identifies a popped message. An answer waits until its records are in the log (SYNC_FLUSH: on the disk,
+SYNC_MASTER: at the slaves). An ack of a message that is not pending any more stores no record. Its answer still waits
+until the earlier records of the log are safe. Messages that were popped in order have no check point: their acks move
+the group's offset. Records in an answer are slices of the log. Only records of retry topics are rewritten, with their
+original topic and their handle (POP_CK).
 Source: behaviour.md §4.6, §4.8, §4.10, §4.11, §4.14; remoting.md §4.6.1.
 """
 
@@ -66,13 +67,13 @@ __all__ = ["PopAckHandlers", "PopHandlers"]
 _log = logging.getLogger(__name__)
 
 _COUNT_MAX = 32
-_READ = int(Permission.READ)  # an operation with the member itself costs two calls, reading it one
+_READ = int(Permission.READ)  # an operation with the enum member costs two calls, and reading it one call
 _OK = PutStatus.OK
 _LATE_MS = 500
 # Up to this size a copy costs less than a write of several pieces.
 _COPIED_BYTES_MAX = 256 << 10
 NO_REMARK = "not set any response code"
-"""The remark of the reference's answers when it sets no other remark."""
+"""The remark of an answer for which the reference sets no other remark."""
 _NOTHING = "NO_MESSAGE_IN_QUEUE"
 
 _POPPING, _PEEKING = "pop message", "peeking message"
@@ -88,23 +89,24 @@ class PopHandlerBase(Handlers[PopContext]):
         self._pop: PopService = context.pop
         self._context = context
         self._is_plain = context.durability is None and context.counts is None
-        """True if no answer has to wait and none is measured."""
+        """True if answers never wait and are not measured."""
 
     @property
     def _busy(self) -> Refusal | None:
-        """The reason why no message may be put that has to wait until it is safe, or None."""
+        """The reason to refuse a request that puts messages now, or None. The reasons are too few slaves, or too many
+        answers that wait."""
         durability = self._context.durability
         if durability is None or not (durability.is_full or durability.lacks_replicas):
             return None
         return NOT_ENOUGH_REPLICAS if durability.lacks_replicas else (ResponseCode.SYSTEM_BUSY, OVERLOADED)
 
     def _is_safe(self, end_offset: int) -> bool:
-        """Return True if the log is safe up to an offset, so that an answer need not wait; 0: nothing was put."""
+        """Return True if the log is safe up to an offset, so that no answer has to wait. Offset 0: nothing was put."""
         return not end_offset or self._context.durability is None or self._context.durability.has(end_offset)
 
     def _when_safe(self, end_offset: int, answer: Callable[[Refusal | None], None], *, answers: int = 1) -> None:
-        """Answer as soon as the log is safe up to an offset, or with the reason why it was not safe in time. Then the
-        popped messages are redelivered when their time is over, and a client has to repeat its ack."""
+        """Call ``answer`` as soon as the log is safe up to an offset, or with a refusal if it is not safe in time.
+        After a refusal, popped messages are redelivered when their time is over, and a client has to repeat its ack."""
         durability = self._context.durability
         if durability is None or self._is_safe(end_offset):
             return answer(None)
@@ -116,12 +118,12 @@ class PopHandlerBase(Handlers[PopContext]):
 
 
 class PopHandlers(PopHandlerBase):
-    """The handlers of pops: popped messages are hidden from the group until they are acknowledged or their time is
-    over."""
+    """The handlers of pops. Popped messages are hidden from the group until they are acknowledged or their invisible
+    time is over."""
 
     @answers(RequestCode.POP_MESSAGE)
     def pop(self, connection: Connection, command: Command) -> Command | Awaitable[Command | None] | None:
-        """Return messages, or None while the request waits for messages or for its check points to be stored."""
+        """Return messages, or None if the request waits for messages or until its check points are stored."""
         header = decode_header_leniently(command, PopMessageRequest, drops_unreadable=False)
         if header.exp_type == SQL92 and needs_parser():
             return when_prepared(connection, lambda: self.pop(connection, command))
@@ -144,7 +146,7 @@ class PopHandlers(PopHandlerBase):
 
     @answers(RequestCode.PEEK_MESSAGE)
     def peek(self, connection: Connection, command: Command) -> Command:
-        """Return messages that a pop would return, without popping them."""
+        """Return the messages that a pop would return, without popping them."""
         header = decode_header_leniently(command, PeekMessageRequest, drops_unreadable=False)
         refusal = self._place_refusal(connection, header, _PEEKING)
         if refusal is not None:
@@ -179,16 +181,16 @@ class PopHandlers(PopHandlerBase):
     def _refusal(
         self, connection: Connection, header: PopMessageRequest | NotificationRequest, what: str
     ) -> Refusal | None:
-        """Return why a request is refused, or None. The checks have the reference's order."""
-        now_ms = self._context.clock.now_ms()  # not the clock of pops: it is compared with the client's clock
-        # A request without a time is treated as made now: with 0 it would be refused as too late.
+        """Return the reason to refuse a request, or None. The checks run in the reference's order."""
+        now_ms = self._context.clock.now_ms()  # the wall clock, not the clock of pops: the client sent its wall time
+        # Use the current time for a request without a time: with 0 it would be refused as too late.
         header.born_time = header.born_time or now_ms
         if now_ms - header.born_time - header.poll_time > _LATE_MS:
             return ResponseCode.POLLING_TIMEOUT, f"the broker[{self._context.identity.ip}] {what} is timeout too much"
         return self._place_refusal(connection, header, what)
 
     def _place_refusal(self, connection: Connection, header: PollingInfoRequest, what: str) -> Refusal | None:
-        """Return why topic or group refuse a request, or None. They may change while a request waits."""
+        """Return the reason why topic or group do not allow a request, or None. Both may change while it waits."""
         return self._topic_refusal(connection, header, what) or self._group_refusal(header.consumer_group)
 
     def _topic_refusal(self, connection: Connection, header: PollingInfoRequest, what: str) -> Refusal | None:
@@ -223,8 +225,8 @@ class PopHandlers(PopHandlerBase):
         wanted: PullFilter,
         missing: Missing,
     ) -> Awaitable[Command | None]:
-        """Pop messages that have to be fetched first.
-        The answer raises PeerRefused, StoreError, OSError: the messages cannot be fetched."""
+        """Fetch messages from another place, then pop them.
+        The awaitable raises PeerRefused, StoreError, OSError: the messages cannot be fetched."""
 
         def read(fetched: Fetched) -> Command | Missing | None:
             # Topic, group and log may have changed meanwhile.
@@ -256,7 +258,7 @@ class PopHandlers(PopHandlerBase):
         may_hold: bool,
         fetched: Fetched | None = None,
     ) -> Command | Missing | None:
-        """Pop once: answer, hold the request, or return the messages that have to be fetched first."""
+        """Pop once. Return the answer, None if the request is held, or the messages to fetch first."""
         read = PopRead(self._context, header, count=header.max_msg_nums, wanted=wanted, fetched=fetched)
         missing = read.pop(header)
         if missing is not None:
@@ -264,7 +266,7 @@ class PopHandlers(PopHandlerBase):
         if not read.records:
             if fetched is None:
                 return self._wait(connection, command, header, wanted, read, may_hold=may_hold)
-            # Another pop of the group was quicker, or no message passes the filter: continue with the next messages.
+            # Another pop took the fetched messages, or none of them passes the filter: continue with the next messages.
             return self._pop_once(connection, command, header, wanted, may_hold=may_hold)
         if read.rest:
             self._pop.waiting.wake(header.topic, header.consumer_group, header.queue_id)
@@ -284,8 +286,8 @@ class PopHandlers(PopHandlerBase):
         *,
         may_hold: bool,
     ) -> Command | None:
-        """Hold a pop that found nothing, or answer it."""
-        # After this code clients pop again at once. After POLLING_FULL below they wait for a second.
+        """Hold a pop that found nothing, or return its answer."""
+        # A client pops again immediately after POLLING_TIMEOUT, but waits for a second after POLLING_FULL.
         if not may_hold or header.poll_time <= 0:
             return reply(command, ResponseCode.POLLING_TIMEOUT, _NOTHING, header=read.answer(header))
 
@@ -360,7 +362,7 @@ class PopHandlers(PopHandlerBase):
             is_tagged = wanted.codes is None or arrival.tags_code in wanted.codes
             return is_tagged and (wanted.wants is None or wanted.wants(arrival))
 
-        # The request's time is by the client's clock, so calculate with the remaining time and not with its end.
+        # The request's times are by the client's clock, so use the remaining time instead of the end time.
         left_ms = min(header.poll_time, header.born_time + header.poll_time - self._context.clock.now_ms())
         until_ms = self._pop.clock.now_ms() + left_ms
         return polling.hold(
@@ -378,7 +380,7 @@ class PopAckHandlers(PopHandlerBase):
         self._latest: tuple[str, PopHandle | None] = "", None
 
     def register(self, router: Router) -> None:
-        """Register the handlers; acks of one read are handled together."""
+        """Register the handlers. Acks that arrive with one read are handled together."""
         super().register(router)
         router.take_acks = self._take_all
 
@@ -391,7 +393,7 @@ class PopAckHandlers(PopHandlerBase):
             return reply(command, *refusal)
         handle = self._handle_of(header.extra_info)
         topic, group, queue_id = header.topic, header.consumer_group, header.queue_id
-        # The reference accepts the offset after the last message, too; no message in flight has it.
+        # Also accept the offset after the last message, like the reference. No message in flight has this offset.
         low, high = self._context.store.bounds(topic, queue_id)
         if not low <= header.offset <= high and not self._context.store.is_older(topic, queue_id, header.offset):
             remark = f"offset is illegal, key:{topic}@{queue_id}, commit:{header.offset}, store:{low}~{high}"
@@ -404,7 +406,7 @@ class PopAckHandlers(PopHandlerBase):
 
     @answers(RequestCode.BATCH_ACK_MESSAGE)
     def ack_several(self, connection: Connection, command: Command) -> Command | None:
-        """Store that messages of several pops are consumed; messages that are not in flight are ignored."""
+        """Store that messages of several pops are consumed. Messages that are not in flight are ignored."""
         acks = decode_body(command, BatchAckBody).acks if command.payload else []
         if not acks:
             return reply(command, ResponseCode.NO_MESSAGE)
@@ -418,7 +420,7 @@ class PopAckHandlers(PopHandlerBase):
 
     @answers(RequestCode.CHANGE_MESSAGE_INVISIBLETIME)
     def change(self, connection: Connection, command: Command) -> Command | None:
-        """Change the time at which a message is redelivered; answer with the parts of its new handle."""
+        """Change the time at which a message is redelivered. The answer has the parts of the new handle."""
         header = decode_header_leniently(command, ChangeInvisibleTimeRequest, drops_unreadable=False)
         nothing = ChangeInvisibleTimeResponse()
         refusal = self._refusal(connection, header)
@@ -436,12 +438,12 @@ class PopAckHandlers(PopHandlerBase):
     # -- inside
 
     def _take_all(self, connection: Connection, pops: list[AckedOffsets]) -> bool:
-        """Do the same as `ack` for requests that arrived together. Return False and do nothing if one of them has to be
-        handled alone."""
+        """Do the same as `ack` for requests that arrived together. Return False and do nothing if any of them has to
+        be handled alone."""
         if not self._is_plain:
             return False
         try:
-            # Check all before accepting the first: after False each is handled alone, and none may be answered twice.
+            # Check all requests first: after False each is handled alone, and no request may be answered twice.
             for topic, _, queue_id, _, _, revive_queue_id, offsets, _ in pops:
                 config = self._context.topics.get(topic)
                 if config is None or queue_id >= config.read_queue_nums or revive_queue_id == ORDER_REVIVE_QUEUE:
@@ -487,7 +489,7 @@ class PopAckHandlers(PopHandlerBase):
         return ResponseCode.SUCCESS, ""
 
     def _take_batch(self, ack: BatchAck, pending: dict[AckKey, list[int]]) -> None:
-        """Handle acks of messages that were popped in order at once, and add the other acks to ``pending``."""
+        """Store acks of messages that were popped in order immediately. Add other acks to ``pending``."""
         topic = ack.topic
         if ack.retry != NORMAL_TOPIC:
             topic = pop_retry_topic(ack.group, topic, "+" if ack.retry == RETRY_TOPIC_V2 else "_")
@@ -507,9 +509,9 @@ class PopAckHandlers(PopHandlerBase):
         check_points, pop_time = self._pop.check_points, self._pop.clock.now_ms()
         while check_points.is_taken(topic, group, queue_id, offset, pop_time):
             pop_time += 1
-        # The client's queue id may be that of a broker with more queues: a check point there would never be read.
+        # The handle may name a queue that this broker does not have: a check point there would never be read.
         queue = handle.revive_queue_id if check_points.has_queue(handle.revive_queue_id) else check_points.next_queue()
-        # Store the new check point before the old one's ack: a crash in between repeats a message but loses none.
+        # Store the new check point before the ack of the old one: a crash in between repeats a message, but loses none.
         put = check_points.add(
             topic, group, queue_id, [offset], pop_time=pop_time, invisible_ms=header.invisible_time, queue=queue
         )
@@ -527,7 +529,7 @@ class PopAckHandlers(PopHandlerBase):
             return reply(command, remark=NO_REMARK, header=ChangeInvisibleTimeResponse())
         visible_at_ms = self._pop.clock.now_ms() + header.invisible_time
         self._pop.orders.change(topic, group, queue_id, header.offset, handle.pop_time, visible_at_ms)
-        self._pop.waiting.wake(topic, group, queue_id)  # so that it recalculates when to retry
+        self._pop.waiting.wake(topic, group, queue_id)  # the woken pop sets its retry time again
         answer = ChangeInvisibleTimeResponse(
             pop_time=handle.pop_time,
             invisible_time=visible_at_ms - handle.pop_time,
@@ -536,9 +538,10 @@ class PopAckHandlers(PopHandlerBase):
         return reply(command, remark=NO_REMARK, header=answer)
 
     def _handle_of(self, text: str) -> PopHandle:
-        """Return the decoded handle of an ack. The message's own offset, its eighth word, is in the header, too.
+        """Return the decoded handle of an ack.
 
-        The acks of a pop arrive together and have the same beginning, so the last handle is cached.
+        The acks of a pop often arrive together, and their handles differ only in the eighth word, the message's offset.
+        The request's header has this offset, too, so the last decoded handle is cached and used again.
         """
         latest, handle = self._latest
         own = text[len(latest) :]
@@ -550,7 +553,7 @@ class PopAckHandlers(PopHandlerBase):
         return handle
 
     def _answer_acks(self, key: AckKey, put: PutResult | None, waiting: Waiting) -> None:
-        """Answer the acks of a pop."""
+        """Answer the acks of one pop."""
         count = 0
         is_stored = put is None or put.status is _OK
         for connection, asked in waiting:
@@ -569,10 +572,10 @@ class PopAckHandlers(PopHandlerBase):
     def _answer_stored(
         self, puts: Iterable[PutResult | None], waiting: Waiting, success: Command | None = None
     ) -> None:
-        """Answer requests when all their records are safe."""
+        """Answer requests when all their records are safe, or immediately with an error if a record was refused."""
         end_offset, refusal = 0, None
         for put in puts:
-            if put is None:  # the ack is in the log already, unless acks are delayed
+            if put is None:  # nothing was stored: the ack is in the log already, or acks are delayed
                 end_offset = (
                     end_offset if self._context.settings.pop_buffer_merge else self._context.store.max_physical_offset
                 )

@@ -1,14 +1,14 @@
-"""The pops in flight of a broker: their state, the time at which their messages are redelivered, and their records.
+"""The in-flight pops of a broker: their state, the time at which their messages are redelivered, and their records.
 
-Due times are grouped in slots of `_SLOT_MS`, and the slots are in a heap. Most check points are acknowledged and leave
-their slot long before it is due. `PopCounts` counts for Prometheus:
+Due times are grouped in slots of `_SLOT_MS`, and a heap holds the slots. Most check points are acknowledged and leave
+their slot long before the slot is due. `PopCounts` holds the counters for Prometheus:
 
 ==========================  ==========================================================================================
-``…_in_message_total``      check points, and messages that were acknowledged
-``…_out_message_total``     completed check points and acknowledged messages. The difference of the check points in
-                            both metrics is the number of pending ones. (Apache's broker counts all records that its
-                            revive service reads, and some of them twice)
-``…_lag``, ``…_latency``    overdue check points that are not revived yet, and how late the oldest is
+``…_in_message_total``      check points and acknowledged messages
+``…_out_message_total``     completed check points and acknowledged messages. Subtract the check points of this metric
+                            from those of the other to get the pending check points. (Apache's broker counts all
+                            records that its revive service reads, and some of them twice)
+``…_lag``, ``…_latency``    overdue check points that are not revived yet, and by how many ms the oldest is overdue
 ==========================  ==========================================================================================
 
 Loop only. Source: behaviour.md §4.9, §4.12, §9.10.
@@ -48,7 +48,8 @@ __all__ = [
 CHECK_POINT_TAG, ACK_TAG, ACKS_TAG = "ck", "ack", "bAck"
 _write = msgspec.json.Encoder().encode
 _PROPERTIES = {
-    # Apache's broker takes the time from the newest record with this property: without any, nothing becomes due.
+    # Apache's broker reads the current time from TIMER_DELIVER_MS of the newest record. Without the property, nothing
+    # becomes due there.
     tag: encode_properties({TIMER_DELIVER_MS: "%d", "UNIQ_KEY": "%s", "TAGS": tag}).decode()
     for tag in (CHECK_POINT_TAG, ACK_TAG, ACKS_TAG)
 }
@@ -56,7 +57,7 @@ _PROPERTIES = {
 _SLOT_MS = 100
 CHECK_POINT, ACK = "CK", "ACK"
 """The kinds of records in metrics."""
-_OK = PutStatus.OK  # reading an enumeration member costs a call, and so does a Counter's ``+=``
+_OK = PutStatus.OK  # reading an enumeration member costs a call, and so does ``+=`` on a Counter
 
 AckKey = tuple[str, str, int, int, int]
 """The key of a pop in acks: topic, group, queue id, start offset, pop time."""
@@ -65,14 +66,14 @@ QueueKey = tuple[str, str, int]
 """Topic, group and queue id."""
 
 
-# Compared by identity: it is a key in slots while `left` changes.
+# Compared by identity (eq=False): slots use the pop as a key while `left` changes.
 class InFlightPop(Struct, eq=False):
-    """One pop of one queue whose messages are not all acknowledged (a check point, in memory).
+    """One pop of one queue that still has unacknowledged messages. This is a check point in memory.
 
     Attributes:
         key: the key of the pop in acks.
         left: the queue offsets of the messages that are not acknowledged.
-        due_ms: when these messages are redelivered, ms since the epoch.
+        due_ms: the time at which these messages are redelivered, ms since the epoch.
         revive_offset: the offset of the check point in the revive queue, -1 until it is stored.
         unwritten: offsets of acknowledged messages whose acks are not stored yet.
     """
@@ -83,7 +84,7 @@ class InFlightPop(Struct, eq=False):
     due_ms: int
     revive_queue_id: int
     revive_offset: int
-    # msgspec makes a new list for each pop from an empty default.
+    # msgspec copies an empty default list for each pop.
     unwritten: list[int] = []
 
     @property
@@ -121,15 +122,15 @@ class ExpiryWheel:
         self._numbers: list[int] = []
 
     def due(self) -> Iterator[InFlightPop]:
-        """Yield the due check points. The caller removes or postpones each of them; otherwise the check point becomes
-        due again a moment later, after the others."""
+        """Yield the due check points. The caller removes or postpones each check point. A check point that the caller
+        leaves becomes due again a moment later, after the other check points."""
         end, numbers = self._clock.now_ms() // _SLOT_MS, self._numbers
-        # Only slots that are over: a message may be redelivered a little late, but not early.
+        # Read only slots that are over: a message may be redelivered a little late, but not early.
         while numbers and numbers[0] < end:
             slot = self._slots[numbers[0]]
             if slot:
                 pending = next(iter(slot))
-                # Postpone before the yield: a caller that fails with it must not get it again at once, for ever.
+                # Postpone before the yield: otherwise a caller that fails would get the same check point in a loop.
                 self.postpone(pending, _SLOT_MS)
                 assert pending not in slot, "a yielded check point is in a later slot"
                 yield pending
@@ -137,7 +138,7 @@ class ExpiryWheel:
                 del self._slots[heapq.heappop(numbers)]
 
     def late(self) -> Iterator[tuple[InFlightPop, int]]:
-        """Yield the overdue check points, and by how many ms each is overdue."""
+        """Yield each overdue check point and the number of ms since its due time."""
         now_ms = self._clock.now_ms()
         for slot in [slot for number, slot in self._slots.items() if number * _SLOT_MS <= now_ms]:
             yield from ((pending, now_ms - pending.due_ms) for pending in slot if pending.due_ms < now_ms)
@@ -145,12 +146,12 @@ class ExpiryWheel:
     def postpone(self, pending: InFlightPop, ms: int) -> None:
         """Make a check point due later, even if the clock was set back."""
         self.leave(pending)
-        # Change the time between `leave` and `enter`: both find the slot by it.
+        # Change the due time between `leave` and `enter`: both compute the slot from the due time.
         pending.due_ms = max(pending.due_ms, self._clock.now_ms()) + ms
         self.enter(pending)
 
     def enter(self, pending: InFlightPop) -> None:
-        """Add an in-flight pop to the slot of its due time."""
+        """Add an in-flight pop to its slot, which follows from its due time."""
         number = pending.due_ms // _SLOT_MS
         slot = self._slots.get(number)
         if slot is None:
@@ -166,8 +167,8 @@ class ExpiryWheel:
 
 
 class ReviveRecords:
-    """The maker of the revive topic's records: check points (tag ``ck``), acks of one message (``ack``) and of several
-    messages of one pop (``bAck``). Apache's broker can read the records."""
+    """The factory of the revive topic's records. The records are check points (tag ``ck``), acks of one message (tag
+    ``ack``) and acks of several messages of one pop (tag ``bAck``). Apache's broker can read the records."""
 
     def __init__(self, topic: str, settings: BrokerSettings, clock: Clock, store_host: bytes) -> None:
         self._topic = topic
@@ -176,7 +177,7 @@ class ReviveRecords:
         self._store_host = store_host
 
     def check_point(self, pending: InFlightPop, offsets: list[int], invisible_ms: int) -> InnerMessage:
-        """Return the check point record of a pop whose messages have these offsets."""
+        """Return the check point record of a pop. ``offsets``: the offsets of the popped messages."""
         topic, group, queue_id, start, pop_time = pending.key
         assert all(offset >= start for offset in offsets), "no offset is less than the start offset"
         name = self._settings.broker_name
@@ -196,11 +197,10 @@ class ReviveRecords:
         return self._message(pending.revive_queue_id, CHECK_POINT_TAG, unique_key, _write(check_point))
 
     def ack(self, pending: InFlightPop, offsets: list[int]) -> InnerMessage:
-        """Return the ack record of messages of a pop."""
+        """Return the record that acknowledges some messages of a pop."""
         assert offsets, "an ack has at least one offset"
         topic, group, queue_id, start, pop_time = pending.key
-        # Apache's broker reads one offset for the tag `ack` and a list for `bAck`, and merges both into the check
-        # point's bits.
+        # Apache's broker expects one offset with the tag `ack` and a list of offsets with the tag `bAck`.
         name, is_one = self._settings.broker_name, len(offsets) == 1
         body = StoredAck(
             ack_offset=offsets[0] if is_one else -1,
@@ -218,7 +218,7 @@ class ReviveRecords:
 
     def _message(self, queue_id: int, tag: str, unique_key: str, body: bytes) -> InnerMessage:
         now_ms, host = self._clock.now_ms(), self._store_host
-        # In a property string these two end names and values: inside a key they would change the record's properties.
+        # These two separators end names and values in a property string. In a key they would create other properties.
         if "\x01" in unique_key or "\x02" in unique_key:
             raise ValueError(f"{unique_key!r} contains the separator 0x01 or 0x02: rename topic, group or broker")
         properties = (_PROPERTIES[tag] % (now_ms, unique_key)).encode("utf-8", "replace")
@@ -227,13 +227,13 @@ class ReviveRecords:
 
 
 class PopCounts:
-    """The counters of POP, each by label values in the order of the metrics' table.
+    """The counters of POP. The keys are label values in the order of the metrics' table.
 
     Attributes:
-        put: by topic, group, `CHECK_POINT` or `ACK`, and status of the put.
-        done: by topic, group, kind and revive queue.
-        revived: by topic, group, and status of the put.
-        scan_ms: how long it took to write the delayed acks.
+        put: stored records by topic, group, kind (`CHECK_POINT` or `ACK`) and status of the put.
+        done: completed records by topic, group, kind and revive queue.
+        revived: redelivered messages by topic, group and status of the put.
+        scan_ms: the time that a write of the delayed acks takes.
     """
 
     def __init__(self) -> None:
@@ -243,7 +243,7 @@ class PopCounts:
         self.scan_ms = histogram("rocketmq_pop_buffer_scan_time_consume")
 
     def has_put(self, topic: str, group: str, kind: str, status: PutStatus, count: int = 1) -> None:
-        """Count check points, or messages that were acknowledged, by the status of their put."""
+        """Count check points or acknowledged messages by the status of their put."""
         ended = "PUT_OK" if status is _OK else status.value
         self.put[topic, group, kind, ended] += count
 

@@ -1,9 +1,10 @@
 """Messages that groups have popped in order (``ConsumerOrderInfoManager``), stored in ``consumerOrderInfo.json``.
 
-While a message of the last pop is neither acknowledged nor visible again, the queue is blocked for its group. Only the
-same attempt (``attemptId``) gets the same messages again. The next pop begins at the first unacknowledged message, and
-its answer has the number of earlier deliveries of each message. The file is written every few seconds and at stop:
-after a crash the messages since then are redelivered, in order. Loop only. Source: behaviour.md §4.14; store.md §9.
+The queue is blocked for its group while a message of the last pop is hidden: neither acknowledged nor visible again.
+Only a pop of the same attempt (``attemptId``) gets the same messages again. The next pop begins at the first
+unacknowledged message, and its answer has the number of earlier deliveries of each message. The file is written every
+few seconds and at stop. After a crash, messages that were popped after the last write are redelivered in order.
+Loop only. Source: behaviour.md §4.14; store.md §9.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ class OrderInfo(Struct, kw_only=True, omit_defaults=True):
     """The last pop of one queue; times in ms.
 
     Attributes:
-        offsets: the first message's offset, then the distance of each other offset from the first.
+        offsets: the offset of the first message, then the difference between each other offset and the first.
         acked_bits: bit i is set when message i is acknowledged.
-        visible_at: when messages with a changed invisible time are visible again, by offset.
-        tries: how often messages were delivered before, by offset; without zeros.
+        visible_at: for messages with a changed invisible time, the time when they are visible again, by offset.
+        tries: the number of earlier deliveries by offset. Messages without earlier deliveries are omitted.
     """
 
     attempt_id: str | None = field(default=None, name="a")
@@ -50,10 +51,10 @@ class OrderInfo(Struct, kw_only=True, omit_defaults=True):
         return [offset for i, offset in enumerate(self.queue_offsets) if not self.acked_bits >> i & 1]
 
     def visible_from(self, now_ms: int) -> int | None:
-        """Return when no hidden message blocks the queue any more; None: no message blocks it now."""
+        """Return the time when the last hidden message is visible again; None if no message blocks the queue now."""
         hidden_until = self.pop_time + (self.invisible_time or 0)
         times = [(self.visible_at or {}).get(offset, hidden_until) for offset in self.offsets_left]
-        # The latest time: while one message is hidden, no later message may be delivered.
+        # Use the latest time: while a message is hidden, no later message may be delivered.
         return max((time for time in times if time > now_ms), default=None)
 
 
@@ -65,7 +66,7 @@ class OrderFile(Struct, rename="camel"):
 
 
 class OrderTable(LazyTable):
-    """The last ordered pop of each group and queue, which may block the queue."""
+    """The last ordered pop of each group and queue. The pop may block the queue."""
 
     def __init__(self, folder: Path, clock: Clock) -> None:
         super().__init__(folder / "consumerOrderInfo.json")
@@ -77,7 +78,7 @@ class OrderTable(LazyTable):
         self._table = stored.table if stored is not None else {}
         now_ms = self._clock.now_ms()
         for info in (info for queues in self._table.values() for info in queues.values()):
-            if info.pop_time > now_ms:  # the clock was set back since the pop: its invisible time begins now
+            if info.pop_time > now_ms:  # the clock was set back since the pop: start its invisible time now
                 hidden_until = now_ms + (info.invisible_time or 0)
                 info.visible_at = dict.fromkeys(info.queue_offsets, hidden_until)
 
@@ -93,7 +94,7 @@ class OrderTable(LazyTable):
         return OrderFile(_QUEUE_LEVEL, {key: dict(queues) for key, queues in self._table.items()})
 
     def blocked_until(self, topic: str, group: str, queue_id: int, attempt_id: str | None = None) -> int | None:
-        """Return when a blocked queue may be free, ms since the epoch; None when it is free for this attempt."""
+        """Return the time when a blocked queue may be free, ms since the epoch; None if it is free for this attempt."""
         info = self._get(topic, group, queue_id)
         if info is None or (attempt_id is not None and attempt_id == info.attempt_id):
             return None
@@ -110,7 +111,7 @@ class OrderTable(LazyTable):
         pop_time: int,
         invisible_ms: int,
     ) -> dict[int, int]:
-        """Record a pop. Return how often each of its messages was delivered before, without zeros."""
+        """Record a pop. Return the number of earlier deliveries of its messages by offset, without zeros."""
         assert all(one < following for one, following in pairwise(offsets)), "the offsets are in ascending order"
         before = self._get(topic, group, queue_id)
         tries: dict[int, int] = {}
@@ -119,7 +120,7 @@ class OrderTable(LazyTable):
         elif before is not None:
             known = before.tries or {}
             tries = {offset: known.get(offset, 0) + 1 for offset in offsets if offset in before.queue_offsets}
-        # It replaces the previous pop: acks with that pop time are ignored from now on.
+        # The new pop replaces the previous pop: acks of the previous pop are ignored from now on.
         info = OrderInfo(
             attempt_id=attempt_id,
             invisible_time=invisible_ms,
@@ -133,9 +134,11 @@ class OrderTable(LazyTable):
         return tries
 
     def ack(self, topic: str, group: str, queue_id: int, offset: int, pop_time: int, *, committed: int) -> int | None:
-        """Record an ack. Return the offset to commit, which is the first that is not acknowledged.
-        Return None for a handle of another pop. If a crash lost the pop, return None for a message after the group's
-        ``committed`` offset: messages before it may be unacknowledged. Raises ValueError: the pop had no such message.
+        """Record an ack. Return the offset to commit: the first offset that is not acknowledged.
+
+        Return None if the handle belongs to another pop. If a crash lost the pop, only an ack of the group's
+        ``committed`` offset moves the offset: messages before a later one may be unacknowledged.
+        Raises ValueError: the pop did not have this message.
         """
         info = self._get(topic, group, queue_id)
         if info is None:
@@ -149,15 +152,15 @@ class OrderTable(LazyTable):
         return next(iter(info.offsets_left), offsets[-1] + 1)
 
     def change(self, topic: str, group: str, queue_id: int, offset: int, pop_time: int, visible_at_ms: int) -> None:
-        """Change when a message is visible again; a handle of another pop changes nothing."""
+        """Set the time when a message is visible again. A handle of another pop changes nothing."""
         info = self._get(topic, group, queue_id)
         if info is not None and info.pop_time == pop_time and offset in info.queue_offsets:
-            # A new table, because a thread may be writing the old one.
+            # Make a new dict, because a thread may be writing the old one.
             info.visible_at = {**(info.visible_at or {}), offset: visible_at_ms}
             self._is_dirty = True
 
     def remove_queue(self, topic: str, group: str, queue_id: int) -> None:
-        """Remove the pop of a queue, because the group's offset was set."""
+        """Remove the pop of a queue. The caller calls this when the group's offset was set."""
         self._table.get(f"{topic}@{group}", {}).pop(queue_id, None)
         self._is_dirty = True
 

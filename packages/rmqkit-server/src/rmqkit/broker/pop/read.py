@@ -1,18 +1,19 @@
-"""Reading of one pop from the queues of a topic and of the group's retry topics of it (``popMsgFromQueue``).
+"""The read of one pop from the queues of a topic and of the group's retry topics (``popMsgFromQueue``).
 
 ==========================  ==========================================================================================
-queues                      the requested queue, or all, from a random one on. One pop in five reads the retry topics
-                            first, the others read them last. A pop in order does not read retry topics
-first queue                 a random one, then downwards (``priorityOrderAsc`` false: upwards). For a topic with
-                            ``message.type=PRIORITY`` the last (the first) queue, and retry topics later, in
-                            ``priority.factor`` (of the group) percent of the pops
-first offset                the group's committed offset. For a group without one the start of the queue, or with
-                            ``initMode`` 1 its end, unless the whole queue is still in memory
-changes                     a check point for each queue, and the offset after the messages. In order: the popped
-                            messages, and the offset of the first of them
-an illegal offset           is corrected, and the queue is read again once
-deleted from the log        messages that another place has are fetched before the pop, from one queue at a time: `pop`
-                            returns `Missing` and changes nothing. With `Fetched` messages it reads only their queue
+queues                      the requested queue, or all queues. One pop in five reads the retry topics first, the other
+                            pops read them last. A pop in order does not read retry topics
+first queue                 a random queue, then downwards (``priorityOrderAsc`` false: upwards). For a topic with
+                            ``message.type=PRIORITY``, ``priority.factor`` (of the group) percent of the pops begin with
+                            the last (false: the first) queue and read retry topics later
+first offset                the group's committed offset. For a group without an offset, the start of the queue. With
+                            ``initMode`` 1 the end of the queue, unless the whole queue is still in memory
+changes                     a check point for each queue, and the group's offset moves past the messages. In order: the
+                            popped messages are recorded, and the group's offset moves to the first of them
+an illegal offset           is corrected, and the queue is read again, but only once
+deleted from the log        messages are fetched before the pop if another place has them, from one queue at a time:
+                            `pop` returns `Missing` and changes nothing. With `Fetched` messages it reads only their
+                            queue
 ==========================  ==========================================================================================
 
 Source: behaviour.md §4.8, §4.14.
@@ -55,7 +56,7 @@ from rmqkit.store.message_store import GetResult, GetStatus
 __all__ = ["ORDER_REVIVE_QUEUE", "PopRead"]
 
 ORDER_REVIVE_QUEUE = 999
-"""The revive queue in handles of messages that were popped in order, which have no check point."""
+"""The revive queue id in handles of messages that were popped in order. These messages have no check point."""
 
 _VERSIONS = ((RETRY_TOPIC_V2, "+"), (RETRY_TOPIC_V1, "_"))
 _MOVED = (GetStatus.OFFSET_TOO_SMALL, GetStatus.OFFSET_OVERFLOW_BADLY, GetStatus.OFFSET_FOUND_NULL)
@@ -64,18 +65,18 @@ _FROM_END = 1
 _HEAD = struct.Struct(">i16xq")
 """The size and the queue offset at the start of a record."""
 _PRIORITY_FACTOR_MAX = 100
-_READ = int(Permission.READ)  # an operation with the member itself costs two calls
+_READ = int(Permission.READ)  # an operation with the enum member costs two calls
 
 
 class PopRead:
-    """One pop: it reads messages, queue after queue, and makes their check points.
+    """One pop. It reads messages, queue after queue, and makes their check points.
 
     Attributes:
-        records: stored records, joined where possible, or rewritten records of retry topics.
-        taken: the number of these records.
+        records: stored records, joined where possible, and rewritten records of retry topics.
+        taken: the number of messages in ``records``.
         rest: the number of further messages in the queues.
-        check_points: the check points to store before the records leave.
-        blocked_until: when the first blocked queue of a pop in order is free, ms since the epoch.
+        check_points: the check points to store before the records are sent.
+        blocked_until: the time when the first blocked queue of a pop in order is free, ms since the epoch.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class PopRead:
         self._starts: dict[PopQueue, int] = {}
         self._found: dict[PopQueue, list[int]] = {}
         self._tries: dict[OrderKey, int] = {}
-        # One time for all queues: it is in the handles, which the client sends back with each ack.
+        # All queues share one pop time: the answer has a single pop time, and the handles contain it.
         self._pop_time = self._pop.clock.now_ms()
         self._revive_queue = 0
         self._is_by_priority = False
@@ -112,9 +113,9 @@ class PopRead:
         self.blocked_until: int | None = None
 
     def pop(self, header: PopMessageRequest) -> Missing | None:
-        """Pop messages, or return the place of messages that have to be fetched first.
+        """Pop messages. If messages have to be fetched first, change nothing and return their place.
         Raises PeerRefused: the first offset of a new group is not known yet."""
-        # Before any change: a pop cannot be undone.
+        # Look for missing messages before any change: a pop cannot be undone.
         if self._store.older is not None and self._fetched is None and (missing := self._missing(header)) is not None:
             return missing
         self._revive_queue = ORDER_REVIVE_QUEUE if header.order else self._pop.check_points.next_queue()
@@ -134,7 +135,7 @@ class PopRead:
                         self._add_rests(header, name, queue_ids[number:])
                         break
         except BaseException:
-            # Messages are in flight since their check points were made: without this they would stay so for ever.
+            # The messages are in flight since their check points were made. Without `withdraw` they would stay hidden.
             self._pop.check_points.withdraw(self.check_points)
             raise
         return None
@@ -152,7 +153,7 @@ class PopRead:
                 self._add_rest(topic, queue_id, offset)
 
     def has_message(self, in_order: bool, attempt_id: str | None) -> bool:
-        """Return True if there is a message that is not blocked. Filters are ignored."""
+        """Return True if there is a message in a queue that is not blocked. Filters are ignored."""
         for topic, _, queue_ids in self._topics(with_retries=not in_order, retries_first=False):
             for queue_id in queue_ids:
                 if in_order and self._is_blocked(topic, queue_id, attempt_id):
@@ -176,7 +177,7 @@ class PopRead:
     # -- inside
 
     def _missing(self, header: PopMessageRequest) -> Missing | None:
-        """Return the place of the first messages that this pop needs and that the log has deleted.
+        """Return the place of the first messages that this pop needs and that were deleted from the log, or None.
         Raises PeerRefused: the first offset of a new group is not known yet."""
         is_from_end = header.init_mode == _FROM_END
         for topic, _, queue_ids in self._topics(with_retries=not header.order, retries_first=False):
@@ -189,16 +190,16 @@ class PopRead:
         return None
 
     def _filter_of(self, topic: str) -> PullFilter:
-        """Return the filter for a topic. Messages of a retry topic passed the filter in their original topic."""
+        """Return the filter for a topic. Messages of a retry topic have passed the filter in their original topic."""
         return self._wanted if topic == self._topic else EVERYTHING
 
     def _topics(self, *, with_retries: bool, retries_first: bool) -> list[tuple[str, str, Sequence[int]]]:
-        """Return the topics, their marks in handles, and their queue ids, in the order in which they are read."""
+        """Return the topics with their marks in handles and their queue ids, in the order in which they are read."""
         own = (self._topic, NORMAL_TOPIC, self._own_queues())
         if not with_retries:
             return [own]
         retries = self._retries()
-        if self._fetched is not None:  # messages of other queues would leave no room for the fetched messages
+        if self._fetched is not None:  # messages of other queues would take the room of the fetched messages
             return [one for one in (own, *retries) if one[0] == self._fetched.topic]
         return [*retries, own] if retries_first else [own, *retries]
 
@@ -227,13 +228,13 @@ class PopRead:
 
     def _pop_queue(self, header: PopMessageRequest, topic: str, mark: str, queue_id: int) -> None:
         group, check_points = self._group, self._pop.check_points
-        # Even if nothing can be popped: a new group begins now and must not skip messages that arrive until its next
-        # pop.
+        # Set the offset even if nothing can be popped: a new group begins now, and must not skip messages that arrive
+        # before its next pop.
         offset = before = self._start(header, topic, queue_id)
         if self._is_too_full(topic, queue_id):
             return self._add_rest(topic, queue_id, offset)
         found = self._get(topic, queue_id, offset)
-        # Retention deleted the next messages: read again from the first message that is left.
+        # The offset was illegal, for example because retention deleted messages: read again from the corrected offset.
         if found.status in _MOVED:
             before = self._move(topic, queue_id, before, found.next_begin_offset)
             found = self._get(topic, queue_id, found.next_begin_offset)
@@ -242,9 +243,9 @@ class PopRead:
             offsets = _offsets_of(found, offset)
             assert offsets[0] <= offsets[-1] < following, "the next offset is after all popped messages"
             while check_points.is_taken(topic, group, queue_id, offsets[0], self._pop_time):
-                if self.check_points:  # one answer has one pop time
+                if self.check_points:  # all check points of an answer have the same pop time
                     return self._add_rest(topic, queue_id, offset)
-                self._pop_time += 1  # the queue's offset was set back in this millisecond
+                self._pop_time += 1  # the same messages were popped in this millisecond, before an offset reset
             self.check_points.append(
                 check_points.new(
                     topic,
@@ -287,9 +288,9 @@ class PopRead:
             invisible_ms=header.invisible_time,
         )
         self._tries |= {OrderKey(NORMAL_TOPIC, queue_id, one): count for one, count in tries.items()}
-        # Older clients read one number for a queue; without it each delivery is the first for them.
+        # Older clients read one number per queue. Without it they treat each delivery as the first.
         self._tries[OrderKey(NORMAL_TOPIC, queue_id)] = min(tries.get(one, 0) for one in offsets)
-        # The first message's offset, not the one after the last: in order, acks move the offset.
+        # Commit the offset of the first message: in order, acks move the offset past the messages.
         self._offsets.commit(self._group, topic, queue_id, offsets[0])
         self._collect(header, queue, topic, found, offsets)
         self._add_rest(topic, queue_id, found.next_begin_offset)
@@ -322,12 +323,12 @@ class PopRead:
         ]
 
     def _rewritten(self, raw: memoryview, handle: PopHandle) -> bytes | memoryview:
-        """Return a record of a retry topic with its original topic and its handle. If its properties leave no room for
-        the handle, return it unchanged: clients then make the handle from the retry topic, as with
+        """Return a record of a retry topic with its original topic and its handle. If the properties have no room for
+        the handle, return the record unchanged: clients then make the handle from the retry topic, as with
         `pops_keep_retry_topic`."""
         record = decode_record(raw)
         mark = encode_properties({property_names.POP_CHECK_POINT: encode_pop_handle(handle)})
-        # Some brokers and clients omit the last separator: without it the handle would become part of a value.
+        # Some brokers and clients omit the last separator. Without it the handle would become part of the last value.
         ending = b"" if not record.properties or record.properties.endswith(b"\x02") else b"\x02"
         if len(record.properties) + len(ending) + len(mark) > PROPERTIES_BYTES_MAX:
             return raw
@@ -346,7 +347,7 @@ class PopRead:
             prepared_transaction_offset=record.prepared_transaction_offset,
             body=record.body,
             properties=record.properties + ending + mark,
-            # The stored CRC: a new one would hide that the body changed on the disk.
+            # Keep the stored CRC: a new CRC would hide that the body changed on the disk.
             crc=record.body_crc,
         )
 
@@ -364,9 +365,9 @@ class PopRead:
         return settings.pop_in_flight_limited and check_points.in_flight.get(place, 0) >= settings.pop_in_flight_max
 
     def _start(self, header: PopMessageRequest, topic: str, queue_id: int) -> int:
-        """Return the offset where a pop begins, and commit it if the group has none."""
+        """Return the offset where a pop begins. Commit the offset if the group has none."""
         offsets, group, batch = self._offsets, self._group, self._pop.batch
-        # Before anything else: a reset makes the state of this batch and of ordered pops invalid.
+        # Apply a reset first: it makes the state of this batch and of ordered pops invalid.
         if offsets.take_reset(group, topic, queue_id) is not None:
             self._pop.orders.remove_queue(topic, group, queue_id)
             batch.next_offsets.pop((topic, group, queue_id), None)
@@ -375,8 +376,8 @@ class PopRead:
             return end
         offset = offsets.get(group, topic, queue_id)
         if offset is None:
-            # Commit at once: with ``initMode`` 1 the end moves, and messages that arrive before the next pop would be
-            # skipped.
+            # Commit now: with ``initMode`` 1 the group begins at the end, and the next pop would skip messages that
+            # arrive before it.
             offset = self._beginning(topic, queue_id, from_end=header.init_mode == _FROM_END)
             offsets.commit(group, topic, queue_id, offset)
         return offset
@@ -390,7 +391,7 @@ class PopRead:
 
     def _beginning(self, topic: str, queue_id: int, *, from_end: bool) -> int:
         """Return the first offset of a new group."""
-        # The group has popped the messages of its retry topic before: beginning at the end would lose them.
+        # Read a retry topic from its first message: beginning at the end would lose messages to redeliver.
         if not from_end or topic != self._topic:
             return self._context.first_offset(topic, queue_id)
         low = self._store.min_offset(topic, queue_id)
@@ -400,7 +401,7 @@ class PopRead:
 
     def _move(self, topic: str, queue_id: int, before: int, offset: int) -> int:
         """Move the group's offset without a check point, unless this tick's batch has a check point to store first.
-        Return the group's offset."""
+        Return the new offset, or ``before`` if the offset did not move."""
         if (topic, self._group, queue_id) in self._pop.batch.next_offsets:
             return before
         self._offsets.commit(self._group, topic, queue_id, offset)
@@ -416,12 +417,13 @@ class PopRead:
             codes=wanted.codes,
             accept=wanted.accept,
             accept_entry=wanted.accept_entry,
-            joins=topic == self._topic,  # records of retry topics are rewritten one by one
+            joins=topic == self._topic,  # records of retry topics stay separate: they are rewritten one by one
         )
         return self._from_fetched(topic, queue_id, offset, found) if found.status is _NOT_IN_LOG else found
 
     def _from_fetched(self, topic: str, queue_id: int, offset: int, deleted: GetResult) -> GetResult:
-        """Return the fetched messages of a queue. Without any, the pop finds nothing and keeps the group's offset."""
+        """Return the fetched messages of a queue. If there are none, the result is empty and the group's offset does
+        not move."""
         found = GetResult(GetStatus.NO_MATCHED_MESSAGE, offset, deleted.min_offset, deleted.max_offset)
         fetched = self._fetched
         if fetched is None or (fetched.topic, fetched.queue_id, fetched.queue_offset) != (topic, queue_id, offset):
@@ -439,7 +441,8 @@ class PopRead:
         self.rest += max(0, self._store.max_offset(topic, queue_id) - offset)
 
     def _add_rests(self, header: PopMessageRequest, topic: str, queue_ids: Sequence[int]) -> None:
-        """Count the messages of queues that are no longer read. A new group begins there, too."""
+        """Add the unread messages of queues that this pop does not read to ``rest``. Also commit the first offset of a
+        new group in these queues."""
         group, next_offsets, committed = (
             self._group,
             self._pop.batch.next_offsets,
@@ -456,7 +459,7 @@ class PopRead:
 
 
 def _offsets_of(found: GetResult, offset: int) -> list[int]:
-    """Return the offsets of the records that were read from an offset on. They are mostly consecutive."""
+    """Return the offsets of the records that were read from an offset on. The offsets are mostly consecutive."""
     if found.next_begin_offset - offset == found.count:
         return list(range(offset, found.next_begin_offset))
     return [number for piece in found.records for number in _numbers(piece)]
@@ -472,8 +475,8 @@ def _numbers(records: memoryview) -> Iterator[int]:
 
 
 def _is_by_priority(topic: TopicConfig | None, group: SubscriptionGroupConfig | None, chance: float) -> bool:
-    """Return True if a pop reads the queue of the highest priority first. ``chance``: a random number from 0 to below
-    100, which has to be less than the group's ``priority.factor``."""
+    """Return True if a pop reads the queue of the highest priority first. ``chance``: a random number, at least 0 and
+    less than 100. It has to be less than the group's ``priority.factor``."""
     if topic is None or (topic.attributes or {}).get("message.type") != "PRIORITY":
         return False
     text = "" if group is None else (group.attributes or {}).get("priority.factor", "")

@@ -1,12 +1,13 @@
 """Redelivery of messages that are not acknowledged in time (``PopReviveService``).
 
-A message whose invisible time is over is put into the group's retry topic of its topic, with a higher count. A message
-that was popped from a retry topic goes back to the same retry topic. Check points of deleted topics and groups are
-dropped, and so are messages that the log has deleted and no other place has. While the store refuses messages, the pop
-is retried after `_AGAIN_MS`. A message that the store will never accept goes to the group's dead letters, so that the
-other messages of its pop are redelivered. If a message has no room for the new properties, it is redelivered without
-them. A crash between the put of a message and its ack record leads to another delivery. As in the reference, the broker
-does not limit the number of deliveries: consumers do. Loop only. Source: behaviour.md §4.12.
+When the invisible time of a message is over, the broker puts a copy with a higher count into the retry topic that the
+group has for the topic. A message that was popped from a retry topic goes back to the same retry topic. The broker
+drops check points of deleted topics and groups, and messages that were deleted from the log and exist in no other
+place. While the store refuses messages, the pop is retried after `_AGAIN_MS`. A message that the store can never accept
+goes to the dead letters of the group, and the other messages of its pop are redelivered. A message without room for the
+new properties is redelivered without them. A crash between the put of a message and its ack record leads to another
+delivery. The broker does not limit the number of deliveries, like the reference: consumers do.
+Loop only. Source: behaviour.md §4.12.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 class Revive:
-    """The redelivery of messages through retry topics when they are due."""
+    """The redelivery of due messages through retry topics."""
 
     def __init__(
         self,
@@ -72,9 +73,9 @@ class Revive:
             try:
                 fetched = await self._fetch(pending)
                 if self._is_wanted(pending):
-                    # In a thread, as the table may have thousands of topics.
+                    # Write the table in a thread: it may have thousands of topics.
                     await self._topics.ensure_shared(self._retry_topic(pending), 1)
-                if pending.left:  # acks may have come meanwhile
+                if pending.left:  # acks may have arrived meanwhile
                     self._revive(pending, fetched)
             except StoreUnavailable as error:  # a retry topic cannot be created while the disk is full
                 self._note_refusal(str(error))
@@ -88,8 +89,8 @@ class Revive:
     # -- inside
 
     async def _fetch(self, pending: InFlightPop) -> dict[int, memoryview]:
-        """Return the messages of a pop that the log has deleted and another place has.
-        Raises PeerRefused, StoreError, OSError: they cannot be fetched; the pop is retried later."""
+        """Fetch the messages of a pop that were deleted from the log, by offset, if another place has them.
+        Raises PeerRefused, StoreError, OSError: the messages cannot be fetched. The pop is retried later."""
         found: dict[int, memoryview] = {}
         if self._older is None:
             return found
@@ -121,8 +122,8 @@ class Revive:
             _log.warning("popped messages cannot be redelivered yet: %s", reason)
 
     def _is_wanted(self, pending: InFlightPop) -> bool:
-        """Return whether topic and group of a pop still exist."""
-        # Not with `get`, which would create a deleted group again.
+        """Return True if topic and group of a pop still exist."""
+        # Use `in` for the group: `get` would create a deleted group again.
         return self._topics.get(pending.topic) is not None and pending.group in self._groups
 
     def _retry_topic(self, pending: InFlightPop) -> str:
@@ -142,7 +143,7 @@ class Revive:
         return record if record is not None and record.queue_offset == offset else None
 
     def _put(self, pending: InFlightPop, record: Record) -> bool:
-        """Put a message into its retry topic or into dead letters. Return False if the store refuses it for now."""
+        """Put a message into its retry topic or its dead letters. Return False if the store refuses it for now."""
         topic = self._retry_topic(pending)
         if self._offsets.get(pending.group, topic, 0) is None:
             self._offsets.commit(pending.group, topic, 0, 0)

@@ -2,19 +2,20 @@
 (``PopBufferMergeService``, ``PopReviveService``, ``PopLongPollingService``).
 
 ==================  ===================================================================================================
-`check_points`      check points and acks in the revive topic, and the batch of both in one tick
+`check_points`      check points and acks in the revive topic, and the batch that stores those of one loop tick
 `in_flight`         the pops that are in flight, and when their messages are redelivered
-`order`             the messages that were popped in order
+`order`             messages that were popped in order
 `revive`            redelivery of messages through retry topics
 `PopLongPolling`    pops and NOTIFICATION requests that found nothing and wait
 ==================  ===================================================================================================
 
-Only a master pops; a slave has the revive topic with the rest of the log.
+Only a master serves pops. A slave copies the revive topic with the rest of the log.
 
 Waiting requests are grouped by topic and group, in the order of their arrival. A message that arrives in the topic, or
-in one of the group's retry topics of it, wakes one of them: it is retried in the next tick. A request that pops some of
-several messages wakes the next one. A request that finds nothing continues to wait and is retried at the end of its
-time. If a message wakes many groups or requests, they are retried in slices, and the loop runs other tasks in between.
+in a retry topic that the group has for the topic, wakes one request. The request is retried in the next loop tick. A
+request that leaves messages in the queue wakes the next request. A request that finds nothing continues to wait and is
+retried at the end of its time. If a message wakes many requests, they are retried in slices, and the loop runs other
+tasks in between.
 Loop only. Source: behaviour.md §4.7, §4.8.
 """
 
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
 __all__ = ["PopLongPolling", "PopService", "WaitingPop"]
 
 _WRITING_MS = 100
-"""An upper limit of the time between the copy of a table and the write of its file."""
+"""The maximum time between the copy of a table and the write of its file."""
 _ANY_QUEUE = -1
 _LATE_MS = 20
 _AT_ONCE_MAX = 32
@@ -87,10 +88,10 @@ class PopService:
     """The parts of POP of one broker.
 
     Attributes:
-        clock: the time of pops. It never goes back: otherwise messages in flight would wait longer by that time.
+        clock: the clock of pops. It never goes back: otherwise messages in flight would be redelivered later.
         waiting: pops that wait for a message.
         notifications: NOTIFICATION requests that wait for a message.
-        fetching: tasks of woken pops that fetch messages which the log has deleted.
+        fetching: tasks of woken pops. They fetch messages that were deleted from the log.
     """
 
     def __init__(
@@ -118,11 +119,11 @@ class PopService:
         self._topics = topics
 
     def load(self) -> None:
-        """Read the pending pops from the open store."""
+        """Read the pending pops from the store, which is open."""
         self.orders.load()
         config = self._topics.get(self._revive_topic)
         assert config is not None, "the revive topic exists from the start"
-        # The times of the last run: the start writes both files later, which changes their times.
+        # Read the files' times now: the start writes both files later, which changes the times.
         offsets_at_ms, groups_at_ms = map(_written_ms, (self._offsets_path, self._groups_path))
         self.check_points.load(max(1, config.write_queue_nums), offsets_at_ms=offsets_at_ms, groups_at_ms=groups_at_ms)
 
@@ -147,17 +148,17 @@ class PopService:
         self.notifications.connection_closed(connection)
 
     async def close(self) -> None:
-        """Answer the requests that wait. Pops that fetch are cancelled: they have hidden no messages yet."""
+        """Answer the waiting requests. Cancel pops that still fetch messages: they have hidden no messages yet."""
         self.waiting.close()
-        # After the pops: each is retried a last time when it is closed, and answered when its check points are stored.
+        # After `waiting.close`, which retries each pop: the batch stores their check points and answers them.
         self.batch.end()
         self.notifications.close()
         await self.fetching.close()
 
     def persist(self) -> None:
-        """Store the state that is only in memory when the broker stops; the store is still open."""
+        """Store the state that is only in memory when the broker stops. The store is still open."""
         self.batch.end()
-        # Acks before the offset: the revive group's offset cannot pass check points with unwritten acks.
+        # Write the acks before the offset: the revive group's offset stops at check points with unwritten acks.
         self.check_points.write_acks()
         self.check_points.commit()
         if self.orders.is_dirty:
@@ -165,7 +166,7 @@ class PopService:
 
 
 def _written_ms(path: Path) -> int:
-    """Return the time up to which a table's file has all changes; 0 for a missing file."""
+    """Return the time up to which a table's file contains all changes, in ms; 0 for a missing file."""
     return path.stat().st_mtime_ns // 1_000_000 - _WRITING_MS if path.exists() else 0
 
 
@@ -175,10 +176,10 @@ class WaitingPop:
 
     Attributes:
         queue_id: -1 for all queues of the topic.
-        until_ms: the end of its time, by the clock of pops.
-        retry: retries the request: answers it, or holds it again if the argument is True.
-        wants: returns True if the request wants an arrived message.
-        look_at_ms: when to retry even if no message arrives, because a queue becomes free; None: never.
+        until_ms: the time at which the request expires, by the clock of pops.
+        retry: answers the request, or holds it again if nothing was found and the argument is True.
+        wants: returns True if an arrived message passes the request's filter.
+        look_at_ms: the time of a retry without a new message, because a blocked queue becomes free; None: never.
     """
 
     connection: Connection
@@ -214,7 +215,7 @@ class PopLongPolling:
         return self._count
 
     def count(self, topic: str, group: str, queue_id: int) -> int:
-        """Return the number of requests that wait for a queue; -1: for any queue."""
+        """Return the number of requests that wait for a queue. Queue id -1: requests for any queue."""
         return self._counts.get((topic, group, queue_id), 0)
 
     def hold(self, held: WaitingPop) -> bool:
@@ -256,13 +257,13 @@ class PopLongPolling:
                 self._wake_one(stored, woken, group)
 
     def _wake_one(self, stored: DispatchRequest, woken: set[tuple[str, str, int]], group: str) -> None:
-        """Wake one request of a group. ``woken``: the queues of groups for which a request was woken already."""
+        """Wake one request of a group. ``woken``: topic, group and queue of the requests that are woken already."""
         place = (stored.topic, group, stored.queue_id)
         if place in woken:
             return
         is_retry = stored.topic.startswith(RETRY_PREFIX)
         for held in self._waiting.get(stored.topic, {}).get(group, ()):
-            # A retry topic has one queue, which no request names, and its messages have passed the group's filter.
+            # Requests never name the queue of a retry topic. Its messages have passed the group's filter before.
             is_here = is_retry or held.queue_id in (_ANY_QUEUE, stored.queue_id)
             if is_here and (is_retry or held.wants(stored)) and held not in self._woken:
                 woken.add(place)
@@ -270,7 +271,7 @@ class PopLongPolling:
                 break
 
     def wake(self, topic: str, group: str, queue_id: int = _ANY_QUEUE) -> None:
-        """Wake the next request for a queue, or for any queue of the topic: there are more messages."""
+        """Wake the next request for a queue, or for any queue of the topic, because there are more messages."""
         for held in self._waiting.get(topic, {}).get(group, ()):
             is_meant = queue_id == _ANY_QUEUE or held.queue_id in (_ANY_QUEUE, queue_id)
             if is_meant and held not in self._woken:
@@ -291,7 +292,7 @@ class PopLongPolling:
     # -- inside
 
     def _wake(self, held: WaitingPop) -> None:
-        """Retry a request in the next tick: a put of messages must not run a pop, which puts a check point."""
+        """Retry a request in the next tick. A put calls this, and a pop inside a put would put a check point."""
         if not self._woken:
             self._loop.call_soon(self._retry_woken)
         self._woken[held] = None
@@ -305,12 +306,12 @@ class PopLongPolling:
             self._retry(held, may_hold=True)
 
     def _check_waiting(self, held: WaitingPop) -> None:
-        # The loop's timer and the wall clock differ by some ms: a timer that fires a little early is the end, too.
+        # The loop's timer and the wall clock differ by some ms: the time is over even if the timer fires a bit early.
         self._retry(held, may_hold=self._clock.now_ms() < held.until_ms - _LATE_MS)
 
     def _retry(self, held: WaitingPop, *, may_hold: bool) -> None:
-        # The request was dropped before this call, because its connection closed or its timer fired: a pop would hide
-        # messages that no client gets.
+        # The connection may have closed, or the timer fired, before this call. A pop would then hide messages without
+        # sending them to a client.
         if held not in self._connections.get(held.connection, ()):
             return
         self._drop(held)

@@ -1,10 +1,10 @@
 """PULL_MESSAGE and LITE_PULL_MESSAGE (``PullMessageProcessor``).
 
-The checks run in the reference's order with its codes and remarks. The messages leave as slices of the log, neither
-copied nor decoded. A pull that finds no message is held if it requests that. When the broker wakes a held pull, it
-checks and reads again as for a new pull, and answers with the result.
+The checks run in the reference's order with its codes and remarks. Messages are sent as slices of the log, without
+copying or decoding. A pull that finds no message is held if the request asks for it. When the broker wakes a held pull,
+it checks and reads again as for a new pull, and answers with the result.
 
-Consumer groups that read so far back that they slow down other groups are stopped (``protectBroker``). With
+A consumer group that reads old messages slows down other groups, and can be stopped (``protectBroker``). With
 ``disableConsumeIfConsumerReadSlowly`` the broker measures every three minutes how many bytes of the log are after the
 next message that each online group pulls from a queue. A group with more than ``consumerFallbehindThreshold`` bytes
 gets ``consumeEnable=false``, on disk: its pulls and pops are refused with NO_PERMISSION until an operator enables it
@@ -71,11 +71,11 @@ _CODES: Mapping[GetStatus, ResponseCode] = {
     GetStatus.OFFSET_OVERFLOW_BADLY: ResponseCode.PULL_OFFSET_MOVED,
     GetStatus.OFFSET_TOO_SMALL: ResponseCode.PULL_OFFSET_MOVED,
 }
-"""Store status → response code; the two "nothing in the queue" statuses depend on the offset (`_code_of`)."""
+"""The response code for each store status. The codes of the two other statuses depend on the offset (`_code_of`)."""
 
 _READ, _COMMIT = Permission.READ.value, PullFlag.COMMIT_OFFSET.value
 _SUSPEND, _SUBSCRIPTION = PullFlag.SUSPEND.value, PullFlag.SUBSCRIPTION.value
-"""As plain numbers: ``&`` of enumeration members takes a microsecond, and every pull needs five."""
+"""The flags as plain numbers: ``&`` of enumeration members takes a microsecond, and every pull needs five."""
 _SLAVE, _OFFSET_MOVED = BrokerRole.SLAVE, ResponseCode.PULL_OFFSET_MOVED
 _FOUND, _NOT_IN_LOG = GetStatus.FOUND, GetStatus.NOT_IN_LOG
 _LITE_PULL = RequestCode.LITE_PULL_MESSAGE.value
@@ -116,7 +116,7 @@ class PullContext(Protocol):
 
 
 class _Refused(Exception):
-    """A failed check, which becomes the reply."""
+    """A failed check. The handler turns it into the reply."""
 
     def __init__(self, code: ResponseCode, remark: str, forbidden: ForbiddenType | None = None) -> None:
         super().__init__(remark)
@@ -132,9 +132,10 @@ class PullHandlers(Handlers[PullContext]):
     @answers(RequestCode.LITE_PULL_MESSAGE)
     @by_global_number
     def pull(self, connection: Connection, command: Command) -> Command | Awaitable[Command | None] | None:
-        """Read messages, or hold the request if there are none and it requests that."""
+        """Read messages. If there are none, hold the request if it asks for it."""
         try:
-            # Decode strictly first: this is one call and accepts all headers of clients. Java's broker accepts more.
+            # Decode strictly first: this is one call, and it accepts the headers of all clients. The Java broker
+            # accepts more headers.
             header = decode_header(command, PullMessageRequest)
         except HeaderError:
             header = decode_header_leniently(command, PullMessageRequest, missing=_MAY_MISS, drops_unreadable=False)
@@ -162,7 +163,7 @@ class PullHandlers(Handlers[PullContext]):
         except _Refused as refused:
             why = None if refused.forbidden is None else {"forbiddenType": str(refused.forbidden.value)}
             return reply(command, refused.code, refused.remark, fields=why)
-        # Before the read: otherwise an old client would ignore a reset, and read and commit from its old offset.
+        # Redirect before the read: otherwise an old client would ignore a reset, and read and commit its old offset.
         reset_to = context.offsets.redirect(connection, group, topic, queue_id, header.queue_offset, is_new=may_hold)
         if reset_to is not None:
             return self._moved(command, header, reset_to)
@@ -181,17 +182,17 @@ class PullHandlers(Handlers[PullContext]):
                 if header.sys_flag & _COMMIT:
                     context.offsets.commit(group, topic, queue_id, header.commit_offset)
                 return self._pull_fetched(connection, command, header, wanted, topic_config, config)
-            # A woken pull is not held again: its client pulls again at once, and that pull fetches.
+            # Answer a woken pull without messages: its client pulls again immediately, and the new pull fetches.
             found = GetResult(GetStatus.NO_MATCHED_MESSAGE, header.queue_offset, found.min_offset, found.max_offset)
         context.offsets.pulled(group, topic, queue_id, found.next_begin_offset)
         is_found = bool(found.records)
         if is_found:
-            # Not for a woken pull, whose request arrived long ago.
+            # Measure only new pulls: the request of a woken pull arrived long ago.
             ms = context.clock.monotonic_ms() - connection.active_ms if may_hold else 0.0
             context.statistics.given(topic, group, queue_id, found.count, found.size, ms)
         else:
             context.statistics.pulls_missed += 1
-        # Not for a woken pull: the group may have committed a greater offset on another connection meanwhile.
+        # Commit only for a new pull: while a pull is held, the group may commit a greater offset on another connection.
         if may_hold:
             if header.sys_flag & _COMMIT:
                 context.offsets.commit(group, topic, queue_id, header.commit_offset)
@@ -211,7 +212,7 @@ class PullHandlers(Handlers[PullContext]):
         )
 
         def retry() -> None:
-            # Check and read like a new pull: topic, group and filter may have changed while it waited.
+            # Check and read as for a new pull: topic, group and filter may have changed during the wait.
             answer = self._pull(connection, command, header, may_hold=False)
             assert not isinstance(answer, Awaitable), "a woken pull fetches nothing"
             if answer is not None:
@@ -233,7 +234,7 @@ class PullHandlers(Handlers[PullContext]):
         topic: TopicConfig,
         group: SubscriptionGroupConfig,
     ) -> Command | None:
-        """Return the answer; None if it was sent already, like nearly every answer with records."""
+        """Return the answer, or None if it was already sent. Nearly every answer with records is sent here."""
         context, settings, records = self._context, self._context.settings, found.records
         assert not records or found.status is _FOUND, "a result with records has the status FOUND"
         code = ResponseCode.SUCCESS if records else _code_of(found, header)
@@ -241,7 +242,7 @@ class PullHandlers(Handlers[PullContext]):
         if settings.slave_read:
             broker_id = group.which_broker_when_consume_slowly if found.suggest_slave else group.broker_id
         if not records and self._is_slave and code == _OFFSET_MOVED and not settings.offset_check_in_slave:
-            # A slave that is behind its master must not move consumers: they pull again, or from another broker.
+            # A slave that lags behind its master must not move consumers: they pull again, or from another broker.
             code, following = ResponseCode.PULL_RETRY_IMMEDIATELY, header.queue_offset
         answer = PullMessageResponse(
             broker_id,
@@ -270,8 +271,8 @@ class PullHandlers(Handlers[PullContext]):
         topic: TopicConfig,
         group: SubscriptionGroupConfig,
     ) -> Awaitable[Command | None]:
-        """Answer a pull of messages that have to be fetched first.
-        The answer raises PeerRefused, StoreError, OSError: the messages cannot be fetched."""
+        """Fetch the messages of a pull from another place, then answer the pull.
+        The awaitable raises PeerRefused, StoreError, OSError: the messages cannot be fetched."""
         context, name, queue_id = self._context, header.consumer_group, header.queue_id
         began_ms = context.clock.monotonic_ms()
 
@@ -289,15 +290,15 @@ class PullHandlers(Handlers[PullContext]):
         return read_when_fetched(context.older, connection, missing, read)
 
     def _moved(self, command: Command, header: PullMessageRequest, offset: int) -> Command:
-        """Return the answer that carries out a reset. The request's commit offset is ignored."""
+        """Return the answer that redirects a pull after a reset. The request's commit offset is ignored."""
         low = self._context.min_offset(header.topic, header.queue_id)
         high = self._context.store.max_offset(header.topic, header.queue_id)
         answer = PullMessageResponse(0, offset, low, high, offset_delta=self._offset_delta(header.topic))
         return reply(command, ResponseCode.PULL_OFFSET_MOVED, "OFFSET_RESET", header=answer)
 
     def _offset_delta(self, topic: str) -> int | None:
-        """Return the number that a client adds to offsets of a static topic: 0, because its queues were never on
-        another broker."""
+        """Return the number that a client adds to offsets of a static topic; None for other topics. The number is 0,
+        because the queues were never on another broker."""
         return 0 if topic in self._context.topics.static.local else None
 
     def _check_group(self, code: int, name: str) -> SubscriptionGroupConfig:
@@ -382,7 +383,7 @@ class PullHandlers(Handlers[PullContext]):
         if registered is None:
             remark = "The broker's consumer filter data is not exist!Your expression may be wrong!"
             raise _Refused(ResponseCode.FILTER_DATA_NOT_EXIST, remark)
-        # An older filter would skip messages of the new filter, and the group would never consume them.
+        # Refuse an older filter: it would skip messages that the new filter accepts, and the group would lose them.
         if registered.data.client_version < header.sub_version:
             raise _Refused(ResponseCode.FILTER_DATA_NOT_LATEST, "the consumer's consumer filter data not latest")
         self._check_type(subscribed.data.expression_type)
@@ -398,13 +399,13 @@ def _code_of(found: GetResult, header: PullMessageRequest) -> ResponseCode:
     code = _CODES.get(found.status)
     if code is not None:
         return code
-    # At offset 0 of an empty queue a client waits. If offset 0 were illegal, it would drop and restart the queue again
-    # and again.
+    # A client waits at offset 0 of an empty queue. If the offset were illegal, the client would drop and restart the
+    # queue again and again.
     return ResponseCode.PULL_OFFSET_MOVED if header.queue_offset else ResponseCode.PULL_NOT_FOUND
 
 
 async def stop_slow_groups(context: PullContext) -> None:
-    """Disable the groups that are too far behind. The broker calls this every `SLOW_ROUND_SECONDS`.
+    """Disable the groups that lag too far. The broker calls this every `SLOW_ROUND_SECONDS`.
     Raises StoreUnavailable: the disk refused."""
     store, settings = context.store, context.settings
     positions: dict[str, int] = {}

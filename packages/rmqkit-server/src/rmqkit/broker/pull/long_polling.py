@@ -1,11 +1,12 @@
 """Long polling: pulls that found nothing wait here for a message (``PullRequestHoldService``).
 
-Held pulls are grouped by topic and queue. When the dispatcher reports messages of a queue, the pulls that want them are
-answered in the same tick. Other pulls are answered when their time is up. If a pull's filter refused the new messages,
-the pull is answered within `PASSED_BY_MS` nevertheless, so that its consumer's offset moves. Nothing is polled, and no
-cost grows with the pulls of other queues: the ends of waiting fall into slots of `_SLOT_MS` with one timer each. The
-pulls of a closed connection are dropped. One message may wake many pulls: more than `_AT_ONCE_MAX` pulls are answered
-in slices, in the same order, and the loop runs in between. Loop only. Source: behaviour.md §4.4.
+Held pulls are grouped by topic and queue. When the dispatcher reports messages of a queue, the pulls that want the
+messages are answered in the same tick. Other pulls are answered when their time is up. If a pull's filter refused the
+new messages, the pull is answered within `PASSED_BY_MS`, so that its consumer's offset moves. Nothing is polled, and
+the cost of a message does not grow with the pulls of other queues. The end times of pulls are grouped in slots of
+`_SLOT_MS`, with one timer per slot. The pulls of a closed connection are dropped. If a message wakes more than
+`_AT_ONCE_MAX` pulls, they are answered in slices, in the same order, and the loop runs in between.
+Loop only. Source: behaviour.md §4.4.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from rmqkit.store.message_store import DispatchRequest, StoredSends
 __all__ = ["HELD_MAX", "PASSED_BY_MS", "LongPolling", "WaitingPull"]
 
 HELD_MAX = 100_000
-"""The number of pulls that may wait; further pulls are refused as busy (the pull queue of behaviour.md §2.4)."""
+"""The maximum number of waiting pulls. Further pulls are refused as busy (the pull queue of behaviour.md §2.4)."""
 PASSED_BY_MS = 5_000
 _WAIT_MS_MAX = 86_400_000
 _SLOT_MS = 50
 _KEPT_SECONDS = 60.0
-"""An empty slot stays if it ends within this time."""
+"""An empty slot is not dropped if it ends within this time."""
 _AT_ONCE_MAX = 32
 
 K = TypeVar("K")
@@ -45,15 +46,15 @@ class WaitingPull:
     Attributes:
         connection: the client's connection; None for a part of the broker itself.
         queue_offset: the first requested offset.
-        codes: the requested tag codes, or None for all.
-        until_ms: monotonic time of its last try.
+        codes: the requested tag codes; None for all.
+        until_ms: the monotonic time at which the pull expires.
         retry: reads again and answers with the result.
-        wants: a further test of new messages.
+        wants: a further test of new messages, or None.
         group: the consumer group of the pull.
-        key: its topic and queue, while it is held.
-        slot: the number of the slot of its end.
-        was_passed_by: its filter refused a new message.
-        is_gone: its connection is closed.
+        key: the topic and the queue of the pull while it is held.
+        slot: the number of the slot of its end time.
+        was_passed_by: True if its filter refused a new message.
+        is_gone: True if its connection is closed.
     """
 
     connection: Connection | None
@@ -97,7 +98,7 @@ class LongPolling:
 
     @property
     def timer_count(self) -> int:
-        """Return how many timers run; pulls that end at about the same time share a timer."""
+        """Return the number of running timers. Pulls that end at about the same time share a timer."""
         return len(self._slots)
 
     def hold(self, topic: str, queue_id: int, held: WaitingPull) -> None:
@@ -116,9 +117,9 @@ class LongPolling:
         if not self._queues:
             return
         if isinstance(requests, StoredSends) and self._queues.keys().isdisjoint(requests.places):
-            return  # `StoredSends` has the places of all its messages: decode none if no pull waits for them
-        # Answering a pull reads the store, which may dispatch further messages and call this method again. Queue them:
-        # otherwise the calls would nest once for each message for a waiting pull.
+            return  # `StoredSends` knows the queues of all its messages: decode none if no pull waits for these queues
+        # Queue the messages: the answer to a pull reads the store, which may dispatch further messages and call this
+        # method again. Without the queue the calls would nest for each message.
         self._news.append(requests)
         if len(self._news) > 1:
             return
@@ -134,7 +135,7 @@ class LongPolling:
             waiting = self._queues.get((stored.topic, stored.queue_id))
             if waiting is None:
                 continue
-            # Also while slices run: pulls must be answered in the order of the messages.
+            # Use slices also while earlier slices run: pulls must be answered in the order of the messages.
             if len(waiting) > _AT_ONCE_MAX or self._turns:
                 self._turns.add(self._concerned(stored))
                 continue
@@ -143,11 +144,11 @@ class LongPolling:
                 self._check_waiting(held, stored)
 
     def wake(self, topic: str, queue_id: int, group: str) -> None:
-        """Answer the pulls of a group whose offset of a queue was reset."""
+        """Answer the pulls of a group for a queue, because the group's offset was reset."""
         self._answer_all([held for held in self._queues.get((topic, queue_id), ()) if held.group == group])
 
     def wake_all(self) -> None:
-        """Answer every waiting client, because another broker serves it better now."""
+        """Answer all waiting pulls of clients, because another broker can serve them better now."""
         self._answer_all([held for several in self._connections.values() for held in several])
 
     def close(self) -> None:
@@ -164,7 +165,7 @@ class LongPolling:
         """Drop the pulls of a closed connection."""
         several = self._connections.pop(connection, None)
         if several is not None:
-            # Subtract them at once, so that other pulls get their places, and drop them in slices.
+            # Subtract the pulls now, so that other pulls get their places. Drop them in slices.
             self._count -= len(several)
             assert self._count >= 0, "each pull of a client counts once"
             for held in several:
@@ -174,7 +175,7 @@ class LongPolling:
     # -- inside
 
     def _concerned(self, stored: DispatchRequest) -> Iterator[None]:
-        """Check the pulls that wait for a message's queue, one by one. Later pulls are not checked."""
+        """Check the pulls that wait for a message's queue. Yield after each pull. Later pulls are not checked."""
         end = stored.queue_offset + stored.batch_count
         waiting = self._queues.get((stored.topic, stored.queue_id), ())
         for held in [held for held in waiting if held.queue_offset < end]:
@@ -201,7 +202,7 @@ class LongPolling:
     def _answer(self, held: WaitingPull) -> None:
         if held.is_gone or held not in self._queues.get(held.key, ()):
             return  # the answer to another pull closed its connection
-        # Drop it first: its answer may close the connection, which drops all pulls of the connection.
+        # Drop the pull first: its answer may close the connection, which drops all pulls of the connection.
         self._drop(held)
         try:
             held.retry()
@@ -231,16 +232,16 @@ class LongPolling:
             return
         several, timer = slot
         several.pop(held, None)
-        # Delivery of delayed messages waits for a day again and again: drop its empty slots. Slots that end soon stay
-        # for the next pull, because a timer for each pull would cost more.
+        # Drop an empty slot that ends late: the delivery of delayed messages waits for a day again and again. A slot
+        # that ends soon stays for the next pull, because a timer for each pull would cost more.
         if not several and timer.when() > self._loop.time() + _KEPT_SECONDS:
             timer.cancel()
             del self._slots[held.slot]
 
     def _end_by(self, held: WaitingPull, at_ms: float) -> None:
-        """Put a pull into the slot of its end; a new slot sets its timer."""
+        """Put a pull into the slot of its end time. Create a missing slot with its timer."""
         now_ms = self._clock.monotonic_ms()
-        # The slot after the end: a slot's timer fires at its begin, which must not be before the end.
+        # Use the slot after the end time: a timer fires at the begin of its slot, which must not be before the end.
         held.slot = number = int(min(max(at_ms, now_ms), now_ms + _WAIT_MS_MAX)) // _SLOT_MS + 1
         slot = self._slots.get(number)
         if slot is None:

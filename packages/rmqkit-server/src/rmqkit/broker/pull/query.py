@@ -1,8 +1,9 @@
-"""Queries of messages and queue entries, check of a subscription: codes 12, 33, 46, 321 (``QueryMessageProcessor``).
+"""Queries of messages and queue entries, and checks of subscriptions: codes 12, 33, 46, 321
+(``QueryMessageProcessor``).
 
-The index of QUERY_MESSAGE has hashes; the store compares topic and key of each record. A unique key finds at most
-``defaultQueryMaxNum`` messages. A tag (``indexType`` T, 5.4) is indexed as ``T#tag``. Records leave as slices of the
-log.
+The index for QUERY_MESSAGE has hashes, so the store compares topic and key of each record. A query of a unique key
+returns at most ``defaultQueryMaxNum`` messages. A tag (``indexType`` T, 5.4) is indexed as ``T#tag``. Records are sent
+as slices of the log.
 Source: remoting.md §4.3.6; behaviour.md §2.6, §8.16; store.md §7.5.
 """
 
@@ -38,14 +39,14 @@ from rmqkit.store.queues.queue_ext import ExtUnit
 __all__ = ["QueryHandlers"]
 
 _ANSWER_BYTES_MAX = 15 << 20
-"""Clients read frames of up to 16 MiB: with more records a client would lose the whole answer."""
+"""The maximum size of an answer. Clients read frames of up to 16 MiB, and would lose a larger answer as a whole."""
 
 
 _PHYSICAL_OFFSET = slice(28, 36)
-"""The place of the physical offset in a record, which identifies the record."""
+"""The bytes of a record that contain its physical offset. The offset identifies the record."""
 
 _ENTRIES_MAX = 10_000
-"""The largest number of queue entries in an answer."""
+"""The maximum number of queue entries in an answer."""
 
 
 class QueryHandlers(Handlers[PullContext]):
@@ -57,7 +58,7 @@ class QueryHandlers(Handlers[PullContext]):
 
     @answers(RequestCode.QUERY_MESSAGE)
     def query(self, connection: Connection, command: Command) -> Command | Awaitable[Command]:
-        """Return the records that may have a key, in the order of the log, and then deleted records."""
+        """Return the records with a key in the order of the log, and then records that were deleted from the log."""
         if not self._context.may_serve():
             return reply(command, ResponseCode.SYSTEM_BUSY, REJECTED)
         header = decode_header_leniently(
@@ -72,13 +73,13 @@ class QueryHandlers(Handlers[PullContext]):
         left = _ANSWER_BYTES_MAX
         for physical_offset in found.physical_offsets:
             record = self._context.store.log.record_at(physical_offset)
-            # The first record of any size: a client that requests one long message gets it.
+            # Accept a first record of any size: a client has to get a single long message.
             if record is not None and (len(record) <= left or not records):
                 records.append(record)
                 left -= len(record)
         assert records or left == _ANSWER_BYTES_MAX, "without records all bytes are left"
         answer = QueryMessageResponse(found.last_update_timestamp, found.last_update_offset)
-        # Count the offsets of the index, not the records: those that did not fit must not be queried elsewhere.
+        # Count the offsets of the index, not the records: records that did not fit must not be queried elsewhere.
         missing = min(count_max, self._context.store_settings.query_count_max) - len(found.physical_offsets)
         older = self._context.older
         if older is None or missing <= 0:
@@ -97,11 +98,11 @@ class QueryHandlers(Handlers[PullContext]):
 
     @answers(RequestCode.VIEW_MESSAGE_BY_ID)
     def view(self, connection: Connection, command: Command) -> Command | Awaitable[Command]:
-        """Return the record at a physical offset, which is a part of an offset message id."""
+        """Return the record at a physical offset. Clients take the offset from an offset message id."""
         if not self._context.may_serve():
             return reply(command, ResponseCode.SYSTEM_BUSY, REJECTED)
         offset = decode_header(command, ViewMessageRequest).offset
-        # A client can send any id: no file has a negative offset.
+        # A client can send any id, but no file has a negative offset.
         record = self._context.store.log.record_at(offset) if offset >= 0 else None
         older = self._context.older
         if record is None and offset >= 0 and older is not None:
@@ -116,8 +117,8 @@ class QueryHandlers(Handlers[PullContext]):
 
     @answers(RequestCode.QUERY_CONSUME_QUEUE)
     def queue_entries(self, connection: Connection, command: Command) -> Command:
-        """Return entries of a queue from an offset on, within one of its files.
-        A group's filter is applied only to entries with an extension unit, as in the reference."""
+        """Return entries of a queue from an offset on, within one file of the queue.
+        A group's filter is applied only to entries with an extension unit, like in the reference."""
         header = decode_header_leniently(command, QueryConsumeQueueRequest)
         topic, queue_id, group = header.topic, header.queue_id, header.consumer_group
         if topic is None:
@@ -146,7 +147,7 @@ class QueryHandlers(Handlers[PullContext]):
                 by_code = wanted.codes is None or code in wanted.codes
                 by_unit = wanted.accept_entry is None or wanted.accept_entry(code, unit)
                 verdicts.append(unit is not None and by_code and by_unit)
-                return False  # so that no record is read
+                return False  # do not read the record
 
             self._context.store.get(topic, queue_id, header.index, count_max=count, accept_entry=judge)
         entries = self._context.store.entries(topic, queue_id, header.index, count_max=count) if count else []
@@ -176,8 +177,8 @@ class QueryHandlers(Handlers[PullContext]):
 
 
 def _joined(records: list[memoryview], older: list[memoryview]) -> list[memoryview]:
-    """Return the records of the log, and then the other older records that fit into an answer."""
-    # A file may be in the log and in the other place at the same time.
+    """Return the records of the log, and then the older records that fit into an answer, without duplicates."""
+    # The same file may be in the log and in the other place.
     known = {bytes(record[_PHYSICAL_OFFSET]) for record in records}
     found, left = [*records], _ANSWER_BYTES_MAX - sum(map(len, records))
     for record in older:

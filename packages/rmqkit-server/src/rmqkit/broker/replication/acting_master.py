@@ -1,37 +1,40 @@
 """A slave that acts for its missing master (slave-acting-master, ``enableSlaveActingMaster``).
 
-Of the living brokers of one name, the broker with the lowest id acts for a missing master. It accepts no messages. It
-sends due messages of its log to other brokers (`escape`), but only with ``enableRemoteEscape``; otherwise they wait for
-the master. It serves offsets, locks and pulls like any slave that may be read from.
+If the master is missing, the living broker with the lowest id of its group acts for it. The acting master accepts no
+messages. With ``enableRemoteEscape`` it sends due messages of its log to other brokers (`escape`). Without this setting
+the messages wait for the master. The acting master serves offsets, locks and pulls like any slave that may be read
+from.
 
 ====================  ==========================================================================================
 event                 action
 ====================  ==========================================================================================
-the own id is lowest  delivery of delayed and timed messages and check-back start, from the last copied positions
-a lower id is there   they stop after running deliveries. A returning master may request the stop, to adopt the
-again                 offsets (`PreOnline`), and has 30 s to register then
-the master came       the slave follows its tables and log, and answers held pulls, so that clients go to the master
-the master went       the slave no longer copies its tables
+the slave's id is     delivery of delayed and timed messages and check-back start, from the last copied positions
+the lowest
+a lower id returns    delivery and check-back stop after running deliveries. A returning master may request the stop,
+                      to adopt the offsets (`PreOnline`). It has 30 s to register then
+a master appears      the slave copies its tables and log, and answers held pulls: clients then go to the master
+the master is gone    the slave no longer copies its tables
 ====================  ==========================================================================================
 
-The slave asks all name servers for the members every second, and when one of them sends a notice. It treats the group
-as masterless if no name server knows a master and the replication link is down, too: a name server that has just
-started knows no broker. It copies the master's delay offsets every 5 s, and the other tables every minute: delayed
-messages that the master delivered after the last copy are delivered twice.
+The slave requests the members from all name servers every second, and when a name server sends a notice. The slave acts
+only if no name server knows a master and the replication link is down: a name server that has just started knows no
+broker. The slave copies the master's delay offsets every 5 s, and the other tables every minute. Delayed messages that
+the master delivered after the last copy are delivered twice.
 
-A slave whose master is there holds pulls that find no message. The reference answers PULL_RETRY_IMMEDIATELY: then a
-client whose route is older than the master's return pulls in a busy loop.
+While there is a master, a slave holds pulls that find no message. The reference answers PULL_RETRY_IMMEDIATELY. A
+client with a route from before the master's return then pulls in a busy loop.
 
 Before a broker registers, `PreOnline` adopts the progress of the other brokers of its name
 (``BrokerPreOnlineService``). A returning master sends the address of its log to every living member of its group,
-lowest id first (EXCHANGE_BROKER_HA_INFO); an acting master stops then. Then it adopts the offsets of groups, also for
-half messages, and of delay levels, if they are greater than its own. Only then it registers. A returning slave of a
-masterless group does the same without sending an address. Offsets never move backwards by this. Timed messages that an
-acting master delivered are skipped one by one; those that it never had are delivered. A member that does not answer is
-asked again every second while name servers list it, at most `_TRIES` times: then the broker registers without its
-progress, which repeats messages but loses none.
-Only with ``enableSlaveActingMaster``, and not with ``skipPreOnline``. Loop only. Source: behaviour.md §1.8, §10.5;
-remoting.md §4.4.
+lowest id first (EXCHANGE_BROKER_HA_INFO). An acting master stops when it receives the address. Then the returning
+master adopts the offsets of groups, also for half messages, and of delay levels, if they are greater than its own.
+After this it registers. A returning slave of a group without a master does the same, but does not send an address.
+The adoption never moves offsets backwards. Timed messages that an acting master delivered are skipped one by one, and
+timed messages that it never had are delivered. If a member does not answer, the request is repeated every second while
+name servers list the member, at most `_TRIES` times. Then the broker registers without the member's progress, which
+repeats messages but loses none.
+`PreOnline` runs only with ``enableSlaveActingMaster``, and not with ``skipPreOnline``.
+Loop only. Source: behaviour.md §1.8, §10.5; remoting.md §4.4.
 """
 
 from __future__ import annotations
@@ -79,7 +82,7 @@ class ReplicationContext(TransactionContext, Protocol):
 
 
 MASTER_ID = 0
-# Accepts the addresses of the master and of its HA port, or None without a master.
+# A function that accepts the addresses of the master and of its HA port. Both are None without a master.
 OnMaster = Callable[[str | None, str | None], object]
 
 _LOOK_MS = 1000.0
@@ -94,7 +97,7 @@ class ActingMaster:
     """The part of a slave that watches the group and acts for a missing master.
 
     Args:
-        remote_put: sends due messages to other brokers; None: they wait for the master.
+        remote_put: sends a due message to other brokers. None: due messages wait for the master.
         holds_back: returns True if the slave must not act: its link to a master is up, or its log has diverged.
         on_master: called with the addresses of a new master, or with None when the master is gone.
     """
@@ -140,18 +143,19 @@ class ActingMaster:
 
     async def give_way(self) -> None:
         """Stop acting for a returning master. When this returns, the offsets no longer move."""
-        # Set before the wait for the stop: a running look-up must not start acting again after the stop.
+        # Set the time before the wait for the stop: a running look-up must not start acting again after the stop.
         self._given_way_until_ms = self._context.clock.monotonic_ms() + _GIVEN_WAY_MS
         await self._stop_acting()
 
     async def apply_members(self, members: Mapping[int, str]) -> None:
-        """Adjust to the current members, by id. An empty table is ignored."""
+        """Start or stop acting, and follow a new master. ``members``: the current members by id. An empty table is
+        ignored."""
         if not members:
-            return  # no name server answered, or all have just started: continue as before
+            return  # no name server answered, or all name servers have just started: change nothing
         if members[min(members)] != self._context.address or self._holds_back():
             await self._stop_acting()
-        # Name servers list this slave as the lowest id until the returning master registers, which is after its request
-        # to give way. Acting again in between would deliver messages that the master delivers, too.
+        # The returning master registers after its request to stop. Until then, name servers list this slave as the
+        # lowest id. If the slave acted again in between, it would deliver messages that the master delivers, too.
         elif not (self.is_acting or self._has_given_way or self._stopping.locked()):
             self._start_acting()
         if members.get(MASTER_ID) != self._master:
@@ -176,21 +180,22 @@ class ActingMaster:
             self._context.schedule.replace_with(await self._calls.delay_offsets(master))
 
     async def _master_changed(self, master: str | None) -> None:
-        """Follow a new master, or report that it is gone. Raises RemotingError: the new master does not answer yet; the
-        next look-up tries again."""
+        """Follow a new master, or report that the master is gone. Raises RemotingError: the new master does not answer
+        yet. The next look-up tries again."""
         if master is None:
             _log.warning("the master %s is gone", self._master)
             self._on_master(None, None)
         else:
             ha_address = await self._ha_address_of(master)
             self._on_master(master, ha_address)
-            # Clients with held pulls would wait here for messages that the master has. After an answer they go to it.
+            # Answer held pulls: their clients wait here for messages that the master has, and then go to the master.
             self._context.long_polling.wake_all()
             _log.info("the master is %s, its log is at %s", master, ha_address)
-        self._master = master  # last: after an error above, the next look-up tries again
+        self._master = master  # set it last: after an error above, the next look-up tries again
 
     async def _ha_address_of(self, master: str) -> str | None:
-        """Return the HA address of a master. If the answer has none, return None: the registration returns it later."""
+        """Return the HA address of a master, or None if the answer does not have it. The registration returns it
+        later."""
         answer = await self._calls.call(master, request(RequestCode.EXCHANGE_BROKER_HA_INFO))
         return decode_header_leniently(answer, HaInfo).master_ha_address
 
@@ -198,7 +203,7 @@ class ActingMaster:
         assert not self.is_acting, "a slave starts acting once"
         assert self._check_back is None, "the earlier check-back has stopped"
         context, self.is_acting = self._context, True
-        # A new version, so that slaves and the returning master see that the offsets changed.
+        # Set a new version: slaves and the returning master see by the version that the offsets changed.
         context.offsets.advance_version()
         if self._remote_put is None:
             _log.warning("acting as master: due messages wait for the master, because enableRemoteEscape is false")
@@ -216,7 +221,7 @@ class ActingMaster:
 
     async def _stop_acting(self) -> None:
         """Stop acting, and wait for running deliveries. The call may be cancelled and repeated."""
-        # A look-up and a returning master may call this together: both must wait until all deliveries have ended.
+        # A look-up and a returning master may call this concurrently: both must wait until all deliveries have ended.
         async with self._stopping:
             if self.is_acting:
                 _log.warning("no longer acting as master")
@@ -238,7 +243,8 @@ _MEMBER_TIMEOUT_MS = 5000
 
 
 class PreOnline:
-    """The adoption of the progress of a broker's group. ``ha_address``: the address of the broker's log for slaves."""
+    """The adoption of the progress of a broker's group. ``ha_address``: the address at which slaves read the broker's
+    log."""
 
     def __init__(
         self, context: ReplicationContext, registration: Registration, client: RemotingClient, *, ha_address: str
@@ -270,7 +276,7 @@ class PreOnline:
         try:
             if not is_slave:
                 await self._calls.ask(address, RequestCode.EXCHANGE_BROKER_HA_INFO, own)
-            # After the exchange, which returns when the acting master's offsets no longer move.
+            # Copy the offsets after the exchange. It returns when the acting master's offsets no longer move.
             delays = await self._calls.delay_offsets(address)
             offsets = await self._calls.consumer_offsets(address)
             await self._take_timer(address)
@@ -279,7 +285,7 @@ class PreOnline:
         except RmqError as error:
             _log.warning("cannot take over the offsets of %s, trying again: %s", address, error)
             return False
-        # Write at once: after a crash before the next regular write, consumed messages would be delivered again.
+        # Write now: after a crash before the next regular write, consumed messages would be delivered again.
         self._context.offsets.persist()
         return True
 

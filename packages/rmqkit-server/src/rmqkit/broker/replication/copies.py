@@ -1,18 +1,19 @@
 """The copies of a master's log at its slaves, and the offset that answers wait for (*confirm offset*).
 
-A slave reports an offset when it has made its log safe up to there, so a report means a copy of all data before the
-offset. The protocol does not identify the slave of a link. Of the links from one address the earliest count:
+A slave reports an offset when its log is safe up to this offset. So a report means a copy of all data before the
+offset. The protocol does not identify the slave of a link. These rules decide which links from one address count:
 
 =================================  ====================================================================================
-a link                             is a copy
+link                               counts as a copy
 =================================  ====================================================================================
-is the first from its address      unless it is silent for two ``haSendHeartbeatInterval`` and a later link is not
-came later, from the same address  if all counted links before it have reported since its first report, so they are
-                                   other slaves of one machine. At most as many links count as members have the address
+the first from its address         unless it is silent for two ``haSendHeartbeatInterval`` and a later link is not
+a later one from the same address  if all counted links before it have reported after its first report. Then they belong
+                                   to other slaves on one machine. The number of counted links is at most the number of
+                                   members with the address
 =================================  ====================================================================================
 
-So a slave that reconnects before its old link is known to be dead is not counted twice, and a later link cannot replace
-an earlier one.
+A slave that reconnects before its old link is known to be dead is therefore not counted twice, and a later link cannot
+replace an earlier link.
 
 Loop only. `rmqkit.broker.durability` holds the answers that wait, `link` has the connections.
 Source: store.md §21.1 to §21.3; behaviour.md §10.3.
@@ -42,7 +43,7 @@ _SILENT_HEARTBEATS = 2
 
 
 def waits_for_copies(settings: BrokerSettings) -> bool:
-    """Return True if answers of this broker wait for slaves: it is a SYNC_MASTER, and its own copy is not enough."""
+    """Return True if answers of this broker wait for slaves: it is a SYNC_MASTER and needs more than its own copy."""
     is_alone_enough = settings.in_sync_replicas <= 1 and (
         settings.min_in_sync_replicas <= 1 or not (settings.acts_as_master and settings.auto_in_sync_replicas)
     )
@@ -50,7 +51,7 @@ def waits_for_copies(settings: BrokerSettings) -> bool:
 
 
 class SlaveCopies:
-    """The copies at the slaves of one master. ``links``: the admitted links; their owner changes the list."""
+    """The copies at the slaves of one master. ``links``: the admitted links. The owner of the list changes it."""
 
     def __init__(
         self, store: MessageStore, settings: BrokerSettings, clock: Clock, members: Members, links: Sequence[Link]
@@ -67,34 +68,35 @@ class SlaveCopies:
         self._growth.mark(self._store.dispatched_offset, self._clock.monotonic_ms())
 
     def forget_growth(self) -> None:
-        """Drop the times that no slave needs."""
+        """Drop the recorded times that no slave needs."""
         if self._links:
             self._growth.drop_before(min(link.acked_offset for link in self._links))
         else:
             self._growth = Growth()
 
     def replicated_offset(self, copies: int) -> int:
-        """Return the physical offset up to which ``copies`` copies exist, with the master's; -1: too few slaves."""
+        """Return the physical offset up to which ``copies`` copies exist, including the master's copy; -1: too few
+        slaves."""
         if copies <= 1:
-            # Not the dispatched offset: if one copy is enough, a SYNC_MASTER must not wait for the dispatcher.
+            # Do not use the dispatched offset: if one copy is enough, a SYNC_MASTER must not wait for the dispatcher.
             return self._store.max_physical_offset
-        # All reports are physical offsets of the same log, so n slaves have the data up to the n-th largest.
+        # All reports are physical offsets of the same log, so n slaves have the data up to the n-th largest report.
         acked = sorted((link.acked_offset for link in self.counting()), reverse=True)
         return acked[copies - 2] if len(acked) > copies - 2 else -1
 
     def in_sync_count(self) -> int:
-        """Return the number of brokers that are less than ``haMaxGapNotInSync`` behind, including this one."""
+        """Return the number of brokers that lag by less than ``haMaxGapNotInSync``, including this broker."""
         return 1 + sum(self._is_in_sync(link) for link in self.counting())
 
     def confirmed_offset(self) -> int:
-        """Return the physical offset up to which all copies exist that a SYNC_MASTER's answers wait for."""
+        """Return the physical offset up to which all required copies exist. Answers of a SYNC_MASTER wait for it."""
         needed = self.needed_copies()
         if self._settings.all_in_sync_replicas:
             needed = max(needed, self.in_sync_count())
         return self.replicated_offset(needed)
 
     def needed_copies(self) -> int:
-        """Return how many copies answers wait for. An acting-master group may need fewer."""
+        """Return the number of copies that answers wait for. An acting-master group may need fewer copies."""
         settings = self._settings
         if settings.acts_as_master and settings.auto_in_sync_replicas:
             return max(min(settings.in_sync_replicas, self.in_sync_count()), settings.min_in_sync_replicas)
@@ -102,7 +104,8 @@ class SlaveCopies:
 
     @property
     def lacks_replicas(self) -> bool:
-        """True if sends are refused because too few brokers are in sync; only in an acting-master group."""
+        """True if sends are refused because too few brokers are in sync. This happens only in an acting-master
+        group."""
         return self._settings.acts_as_master and self.needed_copies() > self.in_sync_count()
 
     def status(self) -> HaRuntimeInfo:
@@ -129,21 +132,21 @@ class SlaveCopies:
         )
 
     def counting(self) -> list[Link]:
-        """Return the links whose reports are copies, by the rules at the top."""
+        """Return the links that count as copies by the rules at the top of the module."""
         silent_since_ms = self._clock.monotonic_ms() - _SILENT_HEARTBEATS * self._settings.ha_heartbeat_interval_ms
         reporting = [link for link in self._links if link.acked_offset >= 0]
         heard = {link.ip for link in reporting if link.read_ms >= silent_since_ms}
         counting: dict[IpAddress | None, list[Link]] = {}
         for link in reporting:
             if link.read_ms < silent_since_ms and link.ip in heard:
-                continue  # most likely the old link of a slave that reconnected, which must not be counted twice
+                continue  # probably the old link of a slave that reconnected: do not count the slave twice
             before = counting.setdefault(link.ip, [])
             if all(other.turn > link.first_turn for other in before) and len(before) < self.count_at(link.ip):
                 before.append(link)
         return list(chain.from_iterable(counting.values()))
 
     def count_at(self, address: IpAddress | None) -> int:
-        """Return how many links from an address may count as copies."""
+        """Return the number of links from an address that may count as copies."""
         if address is None:
             return 0
         return max(self._members.count_at(address), int(self._settings.ha_addresses.name(address)))
@@ -153,7 +156,7 @@ class SlaveCopies:
         return link.acked_offset >= 0 and not link.is_lost and behind_bytes < self._settings.ha_gap_bytes_max
 
     def _lag_ms(self, link: Link) -> int | UnsetType:
-        """Return the age of the oldest data that a slave has not acknowledged, if it is known."""
+        """Return the age of the oldest data that a slave has not acknowledged, in ms, or UNSET if it is unknown."""
         if link.acked_offset >= self._store.dispatched_offset:
             return 0
         grew_ms = self._growth.grew_ms(link.acked_offset)
@@ -161,7 +164,7 @@ class SlaveCopies:
 
 
 class Growth:
-    """The times at which the log grew, with a precision of 2 ms. A slave that is far behind makes them less precise."""
+    """The times at which the log grew, with a precision of 2 ms. The precision decreases if a slave is far behind."""
 
     __slots__ = ("_apart_ms", "_end", "_starts", "_times_ms")
 
@@ -172,30 +175,30 @@ class Growth:
         self._times_ms: list[float] = []
 
     def __len__(self) -> int:
-        """Return how many marks are stored, at most `_MARKS_MAX`."""
+        """Return the number of stored marks, at most `_MARKS_MAX`."""
         return len(self._starts)
 
     def mark(self, end: int, now_ms: float) -> None:
-        """Record that the log ends at an offset now."""
+        """Record the current end of the log."""
         assert end >= self._end, f"the log shrinks from {self._end} to {end}"
         start, self._end = self._end, end
         starts, times_ms = self._starts, self._times_ms
         if start in (-1, end) or (times_ms and now_ms - times_ms[-1] < self._apart_ms):
             return
         if len(starts) == _MARKS_MAX:
-            # Drop every second mark: memory stays bounded, and ages are right within the doubled distance.
+            # Drop every second mark: the memory stays bounded, and the precision is halved.
             del starts[1::2], times_ms[1::2]
             self._apart_ms *= 2
         starts.append(start)
         times_ms.append(now_ms)
 
     def grew_ms(self, offset: int) -> float | None:
-        """Return when the byte at an offset was written, or a little earlier; None without a mark."""
+        """Return the time when the byte at an offset was written, or a little earlier time; None without a mark."""
         at = bisect_right(self._starts, offset) - 1
         return None if at < 0 else self._times_ms[at]
 
     def drop_before(self, offset: int) -> None:
-        """Drop the marks that are needed only for lower offsets."""
+        """Drop marks that only lower offsets need."""
         keep = bisect_right(self._starts, offset) - 1
         if keep > 0:
             del self._starts[:keep], self._times_ms[:keep]

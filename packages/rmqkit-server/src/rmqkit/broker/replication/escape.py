@@ -1,19 +1,20 @@
-"""Messages that an acting master sends to other brokers' masters, because it has no log for them (``EscapeBridge``).
+"""The sending of messages from an acting master to the masters of other brokers (``EscapeBridge``).
 
-A broker that acts as master is a slave: its log is its master's. It sends each due message like a producer's message to
-a queue of the same topic on another broker; the message's consumers read that queue, too.
+A broker that acts as master is a slave: its log is a copy of its master's log, so it cannot store messages. It sends
+each due message like a producer to a queue of the same topic on another broker. The consumers read this queue, too.
 
 ====================  ==========================================================================================
 message               how it is sent
 ====================  ==========================================================================================
-delayed, now due      to its real topic, without DELAY, REAL_TOPIC, REAL_QID: with them it would be delayed again
-half                  to its real topic as a half message (TRAN_MSG): the other broker asks its producer from now on
-retried               like a delayed message; its tries were counted here, the other broker accepts any count
+delayed, now due      to its real topic, without DELAY, REAL_TOPIC, REAL_QID, which would delay it again
+half                  to its real topic as a half message (TRAN_MSG): the other broker checks back from now on
+retried               like a delayed message. Its tries were counted here, and the other broker accepts any count
 ====================  ==========================================================================================
 
-Only SUCCESS means stored, so the copy is as durable as the other broker promises. After any other answer, or without an
-answer, the caller retries: a message may be sent twice, but is never lost. The stored body is sent unchanged,
-compressed or not; the sender's own address is the born host. Loop only. Source: behaviour.md §9.1 (7), §10.5.
+Only the answer SUCCESS means that the message is stored, as durably as the other broker promises. After any other
+answer, or without an answer, the caller retries: a message may be sent twice, but is never lost. The stored body is
+sent unchanged, compressed or not. The born host is the address of this broker.
+Loop only. Source: behaviour.md §9.1 (7), §10.5.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ __all__ = ["EscapeBridge"]
 _TIMEOUT_MS = 3000
 _ROUTE_MS_MAX = 30_000.0
 _NO_ROUTE_MS_MAX = 1000.0
-# Properties about the log of this broker, and WAIT, with which the answer might not wait for the disk.
+# Properties that refer to the log of this broker, and WAIT: with it the other broker may answer before the flush.
 _OF_THIS_BROKER = (
     property_names.CLUSTER,
     property_names.MSG_REGION,
@@ -70,7 +71,7 @@ class _Queue:
 
 
 class EscapeBridge:
-    """The sender of one broker's messages to other brokers' masters."""
+    """The sender of a broker's messages to the masters of other brokers."""
 
     def __init__(
         self, settings: BrokerSettings, registration: Registration, client: RemotingClient, clock: Clock
@@ -84,20 +85,20 @@ class EscapeBridge:
         self._asking = asyncio.Lock()
 
     async def put(self, message: InnerMessage) -> bool:
-        """Send a message. Return whether another broker has stored it. Log a failure once for each topic."""
+        """Send a message. Return True if another broker has stored it. Log a failure once for each topic."""
         properties = message.parsed
         is_half = message.topic == names.HALF_TOPIC
         place = real_place(properties) if is_half else (message.topic, message.queue_id)
         if place is None:
             _log.error("skipping a half message that does not name its topic: %s", properties)
-            return True  # after False it would be retried for ever, and later messages would wait
+            return True  # after False the message would be retried without end, and later messages would wait
         topic = place[0]
         try:
             await self._send(topic, self._header(message, topic, properties, is_half=is_half), message.body)
         except RmqError as error:
             if not isinstance(error, NoRoute):
-                # The master may have a new address. Without a route, keep the entry: otherwise each try would ask the
-                # name servers.
+                # The master may have a new address, so drop the route. Keep an empty route for a while: otherwise each
+                # try would send a request to the name servers.
                 self._queues.pop(topic, None)
             if self._failures.get(topic) != str(error):
                 _log.warning("cannot send a message for topic %s to another broker, trying again: %s", topic, error)
@@ -118,7 +119,7 @@ class EscapeBridge:
             default_topic=names.AUTO_CREATE_TOPIC,
             default_topic_queue_nums=self._settings.default_topic_queue_count,
             queue_id=0,
-            # Only the compression: the other broker recognizes a half message by TRAN_MSG.
+            # Send only the compression bits: the other broker recognizes a half message by TRAN_MSG.
             sys_flag=message.sys_flag & (COMPRESSED | COMPRESSION_MASK),
             born_timestamp=message.born_timestamp,
             flag=message.flag,
@@ -135,8 +136,8 @@ class EscapeBridge:
         await self._calls.ask(queue.address, RequestCode.SEND_MESSAGE_V2, header, body=body)
 
     async def _queue(self, topic: str) -> _Queue:
-        """Return the next queue of a topic at other brokers' masters, in turn."""
-        # One request at a time: a thousand messages that are due together ask the name servers once for their topic.
+        """Return the next queue of a topic, in rotation over the queues at other brokers' masters."""
+        # Only one request at a time: messages that are due together share one request for the route of their topic.
         async with self._asking:
             known = self._queues.get(topic)
             now_ms = self._clock.monotonic_ms()

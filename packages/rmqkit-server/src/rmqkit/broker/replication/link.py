@@ -1,8 +1,8 @@
-"""The connection of one slave to its master (``HAConnection``): it receives reports and sends frames of the log.
+"""The master's side of the connection of one slave (``HAConnection``). It receives reports and sends frames of the log.
 
-A frame is twelve bytes and a slice of the mapped log, which is written without a copy. TLS is recognized by the first
-byte, as on the main port: no report begins with 0x16. With ``haTlsEnable`` only TLS is accepted; without, slaves may
-use TLS if the broker has a certificate.
+A frame is twelve bytes and a slice of the mapped log. The slice is written without a copy. TLS is recognized by the
+first byte, as on the main port: no report begins with 0x16. With ``haTlsEnable`` only TLS is accepted. Without the
+setting slaves may use TLS if the broker has a certificate.
 
 Loop only. `rmqkit.broker.replication.master` admits links and decides when they send.
 Source: store.md §21.1 to §21.3.
@@ -27,7 +27,7 @@ __all__ = ["Link", "LinkOwner"]
 
 _log = logging.getLogger(__name__)
 _SECOND_MS = 1000.0
-# The number of bytes for a slave in one round, if it is behind. Between rounds the loop serves other connections.
+# The maximum number of bytes for a slave in one `Link.send`. Between two calls the loop serves other connections.
 _ROUND_BYTES = 1 << 20
 _UNSENT_BYTES_MAX = 4 << 20
 
@@ -60,13 +60,13 @@ class Link(asyncio.Protocol):
     Attributes:
         acked_offset: the last reported offset, -1 before the first report.
         next_offset: the offset of the next frame, -1 before the first report.
-        ip: the address of the slave; None without one.
+        ip: the IP address of the slave, or None.
         turn, first_turn: the numbers of its newest and its first report among all reports to this master.
         read_ms: the time of the last report, or of the connect.
-        looks_begun: the number of member look-ups that had begun when it connected.
-        is_paused: whether the slave does not read, so that the write buffer is full.
-        is_lost: whether the log no longer has the next data for it.
-        bytes_per_second: the bytes that were sent in the last whole second.
+        looks_begun: the number of member look-ups that had begun when the slave connected.
+        is_paused: True while the write buffer is full, because the slave does not read.
+        is_lost: True if the log no longer has the data that the slave needs next.
+        bytes_per_second: the number of bytes that were sent in the last whole second.
     """
 
     def __init__(self, master: LinkOwner, store: MessageStore, settings: BrokerSettings, clock: Clock) -> None:
@@ -94,8 +94,8 @@ class Link(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        # This limits the memory for a slave that does not read: slices of mapped files are copied into the transport's
-        # buffer as soon as the socket is full.
+        # The limit bounds the memory for a slave that does not read: when the socket is full, slices of mapped files
+        # are copied into the transport's buffer.
         self._transport.set_write_buffer_limits(high=_UNSENT_BYTES_MAX)
         peer: Any = transport.get_extra_info("peername")
         if isinstance(peer, tuple):
@@ -133,12 +133,12 @@ class Link(asyncio.Protocol):
         self.read_ms = self._clock.monotonic_ms()
         self.acked_offset = offset
         if is_first:
-            # An empty slave begins with a whole file, as in the reference, so that its files begin at the same offsets.
+            # Begin with a whole file for an empty slave, like the reference: its files then begin at the same offsets.
             self.next_offset = offset or self._store.file_start(self._store.dispatched_offset)
         self._master.reported(self, is_first=is_first)
 
     def _plain(self, data: bytes) -> bytes:
-        """Return the slave's data without TLS; the first byte shows if the slave speaks TLS.
+        """Return the slave's data, decrypted if the slave uses TLS. The first byte of the link shows this.
 
         Raises FrameError: TLS is required and the slave does not speak it, or its TLS data is invalid.
         """
@@ -174,7 +174,7 @@ class Link(asyncio.Protocol):
     # ---- called by the master
 
     def send(self) -> bool:
-        """Send as much of the log as the slave accepts now. Return whether there is more for the next round."""
+        """Send as much of the log as the slave accepts now. Return True if there is more to send in the next tick."""
         if self._transport is None or self.is_paused or self.is_lost or self.acked_offset < 0:
             return False
         parts: list[bytes | memoryview] = []
@@ -186,7 +186,7 @@ class Link(asyncio.Protocol):
                 self.next_offset += len(data)
                 left -= len(data)
         except StoreError as error:
-            # The slave would reconnect for ever after a close. The link stays, gets heartbeats, and is not in sync.
+            # Do not close the link: the slave would reconnect without end. The link gets heartbeats and is not in sync.
             self.is_lost = True
             _log.error("cannot send the log to slave %s: %s; empty its store", self.peer, error)
         except OSError as error:
@@ -201,7 +201,7 @@ class Link(asyncio.Protocol):
         return data
 
     def check_times(self, now_ms: float) -> None:
-        """Do the periodic work: close a silent link, measure the rate, send a heartbeat."""
+        """Close a silent link, measure the rate, and send a heartbeat if it is due."""
         settings = self._settings
         if now_ms - self.read_ms > settings.ha_silent_ms_max:
             self.close(f"no report for {settings.ha_silent_ms_max} ms")
@@ -214,18 +214,18 @@ class Link(asyncio.Protocol):
             self.beat()
 
     def beat(self) -> None:
-        """Send a heartbeat, which rmqkit's slaves answer with a report; not before the first report."""
+        """Send a heartbeat, unless the slave has not reported yet. Slaves of rmqkit answer with a report."""
         is_idle = self.acked_offset >= 0 and not self.is_paused
         if is_idle and self._transport is not None and not self._transport.is_closing():
             self._write([frame_head(self.next_offset, 0)])
 
     def close(self, reason: str = "the master stops", *, is_wrong: bool = False) -> None:
-        """Abort the link. The slave requests the rest of the data when it reconnects."""
+        """Abort the link. The slave gets the rest of the data after it reconnects."""
         if self._transport is None or self._transport.is_closing():
             return
         self.closed_because = reason
         if is_wrong:
-            # A separate source: other connections from a slave's address must not suppress its log lines.
+            # Use a separate source: other connections from the slave's address must not suppress its log lines.
             source = self.host if self.acked_offset < 0 else f"slave {self.host}"
             line = f"slave {self.peer} is refused: {reason}"
             self._master.log.write(logging.ERROR, source, line, self._clock.monotonic_ms())
@@ -233,13 +233,13 @@ class Link(asyncio.Protocol):
 
     @property
     def _allowance(self) -> int:
-        """The number of bytes that may be sent in this second."""
+        """The number of bytes that may still be sent in this second."""
         if not self._settings.ha_flow_control:
             return _ROUND_BYTES
         return self._settings.ha_bytes_per_second_max - self._sent_bytes
 
     def _write(self, parts: list[bytes | memoryview]) -> bool:
-        """Write frames. Return whether the link is still writable."""
+        """Write frames. Return True if the link is still writable."""
         assert self._transport is not None, "a closed link sends nothing"
         self._written_ms = self._clock.monotonic_ms()
         if self._tls is not None:

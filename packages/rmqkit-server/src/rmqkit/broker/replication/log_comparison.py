@@ -1,22 +1,22 @@
-"""The comparison of a slave's log with its master's: the slave's log may be a beginning of it, or the logs diverge.
+"""The comparison of a slave's log with its master's log. The master's log continues the slave's log, or they diverge.
 
-The slave requests from the master's main port the record at the offset of its own last record (VIEW_MESSAGE_BY_ID,
-which every release answers) and compares the bytes. A record contains its place in log and queue, its store time and
-its message, so logs that diverged earlier do not share it. Only if the record differs, the slave requests the bounds of
-the master's log (GET_BROKER_RUNTIME_INFO) and a few more records, in a binary search.
+The slave requests the record at the offset of its own last record from the master's main port (VIEW_MESSAGE_BY_ID,
+which every release answers) and compares the bytes. A record contains its position in log and queue, its store time and
+its message, so logs that diverged earlier have different records there. Only if the record differs, the slave requests
+the bounds of the master's log (GET_BROKER_RUNTIME_INFO) and a few more records, in a binary search.
 
 ==========================================  ===========================================================
 the master has                              action
 ==========================================  ===========================================================
-the same record                             the slave follows
-another record, or none although its log    the slave searches the point of divergence, logs it once, and
-continues                                   stops for good (`HaSlave.is_diverged`)
-no record: its log ends before, equal so    the slave is ahead: it logs that once, compares again with
-far                                         every try, and serves no messages meanwhile
-no record: its log begins later             logged once; the slave's store has to be removed
+the same record                             the slave follows the master
+another record, or no record although its   the slave finds the point of divergence, logs it once, and
+log continues after the offset              stops for good (`HaSlave.is_diverged`)
+no record: its log is equal, but shorter    the slave is ahead: it logs this once, compares again with
+                                            every try, and serves no messages meanwhile
+no record: its log begins later             this is logged once. The slave's store has to be removed
 ==========================================  ===========================================================
 
-The slave never removes data: only an operator can decide which of two histories is right.
+The slave never removes data: only an operator can decide which of the two logs is right.
 Loop only. Source: docs/decisions/0007; store.md §21.3, §21.4.
 """
 
@@ -37,15 +37,15 @@ _ASK_TIMEOUT_MS = 5000
 
 
 class LogComparison:
-    """The comparison of a slave's log with its master's.
+    """The comparison of a slave's log with its master's log.
 
     Args:
-        store: opened with ``is_replica``.
+        store: the slave's store, opened with ``is_replica``.
         client: the client for requests to the master's main port.
         address: the slave's own address, for log lines.
 
     Attributes:
-        ahead_from: the end of the master's log in the last comparison, if the own log is longer; else None.
+        ahead_from: the end of the master's log in the last comparison, if the slave's log is longer; otherwise None.
     """
 
     def __init__(self, store: MessageStore, client: RemotingClient, address: str) -> None:
@@ -55,9 +55,9 @@ class LogComparison:
         self.ahead_from: int | None = None
 
     async def compare(self, address: str) -> None:
-        """Find the own last record at the master.
+        """Check that the master has the slave's last record.
         Raises LogDiverged: the master has a different log.
-        Raises StoreError: the master's log ends before the own last record, or begins after it.
+        Raises StoreError: the master's log ends before the slave's last record, or begins after it.
         Raises RemotingError, PeerRefused, BodyError: the request to the master failed."""
         last = self._store.replica.last_record()
         if last is None or await self._has(address, last[0]):
@@ -70,7 +70,7 @@ class LogComparison:
                 f"the log of {address} begins at {low}, after the end of the own log at {own_end}: remove this slave's "
                 "store, so that it copies the log again"
             )
-        # Search once, and again only if the master has more: the search reads both logs.
+        # Search once, and again only if the master's log has grown: the search reads both logs.
         if self.ahead_from is None or high > self.ahead_from:
             self.ahead_from = await self._parting(address, low)
         if high > self.ahead_from:
@@ -87,16 +87,16 @@ class LogComparison:
 
     @property
     def _diff(self) -> str:
-        """Return the command that compares this store with a copy of the master's."""
+        """Return the command that compares this store with a copy of the master's store."""
         return f"rmq pipeline diff {shlex.quote(str(self._store.root))} MASTERS_STORE"
 
     async def _has(self, address: str, offset: int) -> bool:
-        """Return True if a broker has the own record at a physical offset."""
+        """Return True if a broker has the same record at a physical offset as this slave."""
         own = self._store.log.record_at(offset)
         asked = request(RequestCode.VIEW_MESSAGE_BY_ID, ViewMessageRequest(offset))
         answer = await self._calls.call(address, asked)
         if answer.code == ResponseCode.SYSTEM_ERROR:
-            return False  # the answer of all releases if no record begins there; their remarks differ
+            return False  # all releases answer with this code if no record begins at the offset
         return own is not None and expect_success(answer, address).payload == own
 
     async def _bounds(self, address: str) -> tuple[int, int]:
@@ -108,8 +108,8 @@ class LogComparison:
             raise BodyError(f"{address} did not return the bounds of its log: {error!r}") from None
 
     async def _parting(self, address: str, low: int) -> int:
-        """Return the physical offset of the first own record, from ``low`` on, that a broker does not have.
-        A binary search over the first records of the log's files, and then within one file."""
+        """Return the physical offset of the first record of this slave, from ``low`` on, that a broker does not have.
+        Search in the first records of the log's files, and then within one file."""
         store = self._store
         files = [start for start in store.file_starts if store.log.record_at(start) is not None]
         files = files[max(0, bisect_right(files, low) - 1) :]
@@ -123,10 +123,11 @@ class LogComparison:
         return records[missing]
 
     async def _first_missing(self, address: str, offsets: list[int]) -> int:
-        """Return the index of the first own record that a broker does not have, or the number of records."""
+        """Return the index of the first record that a broker does not have, or the number of records. ``offsets``: the
+        physical offsets of records of this slave."""
         low, high = 0, len(offsets)
-        # The logs are equal up to one place and differ afterwards, so a binary search finds it: a dozen requests for a
-        # file.
+        # The logs are equal up to one offset and differ after it, so use a binary search. It needs about a dozen
+        # requests for a file.
         while low < high:
             middle = (low + high) // 2
             if await self._has(address, offsets[middle]):

@@ -1,29 +1,31 @@
 """The master's side of replication: it sends the growing log to slaves (``DefaultHAService``, ``HAConnection``).
 
-A slave connects to the HA port and reports the end of its log; the master sends nothing before that. Frames begin at
-the reported offset, for an empty slave at the start of the master's current log file: older data is not copied.
+A slave connects to the HA port and reports the end of its log. The master sends nothing before the report. Frames begin
+at the reported offset. For an empty slave they begin at the start of the master's current log file: older data is not
+copied.
 
 =======================================  ==========================================================================
-a slave that                             action of the master
+the slave                                action of the master
 =======================================  ==========================================================================
-keeps up, or is behind                   sends the dispatched data: durable under SYNC_FLUSH, committed otherwise
-does not read at the moment              waits until the slave reads again
+needs data                               sends the dispatched data: durable with SYNC_FLUSH, otherwise committed
+does not read                            waits until the slave reads again
 has all data                             sends a heartbeat after ``haSendHeartbeatInterval`` without other frames
-is silent for ``haHousekeepingInterval`` closes the link
+is silent for haHousekeepingInterval     closes the link
 reports an offset after the end of the   closes the link: the slave's log has another history
 log, or after the sent data
-needs data that retention has deleted    sends only heartbeats, as the reference does, logs that once, and never
-                                         treats the slave as in sync: only an empty store can follow from here
+needs data that retention has deleted    sends only heartbeats, like the reference, and logs this once. The slave
+                                         never counts as in sync: only a slave with an empty store can follow
 =======================================  ==========================================================================
 
-The work is per frame, never per record (`link`). Data that the broker stores in one loop tick is sent in one round.
-A slave reports data that it has made safe, which is a copy (`copies`).
+The work is per frame, never per record (`link`). Data that the broker stores in one loop tick is sent together.
+A report means that the slave has a safe copy of the data (`copies`).
 
-The protocol does not identify slaves. A link from an address that is neither listed nor a member's is closed unread
-(`members`), and `copies` decides which links from one address count. When a slave connects, the other links from its
-machine get a heartbeat: rmqkit's slaves answer with a report, and Apache's report every ``haSendHeartbeatInterval``.
-While no slave is wanted or known, only this machine can connect: the port listens on loopback. It listens on its whole
-address if the broker is a SYNC_MASTER or in an acting-master group, or if allowed or known slaves are elsewhere.
+The protocol does not identify slaves. A link from an address that is neither listed nor the address of a member is
+closed without a read (`members`). `copies` decides which links from one address count. When a slave connects, the other
+links from its machine get a heartbeat: slaves of rmqkit answer with a report, and Apache's slaves report every
+``haSendHeartbeatInterval``. While no slave is wanted or known, the port listens on loopback, so that only this machine
+can connect. The port listens on its whole address if the broker is a SYNC_MASTER or in an acting-master group, or if
+allowed or known slaves are on other machines.
 
 Loop only. `durability` holds the answers that wait for copies, `rmqkit.store.replica` reads the log.
 Source: store.md §21.1 to §21.3, §21.5; behaviour.md §10.3.
@@ -52,7 +54,7 @@ __all__ = ["HaMaster"]
 
 _log = logging.getLogger(__name__)
 _CHECK_SECONDS = 0.1
-# The number of links that may wait for the look-up of members; further links are closed.
+# The maximum number of links that wait for the look-up of members. Further links are closed.
 _WAITING_MAX = 64
 
 _WARNED_HOSTS_MAX = 256
@@ -64,13 +66,14 @@ class HaMaster:
     Attributes:
         copies: the slaves' copies of the log.
         members: the brokers of this name that name servers know.
-        links: the admitted links; `waiting`: the links that wait until the members are known.
+        links: the admitted links.
+        waiting: the links that wait until the members are known.
 
     Args:
-        on_acked: called when a slave came, went or has more of the log; at most once per read.
-        ask_members: asks the name servers for the brokers of this name; None without name servers.
+        on_acked: called when a slave connected, disconnected or reported, at most once per read.
+        ask_members: requests the brokers of this name from the name servers; None without name servers.
         tls: makes the TLS side of links; None: all links are plain.
-        need_signatures: whether only addresses with signed requests are members (`signed`).
+        need_signatures: True if only addresses with signed requests are members (`signed`).
     Raises SettingsError: ``haTlsEnable`` without a certificate.
     """
 
@@ -118,7 +121,7 @@ class HaMaster:
         self.log = BoundedLog(_log)
 
     async def start(self, bind_address: str, port: int) -> int:
-        """Listen for slaves. Return the port (a free one for 0).
+        """Listen for slaves. Return the port. Port 0: listen on a free port.
         Raises ListenFailed: the port is in use or the address is not this machine's."""
         self._port = await ListeningPort.bind(self._link, bind_address, port)
         number, address = self._port.number, ip_of(self._port.sockets[0].getsockname()[0])
@@ -132,7 +135,7 @@ class HaMaster:
         return number
 
     async def close(self) -> None:
-        """Stop listening and close every link; the kernel still delivers the data that was written before."""
+        """Stop listening and close every link. The kernel still delivers data that was written before."""
         if self._next_check is not None:
             self._next_check.cancel()
         if self._port is None:
@@ -149,7 +152,7 @@ class HaMaster:
         self._port = self._local_port = None
 
     def addresses_changed(self) -> None:
-        """Admit and close links by the new ``haAllowedAddresses``."""
+        """Admit and close links according to the new ``haAllowedAddresses``."""
         self._warned_hosts.clear()
         for link in list(self.links):
             if not self._is_allowed(link.ip):
@@ -189,7 +192,7 @@ class HaMaster:
     def _looked(self) -> None:
         """Admit or refuse the waiting links after a look-up of the members or a change of the allowed addresses."""
         for link in list(self.waiting):
-            # Only a look-up that began after the link came decides: the slave may have registered in between.
+            # Refuse a link only by a look-up that began after it connected: the slave may have registered just before.
             is_allowed = self._is_allowed(link.ip)
             if is_allowed or link.looks_begun < self.members.looks_ended:
                 self.waiting.remove(link)
@@ -222,7 +225,7 @@ class HaMaster:
             _log.info("the HA port is open to other machines, because slaves are expected or known")
 
     def _refuse(self, link: Link) -> None:
-        """Close the connection of a peer that is not a slave. Log this once for an address."""
+        """Close the connection of a peer that is not a slave. Log this once for each address."""
         link.close("it is neither allowed nor a member")
         unsigned = (
             ", or it did not sign as innerClientAuthenticationCredentials says" if self.members.need_signatures else ""
@@ -234,7 +237,7 @@ class HaMaster:
         )
 
     def _warn_once(self, link: Link, warning: str) -> None:
-        """Warn of an address, once."""
+        """Log a warning about the address of a link, once for each address."""
         if link.host not in self._warned_hosts and len(self._warned_hosts) < _WARNED_HOSTS_MAX:
             self._warned_hosts.add(link.host)
             _log.warning(warning, link.peer, self._settings.ha_addresses, self._settings.broker_name)
@@ -243,7 +246,7 @@ class HaMaster:
         return Link(self, self._store, self._settings, self._clock)
 
     def arrived(self, link: Link) -> None:
-        """Admit a new link, refuse it, or let it wait for a look-up of the members."""
+        """Admit or refuse a new link, or let it wait for a look-up of the members."""
         if not any(port.is_open for port in (self._port, self._local_port) if port is not None):
             link.close()  # the port closed while it accepted the link
             return
@@ -274,7 +277,7 @@ class HaMaster:
         return sum(link.ip == address for link in self.links)
 
     def opened(self, link: Link) -> None:
-        """Add an admitted link, whose slave has not reported yet."""
+        """Add an admitted link. Its slave has not reported yet."""
         assert link not in self.links, "a link is listed once"
         assert link not in self.waiting, "an admitted link does not wait"
         self.links.append(link)
@@ -296,7 +299,7 @@ class HaMaster:
             self.advanced()
             for other in self.links:
                 if other.ip == link.ip and other is not link:
-                    other.beat()  # its answer shows that it is another slave, so that the new one counts sooner
+                    other.beat()  # an answer shows that it is another slave: the new link then counts sooner
         self._on_acked()
 
     def closed(self, link: Link) -> None:
@@ -309,7 +312,7 @@ class HaMaster:
             self._on_acked()
 
     def _round(self) -> None:
-        # Before the first `send`, which may call `advanced`: that has to schedule another round.
+        # Reset before the first `send`: it may call `advanced`, which has to schedule another `_round`.
         self._is_round_due = False
         self.copies.mark_growth()
         is_more = [link.send() for link in self.links]
@@ -317,7 +320,7 @@ class HaMaster:
             self.advanced()
 
     def _check_times(self) -> None:
-        """Do the periodic work: send heartbeats, close silent links, start the next second of flow control."""
+        """Send heartbeats, close silent links, and start the next second of flow control. This runs periodically."""
         self._next_check = None
         now_ms = self._clock.monotonic_ms()
         for link in list(self.links):

@@ -1,23 +1,24 @@
-"""The slaves that may follow a master's log, and the slaves whose copies count: `HaAddresses` and the group's members.
+"""The group members, which decide which slaves may follow a master's log and which copies count.
 
-A copy counts for answers that wait for copies if its slave is a member, or if the list contains the address itself (or
-``any``). At most as many copies count for an address as members have it. Without name servers the members are unknown:
-then all allowed copies count.
+Answers that wait for copies count a copy if its slave is a member, or if `HaAddresses` contains the address itself (or
+``any``). The number of copies that count for an address is at most the number of members with the address. Without name
+servers the members are unknown, and all allowed copies count.
 
-Name servers do not verify registrations, so the master accepts their answers only within limits:
+Name servers do not verify registrations, so the master restricts which registered brokers are members:
 
 ================================================  ==================================================================
 a registered broker                               is a member
 ================================================  ==================================================================
-registered from a machine without its address     no (`rmqkit.broker.registration.Registration.namesakes`)
-has a global address                              only in the network (/24, /64) of an address of this broker
-has any address, and this broker has users        while the inner user or a super user signs requests from there: slaves
-                                                  copy the tables over the main port
+was registered by a machine with another address  never (`rmqkit.broker.registration.Registration.namesakes`)
+has a global address                              only if it is in the network (/24, /64) of an address of this broker
+has any address, and this broker has users        while the inner user or a super user signs requests from the address:
+                                                  slaves copy the tables over the main port
 ================================================  ==================================================================
 
-The master remembers a member while it follows, and for ten minutes after a name server last returned it, because its
-link may break together with its registration. The master requests the members from the name servers every 2 s while no
-member is known or a link does not count, otherwise every 10 s, and at once if an unknown address connects.
+The master remembers a member while its link is open, and for ten minutes after a name server last returned it: a link
+may break together with the registration. The master requests the members from the name servers every 2 s while no
+member is known or a link does not count, and otherwise every 10 s. If an unknown address connects, it requests them
+immediately.
 
 Loop only. Source: behaviour.md §10.3; remoting.md §9.7.
 """
@@ -38,7 +39,7 @@ __all__ = ["AskMembers", "Members"]
 
 _log = logging.getLogger(__name__)
 
-# Asks the name servers for the addresses of the other brokers of this name; None: no name server answered.
+# A function that requests the addresses of the other brokers of this name. It returns None if no name server answered.
 AskMembers = Callable[[], Awaitable[set[str] | None]]
 
 _REMEMBERED_MS = 600_000.0
@@ -59,16 +60,17 @@ class Members:
     """The other brokers of this name that the name servers know.
 
     Args:
-        own: the addresses of this broker: a slave on the same machine may connect from any of them.
-        ask: asks the name servers; None without name servers.
+        own: the addresses of this broker. A slave on the same machine may connect from any of them.
+        ask: requests the members from the name servers; None without name servers.
         on_look: called after every look-up.
-        linked: returns the addresses of the current links; their members are not removed.
-        is_any_left_out: returns whether the copies of a link do not count.
-        need_signatures: whether only addresses that have `signed` are members.
+        linked: returns the addresses of the current links. Members with these addresses are not removed.
+        is_any_left_out: returns True if a link does not count as a copy.
+        need_signatures: True if only addresses that have `signed` are members.
 
     Attributes:
-        need_signatures: whether only addresses that have `signed` are members.
-        looks_begun, looks_ended: how many look-ups at the name servers began and ended.
+        need_signatures: True if only addresses that have `signed` are members.
+        looks_begun: the number of the last look-up that began.
+        looks_ended: the number of the last look-up that ended.
     """
 
     def __init__(
@@ -98,19 +100,19 @@ class Members:
 
     @property
     def are_asked_for(self) -> bool:
-        """Return True if there are name servers to ask for members."""
+        """Return True if there are name servers."""
         return self._ask is not None
 
     @property
     def is_any_known(self) -> bool:
-        """Return True if there is another broker of this name."""
+        """Return True if another broker of this name is known."""
         return bool(self._known)
 
     def count_at(self, address: IpAddress) -> int:
-        """Return how many members have an address; without name servers there is no limit."""
+        """Return the number of members with an address; without name servers an unlimited number."""
         if self._ask is None:
             return _UNLIMITED
-        # A slave on this machine may connect from another address of the machine than the registered one.
+        # A slave on this machine may connect from an address of the machine that is not its registered address.
         wanted = self._own if address in self._own else {address}
         if self.need_signatures and not any(map(self._has_signed, wanted)):
             return 0
@@ -119,7 +121,7 @@ class Members:
     def signed(self, address: IpAddress) -> None:
         """Record that a client at an address signed a request as the inner user or a super user."""
         is_new = not self._has_signed(address)
-        self._signed_ms.pop(address, None)  # so that the dict stays in the order of the newest signatures
+        self._signed_ms.pop(address, None)  # reinsert it: the dict is in the order of the newest signatures
         self._signed_ms[address] = self._clock.monotonic_ms()
         if len(self._signed_ms) > _SIGNED_MAX:
             del self._signed_ms[next(iter(self._signed_ms))]
@@ -132,14 +134,14 @@ class Members:
         return at_ms is not None and self._clock.monotonic_ms() - at_ms <= _REMEMBERED_MS
 
     def start(self) -> None:
-        """Start to ask the name servers regularly."""
+        """Start to request the members periodically."""
         if self._ask is not None:
             self._tasks.start(
                 keep_doing(self._refresh, wake=self._wake, name="members of the group", gap_ms=_GAP_MS), "HA members"
             )
 
     def look_soon(self) -> None:
-        """Ask the name servers now, or after the running look-up."""
+        """Request the members now, or after the running look-up."""
         self._wake.set()
 
     async def close(self) -> None:
@@ -157,13 +159,13 @@ class Members:
                         self._known[address] = _Member(hosts, now_ms)
                 self._forget_unnamed(now_ms)
         finally:
-            # Also after a failure: links that wait for the look-up must not wait for ever.
+            # Do this also after a failure: otherwise links would wait for the look-up without end.
             self.looks_ended = self.looks_begun
             self._on_look()
         return _NOBODY_PAUSE_MS if not self._known or self._is_any_left_out() else _PAUSE_MS
 
     def _near(self, address: str, hosts: set[IpAddress]) -> set[IpAddress]:
-        """Return the addresses of a broker that are not global, or are in the network of an own address."""
+        """Return the addresses of a broker that are not global or are in the network of an address of this broker."""
         near = {host for host in hosts if not host.is_global or any(_are_neighbours(host, own) for own in self._own)}
         if hosts and not near and address not in self._warned_addresses and len(self._warned_addresses) < _WARNED_MAX:
             self._warned_addresses.add(address)

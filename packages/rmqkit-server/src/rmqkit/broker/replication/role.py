@@ -2,24 +2,27 @@
 
 ====================================  ===============================================================================
 a master                              accepts slaves and sends them all data that becomes readable
-a slave                               copies its master's log and tables; serves reads while its log is the master's
-with ``enableSlaveActingMaster``      acts for a missing master, and contacts the other brokers before it registers
+a slave                               copies its master's log and tables, and serves reads while both logs are equal
+a broker with                         acts for a missing master, and contacts the other brokers before it registers
+``enableSlaveActingMaster``
 ====================================  ===============================================================================
 
-Between the brokers of one name, and from name servers and operators to them (``AdminBrokerProcessor``):
+Brokers of one name, name servers and operators send these requests (``AdminBrokerProcessor``):
 
 ====  ===========================  ===================================================================================
 code  request                      answer
 ====  ===========================  ===================================================================================
-905   the lowest id changed        empty; the broker looks up its group and does not rely on the notice
-906   empty                        a master returns the address of its log for slaves; a slave returns nothing
-906   with a master's addresses    a slave that may act for the master stops acting and follows it, if the addresses are
-                                   those that name servers returned last; otherwise it asks them first
-907   replication progress         of all slaves at a master, of itself at a slave (``mqadmin haStatus``)
-908   the log length to retain     a slave refuses, as it never drops data; a master does nothing, as in the reference
+905   the lowest id changed        empty. The broker looks up its group and does not rely on the notice
+906   empty                        a master returns the address at which slaves read its log. A slave returns nothing
+906   with a master's addresses    a slave that may act for the master stops acting and follows it, if name servers
+                                   returned the same addresses last. Otherwise it requests them from the name servers
+907   replication progress         the progress of all slaves at a master, of the slave itself at a slave
+                                   (``mqadmin haStatus``)
+908   the log length to retain     a slave refuses, because it never drops data. A master does nothing, like the
+                                   reference
 ====  ===========================  ===================================================================================
 
-Brokers receive 908 at a slave's start with ``syncMasterFlushOffsetWhenStartup``.
+Brokers receive 908 when a slave with ``syncMasterFlushOffsetWhenStartup`` starts.
 Source: store.md §21; behaviour.md §1.8, §10, §10.5; remoting.md §4.4, §6.4.13.
 """
 
@@ -55,8 +58,8 @@ _log = logging.getLogger(__name__)
 
 
 def check_address(settings: BrokerSettings) -> None:
-    """Check the addresses in the settings. Raises SettingsError: the address for clients is a host name, although
-    records store only IP addresses, or the address of a name server is invalid."""
+    """Check the addresses in the settings. Raises SettingsError: the address for clients is not an IP address, which
+    records require, or the address of a name server is invalid."""
     try:
         pack_host(settings.broker_ip1, 0)
     except ValueError:
@@ -71,7 +74,7 @@ def check_address(settings: BrokerSettings) -> None:
 
 
 def check_role(settings: BrokerSettings) -> None:
-    """Adjust the id to the role, and warn if a role promises less than its name.
+    """Set the id of a master, and warn if a SYNC_MASTER waits for no slave or a slave cannot find its master.
     Raises SettingsError: a slave has the id of a master."""
     if settings.broker_role is BrokerRole.SLAVE:
         if settings.broker_id == MASTER_ID:
@@ -79,7 +82,7 @@ def check_role(settings: BrokerSettings) -> None:
         if not (settings.namesrv_addr or settings.ha_master_address):
             _log.warning("this slave cannot find its master: set namesrvAddr or haMasterAddress")
         return
-    # Even if the file has another id: clients take id 0 for the master, and send only to the master.
+    # Set 0 even if the file has another id: clients send only to the master, which is the broker with id 0.
     settings.broker_id = MASTER_ID
     if settings.broker_role is BrokerRole.SYNC_MASTER and not waits_for_copies(settings):
         _log.warning("brokerRole=SYNC_MASTER with inSyncReplicas=1 waits for no slave: set inSyncReplicas=2")
@@ -104,11 +107,11 @@ def warn_of_ha_port(settings: BrokerSettings, tls: ServerTls | None, *, has_user
 
 
 class SlaveRole:
-    """The work of a slave; `follow` starts it.
+    """The work of a slave. `follow` starts it.
 
     Attributes:
-        acting: acts for a missing master; None unless configured.
-        is_registered: True after the name servers were asked for the master's address.
+        acting: the part that acts for a missing master; None unless configured.
+        is_registered: True after the master's address was requested from the name servers.
     """
 
     def __init__(
@@ -148,13 +151,13 @@ class SlaveRole:
 
     @property
     def may_serve(self) -> bool:
-        """Return True if messages may be served: the log was compared with the master's, if there is a master."""
+        """Return True if messages may be served: the log was compared with the master's log, or there is no master."""
         return self.is_registered and self.log.may_serve
 
     def follow(self, master: str | None, ha_address: str | None) -> None:
-        """Copy the tables of the master at an address, and its log from its HA port. None: the master is gone; the
-        slave tries to reconnect for its log."""
-        # Keep the hosts while there is no master: a returning master is trusted at its last address.
+        """Copy the tables of the master at an address, and its log from its HA port. None: the master is gone. The
+        slave stops copying tables, and still tries to reconnect to the HA port."""
+        # Remember the hosts while there is no master: a returning master is trusted at its last address.
         if master is not None:
             self._master_hosts = {_host_of(each) for each in (master, ha_address) if each}
         self.tables.follow(master)
@@ -162,11 +165,11 @@ class SlaveRole:
             self.log.follow(ha_address or "", master)
 
     def believes(self, connection: Connection, announced: HaInfo) -> bool:
-        """Return True if an announced master is trusted: its addresses are those that name servers or settings had
-        last, and the request comes from one of them or from this machine."""
+        """Return True if an announced master is trusted. The name servers or the settings must have had its addresses
+        last, and the request must come from one of these addresses or from this machine."""
         known = self._master_hosts | {_host_of(each) for each in (self._context.settings.ha_master_address,) if each}
         hosts = {_host_of(each) for each in (announced.master_address, announced.master_ha_address) if each}
-        # Only the last hop is the socket's peer: a client can write any hops into a preamble.
+        # Check only the last hop, which is the peer of the socket: a client can write other hops into a preamble.
         hop = connection.hops[-1] if connection.hops else None
         if hop is None:
             return False
@@ -197,7 +200,8 @@ class SlaveRole:
 
 
 def _host_of(address: str) -> str:
-    """Return the host of ``host:port``, an IP address in the form of sockets; the text itself if it is no address."""
+    """Return the host of ``host:port``. An IP address has the form that sockets use. Return a text that is not an
+    address unchanged."""
     try:
         host, _ = split_address(address)
     except ValueError:
@@ -214,7 +218,7 @@ async def sync_with_group(
 
 
 class ReplicationHandlers(Handlers[ReplicationContext]):
-    """The handlers of the requests above. ``ha_address``: the address of this broker's log for slaves.
+    """The handlers of the requests 905 to 908. ``ha_address``: the address at which slaves read this broker's log.
     ``slave``: None at a master. ``status``: returns the answer to 907."""
 
     def __init__(
@@ -245,13 +249,13 @@ class ReplicationHandlers(Handlers[ReplicationContext]):
     @answers(RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE)
     def lowest_id_changed(self, connection: Connection, command: Command) -> Command:
         if self._slave is not None and self._slave.acting is not None:
-            # Do not trust the notice itself: any client can send one, and an old one may arrive late.
+            # Do not trust the notice itself: any client can send a notice, and an old notice may arrive late.
             self._slave.acting.look_soon()
         return reply(command)
 
     @answers(RequestCode.EXCHANGE_BROKER_HA_INFO)
     async def ha_info(self, connection: Connection, command: Command) -> Command:
-        """Return the address of this master's log, or follow the master that announces itself."""
+        """Return the address of this master's log. A slave follows the master that announces itself."""
         master = decode_header_leniently(command, HaInfo)
         if self._slave is None:
             is_asked = master.master_ha_address is None
@@ -262,14 +266,14 @@ class ReplicationHandlers(Handlers[ReplicationContext]):
                 self._doubt(connection, master)
                 acting.look_soon()
                 return reply(command)
-            # First stop, then follow. The master requests the offsets after this answer. If they moved later, it would
-            # deliver the messages in between again.
+            # First stop acting, then follow. The master requests the offsets after this answer. If they moved later,
+            # the master would deliver messages again.
             await acting.give_way()
             self._slave.follow(master.master_address, master.master_ha_address)
         return reply(command)
 
     def _doubt(self, connection: Connection, master: HaInfo) -> None:
-        """Warn of a peer that is not trusted, once for each host."""
+        """Log a warning about a peer that is not trusted, once for each host."""
         host = connection.addresses[0] if connection.addresses else "?"
         if host not in self._doubted and len(self._doubted) < _DOUBTED_MAX:
             self._doubted.add(host)

@@ -1,4 +1,4 @@
-"""The slave's side of replication: it appends its master's log as it arrives (``HAClient``, ``DefaultHAClient``).
+"""The slave's side of replication: it appends the log of its master (``HAClient``, ``DefaultHAClient``).
 
 The states of the link to the master's HA port::
 
@@ -8,9 +8,9 @@ The states of the link to the master's HA port::
 ========================  ==============================================================================
 event                     action
 ========================  ==============================================================================
-frames                    appended unchanged. One report for all frames of one read: the log's end, or
-                          under SYNC_FLUSH the end of the flushed log, after the flush
-heartbeat                 its offset is checked like a frame's, and the log's end is reported again
+frames                    appended unchanged. All frames of one read are reported together: the log's end,
+                          or with SYNC_FLUSH the end of the flushed log, after the flush
+heartbeat                 its offset is checked like the offset of a frame, and the log's end is reported again
 nothing sent for          the offset is reported again
 haSendHeartbeatInterval
 nothing received for      the link is closed
@@ -18,16 +18,16 @@ haHousekeepingInterval
 the offset is not the     the link is closed, and opened again after a pause that doubles from 0.5 to 5 s
 log's end, or the bytes
 are not frames
-the disk refuses          the same, and nothing more is reported
+the disk refuses          the link is closed and opened again in the same way. Nothing more is reported
 ========================  ==============================================================================
 
-Before it follows, the slave compares its history with the master's (`log_comparison`). If they diverge, or if the
-frames do not continue its log, it stops for good. It serves no messages then (`HaSlave.is_diverged`). A file
-``diverged`` in the store records this for later starts, until the histories are found to be equal: otherwise a diverged
-log would be served after its master is gone. Without the master's main address (``haMasterAddress`` and no name server)
-the slave checks only the heads of records. Memory is bounded by the 4 MiB of a read. A crash loses no record that was
-reported under SYNC_FLUSH. `protocol.ha` decodes frames, `store.replica` has the log, `tables` copies the tables.
-Loop only, but for `HaSlave.flushed`. Source: store.md §21; behaviour.md §10.1, §10.2.
+Before it follows, the slave compares its log with the master's log (`log_comparison`). If the logs diverge, or if the
+frames do not continue its log, the slave stops for good and serves no messages (`HaSlave.is_diverged`). A file
+``diverged`` in the store records this for later starts until a comparison finds equal logs. Otherwise a restarted slave
+would serve a diverged log after its master is gone. Without the master's main address (``haMasterAddress`` and no name
+server) the slave checks only the heads of records. The memory is bounded by the 4 MiB of a read. A crash loses no
+record that was reported with SYNC_FLUSH. `protocol.ha` decodes frames, `store.replica` has the log, `tables` copies the
+tables. Loop only, except `HaSlave.flushed`. Source: store.md §21; behaviour.md §10.1, §10.2.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ _PAUSE_MS_MIN = 500.0
 _PAUSE_MS_MAX = 5000.0
 _FOR_GOOD_MS = 86_400_000.0
 _BULK_BYTES, _FEW_BYTES = 4 << 20, 64 << 10
-# The time until the next request for the type of a new topic (`SlaveSync.is_batch_topic`).
+# The pause before the type of a new topic is requested again (`SlaveSync.is_batch_topic`).
 _TOPIC_SECONDS = 0.005
 
-# The time between a read and the dispatch, so that the report is sent first, and later data is dispatched together. A
+# The time between a read and the dispatch. It lets the slave send the report first, and dispatch later data together. A
 # slave that is behind collects up to `_BULK_BYTES`: one dispatch of 4 MiB costs a quarter less than four of 1 MiB.
 _DISPATCH_SECONDS, _CATCH_UP_SECONDS = 0.001, 0.01
 
@@ -71,7 +71,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Master:
-    """The addresses of a master. ``main_address``: the address of its main port, None while it is not known."""
+    """The addresses of a master. ``main_address``: the address of its main port; None while it is unknown."""
 
     ha_address: str
     main_address: str | None
@@ -81,12 +81,12 @@ class HaSlave:
     """The replication of a master's log at one slave.
 
     Args:
-        store: opened with ``is_replica``.
+        store: the slave's store, opened with ``is_replica``.
         client: the client for requests to the master's main port.
         address: the slave's own address, for log lines.
-        flushes: whether only flushed data is reported (SYNC_FLUSH); then `flushed` has to be called.
-        prepare: awaited before every link: copies the topics, which the dispatch needs; does not raise.
-        tls: the TLS settings for links under ``haTlsEnable``.
+        flushes: True if only flushed data is reported (SYNC_FLUSH). Then `flushed` has to be called.
+        prepare: awaited for every link. It copies the topics, which the dispatch needs, and does not raise.
+        tls: the TLS settings for links with ``haTlsEnable``.
 
     Attributes:
         divergence: the error that stopped this slave for good, or None.
@@ -133,7 +133,7 @@ class HaSlave:
 
     def follow(self, ha_address: str, master_address: str | None) -> None:
         """Start to follow the master at these addresses. Do nothing if they are unchanged.
-        ``haMasterAddress`` takes precedence over ``ha_address``. ``master_address`` None keeps the known address."""
+        ``haMasterAddress`` takes precedence over ``ha_address``. ``master_address`` None: use the known address."""
         known = self._master.main_address if self._master is not None else None
         master = _Master(self._settings.ha_master_address or ha_address, master_address or known)
         if self._master is not None and master.ha_address != self._master.ha_address and self._link is not None:
@@ -152,17 +152,17 @@ class HaSlave:
 
     @property
     def is_diverged(self) -> bool:
-        """True if the log has data that the master's does not have, so that no messages may be served."""
+        """True if the log has data that the master's log does not have. Then no messages may be served."""
         return self.divergence is not None or self._comparison.ahead_from is not None
 
     @property
     def may_serve(self) -> bool:
-        """True if messages may be served: the log is equal to the master's, or the master could not be asked."""
+        """True if messages may be served: the log matches the master's log, or the comparison was not possible."""
         return not (self.is_diverged or self._is_marked) and (self._master is None or self._was_compared)
 
     @property
     def is_following(self) -> bool:
-        """True if a link is open whose frames are appended."""
+        """True if a link is open and its frames are appended."""
         return self._link is not None and self._link.has_begun
 
     def status(self) -> HaClientInfo:
@@ -176,7 +176,7 @@ class HaSlave:
             status.transferred_byte_in_second = self._link.rate()
         return status
 
-    # ---- one link after the other
+    # ---- the links, one after the other
 
     async def _round(self) -> float:
         """Open a link and wait until it closes. Return the pause until the next link in ms."""
@@ -194,7 +194,7 @@ class HaSlave:
             ended = error
             if self.is_diverged:
                 self._remember(error)
-        self._was_compared = True  # if the comparison failed, the master is gone and its slave has to serve
+        self._was_compared = True  # serve even if the comparison failed: the master may be gone
         if str(ended) != self._last_warning:
             _log.warning("replication from %s: %s; trying again", master.ha_address, ended)
             self._last_warning = str(ended)
@@ -204,10 +204,10 @@ class HaSlave:
     async def _follow_master(self, master: _Master) -> object:
         """Connect and append frames until the link closes. Return or raise the reason for the close."""
         self._dispatch()  # retry queues that the disk refused
-        if self.divergence is not None:  # the dispatch just found it
+        if self.divergence is not None:  # the dispatch found the divergence
             raise self.divergence
         self._check_disk()
-        # Cut a partial frame after a crash: the master would continue after it.
+        # Cut a partial record that a crash left: the master would continue after it.
         end = self._store.replica.cut_torn_tail()
         link = await self._connect(master.ha_address)
         try:
@@ -218,7 +218,7 @@ class HaSlave:
                 self._mark.unlink(missing_ok=True)
                 self._is_marked = False
             self._was_compared = True
-            # The first report means a copy of all data before it, so under SYNC_FLUSH the data has to be on the disk.
+            # The first report means a copy of all earlier data, so with SYNC_FLUSH the data has to be on the disk.
             await self._flushed_to(end)
             assert self._store.max_physical_offset == end, "nothing is appended before the first report"
             if self._master != master:
@@ -253,7 +253,7 @@ class HaSlave:
         return link
 
     async def _watch(self, link: _Link) -> None:
-        """Report periodically, and close a silent link, until the link is closed."""
+        """Report periodically until the link is closed. Close a silent link."""
         settings = self._settings
         while not link.closed.done():
             now_ms = self._clock.monotonic_ms()
@@ -279,7 +279,7 @@ class HaSlave:
         end = store.max_physical_offset
         is_longer = False
         for offset, data in frames:
-            # An empty log begins where the master's frames begin: at the start of one of its files.
+            # An empty log accepts any first offset: the master begins at the start of one of its files.
             if end and offset != end:
                 raise StoreError(
                     f"the master continues at {offset}, but the own log ends at {end}: it may be the log of another "
@@ -293,13 +293,13 @@ class HaSlave:
         assert not is_longer or store.max_physical_offset == end, "the log ends at the end of the last frame"
         if not is_longer:
             if frames:
-                link.report(self._reportable)  # the master may wait for a sign that this link lives
+                link.report(self._reportable)  # answer the heartbeat: the master closes silent links
             return
         self._pause_ms, self._last_warning = _PAUSE_MS_MIN, ""
         if self._flushes:
             store.request_flush()  # `_flushed` reports the data when it is on the disk
             return
-        link.report(end)  # before the dispatch: the master's producers wait for it
+        link.report(end)  # before the dispatch: producers at the master wait for the report
         behind_bytes = store.dispatch_behind_bytes
         if behind_bytes >= _BULK_BYTES:
             self._dispatch()
@@ -307,7 +307,7 @@ class HaSlave:
             self._dispatch_soon(_DISPATCH_SECONDS if behind_bytes < _FEW_BYTES else _CATCH_UP_SECONDS)
 
     def flushed(self, durable_offset: int, error: OSError | None) -> None:
-        """Handle the end of a flush. The flush thread calls this after each flush."""
+        """Report the flushed data. The flush thread calls this after each flush."""
         try:
             self._loop.call_soon_threadsafe(self._flushed, error)
         except RuntimeError:
@@ -325,7 +325,7 @@ class HaSlave:
         self._dispatch_soon(_DISPATCH_SECONDS)
 
     async def _flushed_to(self, end: int) -> None:
-        """Under SYNC_FLUSH, wait until the log is on the disk up to its end. Raises OSError: the disk refused."""
+        """Wait until the log is on the disk up to ``end``, if SYNC_FLUSH is set. Raises OSError: the disk refused."""
         while self._flushes and self._store.durable_offset < end:
             self._check_disk()
             self._durable_moved.clear()  # before the request: a flush may end before the wait begins
@@ -333,7 +333,7 @@ class HaSlave:
             await self._durable_moved.wait()
 
     def _check_disk(self) -> None:
-        """Check the store for a failure of the disk. Raises OSError: the disk refuses."""
+        """Raise the failure of the store's disk, if there is one. Raises OSError: the disk refuses."""
         failure = self._store.failure
         if failure is not None and not isinstance(failure, BlockingIOError):
             raise failure
@@ -343,7 +343,7 @@ class HaSlave:
             self._dispatch_handle = self._loop.call_later(seconds, self._dispatch)
 
     def _dispatch(self) -> None:
-        """Make received data readable, a few milliseconds at a time. The link is read in between."""
+        """Make received data readable, for a few milliseconds per call. The loop reads the link in between."""
         if self._dispatch_handle is not None:
             self._dispatch_handle.cancel()
             self._dispatch_handle = None
@@ -354,7 +354,7 @@ class HaSlave:
                 self._dispatch_soon(_TOPIC_SECONDS)
         except LogDiverged as error:
             self._stop_for_good(error)
-        except OSError as error:  # invalid data at the end cannot be cut off
+        except OSError as error:  # invalid data at the log's end cannot be cut off
             if self._link is not None:
                 self._link.end(error)
 
@@ -368,7 +368,7 @@ class HaSlave:
             self._link.end(error)
 
     def _remember(self, why: Exception) -> None:
-        """Write a mark into the store: after a restart there may be no master to compare with."""
+        """Write the file ``diverged`` into the store, because after a restart the master may be gone."""
         if not self._is_marked:
             self._is_marked = True
             try:
@@ -381,12 +381,12 @@ class _Link(asyncio.BufferedProtocol):
     """One connection to a master's HA port. The master sends nothing before the slave's first report.
 
     Args:
-        on_frames: called with the frames of one read; an RmqError or OSError closes the link.
-        buffer: the buffer for reads; one frame fits into it.
+        on_frames: called with the frames of one read. If it raises an RmqError or OSError, the link is closed.
+        buffer: the buffer for reads. One frame fits into it.
 
     Attributes:
         closed: done when the connection is closed.
-        ended: the reason for the close, as a text, or the error; the first reason counts.
+        ended: the first reason for the close, as a text or an error.
         reported: the newest offset that was reported.
         read_ms, wrote_ms: the monotonic time of the last read and of the last write.
     """
@@ -409,7 +409,7 @@ class _Link(asyncio.BufferedProtocol):
         self._transport = cast("asyncio.Transport", transport)  # uvloop's class does not inherit from it
 
     def begin(self, end: int) -> None:
-        """Report the end of the own log, and accept frames from now on."""
+        """Report the end of the slave's log, and accept frames from now on."""
         assert not self.has_begun, "a link begins once"
         self.has_begun = True
         self.read_ms = self._clock.monotonic_ms()
@@ -424,12 +424,12 @@ class _Link(asyncio.BufferedProtocol):
             self._transport.write(encode_report(offset))
 
     def rate(self) -> int:
-        """Return the bytes received per second, lately."""
+        """Return the current rate of received bytes per second."""
         passed_ms = self._clock.monotonic_ms() - self._window_ms
         return self._rate if passed_ms < 2000 else int(self._window_bytes * 1000 / passed_ms)
 
     def end(self, why: str | Exception) -> None:
-        """Close the link at once, and store the reason."""
+        """Abort the link, and store the reason."""
         if not self.closed.done():
             self.ended = why
             self.abort()
@@ -465,7 +465,7 @@ class _Link(asyncio.BufferedProtocol):
             self.end(error)
             return
         self._filled = filled - taken
-        # Move a partial frame to the start of the buffer: a frame is at most as long as the buffer.
+        # Move a partial frame to the start of the buffer, so that the rest of the frame fits after it.
         if taken and self._filled:
             self._buffer[: self._filled] = self._buffer[taken:filled]
 

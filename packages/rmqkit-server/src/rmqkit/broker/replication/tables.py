@@ -3,22 +3,22 @@
 ============================  ====  =====  ======================================================================
 table                         code  port   action of the slave
 ============================  ====  =====  ======================================================================
-topics, also static ones        21  fast   replaces its own, if the versions differ
-consumer offsets                43  main   merges them into its own; offsets that only the slave has stay
-delay offsets                   45  main   replaces its own
-groups, their forbidden topics 201  main   replaces its own, if the versions differ
+topics, also static topics      21  fast   replaces its own table if the versions differ
+consumer offsets                43  main   merges them into its own table. Offsets that only the slave has stay
+delay offsets                   45  main   replaces its own table
+groups and forbidden topics    201  main   replaces its own table if the versions differ
 request modes                  402  main   writes them into their file
-waiting timed messages          61  fast   replaces its own counts, if the versions differ
-timer check point               60  fast   adopts it (`Timer.replace_with`); requested every 3 s
+waiting timed messages          61  fast   replaces its own counts if the versions differ
+timer check point               60  fast   adopts it (`Timer.replace_with`). It is requested every 3 s
 ============================  ====  =====  ======================================================================
 
-The *fast* port is the main port - 2. If the master does not listen there, the slave uses the main port. It does the
-same for the rest of the round if the fast port returns no table: another program may listen there. A round runs as soon
-as the master is known or changes, and then every minute; the reference waits a minute before the first round.
-A step that fails is logged once and the other steps continue. A record of a topic that the slave does not have waits
-until the slave has requested the master's topics, because its queue depends on the topic's type
-(`SlaveSync.is_batch_topic`). 5.3 and later return topics and groups in pages if that is configured; pages with the same
-version of the table belong together.
+The *fast* port is the main port - 2. If the master does not listen there, the slave uses the main port. If the fast
+port returns no table, the slave uses the main port for the rest of the copy: another program may listen there. The
+tables are copied as soon as the master is known or changes, and then every minute. (The reference waits a minute before
+the first copy.) A failure of a step is logged once, and the other steps continue. The queue of a record depends on the
+type of its topic. If the slave does not have the topic, the record waits until the slave has requested the master's
+topics (`SlaveSync.is_batch_topic`). 5.3 and later return topics and groups in pages if this is configured. Pages with
+the same table version belong together.
 A slave with a timer copies the timer state, unless it acts for its master. Loop only.
 Source: store.md §21.6; behaviour.md §10.1; remoting.md §4.4.
 """
@@ -71,7 +71,7 @@ _log = logging.getLogger(__name__)
 
 
 class SlaveSync:
-    """The copy of a master's tables at one slave. ``store_root``: the folder with the file of the request modes."""
+    """The copies of a master's tables at one slave. ``store_root``: the folder with the file of the request modes."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class SlaveSync:
         return self._master
 
     def follow(self, master: str | None) -> None:
-        """Start to copy the tables of the broker at an address; None: stop. Do nothing if the address is unchanged."""
+        """Start to copy the tables of the broker at an address. None: stop. Do nothing if the address is unchanged."""
         if master != self._master:
             self._master = master
             self._wake.set()
@@ -145,10 +145,10 @@ class SlaveSync:
 
     def is_batch_topic(self, topic: str) -> bool:
         """Return True if a topic's queues are BatchConsumeQueues. The slave's store calls this when it creates a queue.
-        Raises BlockingIOError: the slave requests the topics first; call again in a moment."""
+        Raises BlockingIOError: the slave requests the topics first. The caller retries in a moment."""
         config = self._topics.get(topic)
         if config is None and self._master is not None and topic not in self._asked_for:
-            # A queue never changes its type: with the wrong type its entries have the wrong size for ever.
+            # A queue never changes its type. With the wrong type all its entries would have the wrong size.
             if not self._missing:
                 self._tasks.start(self._ask_for_missing(), "topics of new records")
             self._missing.add(topic)
@@ -156,10 +156,10 @@ class SlaveSync:
         return config is not None and config.is_batch_queue
 
     async def _ask_for_missing(self) -> None:
-        """Copy the topics until the missing ones are known, or until the master cannot be reached for long.
+        """Copy the topics until the copy succeeds, or until the master cannot be reached for `_GONE_AFTER_TRIES`.
 
-        In the second case the master died before it sent the topics. Its acknowledged messages have to be readable
-        here, from queues with the reference's defaults.
+        If the master died before it sent the topics, its acknowledged messages have to be readable here. They get
+        queues with the reference's defaults.
         """
         assert self._missing, "at least one topic is missing"
         in_vain = 0
@@ -173,7 +173,7 @@ class SlaveSync:
                             self._topics.ensure(topic, _QUEUES, soon=True)
                     break
                 await asyncio.sleep(_ASK_AGAIN_SECONDS)
-            self._asked_for |= self._missing  # a topic that the master does not have gets ordinary queues
+            self._asked_for |= self._missing  # topics that the master does not have get ordinary queues
         finally:
             self._missing.clear()
 
@@ -199,13 +199,13 @@ class SlaveSync:
             return await self._ask_fast(master, RequestCode.GET_ALL_TOPIC_CONFIG, _topic_page, header)
 
         copied = await _whole(page, lambda table: table.topic_config_table)
-        # In each step: the master may have changed during the request, and the table of the new one must not be
-        # replaced.
+        # Each step checks the master again: it may have changed during the request, and the table of the new master
+        # must not be replaced.
         if master == self._master and self._topics.replace_with(copied):
             _log.info("took over %d topics of %s", len(copied.topic_config_table), master)
 
     async def _copy_offsets(self, master: str) -> None:
-        # The time before the request: the copy may lack offsets that the master commits while it answers.
+        # Take the time before the request: the copy may lack offsets that the master commits while it answers.
         asked_ms = self._clock.now_ms()
         copied = await self._calls.consumer_offsets(master)
         if master == self._master:
@@ -230,7 +230,7 @@ class SlaveSync:
     async def _copy_modes(self, master: str) -> None:
         answer = await self._calls.call(master, request(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE))
         if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
-            return  # 4.x: every group pulls
+            return  # 4.x has no request modes: every group pulls
         copied = decode_as(expect_success(answer, master).payload, MessageRequestModes)
         if master == self._master and copied != self._modes:
             self._modes_file.save(copied)
@@ -255,7 +255,7 @@ class SlaveSync:
     async def _ask_fast(
         self, master: str, code: int, read: Callable[[Command], R], header: msgspec.Struct | None = None
     ) -> R:
-        """Return ``read`` of the answer from the fast port, or else from the main port.
+        """Request a table from the fast port, or else from the main port. Return the answer, decoded by ``read``.
 
         Raises the error of the main port, which shows if the master is there: another program may listen on the fast
         port.
@@ -267,7 +267,7 @@ class SlaveSync:
             except ConnectFailed:
                 _log.debug("%s does not listen on its fast port", master)
             except RmqError as error:
-                # A port that does not answer costs the whole timeout: only once in a round, not in each step and try.
+                # A port that does not answer costs the whole timeout, so try it only once per copy of the tables.
                 self._useless_fast = fast
                 _log.info("using the main port of %s for the rest of this copy: %s", master, error)
         return read(await self._calls.ask(master, code, header))
@@ -279,7 +279,7 @@ def _topic_page(answer: Command) -> tuple[TopicConfigTable, int | None]:
 
 
 def fast_address(address: str) -> str | None:
-    """Return the address of a broker's fast port (``listenPort`` - 2), or None if it cannot have one."""
+    """Return the address of a broker's fast port (``listenPort`` - 2), or None if the port number is too low."""
     try:
         host, port = split_address(address)
     except ValueError:
@@ -290,10 +290,10 @@ def fast_address(address: str) -> str | None:
 async def _whole(
     page: Callable[[int, str], Awaitable[tuple[T, int | None]]], entries_of: Callable[[T], dict[str, Any]]
 ) -> T:
-    """Return a table that the master sends in pages, or at once. If its version changes in between, continue with the
-    new table.
+    """Return a table that the master sends as a whole or in pages. If the version changes between two pages, continue
+    with the new table.
 
-    Raises BodyError: the pages have no end.
+    Raises BodyError: the pages do not end.
     """
     whole, total = await page(0, "")
     for _ in range(_PAGES_MAX):

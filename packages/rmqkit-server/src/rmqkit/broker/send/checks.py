@@ -1,6 +1,6 @@
 """The checks that every send has to pass, in the reference's order with its codes and remarks.
 
-`SendChecks.topic_of` creates a missing topic. Headers have a long and a short form. Loop only.
+`SendChecks.topic_of` creates a missing topic. A header has a long or a short form. Loop only.
 Source: behaviour.md §3.1 to §3.3; remoting.md §4.3.1.
 """
 
@@ -37,7 +37,7 @@ __all__ = ["NO_BODY", "SCHEDULED", "SendChecks", "SendContext", "decode_v1", "de
 SCHEDULED = (names.SCHEDULE_TOPIC, names.TIMER_TOPIC)
 """The topics that store messages until they are due."""
 
-_ASKS_FOR_TRIES_SINCE = 121  # 3.4.9
+_ASKS_FOR_TRIES_SINCE = 121  # the number of version 3.4.9
 
 _MAY_MISS_LONG = {"producerGroup": "", "defaultTopic": "", "defaultTopicQueueNums": "4"}
 _MAY_MISS_SHORT = {"a": "", "c": "", "d": "4"}
@@ -67,12 +67,12 @@ class SendContext(Protocol):
 
 
 def tries_max(command: Command, asked: int | None, group: SubscriptionGroupConfig) -> int:
-    """Return how often a message may be consumed: the client's limit, or for an old client the group's."""
+    """Return the maximum number of tries for a message: the client's limit, or the group's limit for an old client."""
     return group.retry_max_times if asked is None or command.version < _ASKS_FOR_TRIES_SINCE else asked
 
 
 def stamps_of(settings: BrokerSettings) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the properties that every message gets, and the part of them that the answer contains."""
+    """Return the properties that every message gets, and those properties that the answer contains."""
     answered = {
         property_names.MSG_REGION: settings.region_id,
         property_names.TRACE_ON: "true" if settings.trace_on else "false",
@@ -81,7 +81,7 @@ def stamps_of(settings: BrokerSettings) -> tuple[dict[str, str], dict[str, str]]
 
 
 def decode_v1(command: Command, **missing: str) -> SendMessageRequest:
-    """Return the header of a send in its long form. ``missing``: further fields that may be missing, with their values.
+    """Return the header of a send in its long form. ``missing``: further optional fields with their default values.
     Raises HeaderError: another field is missing, or is not a number."""
     may_miss = {**_MAY_MISS_LONG, **missing} if missing else _MAY_MISS_LONG
     return decode_header_leniently(command, SendMessageRequest, missing=may_miss)
@@ -89,7 +89,7 @@ def decode_v1(command: Command, **missing: str) -> SendMessageRequest:
 
 def decode_v2(command: Command, **missing: str) -> SendMessageV2Request:
     """Return the header of a send in its short form, like `decode_v1`."""
-    # Decode strictly first: this is one call and accepts all headers of clients. Java's broker accepts more headers.
+    # Decode strictly first: this is one call, and it accepts the headers of all clients. The Java broker accepts more.
     try:
         return decode_header(command, SendMessageV2Request)
     except HeaderError:
@@ -107,7 +107,7 @@ class SendChecks:
         self._clock = context.clock
 
     def topic_of(self, connection: Connection, header: SendMessageRequest) -> TopicConfig | Refusal:
-        """Return the topic of a message, or why the message is refused."""
+        """Return the topic of a message, or a refusal."""
         settings, name = self._settings, header.topic
         if settings.accept_sends_from_ms and self._clock.now_ms() < settings.accept_sends_from_ms:
             remark = f"broker unable to service, until {_human_time(settings.accept_sends_from_ms)}"
@@ -132,7 +132,7 @@ class SendChecks:
 
 
 def _human_time(timestamp_ms: int) -> str:
-    """Return local time in the reference's format."""
+    """Return the local time in the reference's format."""
     whole_seconds = datetime.fromtimestamp(timestamp_ms // 1000)
     return f"{whole_seconds:%Y-%m-%d %H:%M:%S},{timestamp_ms % 1000:03d}"
 

@@ -1,10 +1,11 @@
-"""Plain sends of one read, or of one batch: one write to the log, and one write of their answers to the socket.
+"""The fast path for the plain sends of one read, or of one batch. They share one write to the log, and one write of
+their answers to the socket.
 
 A send is plain if no check can refuse it: its topic exists and needs no special handling, and its queue has messages. A
 message with a delivery time goes to the timer topic. If a message of the run is not plain, or if the store does not
-accept the run as a whole, its messages are handled one by one (`SendHandlers`). The same holds for a batch. Answers are
-sent after the write, or when the last message of the run is as safe as it has to be (`durability`). Both ways store and
-answer the same; a test compares them. Loop only. Source: behaviour.md §3.1 to §3.6; remoting.md §4.3.1.
+accept the whole run, the messages are handled one by one (`SendHandlers`). A batch is handled in the same way. Answers
+are sent after the write, or when the last message of the run is as safe as required (`durability`). Both ways store and
+answer the same. A test compares them. Loop only. Source: behaviour.md §3.1 to §3.6; remoting.md §4.3.1.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ __all__ = ["FastPath"]
 _log = logging.getLogger(__name__)
 
 _HARMLESS = frozenset(("message.type",))
-"""Topic attributes that do not affect a plain send: tools show the message type."""
+"""Topic attributes that do not affect a plain send. Only tools use the message type."""
 
 _NOT_PLAIN = (
     property_names.INNER_NUM,
@@ -53,14 +54,14 @@ _UNITS_MS = dict(zip(TIMER_NAMES, (1000, 1, 0), strict=True))
 
 
 class FastPath:
-    """The fast path: it stores the plain sends of one read, or of one batch, with one write and answers them together.
+    """The fast path. It stores the plain sends of one read, or of one batch, with one write and answers them together.
 
     Args:
         stamps: the properties that every message gets.
         answer_fields: the fields that every answer has.
 
     Attributes:
-        reader: reads plain sends from the bytes of a connection.
+        reader: the reader of plain sends from the bytes of a connection.
     """
 
     def __init__(self, context: SendContext, stamps: dict[str, str], answer_fields: dict[str, str]) -> None:
@@ -116,16 +117,16 @@ class FastPath:
     def _store_all(self, connection: Connection, sends: Sends) -> bool:
         """Store messages with one write and answer them. Return False if they have to be handled one by one."""
         durability = self._durability
-        # The handler refuses sends, with the reference's codes and order of checks. It also answers sends that must not
-        # wait for the disk; in a run they would wait.
+        # Leave refusals to the handler, which has the reference's codes and order of checks. It also answers sends that
+        # must not wait for the disk: in a run they would wait.
         if durability is not None and (durability.is_full or durability.lacks_replicas or sends.waits_not):
             return False
         for topic, queue_id, _, _ in sends.queues:
             if queue_id >= self._queue_count(topic):
                 return False
         try:
-            # This changes the stored messages, not the chunk: if they are handled one by one, they are read from the
-            # chunk again, with their original times.
+            # `_keep` changes the messages to store, not the chunk. If the messages are handled one by one, they are
+            # read from the chunk again, with their original times.
             if (asked := sends.asked) and not self._keep(sends, asked):
                 return False
             end_offset = self._store.put_sends(sends, connection.peer_host, self._store_host)
@@ -145,15 +146,16 @@ class FastPath:
         return True
 
     def _queue_count(self, name: str) -> int:
-        """Return the number of queues for plain sends of a topic. It is 0 if messages have to be handled one by one:
-        `SendChecks.topic_of` refuses them, or the topic needs more than storing."""
+        """Return the number of queues for plain sends of a topic. The number is 0 if messages have to be handled one by
+        one, because `SendChecks.topic_of` refuses them, or because the topic needs more than storing."""
         topic, settings = self._topics.get(name), self._settings
-        # The handler creates a missing topic; its answer waits until the name servers know the topic.
+        # Leave a missing topic to the handler: it creates the topic and answers when the name servers know the topic.
         if topic is None or topic.topic_filter_type == "MULTI_TAG":
             return 0
         if topic.attributes and not topic.attributes.keys() <= _HARMLESS:
             return 0
-        # A static topic numbers its queues over several brokers. Messages sent to the delay topics must not be timed.
+        # A static topic numbers its queues over several brokers. Messages that are sent directly to a delay topic must
+        # not be timed.
         if name in names.FORBIDDEN_TO_SEND or name in SCHEDULED or name in self._topics.static.local:
             return 0
         if settings.accept_sends_from_ms and self._clock.now_ms() < settings.accept_sends_from_ms:
@@ -163,8 +165,8 @@ class FastPath:
         return max(topic.read_queue_nums, topic.write_queue_nums)
 
     def _keep(self, sends: Sends, asked: list[tuple[int, int]]) -> bool:
-        """Turn messages with a delivery time into timed messages. Return False if the timer cannot accept all of them
-        this way."""
+        """Turn messages with a delivery time into timed messages. Return False if the timer has to handle a message by
+        itself."""
         timer = self._timer
         assert timer is not None, "delivery times are read only with a timer"
         outs = [out for time, unit_ms in asked if (out := timer.kept_until(time, unit_ms)) is not None]
@@ -174,7 +176,7 @@ class FastPath:
         return True
 
     def _answer_late(self, connection: Connection, sends: Sends, outcome: Outcome, reason: str) -> None:
-        """Answer plain sends that waited for disk or slaves."""
+        """Answer plain sends after they waited for disk or slaves."""
         if outcome is not Outcome.FAILED:
             connection.send_frame(sends.answers(*self._pieces[CODES[outcome]]))
             return

@@ -1,12 +1,12 @@
 """SEND_MESSAGE, SEND_MESSAGE_V2, SEND_BATCH_MESSAGE (``SendMessageProcessor``).
 
-The stored properties are the producer's with CLUSTER, MSG_REGION and TRACE_ON added (the members of a batch are stored
-unchanged). A message with a delay level goes to the delay topic, a message with a delivery time to the timer topic, and
-a message with too many retries to its group's dead letters. The answer waits until the message is on the disk under
-SYNC_FLUSH, and at the slaves under SYNC_MASTER.
+The broker adds CLUSTER, MSG_REGION and TRACE_ON to the producer's properties, except to the messages of a batch. A
+message with a delay level goes to the delay topic, a message with a delivery time to the timer topic, and a message
+with too many retries to the dead letters of its group. With SYNC_FLUSH the answer waits until the message is on the
+disk, and with SYNC_MASTER until it is at the slaves.
 
 The plain sends of one read of a connection are stored with one write to the log (`FastPath`). A single send
-(`SendHandlers`) passes the same steps, and a test compares both:
+(`SendHandlers`) passes the same steps. A test compares both:
 
 ==============================  =======================================  ==========================================
 from                            by                                       to
@@ -71,7 +71,7 @@ _UNUSUAL = frozenset(
         *TIMER_NAMES,
     )
 )
-"""Properties that need more than storing, or that only the broker may set."""
+"""Properties that need special handling, or that only the broker may set."""
 _NO_KEYS = "Required message key is missing"
 
 
@@ -98,11 +98,11 @@ class SendHandlers(Handlers[SendContext]):
     @answers(RequestCode.SEND_BATCH_MESSAGE)
     @by_global_number
     def send_v2(self, connection: Connection, command: Command) -> Command | Awaitable[Command | None] | None:
-        """SEND_MESSAGE_V2 and SEND_BATCH_MESSAGE: short header names; a header field marks a batch."""
+        """SEND_MESSAGE_V2 and SEND_BATCH_MESSAGE: short header names. A header field marks a batch."""
         return self._send(connection, command, decode_v2(command))
 
     def register(self, dispatch: Router) -> None:
-        """Register the handlers; plain sends of one read are handled together."""
+        """Register the handlers. Plain sends of one read are handled together."""
         super().register(dispatch)
         dispatch.fast_path, dispatch.sends = self._fast_path.handle, self._fast_path.reader
 
@@ -112,7 +112,7 @@ class SendHandlers(Handlers[SendContext]):
         self, connection: Connection, command: Command, header: SendMessageRequest
     ) -> Command | Awaitable[Command | None] | None:
         """Return the answer to a send. If the send created a topic, the answer waits until the name servers know it."""
-        # Compare the number of topics: the handler does not wait, so any new topic belongs to this send.
+        # Compare the number of topics: the handler does not await, so a new topic belongs to this send.
         topic_count = len(self._context.topics)
         answer = self._stored(connection, command, header)
         if answer is None or len(self._context.topics) == topic_count:
@@ -163,14 +163,14 @@ class SendHandlers(Handlers[SendContext]):
         header: SendMessageRequest,
         topic: TopicConfig,
     ) -> Command | None:
-        """Store a message in the topic that its properties require, and answer with the queue that its sender knows."""
+        """Store a message in the topic that its properties require. The answer has the queue that the sender knows."""
         queue_id, message = sent.queue_id, sent
         if header.topic.startswith(names.RETRY_PREFIX):
             group = names.group_of_retry_topic(header.topic)
             if (config := self._context.groups.get(group)) is None:
                 remark = f"subscription group not exist, {group} {FAQ}"
                 return self._refuse(command, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, remark)
-            # A group that consumes in order retries in place: every message that it sends here is a dead letter.
+            # A group that consumes in order retries a message itself, so every message that it sends is a dead letter.
             if sent.reconsume_times > tries_max(command, header.max_reconsume_times, config) or self._is_orderly(group):
                 message = to_dead_letters(sent, group)
                 self._context.topics.ensure(message.topic, 1)
@@ -186,16 +186,16 @@ class SendHandlers(Handlers[SendContext]):
             return self._refuse(command, *kept)
         unique_key = kept.parsed.get(property_names.UNIQ_KEY) or self._unique_keys.next(self._context.clock.now_ms())
         kept = changed(kept, {property_names.UNIQ_KEY: unique_key, **self._stamps})
-        if is_half(kept):  # after the stamps: the half message has them, and its commit copies them
+        if is_half(kept):  # after the stamps: the half message needs them, because its commit copies them
             kept = to_half(kept)
         waits = self._waits(kept)
-        # Check before the put: after a refusal the producer tries another broker, and a message stored here would be
-        # consumed twice.
+        # Check before the put: after a refusal the producer tries another broker, and a message that is stored here,
+        # too, would be consumed twice.
         if waits and self._lacks_replicas:
             return self._refuse(command, *NOT_ENOUGH_REPLICAS)
         put = self._context.store.put(kept)
         self._context.recorder.stored(kept, put, self._context.clock.monotonic_ms() - connection.active_ms)
-        answer = {  # the fields of SendMessageResponse: one call instead of a dozen
+        answer = {  # the fields of SendMessageResponse, as a dict: one call instead of a dozen
             "msgId": offset_id(kept.store_host, put.physical_offset),
             "queueId": str(self._context.topics.static.everywhere(header.topic, queue_id)),
             "queueOffset": str(put.queue_offset),
@@ -207,11 +207,12 @@ class SendHandlers(Handlers[SendContext]):
         return self._answer(connection, command, put, answer, waits=waits)
 
     def _scheduled(self, message: InnerMessage) -> InnerMessage | Refusal:
-        """Return a message without properties that only brokers set, delayed or timed if required; or a refusal."""
+        """Return a message without properties that only brokers set, delayed or timed if required. Return a refusal if
+        it is not allowed."""
         properties = message.parsed
         if property_names.POP_CHECK_POINT in properties:
             message = changed(message, {property_names.POP_CHECK_POINT: None})
-        if is_half(message):  # its delay begins when it is committed
+        if is_half(message):  # the delay of a half message begins when it is committed
             if self._context.settings.reject_transactions:
                 remark = f"the broker[{self._context.identity.ip}] sending transaction message is forbidden"
                 return ResponseCode.NO_PERMISSION, remark
@@ -228,7 +229,7 @@ class SendHandlers(Handlers[SendContext]):
         return self._context.durability is not None and message.parsed.get(property_names.WAIT) != "false"
 
     def _add_recall_handle(self, answer: dict[str, str], message: InnerMessage) -> None:
-        """Add the handle with which RECALL_MESSAGE recalls a timed message, unless a name contains a blank."""
+        """Add the handle for RECALL_MESSAGE to the answer for a timed message, unless a name contains a blank."""
         topic = message.parsed.get(property_names.REAL_TOPIC, "")
         if topic and not topic.startswith(names.RETRY_PREFIX):
             with suppress(ValueError):
@@ -246,11 +247,11 @@ class SendHandlers(Handlers[SendContext]):
         if waits and self._lacks_replicas:
             return self._refuse(command, *NOT_ENOUGH_REPLICAS)
         unique_key = sent.parsed.get(property_names.UNIQ_KEY)
-        message = changed(sent, self._stamps)  # its properties are stored with an inner batch only
+        message = changed(sent, self._stamps)  # these properties are stored only with an inner batch
         if is_long(message.body) and len(message.body) <= self._store_settings.message_bytes_max:
             if self._long_batches.is_full:
                 return self._refuse(command, ResponseCode.SYSTEM_BUSY, OVERLOADED)
-            # Called here, not in a task: it stops the connection before later sends of the same read are handled.
+            # Call this here, not in a task: it must pause the connection before later sends of the same read.
             storing = self._long_batches.put(connection, message)
             return self._answer_long_batch(connection, command, message, unique_key, storing, waits=waits)
         put = self._context.store.put_batch(message)
@@ -297,7 +298,8 @@ class SendHandlers(Handlers[SendContext]):
         return self._answer(connection, command, put, answer_fields, waits=waits)
 
     def _batch_refusal(self, message: InnerMessage) -> Refusal | None:
-        """Return why a batch is refused: its topic is too long, or it is retried, delayed, timed, or transactional."""
+        """Return the reason to refuse a batch, or None. A batch is refused if its topic name is too long, or if it is
+        retried, delayed, timed, or transactional."""
         topic_characters = len(message.topic)
         if topic_characters > names.TOPIC_CHARACTERS_MAX:
             return ResponseCode.MESSAGE_ILLEGAL, f"message topic length too long {topic_characters}"
@@ -318,7 +320,7 @@ class SendHandlers(Handlers[SendContext]):
         assert 0 <= put.physical_offset < put.end_offset, "a stored message has a range in the log"
         if self._context.durability is None:
             return reply(command, fields=fields)
-        # With WAIT=false answer now; the message is flushed soon nevertheless.
+        # With WAIT=false answer now. `wake` requests the flush nevertheless.
         if not waits or self._context.durability.has(put.end_offset):
             self._context.durability.wake()
             return reply(command, fields=fields)
@@ -335,7 +337,7 @@ class SendHandlers(Handlers[SendContext]):
     def answer_late(
         self, connection: Connection, command: Command, fields: dict[str, str], outcome: Outcome, reason: str
     ) -> None:
-        """Send the answer that waited for disk or slaves."""
+        """Send an answer that waited for disk or slaves."""
         if command.is_one_way:
             return
         if outcome is Outcome.FAILED:
@@ -358,7 +360,7 @@ class _Late:
 
 
 def _has_needed_key(topic: TopicConfig, message: InnerMessage) -> bool:
-    """Return True if a message has a key, or if its topic does not compact messages with the same key."""
+    """Return True if a message has a key, or if its topic does not compact messages by key."""
     if (topic.attributes or {}).get("cleanup.policy") != "COMPACTION":
         return True
     return bool(message.parsed.get(property_names.KEYS, "").strip())

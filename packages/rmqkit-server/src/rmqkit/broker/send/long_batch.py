@@ -1,7 +1,8 @@
-"""Batches of many messages: prepared and dispatched in slices, between which the loop runs, and stored with one put.
+"""Batches of many messages. They are prepared and dispatched in slices, and stored with one put.
 
-One batch at a time is prepared, because each needs a hundred bytes per message. Its connection is not read meanwhile,
-so that later sends of that connection cannot overtake the batch. Loop only. Source: behaviour.md §3.6.
+The loop runs other tasks between the slices. Only one batch at a time is prepared, because a batch needs a hundred
+bytes per message. The connection of the batch is not read meanwhile, so that later sends of the connection cannot
+overtake the batch. Loop only. Source: behaviour.md §3.6.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from rmqkit.store.message_store import InnerMessage, MessageStore, PutResult, Pu
 __all__ = ["LongBatches", "StoredBatch"]
 
 _UNDER_WAY_MAX = 32
-"""The number of long batches that may be stored or waiting. The broker refuses further ones as busy."""
+"""The maximum number of long batches that are being stored or wait. The broker refuses further batches as busy."""
 
 
 class StoredBatch(NamedTuple):
-    """A long batch that was put. ``ids``: the offset ids of its records. ``records``: the number of its records."""
+    """The result of a long batch. ``ids``: the offset ids of its records. ``records``: the number of its records."""
 
     put: PutResult
     ids: str
@@ -32,7 +33,7 @@ class StoredBatch(NamedTuple):
 
 
 class LongBatches:
-    """The queue of long batches, which are stored one after the other."""
+    """The queue of long batches. They are stored one after the other."""
 
     def __init__(self, store: MessageStore) -> None:
         self._store = store
@@ -41,11 +42,11 @@ class LongBatches:
 
     @property
     def is_full(self) -> bool:
-        """Return whether a further batch has to be refused."""
+        """Return True if a further batch has to be refused."""
         return self._under_way >= _UNDER_WAY_MAX
 
     def put(self, connection: Connection, message: InnerMessage) -> Awaitable[StoredBatch]:
-        """Store a batch that `is_long`. The connection is not read until the batch is stored."""
+        """Store a long batch (`is_long`). The connection is not read until the batch is stored."""
         assert not self.is_full, "there is room for a further batch"
         self._under_way += 1
         connection.hold()
@@ -58,7 +59,7 @@ class LongBatches:
         finally:
             assert self._under_way > 0, "the count includes this batch"
             self._under_way -= 1
-            # Also if the put failed: a connection that stays held is never read again.
+            # Resume reading even if the put failed: otherwise the connection would never be read again.
             connection.go_on()
 
     async def _put_in_slices(self, message: InnerMessage) -> StoredBatch:

@@ -26,14 +26,15 @@ class RefusalContext(Protocol):
 
 
 class RefusalHandlers(Handlers[RefusalContext]):
-    """The handlers of sends at a slave, in place of `SendHandlers` and `SendBackHandlers`. They create no topics.
+    """The handlers of sends at a slave, which replace `SendHandlers` and `SendBackHandlers`. They create no topics.
 
     =========================  =====================================  ================================================
     request                    any slave                              a slave with ``enableSlaveActingMaster``
     =========================  =====================================  ================================================
     a message, a batch         SYSTEM_BUSY ``[REJECTREQUEST]…``       SERVICE_NOT_AVAILABLE, as for a full disk:
                                                                       producers try another broker
-    a message to retry         SYSTEM_BUSY ``[REJECTREQUEST]…``       SYSTEM_ERROR: consumers send it to a retry topic
+    a message to retry         SYSTEM_BUSY ``[REJECTREQUEST]…``       SYSTEM_ERROR: consumers then send the message to a
+                                                                      retry topic
     =========================  =====================================  ================================================
     """
 

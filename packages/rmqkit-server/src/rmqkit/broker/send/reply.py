@@ -1,6 +1,6 @@
 """SEND_REPLY_MESSAGE(_V2): the broker pushes a reply message to its requester (``ReplyMessageProcessor``).
 
-The requester is the producer whose client id is in property REPLY_TO_CLIENT; it has 10 s to accept the reply. With
+The requester is the producer with the client id in property REPLY_TO_CLIENT. It has 10 s to accept the reply. With
 ``storeReplyMessageEnable`` the broker also stores the reply, even if the push failed.
 Source: behaviour.md §3.8; remoting.md §4.3.1, §4.3.7.
 """
@@ -37,7 +37,7 @@ class ReplyHandlers(Handlers[SendContext]):
         self._checks = SendChecks(context)
         _, self._answer_fields = stamps_of(self._context.settings)
 
-    # A separate lane: each request waits for another client, up to 10 s.
+    # Use a separate lane: each request waits up to 10 s for another client.
     @answers(RequestCode.SEND_REPLY_MESSAGE, lane="reply")
     async def reply(self, connection: Connection, command: Command) -> Command:
         """SEND_REPLY_MESSAGE: long header names."""
@@ -73,7 +73,7 @@ class ReplyHandlers(Handlers[SendContext]):
         )
         failure = await self._push(connection, header, message)
         answer = SendMessageResponse("0", queue_id, 0) if failure is None else None
-        # Store it also if the push failed; the answer still reports the failure.
+        # Store the reply even if the push failed. The answer still reports the failure.
         if self._context.settings.store_replies:
             answer = await self._store_reply(message) or answer
         code = ResponseCode.SUCCESS if failure is None else ResponseCode.SYSTEM_ERROR
@@ -88,7 +88,7 @@ class ReplyHandlers(Handlers[SendContext]):
         if requester is None:
             return f"push reply message fail, channel of <{client_id}> not found."
         now_ms = self._context.clock.now_ms()
-        # Only in the pushed message: the stored reply does not have this property.
+        # Add this property only to the pushed message: the stored reply does not have it.
         properties = message.parsed | {property_names.PUSH_REPLY_TIME: str(now_ms)}
         pushed = PushReplyRequest(
             producer_group=header.producer_group,
@@ -114,7 +114,7 @@ class ReplyHandlers(Handlers[SendContext]):
         return None if taken else f"push reply message to {client_id}fail."
 
     async def _store_reply(self, message: InnerMessage) -> SendMessageResponse | None:
-        """Store a reply in its topic; None if the store refuses it, which is not reported to the replier."""
+        """Store a reply in its topic. Return None if the store refuses it: the replier does not learn about this."""
         put = self._context.store.put(message)
         if put.status is not PutStatus.OK:
             return None

@@ -1,9 +1,9 @@
 """CONSUMER_SEND_MSG_BACK: a consumer could not handle a message and will consume it again (``consumerSendMsgBack``).
 
-A copy goes to ``%RETRY%<group>`` through delay level ``3 + reconsumeTimes`` (or the requested level); after the group's
-last try, or for level -1, to ``%DLQ%<group>`` at once. The consumer then treats the message as consumed, so the answer
-waits until the copy is on the disk (SYNC_FLUSH) and at the slaves (SYNC_MASTER), although the copy itself has
-WAIT=false. After a refusal the consumer stores a second copy, so slow slaves do not lead to a refusal.
+A copy goes to ``%RETRY%<group>`` after delay level ``3 + reconsumeTimes`` (or the requested level). After the group's
+last try, or for level -1, the copy goes directly to ``%DLQ%<group>``. The consumer then treats the message as consumed.
+So the answer waits until the copy is on the disk (SYNC_FLUSH) and at the slaves (SYNC_MASTER), although the copy itself
+has WAIT=false. After a refusal the consumer stores a second copy, so slow slaves do not cause a refusal.
 Source: behaviour.md §3.7; store.md §20; remoting.md §4.3.5, §10.5.
 """
 
@@ -41,7 +41,7 @@ class SendBackHandlers(Handlers[SendContext]):
 
     @answers(RequestCode.CONSUMER_SEND_MSG_BACK)
     def send_back(self, connection: Connection, command: Command) -> Command | Awaitable[Command]:
-        """Store the copy of a message to consume again."""
+        """Store a copy of a message, which will be consumed again."""
         header = decode_header_leniently(command, ConsumerSendBackRequest)
         if self._context.durability is not None and self._context.durability.is_full:
             return reply(command, ResponseCode.SYSTEM_BUSY, OVERLOADED)
@@ -52,7 +52,7 @@ class SendBackHandlers(Handlers[SendContext]):
         if not self._context.settings.broker_permission & Permission.WRITE:
             remark = f"the broker[{self._context.identity.ip}] sending message is forbidden"
             return reply(command, ResponseCode.NO_PERMISSION, remark)
-        # SUCCESS although nothing is stored, as in the reference: after a refusal the consumer would store a copy.
+        # Return SUCCESS without a copy, like the reference: after a refusal the consumer would store a copy.
         if group.retry_queue_nums <= 0:
             return reply(command)
         retry = self._context.topics.ensure(
@@ -61,7 +61,7 @@ class SendBackHandlers(Handlers[SendContext]):
         if not retry.perm & Permission.WRITE:
             remark = f"the topic[{retry.topic_name}] sending message is forbidden"
             return reply(command, ResponseCode.NO_PERMISSION, remark)
-        # The client's offset may be any number: store nothing if no valid record begins there.
+        # The client may send any offset: store nothing if no valid record begins there.
         record = record_at(self._context.store, header.offset)
         if record is None:
             return reply(command, ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}")
@@ -70,7 +70,7 @@ class SendBackHandlers(Handlers[SendContext]):
     def _copy(
         self, command: Command, header: ConsumerSendBackRequest, group: SubscriptionGroupConfig, record: Record
     ) -> InnerMessage:
-        """Return the copy of a message to store: for the delay topic, or for the dead letters."""
+        """Return the copy of a message for the delay topic or for the dead letters."""
         level = header.delay_level
         is_given_up = level < 0 or record.reconsume_times >= tries_max(command, header.max_reconsume_times, group)
         if is_given_up:
@@ -88,12 +88,12 @@ class SendBackHandlers(Handlers[SendContext]):
             reconsume_times=record.reconsume_times + 1,
             store_host=self._context.identity.store_host,
         )
-        # The id of the first delivery stays the same in all retries: applications recognize a message by it.
+        # Keep the id of the first delivery in all retries: applications recognize a message by it.
         first_id = offset_id(record.store_host, record.physical_offset)
         message = changed(
             kept,
             {
-                # The topic of the first delivery: Apache's consumers restore it before a listener gets the message.
+                # Keep the topic of the first delivery: Apache's consumers restore it for the listener.
                 property_names.RETRY_TOPIC: kept.parsed.get(property_names.RETRY_TOPIC, record.topic),
                 property_names.ORIGIN_MESSAGE_ID: kept.parsed.get(property_names.ORIGIN_MESSAGE_ID, "").strip()
                 or first_id,
@@ -111,7 +111,7 @@ class SendBackHandlers(Handlers[SendContext]):
             return reply(command, ResponseCode.SYSTEM_ERROR, put.status.value)
         owner = decode_fields(command).get("Owner", "null")
         self._context.recorder.sent_back(message, put, topic=topic, group=group, owner=owner)
-        # Regardless of WAIT: the consumer moves its offset past the message as soon as it has the answer.
+        # Wait regardless of WAIT: the consumer moves its offset past the message as soon as it has the answer.
         if self._context.durability is None or self._context.durability.has(put.end_offset):
             return reply(command)
         return _answer_when_durable(command, self._context.durability.wait(put.end_offset))

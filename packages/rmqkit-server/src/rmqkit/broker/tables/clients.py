@@ -1,12 +1,12 @@
 """The connected producers and consumers (``ProducerManager``, ``ConsumerManager``).
 
-Heartbeats add clients; a closed connection, UNREGISTER_CLIENT or 120 s of silence removes them. When the members or
-subscriptions of a clustering group change, the broker sends a one-way NOTIFY_CONSUMER_IDS_CHANGED to every member so
-that it rebalances. A client of 5.x may send a fingerprint instead of its subscriptions once the broker has them
-(heartbeat V2).
+A heartbeat adds a client. A closed connection, UNREGISTER_CLIENT or 120 s without a heartbeat removes it. When the
+members or subscriptions of a clustering group change, the broker sends a one-way NOTIFY_CONSUMER_IDS_CHANGED to every
+member, and the members rebalance. When the broker has the subscriptions of a 5.x client, the client may send their
+fingerprint instead (heartbeat V2).
 
-Locks on queues for ordered consumption (``RebalanceLockManager``): one client of a group consumes a queue at a time. A
-lock expires 60 s after its last request; its owner renews it every 20 s.
+`QueueLocks` has the locks for ordered consumption (``RebalanceLockManager``): one client of a group consumes a queue at
+a time. A lock expires 60 s after its last request. Its owner renews it every 20 s.
 Loop only. Source: behaviour.md §2.6, §2.7; remoting.md §9.3.
 """
 
@@ -46,7 +46,7 @@ class Member:
 
 @dataclass(slots=True)
 class Subscribed:
-    """A group's subscription to one topic, and the tag filter for its pulls, which is None for SQL92."""
+    """A group's subscription to one topic. ``tags``: the tag filter for the group's pulls; None for SQL92."""
 
     data: SubscriptionData
     tags: PullFilter | None
@@ -54,7 +54,7 @@ class Subscribed:
 
 @dataclass(slots=True)
 class ConsumerGroup:
-    """A consumer group with members online; the newest heartbeat decides type, model and subscriptions."""
+    """A consumer group with online members. The newest heartbeat sets type, model and subscriptions."""
 
     name: str
     consume_type: str
@@ -74,7 +74,7 @@ class ConsumerGroup:
         for data in wanted:
             topics.add(data.topic)
             known = self.subscriptions.get(data.topic)
-            # Members of a group may differ during an upgrade: the subscription with the newest version is valid.
+            # Use the subscription with the newest version: members of a group may differ during an upgrade.
             if known is None or data.sub_version > known.data.sub_version:
                 changed = changed or known is None
                 tags = PullFilter(codes_of(data)) if is_tag_type(data.expression_type) else None
@@ -86,11 +86,12 @@ class ConsumerGroup:
 
 
 class ClientTable:
-    """Producer and consumer groups with members online.
-    ``filters``: registers every group's subscriptions, and unregisters them with the group.
+    """The producer and consumer groups with online members.
+    ``filters``: the table in which the subscriptions of every group are registered, until the group is removed.
 
     Attributes:
-        may_be_asked: returns whether a producer may see messages of a topic, because any client can join any group.
+        may_be_asked: returns True if a producer may see messages of a topic. Any client can join any group, so
+            membership alone is no permission.
     """
 
     def __init__(self, settings: BrokerSettings, clock: Clock, filters: FilterTable) -> None:
@@ -114,7 +115,7 @@ class ClientTable:
         return self._producers.get(group, {})
 
     def producer_connection(self, client_id: str) -> Connection | None:
-        """Return the connection of a producer by its client id, for replies to its requests."""
+        """Return the connection of the producer with a client id, for replies to its requests."""
         return self._producer_connections.get(client_id)
 
     @property
@@ -144,10 +145,11 @@ class ClientTable:
 
     def needs_topics(self, group_name: str, fingerprint: int, *, has_topics: bool) -> bool:
         """Return True if a client has to send its subscriptions, because their fingerprint differs from the last one.
-        In contrast to 5.4.0, also if the broker does not have the group's subscriptions: a client that was offline for
-        a while does not know that the broker removed it.
+
+        In contrast to 5.4.0, also return True if the broker does not have the group's subscriptions: a client that was
+        offline for a while does not know that the broker removed the group.
         """
-        # One fingerprint for a group: its members have the same subscriptions, or have to send them.
+        # Store one fingerprint per group: members with other subscriptions have to send them.
         known = self._fingerprints.get(group_name)
         self._fingerprints[group_name] = fingerprint
         group = self._consumers.get(group_name)
@@ -157,8 +159,8 @@ class ClientTable:
     def register_consumer(
         self, connection: Connection, member: Member, data: ConsumerData, *, notify: bool, keeps_topics: bool = False
     ) -> bool:
-        """Register a consumer of a heartbeat. Return True if members or topics of the group changed.
-        ``keeps_topics``: the heartbeat has no subscriptions, so the group's subscriptions stay."""
+        """Register the consumer that sent a heartbeat. Return True if members or topics of the group changed.
+        ``keeps_topics``: True if the heartbeat has no subscriptions. Then the group's subscriptions do not change."""
         group = self._consumers.get(data.group_name)
         if group is None:
             group = ConsumerGroup(data.group_name, data.consume_type, data.message_model, data.consume_from_where)
@@ -181,7 +183,7 @@ class ClientTable:
         return changed
 
     def compensate(self, group: str, topic: str, expression: str | None, expression_type: str | None) -> None:
-        """Record a subscription that a group has in its pulls only. It is removed 10 minutes after the last pull."""
+        """Record a subscription that a group sends only in its pulls. It is removed 10 minutes after the last pull."""
         data = self._compensated.get((group, topic))
         if data is None or data.sub_string != (expression or "*"):
             self._compensated[group, topic] = data = subscription(
@@ -190,13 +192,13 @@ class ClientTable:
         data.sub_version = self._clock.now_ms()
 
     def subscription(self, group_name: str, topic: str) -> SubscriptionData | None:
-        """Return a group's subscription to a topic, from its heartbeats or from its pulls."""
+        """Return a group's subscription to a topic from its heartbeats, otherwise from its pulls."""
         group = self._consumers.get(group_name)
         subscribed = group.subscriptions.get(topic) if group is not None else None
         return self._compensated.get((group_name, topic)) if subscribed is None else subscribed.data
 
     def register_producer(self, connection: Connection, member: Member, group: str) -> None:
-        """Register a producer of a heartbeat. Another user cannot take over the replies to its client id."""
+        """Register the producer that sent a heartbeat. Another user cannot take over the replies to its client id."""
         self._producers.setdefault(group, {})[connection] = member
         self._produces.setdefault(connection, set()).add(group)
         known = self._producer_connections.get(member.client_id, connection)
@@ -212,7 +214,7 @@ class ClientTable:
         if group is None or group.members.pop(connection, None) is None:
             return
         _discard(self._consumes, connection, group_name)
-        # Remove an empty group at once: otherwise its filter would stay alive, and tools would show it as online.
+        # Remove an empty group: otherwise its filter would stay alive, and tools would show the group as online.
         if not group.members:
             del self._consumers[group_name]
             self._fingerprints.pop(group_name, None)
@@ -249,7 +251,7 @@ class ClientTable:
         silent = {c for members in tables for c, member in members.items() if member.seen_ms < oldest_ms}
         for connection in silent:
             connection.close(f"no heartbeat for {self._settings.client_silent_ms_max} ms")
-            # Now, not when the close is done: a peer that does not read would hold its queues until then.
+            # Remove the members now: a peer that does not read would hold its queues until the close is complete.
             self.connection_closed(connection)
         before_ms = self._clock.now_ms() - _COMPENSATED_MS
         for key in [key for key, data in self._compensated.items() if data.sub_version < before_ms]:
@@ -258,7 +260,7 @@ class ClientTable:
     def notify_changes(self) -> None:
         """Notify the members of groups that changed since the last call (``realTimeNotifyConsumerChange`` false)."""
         changed, self._changed_groups = self._changed_groups, set()
-        # Only groups that still exist.
+        # Skip groups that no longer exist.
         for name in changed & self._consumers.keys():
             self._notify_members(self._consumers[name])
 
@@ -295,15 +297,17 @@ class _Lock:
 
 
 class QueueLocks:
-    """Locks of queues. ``groups``: group → queue → the lock and its owner."""
+    """The locks of queues. ``groups``: group → queue → the lock and its owner."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.groups: dict[str, dict[MessageQueue, _Lock]] = {}
 
     def lock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
-        """Lock queues that are free, expired or the client's own. Return the queues that it holds now."""
-        # Monotonic: a clock that is set forward would expire all locks, and two clients would consume one queue.
+        """Lock queues for a client, unless another client holds a valid lock. Return the queues that the client holds
+        now."""
+        # Use monotonic time: a wall clock that is set forward would expire all locks, and two clients would consume one
+        # queue.
         now_ms = self._clock.monotonic_ms()
         locks = self.groups.setdefault(group, {})
         granted: list[MessageQueue] = []
@@ -336,7 +340,7 @@ class QueueLocks:
             await work.pause_if_over()
 
     def is_any_held(self, group: str) -> bool:
-        """Return True if a group holds a lock that is not expired, so that it consumes in order."""
+        """Return True if a group holds a lock that is not expired. Such a group consumes in order."""
         locks = self.groups.get(group)
         if not locks:
             return False

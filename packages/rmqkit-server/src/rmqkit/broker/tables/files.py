@@ -1,8 +1,10 @@
-"""A table's file, which is always written as a whole: by the loop at once, or in a thread for all changes since the
-last write (`SharedWrite`). A table that changes all the time is written every few seconds and at stop (`LazyTable`).
+"""The writes of a table's file. The file is always written as a whole.
 
-The writer makes the content under the write lock, from a function and a copy of the table that does not change: for a
-large table this takes longer than the loop may wait.
+A table with few changes is written by the loop, or in a thread that writes all changes since the last write
+(`SharedWrite`). A table that changes all the time is written every few seconds and at stop (`LazyTable`).
+
+For a large table it takes too long to make the content on the loop. So the writer receives a function that makes the
+content from a copy of the table, and calls it under the write lock.
 """
 
 from __future__ import annotations
@@ -19,14 +21,14 @@ from rmqkit.errors import StoreUnavailable
 from rmqkit.store.files import JsonFile
 
 Row = TypeVar("Row")
-# Rows before and after a change, by name; None before: a new row.
+# The rows before and after a change, by name. A new row has None before the change.
 Changes = dict[str, tuple[Row | None, Row]]
 
 
 class SharedWrite(Generic[Row]):
-    """The writes of a table. An earlier content never replaces a later one. Loop only.
+    """The writes of a table. An earlier content never replaces a later content. Loop only.
     ``write``: writes changes with `save_aside`, or reverts them and raises StoreUnavailable.
-    ``is_due``: whether the table has changes without a waiting caller, or that the disk refused."""
+    ``is_due``: True if the table has changes for which no caller waits, or which the disk refused."""
 
     def __init__(self, file: JsonFile, write: Callable[[Changes[Row]], Awaitable[None]]) -> None:
         self._file = file
@@ -45,11 +47,11 @@ class SharedWrite(Generic[Row]):
         self.is_due = False
 
     async def save_aside(self, content: Callable[[], Any]) -> None:
-        """Write a table that no longer changes in a thread. Raises StoreUnavailable: the disk refused."""
-        # Before the write: changes during the write are due again, and must not be marked as written.
+        """Write a copy of the table in a thread. Raises StoreUnavailable: the disk refused."""
+        # Reset before the write: changes during the write are not part of it and must stay due.
         self.is_due = False
         try:
-            # Take the number here, on the loop, in the order of the contents: threads may lock in another order.
+            # Number the contents here, on the loop: the threads may get the lock in another order.
             await asyncio.to_thread(self._write, next(self._numbers), content)
         except StoreUnavailable:
             self.is_due = True
@@ -57,39 +59,39 @@ class SharedWrite(Generic[Row]):
 
     def _write(self, number: int, content: Callable[[], Any]) -> None:
         with self._writing:
-            if number > self._written_number:  # otherwise a later content is on the disk already
+            if number > self._written_number:  # otherwise a later content is already on the disk
                 self._file.save(content())
                 self._written_number = number
 
     def changed(self, table: Mapping[str, Row], rows: Mapping[str, Row]) -> dict[str, Row]:
-        """Return a table with changed rows; the next `done` waits for their write."""
+        """Return a table with changed rows. The next `done` waits for their write."""
         for name, row in rows.items():
-            # The row on the disk, even if it was changed twice since: a refused write reverts to it.
+            # Store the row that is on the disk, even if it was changed twice since: a refused write reverts to it.
             before = self._changes[name][0] if name in self._changes else table.get(name)
             self._changes[name] = before, row
         return {**table, **rows}
 
     async def done(self) -> None:
-        """Wait until all earlier changes are on the disk. Raises StoreUnavailable: they were reverted."""
+        """Wait until all earlier changes are on the disk. Raises StoreUnavailable: the changes were reverted."""
         if self._round is None:
             self._round = asyncio.create_task(self._run(), name="shared write")
-        await asyncio.shield(self._round)  # other callers wait for it, too: a cancelled one must not cancel the write
+        await asyncio.shield(self._round)  # a cancelled caller must not cancel the write, for which other callers wait
 
     async def _run(self) -> None:
         async with self._one_round:
-            # Later changes wait for the next write: this one copies the table now.
+            # This write copies the table now, so later changes wait for the next write.
             self._round = None
             changes, self._changes = self._changes, {}
             assert changes, "a write has at least one change"
             await self._write_changes(changes)
 
     def taken_back(self, table: Mapping[str, Row], changes: Changes[Row]) -> dict[str, Row]:
-        """Return a table without the changes of a refused write; rows that were changed again since stay."""
+        """Return a table without the changes of a refused write. Rows that were changed again since then stay."""
         kept = dict(table)
         for name, (before, after) in changes.items():
             if name in self._changes:
-                # Changed again meanwhile: keep the row. If the next write is refused, it reverts to the row before
-                # this change.
+                # The row was changed again meanwhile, so keep it. If the next write is refused, it reverts to the row
+                # before the refused change.
                 self._changes[name] = before, self._changes[name][1]
             elif kept.get(name) is after:
                 del kept[name]
@@ -98,7 +100,7 @@ class SharedWrite(Generic[Row]):
 
 
 class LazyTable(ABC):
-    """A table that is written every few seconds. Each change sets ``_is_dirty``. Loop only, but for `write`."""
+    """A table that is written every few seconds. Each change sets ``_is_dirty``. Loop only, except `write`."""
 
     def __init__(self, path: Path) -> None:
         self._file = JsonFile(path)
@@ -114,12 +116,12 @@ class LazyTable(ABC):
         """Return a copy of the table to write, and mark the table as written."""
 
     def write(self, snapshot: Any) -> None:
-        """Write a snapshot, in any thread, but one call at a time.
-        Raises StoreUnavailable: the file could not be written; the table is dirty again."""
+        """Write a snapshot. Any thread may call this, but only one at a time.
+        Raises StoreUnavailable: the file could not be written. The table is dirty again."""
         try:
             self._file.save(snapshot)
         except BaseException:
-            self._is_dirty = True  # in the writing thread, which is safe for a bool
+            self._is_dirty = True  # this may be another thread, which is safe for a bool
             raise
 
     def persist(self) -> None:

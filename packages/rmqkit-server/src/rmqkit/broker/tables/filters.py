@@ -1,10 +1,10 @@
 """SQL92 filters of consumer groups (``ConsumerFilterManager``), stored in ``config/consumerFilter.json``.
 
-Heartbeats register an expression per topic and group, which is compiled then. The filter of a group without members is
-*dead*: it stays for a day (``filterDataCleanTimeSpan``), so that the bitmaps are complete if the group returns. The
-dispatcher uses `FilterTable.bitmap_of`: the bits of every group, also with a dead filter, whose expression is true for
-a message. Readers use `PullFilter`: tag codes, the bitmap test of a queue entry, and the expression for the stored
-record. Loop only. Source: behaviour.md §6.6; store.md §9.6, §17.3.
+Heartbeats register one expression per topic and group. The expression is compiled at registration. The filter of a
+group without members is *dead*. It stays for a day (``filterDataCleanTimeSpan``), so that bitmaps are complete if the
+group returns. The dispatcher calls `FilterTable.bitmap_of`, which sets the bits of every group with an expression that
+is true for a message. Dead filters are included. Readers use `PullFilter`, which tests the tag code, the bitmap of a
+queue entry, and the expression on the stored record. Loop only. Source: behaviour.md §6.6; store.md §9.6, §17.3.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _INLINE_MAX = 256
 
 @dataclass(frozen=True, slots=True)
 class PullFilter:
-    """The filter of a pull; None restricts nothing.
+    """The filter of a pull. A test that is None accepts every message.
 
     Attributes:
-        codes: tag codes.
-        accept_entry: called with the tag code and the extension unit of a queue entry.
-        accept: called with the stored record.
-        wants: called with new messages, for a held pull.
+        codes: the accepted tag codes.
+        accept_entry: the test of a queue entry's tag code and extension unit.
+        accept: the test of a stored record.
+        wants: the test of a new message, for a held pull.
     """
 
     codes: frozenset[int] | None = None
@@ -78,7 +78,7 @@ def _by_properties(matches: Callable[[bytes], bool], accept_entry: EntryTest | N
 
 @functools.lru_cache(maxsize=_INLINE_MAX)
 def inline_filter(expression: str | None, expression_type: str | None) -> PullFilter:
-    """Return the filter of a subscription in a pull, from a cache of the latest ones.
+    """Return the filter of a subscription in a pull. Expressions that were compiled lately are cached.
     Raises ValueError: the expression cannot be parsed."""
     if is_tag_type(expression_type):
         return PullFilter(codes_of(subscription("", expression)))
@@ -86,7 +86,7 @@ def inline_filter(expression: str | None, expression_type: str | None) -> PullFi
 
 
 class FilterTable(LazyTable):
-    """Registered expressions by topic and group."""
+    """The registered expressions by topic and group."""
 
     def __init__(self, folder: Path, settings: BrokerSettings, clock: Clock) -> None:
         super().__init__(folder / "consumerFilter.json")
@@ -99,17 +99,17 @@ class FilterTable(LazyTable):
     # ---- the file
 
     def load(self) -> None:
-        """Read the file. Every filter in it is dead until its group returns.
-        A file for a Bloom filter of another size is ignored as a whole."""
+        """Read the file. Every filter of the file is dead until its group returns.
+        Ignore the whole file if it has a Bloom filter of another size."""
         stored = self._file.load(FilterFile) or FilterFile()
         entries = [data for topic in stored.filter_data_by_topic.values() for data in topic.group_filter_data.values()]
-        # As a whole: with another size the bits of groups in stored bitmaps have another meaning.
+        # Ignore all entries: with another size, the bits of groups in stored bitmaps have another meaning.
         if not all(self._fits(data.bloom_filter_data) for data in entries):
             _log.warning("%s is ignored: its Bloom filter is not one of %s", self._file.path, self._bloom)
             return
         for data in entries:
             if data.dead_time < data.born_time:
-                # It was alive when the broker stopped. That time is known only roughly.
+                # The filter was alive when the broker stopped. The time of the stop is known only roughly.
                 data.dead_time = max(data.born_time, self._clock.now_ms() - _ALIVE_AT_LOAD_MS)
             try:
                 self._put(data)
@@ -122,12 +122,12 @@ class FilterTable(LazyTable):
 
     @property
     def is_dirty(self) -> bool:
-        """Return True if the table changed since the last `snapshot`, or has a filter that is dead for too long."""
+        """Return True if the table changed since the last `snapshot`, or has an expired dead filter."""
         return self._is_dirty or any(self._is_expired(one) for topic in self._topics.values() for one in topic.values())
 
     def snapshot(self) -> FilterFile:
-        """Return a copy of the table to write, and remove filters that are dead for too long."""
-        self._is_dirty = False  # first: changes during the write are for the next snapshot
+        """Return a copy of the table to write, and remove expired dead filters."""
+        self._is_dirty = False  # reset first: changes during the write belong to the next snapshot
         topics: dict[str, TopicFilters] = {}
         for topic, groups in list(self._topics.items()):
             for group in [group for group, one in groups.items() if self._is_expired(one)]:
@@ -158,7 +158,7 @@ class FilterTable(LazyTable):
         self._bury(group, but=wanted.keys())
 
     def unregister(self, group: str) -> None:
-        """Mark the filters of a group as dead, because its last member is gone."""
+        """Mark the filters of a group as dead. The caller calls this when the last member is gone."""
         self._bury(group, but=())
 
     def _bury(self, group: str, *, but: Iterable[str]) -> None:
@@ -170,7 +170,7 @@ class FilterTable(LazyTable):
 
     def _register(self, group: str, wanted: SubscriptionData) -> None:
         known = self.get(wanted.topic, group)
-        # Members of a group may differ during an upgrade: the subscription with the newest version is valid.
+        # Use the subscription with the newest version: members of a group may differ during an upgrade.
         if known is not None and wanted.sub_version <= known.data.client_version:
             if wanted.sub_version == known.data.client_version:
                 self._revive(known.data)
@@ -207,14 +207,14 @@ class FilterTable(LazyTable):
             self._is_dirty = True
 
     def _put(self, data: FilterData) -> None:
-        """Compile and add a filter. Raises ExpressionRejected."""
+        """Compile and add a filter. Raises ExpressionRejected: the expression does not compile."""
         expression, bloom = _compiled(data.expression, data.expression_type), self._bloom
         positions = bloom.positions(data.consumer_group, data.topic)
         data.bloom_filter_data = BloomData(bloom.bit_count, list(positions))
         mask = bloom.mask(positions)
 
         def accept_entry(tags_code: int | None, unit: ExtUnit | None) -> bool:
-            # Without a bitmap, or with a bitmap from before this expression, the record itself has to be checked.
+            # Check the record itself if the entry has no bitmap, or a bitmap from before this expression.
             return unit is None or unit.store_timestamp <= data.born_time or bloom.has(unit.bitmap, mask)
 
         assert mask, "a group has bits in the filter"
@@ -225,19 +225,21 @@ class FilterTable(LazyTable):
     # ---- messages
 
     def bitmap_of(self, arrival: DispatchRequest) -> bytes:
-        """Return a message's bitmap: the bits of all groups that may want it; empty for a topic without filters."""
+        """Return the bitmap of a message: the bits of all groups that may want the message. The bitmap of a topic
+        without filters is empty."""
         groups = self._topics.get(arrival.topic)
         if not groups:
             return b""
         mask = 0
         for one in groups.values():
-            # Dead filters, too: a group that returns within a day reads the messages stored meanwhile.
+            # Include dead filters: a group that returns within a day reads the messages stored meanwhile.
             if one.expression.matches(arrival.properties):
                 mask |= one.mask
         return self._bloom.bitmap(mask)
 
     def retry_filter(self, group: str, codes: frozenset[int] | None) -> PullFilter:
-        """Return the filter for a retry topic with ``filterSupportRetry``: the expression of each original topic."""
+        """Return the filter for a retry topic with ``filterSupportRetry``. It tests each message with the expression of
+        its original topic."""
 
         def matches(properties: bytes) -> bool:
             topic = find_property(properties, b"RETRY_TOPIC")

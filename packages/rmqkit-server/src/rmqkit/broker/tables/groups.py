@@ -1,21 +1,20 @@
 """The broker's consumer groups (``SubscriptionGroupManager``), stored in ``config/subscriptionGroup.json``.
 
-A change is on the disk before the broker answers; a thread writes changes that arrive together. A group that was
-created automatically is written with all such groups of a second: after a crash it is created again. It is dropped if
-it is never used.
+A change is on the disk before the broker answers. A thread writes changes that arrive together. Groups that are created
+automatically are written together once a second. A group that a crash loses is created again.
 
 With ``autoCreateSubscriptionGroup`` every group name in a request becomes a group with a retry topic. Apache's broker
-keeps these groups for ever. This broker drops a group when all of this holds (`drop_unused_groups`):
+never deletes these groups. This broker drops a group if all these conditions hold (`drop_unused_groups`):
 
 - this broker created it since its start, and at least `BrokerSettings.unused_group_keep_ms` ago;
 - none of its clients is connected;
-- it has no offset: without a commit or a pop it has no progress to lose;
+- it has no offset, so no progress can be lost;
 - no message was ever stored in its retry topic, and it has no dead letters;
 - no operator changed it.
 
-A group with an offset or a message is never checked again. A dropped group that returns is created again, because its
-members send heartbeats first. Groups from earlier runs of this broker stay. Loop only. Source: behaviour.md §2.8;
-store.md §9.4.
+A group with an offset or a message is never checked again. If the clients of a dropped group return, their first
+heartbeats create the group again. Groups from earlier runs of this broker are not dropped.
+Loop only. Source: behaviour.md §2.8; store.md §9.4.
 """
 
 from __future__ import annotations
@@ -50,9 +49,9 @@ class Appeared(msgspec.Struct):
     """A group that was created automatically.
 
     Attributes:
-        config: the created row; another object in the table was put by an operator.
+        config: the created row. If the table has another object, an operator changed the group.
         since_ms: the monotonic time of the creation.
-        retry: the retry topic that was created for it, if any.
+        retry: the retry topic that was created with the group, or None.
     """
 
     config: SubscriptionGroupConfig
@@ -61,7 +60,7 @@ class Appeared(msgspec.Struct):
 
 
 class GroupTable:
-    """Consumer groups by name. ``has_light``: whether every ``%LMQ%…`` is a group, without a row in the table.
+    """The consumer groups by name. ``has_light``: True if every name ``%LMQ%…`` is a group, without a row in the table.
     ``file``: the file of the table."""
 
     def __init__(self, folder: Path, settings: BrokerSettings, clock: Clock, *, has_light: bool = False) -> None:
@@ -84,19 +83,19 @@ class GroupTable:
                 table[name] = SubscriptionGroupConfig(group_name=name)
 
     def get(self, group: str) -> SubscriptionGroupConfig | None:
-        """Return a group. Create an unknown one with a valid name if the settings allow it."""
+        """Return a group. Create a missing group if the name is valid and the settings allow it."""
         config = self._stored.subscription_group_table.get(group)
         if config is None and self._has_light and is_light(group):
             return SubscriptionGroupConfig(group_name=group)
         if config is None and self._may_create(group):
             config = SubscriptionGroupConfig(group_name=group)
             self._appeared[group] = Appeared(config, self._clock.monotonic_ms())
-            # Written with the other groups of that second: clients can invent names, and each must not cost an fsync.
+            # Write the new groups of a second together: clients can invent names, and a name must not cost an fsync.
             self._change_soon(group, config)
         return config
 
     def _change_soon(self, group: str, config: SubscriptionGroupConfig | None) -> None:
-        """Add or remove one group, in constant time; `write_new` writes all changes of a second."""
+        """Add or remove one group, in constant time. `write_new` writes all changes of a second."""
         groups = self._stored.subscription_group_table
         if config is None:
             del groups[group]
@@ -106,17 +105,18 @@ class GroupTable:
         self._shared.is_due = True
 
     def appeared_before(self, monotonic_ms: float) -> dict[str, Appeared]:
-        """Return the groups that were created automatically before a time and are not known to be used."""
+        """Return the groups that were created automatically before a time, without groups that are known to be used."""
         return {group: one for group, one in self._appeared.items() if one.since_ms <= monotonic_ms}
 
     def keep(self, group: str) -> None:
-        """Keep a group that was created automatically, because it is used."""
+        """Record that a group that was created automatically is used. It is never dropped."""
         self._appeared.pop(group, None)
 
     def remove_unused(self, group: str) -> Appeared | None:
-        """Remove a group that was created automatically, unless an operator has changed it. Return it, or None."""
+        """Remove a group that was created automatically, unless an operator has changed it. Return the removed group,
+        or None."""
         one = self._appeared.pop(group)
-        # If an operator has put the group again, it is another object, even if it is equal.
+        # Compare the objects: if an operator has put the group, the table has another object, even if it is equal.
         is_as_made = self._stored.subscription_group_table.get(group) is one.config
         if not is_as_made or group in self._stored.forbidden_table:
             return None
@@ -138,15 +138,15 @@ class GroupTable:
         return self._stored
 
     async def put_shared(self, *configs: SubscriptionGroupConfig) -> None:
-        """Create or change groups, in one write with all changes before it begins. They are on the disk when this
-        returns, and all unchanged when it raises."""
+        """Create or change groups. One write contains all changes that arrive before it begins. When this returns, the
+        groups are on the disk. When this raises, they are unchanged."""
         assert all(config.group_name for config in configs), "a group has a name"
         changed = {config.group_name: config for config in configs}
         self._replace_groups(self._shared.changed(self._stored.subscription_group_table, changed))
         await self._shared.done()
 
     async def _write_shared(self, changes: Changes[SubscriptionGroupConfig]) -> None:
-        """Write changed groups. Set the new version only after the write, when the changes are certain."""
+        """Write changed groups. Set the new version after the write, when the changes cannot be reverted any more."""
         known, stored = self._stored.data_version, self._changed(self._stored.subscription_group_table)
         try:
             await self._shared.save_aside(self._content(stored))
@@ -170,8 +170,8 @@ class GroupTable:
             self._save(self._changed(groups, _without(self._stored.forbidden_table, group)))
 
     def replace_with(self, copied: SubscriptionGroupTable) -> bool:
-        """Replace the table by the master's, and write it, unless the versions are equal. Groups that the master does
-        not have are removed. Return whether it was replaced. Source: behaviour.md §10.1."""
+        """Replace the table by the master's table and write it, unless the versions are equal. Groups that the master
+        does not have are removed. Return True if the table was replaced. Source: behaviour.md §10.1."""
         if copied.data_version == self._stored.data_version:
             return False
         _name_all(copied)
@@ -180,9 +180,9 @@ class GroupTable:
         return True
 
     def forbid_reading(self, group: str, topic: str, *, is_forbidden: bool) -> None:
-        """Forbid or allow a group to read a topic; neither needs to exist."""
+        """Forbid or allow a group to read a topic. Group and topic need not exist."""
         if self.is_read_forbidden(group, topic) == is_forbidden:
-            return  # without a change, a new version would make slaves copy the table
+            return  # a new version would make slaves copy the unchanged table
         topics = dict(self._stored.forbidden_table.get(group, {}))
         topics[topic] = topics.get(topic, 0) ^ _READ_FORBIDDEN
         topics = {topic: bits for topic, bits in topics.items() if bits}
@@ -205,17 +205,17 @@ class GroupTable:
     def _changed(
         self, groups: dict[str, SubscriptionGroupConfig], forbidden: dict[str, dict[str, int]] | None = None
     ) -> SubscriptionGroupTable:
-        """Return the table with new contents and the next version."""
+        """Return a table with new contents and the next version."""
         version = msgspec.structs.replace(self._stored.data_version)
         version.advance(self._clock.now_ms())
         return SubscriptionGroupTable(version, self._stored.forbidden_table if forbidden is None else forbidden, groups)
 
     def _save(self, stored: SubscriptionGroupTable) -> None:
-        self._shared.save(self._content(stored))  # first: if the disk refuses, nothing has changed
+        self._shared.save(self._content(stored))  # save first: if the disk refuses, nothing has changed
         self._stored = stored
 
     def _content(self, stored: SubscriptionGroupTable) -> Callable[[], dict[str, Any]]:
-        """Return a function that makes the file's content from the table as it is now."""
+        """Return a function that makes the file's content from the current rows."""
         groups = dict(stored.subscription_group_table)
         rest = {"dataVersion": stored.data_version, "forbiddenTable": stored.forbidden_table}
         return lambda: {**rest, "subscriptionGroupTable": self._rows.of(groups)}
@@ -226,7 +226,7 @@ class GroupTable:
 
 
 def request_modes_file(root: Path) -> JsonFile:
-    """Return the file of a store with the topics that groups pop (`MessageRequestModes`)."""
+    """Return the file of a store in which the request modes are stored (`MessageRequestModes`)."""
     return JsonFile(root / "config" / "messageRequestMode.json")
 
 
@@ -257,16 +257,16 @@ class UnusedGroupsContext(Protocol):
 
 
 async def drop_unused_groups(context: UnusedGroupsContext) -> int:
-    """Drop unused groups. Return how many were dropped."""
+    """Drop unused groups. Return the number of dropped groups."""
     before_ms = context.clock.monotonic_ms() - context.settings.unused_group_keep_ms
     candidates = context.groups.appeared_before(before_ms)
     if not candidates or not context.settings.auto_create_group:
-        return 0  # without that setting they could not be created again
+        return 0  # without automatic creation a dropped group could not be created again
     with_offsets, now, dropped = context.offsets.all_groups, Slice(), set[str]()
     for group in candidates:
         if group in with_offsets or group not in context.groups or _has_messages(context, group):
             context.groups.keep(group)
-        # A group that is online without an offset is not used yet: a new consumer commits in a few seconds.
+        # An online group without an offset is checked again later: a new consumer commits within a few seconds.
         elif context.clients.consumers(group) is None and _drop(context, group):
             dropped.add(group)
         await now.pause_if_over()

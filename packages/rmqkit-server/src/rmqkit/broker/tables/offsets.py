@@ -1,31 +1,32 @@
 """Consumer offsets (``ConsumerOffsetManager``), stored in ``config/consumerOffset.json``.
 
-An offset is that of the next message to consume. A smaller value than the stored one is accepted. The table is written
-every few seconds and at stop, so a crash repeats only the messages of those seconds. Resets and pull offsets are in
-memory only. Loop only.
+A consumer offset is the offset of the next message to consume. A commit may be smaller than the stored offset. The
+table is written every few seconds and at stop, so a crash repeats only the messages of a few seconds. Resets and pull
+offsets are only in memory. Loop only.
 
-A reset by an operator is pending until the current owner of the queue follows it. Meanwhile commits of clients are
-ignored. After a rebalance a pull of the former owner may still be held here, and its client ignores the answer. So the
-answer alone does not complete a reset:
+A reset by an operator is pending until the current owner of the queue follows it. Meanwhile the broker ignores commits
+of clients. After a rebalance, the broker may still hold a pull of the former owner. This client ignores the answer, so
+the answer alone does not complete a reset:
 
 ======================================================  ========================================================
 a pull while a reset is pending                         result
 ======================================================  ========================================================
-held before, woken by the reset                         redirected to the target; the reset stays pending
-new, from a client that was not redirected yet          redirected to the target; the reset stays pending
-new, from a redirected client, at the target            served; the reset is complete
-new, from a redirected client, at another offset        redirected again if the client's last pull was held, else
-                                                        served; the reset is complete: the program manages its offsets
-new, after a redirected client closed its connection    served; the reset is complete: the program opens a connection
+held before, woken by the reset                         redirected to the target. The reset stays pending
+new, from a client that was not redirected yet          redirected to the target. The reset stays pending
+new, from a redirected client, at the target            served. The reset is complete
+new, from a redirected client, at another offset        redirected again if the client's last pull was held. Otherwise
+                                                        served, and the reset is complete: the program manages its
+                                                        offsets
+new, after a redirected client closed its connection    served. The reset is complete: the program opens a connection
                                                         for each pull, or the owner left and offsets are read again
 ======================================================  ========================================================
 
-The former owner does not pull the queue any more, so the second pull of a client comes from the current owner. In the
-reference the first answer to any client completes a reset. A pop completes a reset at once: popped queues have no
+The former owner does not pull the queue any more, so the second pull of a client is a pull of the current owner. In the
+reference the first answer to any client completes a reset. A pop completes a reset immediately: popped queues have no
 owners.
 
 With light queues (``enableLmq``) the file is ``config/lmqConsumerOffset.json``, which has a separate table for groups
-``%LMQ%…``. The first start with light queues reads the other file.
+``%LMQ%…``. The first start with light queues reads ``consumerOffset.json``.
 Source: behaviour.md §5; store.md §9.2, §9.3.
 """
 
@@ -57,14 +58,14 @@ _SEPARATOR = "@"
 @dataclass(slots=True)
 class _Reset:
     """A pending reset.
-    ``sent``: the clients that were redirected, and whether by the answer to a new pull."""
+    ``sent``: the redirected clients. The value is True if the redirected pull was new, False if it was held."""
 
     offset: int
     sent: dict[Connection, bool] = field(default_factory=dict)
 
 
 class OffsetTable(LazyTable):
-    """``topic@group`` → queue id → next offset."""
+    """The consumer offsets: ``topic@group`` → queue id → next offset."""
 
     def __init__(self, folder: Path, clock: Clock, *, has_light: bool = False) -> None:
         super().__init__(folder / ("lmqConsumerOffset.json" if has_light else _FILE))
@@ -91,8 +92,8 @@ class OffsetTable(LazyTable):
             self._data_version = stored.data_version or DataVersion()
 
     def begin_copying(self) -> None:
-        """Become a slave's table, which has the master's commits until the last copy. The time of the table's file is
-        the time of that copy: a broker that becomes master compares it with the times of pops."""
+        """Make this the table of a slave, which has the master's commits until the last copy. The file's time is then
+        the time of this copy. A broker that becomes master compares the file's time with the times of pops."""
         path = self._file.path
         self._asked_ms = path.stat().st_mtime_ns // 1_000_000 if path.exists() else 0
 
@@ -100,11 +101,12 @@ class OffsetTable(LazyTable):
         asked_ms = self._snapshot_asked_ms
         super().write(snapshot)
         if asked_ms is not None:
-            # A crash before this leaves the current time: messages that were popped after the copy are popped again.
+            # After a crash before this line the file has the current time: messages popped after the copy are popped
+            # again.
             os.utime(self._file.path, ns=(asked_ms * 1_000_000, asked_ms * 1_000_000))
 
     def get(self, group: str, topic: str, queue_id: int) -> int | None:
-        """Return a group's offset, or None. Go and Node clients commit -1 for an empty queue, which is no offset."""
+        """Return a group's offset, or None. Go and Node clients commit -1 for an empty queue: this is not an offset."""
         offset = self.queues(group, topic).get(queue_id, -1)
         return offset if offset >= 0 else None
 
@@ -117,7 +119,7 @@ class OffsetTable(LazyTable):
 
     @property
     def topics_by_group(self) -> dict[str, list[str]]:
-        """The `topics` of every group."""
+        """The names of the topics of each group."""
         groups: dict[str, list[str]] = {}
         for key in self._table:
             topic, _, group = key.partition(_SEPARATOR)
@@ -137,34 +139,34 @@ class OffsetTable(LazyTable):
         return [key.removeprefix(start) for key in self._table if key.startswith(start)]
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        # Accept a smaller offset, as the reference does: consumers that were reset by hand commit one.
+        # Accept a smaller offset, like the reference: consumers that were reset by hand commit smaller offsets.
         self._table.setdefault(topic + _SEPARATOR + group, {})[queue_id] = offset
         self._is_dirty = True
         self._commits += 1
-        # As in the reference, not with each commit: slaves would copy the table for each new version.
+        # Do not advance the version with each commit, like the reference: slaves copy the table for a new version.
         if self._commits % _VERSION_STEP == 0:
             self._data_version.advance(self._clock.now_ms())
 
     def reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Reset a group's offset: its pulls are redirected until the owner of the queue follows. Commits of its clients
-        before that are ignored."""
+        """Reset a group's offset. Pulls of the group are redirected, and commits of its clients are ignored, until the
+        owner of the queue follows the reset."""
         assert offset >= 0, f"the offset of a reset, {offset}, is not negative"
         self._resets[group, topic, queue_id] = _Reset(offset)
-        self.commit(group, topic, queue_id, offset)  # also for an offline group that does not pull before a restart
+        self.commit(group, topic, queue_id, offset)  # a restart loses the reset, and an offline group may pull later
 
     def has_reset(self, group: str, topic: str, queue_id: int) -> bool:
         return (group, topic, queue_id) in self._resets
 
     def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
-        """Complete a reset. Return its offset, or None without a reset. Source: behaviour.md §5.4."""
+        """Complete a reset. Return its offset, or None if no reset is pending. Source: behaviour.md §5.4."""
         reset = self._resets.pop((group, topic, queue_id), None) if self._resets else None
         return None if reset is None else reset.offset
 
     def redirect(
         self, client: Connection, group: str, topic: str, queue_id: int, queue_offset: int, *, is_new: bool
     ) -> int | None:
-        """Return the offset to which a reset redirects a pull; None if the pull is to be served. See the table at the
-        top. ``is_new``: False for a pull that was held."""
+        """Return the offset to which a reset redirects a pull; None if the pull has to be served. The table at the top
+        of the module has the rules. ``is_new``: False for a pull that was held."""
         reset = self._resets.get((group, topic, queue_id)) if self._resets else None
         if reset is None:
             return None
@@ -177,7 +179,7 @@ class OffsetTable(LazyTable):
         return reset.offset
 
     def pulled(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Record the offset of a group's next pull, for operators; in memory only."""
+        """Record the offset of a group's next pull, for operators. It is only in memory."""
         self._pulled[group, topic, queue_id] = offset
 
     @property
@@ -190,15 +192,15 @@ class OffsetTable(LazyTable):
         return self._pulled.get((group, topic, queue_id), 0)
 
     def clone(self, topic: str, *, source: str, target: str) -> None:
-        """Copy a group's offsets on a topic to another group, if it has any."""
+        """Copy the offsets of a group for a topic to another group, if there are any."""
         offsets = self._table.get(topic + _SEPARATOR + source)
         if offsets is not None:
-            # A copy, so that commits of one group do not change the other.
+            # Copy the dict, so that commits of one group do not change the other group.
             self._table[topic + _SEPARATOR + target] = dict(offsets)
             self._is_dirty = True
 
     def merge(self, copied: ConsumerOffsets, *, asked_ms: int) -> None:
-        """Adopt the master's offsets; offsets that only this table has stay. ``asked_ms``: the time of the request.
+        """Adopt the master's offsets. Offsets that only this table has stay. ``asked_ms``: the time of the request.
         Source: behaviour.md §10.1."""
         self._asked_ms = asked_ms
         changed = {key: queues for key, queues in copied.offset_table.items() if self._table.get(key) != queues}
@@ -207,7 +209,7 @@ class OffsetTable(LazyTable):
         self._is_dirty = self._is_dirty or bool(changed)
 
     def merge_forward(self, copied: ConsumerOffsets) -> None:
-        """Adopt the offsets that are greater in another member's table, unless that table is older than this one.
+        """Adopt the offsets that are greater in the table of another member, unless the other table is older.
         Source: behaviour.md §10.5."""
         version = copied.data_version or DataVersion()
         if version.timestamp < self._data_version.timestamp:
@@ -219,7 +221,7 @@ class OffsetTable(LazyTable):
         self._is_dirty = True
 
     def advance_version(self) -> None:
-        """Make this table newer than the table it was copied from, because commits continue here."""
+        """Make the version newer than the version of the copied table, because commits continue here."""
         self._data_version.advance(self._clock.now_ms())
 
     def remove(self, group: str, topic: str) -> None:
@@ -235,13 +237,13 @@ class OffsetTable(LazyTable):
         self._forget(lambda key: key[1] == topic)
 
     def forget_pulls(self, groups: Set[str]) -> None:
-        """Remove the offsets of the next pulls of groups."""
+        """Remove the recorded offsets of the next pulls of groups."""
         self._forget(lambda key: key[0] in groups)
 
     def snapshot(self) -> ConsumerOffsets:
         """Return `contents` to write, and mark the table as written."""
         self._is_dirty = False
-        self._snapshot_asked_ms = self._asked_ms  # the file does not have copies that arrive during its write
+        self._snapshot_asked_ms = self._asked_ms  # a copy that arrives during the write is not in the file
         contents = self.contents
         if not self._has_light:
             return contents
@@ -255,7 +257,7 @@ class OffsetTable(LazyTable):
 
     @property
     def contents(self) -> ConsumerOffsets:
-        """A copy of the table."""
+        """A copy of the table, in the form of the file."""
         # Copy all levels: a thread encodes the copy while commits continue.
         groups = self.topics_by_group
         version = msgspec.structs.replace(self._data_version)

@@ -1,23 +1,23 @@
 """The broker's topic table (``TopicConfigManager``), stored in ``config/topics.json``.
 
-A change is on the disk before the broker answers; then the broker registers it with the name servers. Changes by
-operators share a write in a thread, and the text of a row is made once. For topics that a send or the broker itself
-creates, the loop waits. Only retry topics that are created with a group's first heartbeat are written once a second:
-after a crash the next heartbeat creates them again.
+A change is on the disk before the broker answers. Then the broker registers the change with the name servers. Changes
+by operators share a write in a thread, and the text of an unchanged row is cached. For topics that a send or the broker
+itself creates, the loop waits for the write. Retry topics that are created with a group's first heartbeat are an
+exception: they are written once a second, and after a crash the next heartbeat creates them again.
 
-Static topics have queues numbered over the whole topic, of which each broker has some (``TopicQueueMappingManager``):
+The queues of a static topic are numbered over all brokers. Each broker has some of them (``TopicQueueMappingManager``):
 
 ===================  ===============================================================================================
 number of a queue    meaning
 ===================  ===============================================================================================
-global               its number in the topic, which clients know and requests have
+global               its number in the topic, which clients and requests use
 local                its number on this broker, which the store and the offsets use
 ===================  ===============================================================================================
 
-A request with a global number is answered for the local queue, or with NOT_LEADER_FOR_QUEUE if the queue is on another
-broker. The mappings are in ``config/topicQueueMapping.json``, registered with the topics, and copied by slaves. Queues
-that moved from one broker to another, with offsets that continue over both, are not supported: such mappings are
-refused, and a file that contains one is not opened.
+The answer to a request with a global number is for the local queue, or NOT_LEADER_FOR_QUEUE if the queue is on another
+broker. The mappings are stored in ``config/topicQueueMapping.json``, registered with the topics, and copied by slaves.
+Queues that moved from one broker to another, with offsets that continue over both, are not supported. The broker
+refuses such a mapping, and does not open a file that contains such a mapping.
 Loop only. Source: behaviour.md §2.8, §3.2; remoting.md §4.6.2, §6.4; store.md §9.2.
 """
 
@@ -57,7 +57,7 @@ class StaticTopics:
     """The static topics of one broker.
 
     Attributes:
-        local: topic → global number → local number, for the queues on this broker.
+        local: the queues on this broker: topic → global number → local number.
     """
 
     def __init__(self, folder: Path, settings: BrokerSettings, clock: Clock) -> None:
@@ -68,7 +68,7 @@ class StaticTopics:
         self.local: dict[str, dict[int, int]] = {}
 
     def load(self) -> None:
-        """Read the file. Raises StoreMismatch: a mapping is not supported; the file is unchanged."""
+        """Read the file. Raises StoreMismatch: a mapping is not supported. The file is unchanged."""
         self._stored = self.file.load(_Stored) or _Stored()
         for topic, detail in self._stored.topic_queue_mapping_info_map.items():
             if reason := self._unsupported(detail):
@@ -85,7 +85,7 @@ class StaticTopics:
         return self._stored.topic_queue_mapping_info_map
 
     def infos(self, topics: list[str] | None = None) -> dict[str, TopicQueueMappingInfo]:
-        """Return the mappings of all or some topics, to register with name servers."""
+        """Return the mappings of all topics, or of some topics, for the registration with name servers."""
         return {
             topic: TopicQueueMappingInfo(
                 bname=detail.bname,
@@ -101,9 +101,9 @@ class StaticTopics:
         }
 
     def fault(self, detail: TopicQueueMappingDetail, *, force: bool) -> str:
-        """Return why a mapping is refused, or an empty text."""
+        """Return the reason to refuse a mapping, or an empty text."""
         known = self.details.get(detail.topic)
-        # If two operators change a mapping together, the one who read the older mapping has the smaller epoch.
+        # If two operators change a mapping concurrently, the change of the older mapping has the smaller epoch.
         if known is not None and not force:
             if detail.epoch < known.epoch:
                 return f"Can't accept data with small epoch {detail.epoch} < {known.epoch}"
@@ -128,7 +128,7 @@ class StaticTopics:
         return ""
 
     def put(self, detail: TopicQueueMappingDetail) -> None:
-        """Create or change a static topic; it is on the disk when this returns."""
+        """Create or change a static topic. The topic is on the disk when this returns."""
         self._save(self.details | {detail.topic: detail})
 
     def remove(self, topic: str) -> None:
@@ -137,12 +137,13 @@ class StaticTopics:
             self._save({name: detail for name, detail in self.details.items() if name != topic})
 
     def replace_with(self, copied: TopicConfigTable) -> bool:
-        """Replace the table by the master's, and write it, unless the master has none or the versions are equal.
-        Return whether it was replaced. Raises StoreMismatch: a mapping is not supported; nothing has changed."""
+        """Replace the table by the master's table and write it, unless the master has no table or the versions are
+        equal. Return True if the table was replaced. Raises StoreMismatch: a mapping is not supported. Nothing has
+        changed."""
         version, details = copied.mapping_data_version, copied.topic_queue_mapping_detail_map
         if not isinstance(version, DataVersion) or not isinstance(details, dict) or version == self.data_version:
             return False
-        # Check all before adopting any: a partial table with the master's version would stay partial.
+        # Check all mappings first: a partial table with the master's version would stay partial.
         for topic, detail in details.items():
             if reason := self._unsupported(detail):
                 raise StoreMismatch(f"static topics of the master: topic {topic}: {reason}")
@@ -160,12 +161,13 @@ class StaticTopics:
         self.local = {topic: _local(detail) for topic, detail in self.details.items()}
 
     def here(self, topic: str, number: int) -> int | None:
-        """Return the local number for a global one, or any local number for a negative one; None: on another broker."""
+        """Return the local number for a global number; None if the queue is on another broker. For a negative number
+        return any local number."""
         local = self.local[topic]
         return local.get(number) if number >= 0 else next(iter(local.values()), None)
 
     def everywhere(self, topic: str, queue_id: int) -> int:
-        """Return the global number for a local one. For a topic that is not static, both are equal."""
+        """Return the global number for a local number. For a topic that is not static, both numbers are equal."""
         if topic not in self.local:
             return queue_id
         numbers = self.local[topic]
@@ -183,8 +185,8 @@ _TEMPLATE = _ALL | Permission.INHERIT
 
 
 class TopicTable:
-    """Topics by name. ``on_change``: called with topics that were created or changed, after they are on disk.
-    ``has_light``: whether every name of a light queue is a topic with one queue, without a row in the table.
+    """The topics by name. ``on_change``: called with topics that were created or changed, after they are on the disk.
+    ``has_light``: True if every name of a light queue is a topic with one queue, without a row in the table.
     ``file``: the file of the table."""
 
     def __init__(
@@ -210,8 +212,8 @@ class TopicTable:
         self.data_version = DataVersion()
 
     def load(self) -> None:
-        """Read the file and add missing system topics. If the file is lost, even if there is a backup, which may be
-        older, also add topics for the store's queues: otherwise their messages could not be read."""
+        """Read the file and add missing system topics. If the file is lost, also add topics for the store's queues:
+        otherwise their messages could not be read. Do this even if there is a backup, because it may be older."""
         self.static.load()
         stored = self._read()
         if stored is not None:
@@ -222,7 +224,7 @@ class TopicTable:
         if missing:
             self._table.update((config.topic_name, config) for config in missing)
             self.data_version.advance(self._clock.now_ms())
-        # Not for an empty table in a file: if all topics were deleted, old queues remain until retention deletes them.
+        # Only if the file is missing: after all topics were deleted, old queues remain until retention deletes them.
         if not self.file.path.exists():
             self._add_those_of_queues()
 
@@ -258,8 +260,8 @@ class TopicTable:
             self.put(*missing)
 
     def register_all(self) -> None:
-        """Register all topics with the name servers again, as changed ones."""
-        self.put(*self._table.values())  # with a new version: name servers ignore a version that they have
+        """Register all topics with the name servers again, as if they had changed."""
+        self.put(*self._table.values())  # this sets a new version: name servers ignore a version that they have
 
     def _missing_system_topics(self) -> list[TopicConfig]:
         system = _system_topics(self._settings)
@@ -280,7 +282,8 @@ class TopicTable:
         return config is not None and config.is_batch_queue
 
     def snapshot(self, topics: list[TopicConfig] | None = None) -> TopicConfigTable:
-        """Return all topics, or the current rows of some, with the version of the table, for the registration."""
+        """Return all topics, or the current rows of some topics, with the version of the table. This is the content of
+        a registration."""
         table = self._table
         if topics is not None:
             names_of = dict.fromkeys(config.topic_name for config in topics)
@@ -292,7 +295,7 @@ class TopicTable:
         return registered
 
     def is_system(self, topic: str) -> bool:
-        """Return True if a topic is a system topic, which clients neither create nor delete."""
+        """Return True if a topic is a system topic. Clients can neither create nor delete system topics."""
         return topic in self._own or names.is_system_topic(topic)
 
     @property
@@ -301,28 +304,29 @@ class TopicTable:
         return sorted(self._own | names.SYSTEM_TOPICS | {topic for topic in self._table if self.is_system(topic)})
 
     def put(self, *configs: TopicConfig) -> None:
-        """Create or change topics; they are on the disk when this returns, and unchanged when it raises."""
+        """Create or change topics. When this returns, they are on the disk. When this raises, they are unchanged."""
         assert all(config.topic_name for config in configs), "a topic has a name"
         self._replace(self._table | {config.topic_name: config for config in configs})
-        # After the write: otherwise name servers could know a topic that a crash here has lost.
+        # Register after the write: otherwise name servers could know a topic that a crash has lost.
         self._on_change(list(configs))
 
     async def put_shared(self, *configs: TopicConfig) -> None:
-        """Like `put`, but in one write with all such changes before it begins. They succeed or fail together."""
-        # Change the table at once, so that concurrent changes see each other. Topics are registered after the write.
+        """Create or change topics like `put`, but share one write with all changes that arrive before it begins. The
+        changes succeed or fail together."""
+        # Change the table before the write, so that concurrent changes see each other. Register topics after it.
         self._table = self._shared.changed(self._table, {config.topic_name: config for config in configs})
         await self._shared.done()
 
     async def ensure_shared(self, topic: str, queue_count: int) -> None:
-        """Create a topic that the broker itself needs, readable and writable, with `put_shared`.
-        Raises StoreUnavailable: the disk refused, and the topic does not exist."""
+        """Create a topic that the broker itself needs, if it is missing, with `put_shared`. The topic is readable and
+        writable. Raises StoreUnavailable: the disk refused, and the topic does not exist."""
         if topic not in self._table:
             sys_flag = _sys_flag(topic, unit=False)
             await self.put_shared(TopicConfig(topic, queue_count, queue_count, _ALL, topic_sys_flag=sys_flag))
 
     async def _write_shared(self, changes: Changes[TopicConfig]) -> None:
-        """Write changed topics. Set the new version only at the end: changes that are registered meanwhile use their
-        own."""
+        """Write changed topics. Set the new version after the write: other changes may set their own version during
+        it."""
         known, version = self.data_version, self._next_version()
         try:
             await self._shared.save_aside(self._content(version, self._table))
@@ -336,14 +340,14 @@ class TopicTable:
         self._on_change([config for _, config in changes.values()])
 
     def remove(self, topic: str) -> None:
-        """Remove a topic, if it exists. Name servers have it until they receive its deletion."""
+        """Remove a topic, if it exists. Name servers return the topic until they receive its deletion."""
         self.static.remove(topic)
         if topic in self._table:
             self._replace({name: config for name, config in self._table.items() if name != topic})
 
     def replace_with(self, copied: TopicConfigTable) -> bool:
-        """Replace the table by the master's, and write it, unless the versions are equal. Topics that the master does
-        not have are removed. Return whether it was replaced. Source: behaviour.md §10.1.
+        """Replace the table by the master's table and write it, unless the versions are equal. Topics that the master
+        does not have are removed. Return True if the table was replaced. Source: behaviour.md §10.1.
         Raises StoreMismatch: a static topic is not supported, so static topics were not copied."""
         is_other = copied.data_version != self.data_version
         if is_other:
@@ -364,8 +368,8 @@ class TopicTable:
         self._shared.save(self._content(self.data_version, self._table))
 
     def _content(self, version: DataVersion, table: dict[str, TopicConfig]) -> Callable[[], dict[str, Any]]:
-        """Return a function that makes the file's content from the table as it is now."""
-        # Copy it on the loop: `_change_soon` changes the table in place while a thread writes the copy.
+        """Return a function that makes the file's content from the current rows."""
+        # Copy the table on the loop: `_change_soon` changes the table in place while a thread writes the copy.
         table = dict(table)
         return lambda: {"dataVersion": version, "topicConfigTable": self._rows.of(table)}
 
@@ -381,11 +385,11 @@ class TopicTable:
 
     def _replace(self, table: dict[str, TopicConfig]) -> None:
         version = self._next_version()
-        self._shared.save(self._content(version, table))  # first: if the disk refuses, nothing has changed
+        self._shared.save(self._content(version, table))  # save first: if the disk refuses, nothing has changed
         self._table, self.data_version = table, version
 
     def _change_soon(self, topic: str, config: TopicConfig | None) -> None:
-        """Add or remove one topic, in constant time; `write_new` writes all changes of a second."""
+        """Add or remove one topic, in constant time. `write_new` writes all changes of a second."""
         if config is None:
             del self._table[topic]
         else:
@@ -394,12 +398,12 @@ class TopicTable:
         self._shared.is_due = True
 
     def create_for_send(self, topic: str, *, template: str, queue_count: int, unit: bool = False) -> TopicConfig | None:
-        """Return the topic of a send. Create it from the producer's template topic if that is allowed.
+        """Return the topic of a send. Create a missing topic from the producer's template topic if this is allowed.
         Return None if the topic does not exist and must not be created."""
         known = self._table.get(topic)
         if known is not None:
             return known
-        # As in the reference, any topic with the INHERIT bit may be a template, and retry topics need no template.
+        # Like in the reference, any topic with the INHERIT bit may be a template, and retry topics need no template.
         default = self._table.get(template)
         allowed = default is not None and default.perm & Permission.INHERIT
         if template == names.AUTO_CREATE_TOPIC and not self._settings.auto_create_topic:
@@ -418,15 +422,15 @@ class TopicTable:
     def ensure(
         self, topic: str, queue_count: int, *, order: bool = False, unit: bool = False, soon: bool = False
     ) -> TopicConfig:
-        """Return a topic that the broker itself needs. Create it readable and writable if it is missing; with ``soon``
-        `write_new` writes it."""
+        """Return a topic that the broker itself needs. Create a missing topic, readable and writable. ``soon``: let
+        `write_new` write the topic."""
         known = self._table.get(topic)
         if known is not None:
             return known
         sys_flag = _sys_flag(topic, unit=unit)
         created = TopicConfig(topic, queue_count, queue_count, _ALL, topic_sys_flag=sys_flag, order=order)
         if soon:
-            # It is registered before it is on the disk: if a crash loses it, it is created again when it is needed.
+            # The topic is registered before it is on the disk. If a crash loses the topic, it is created again.
             self._change_soon(topic, created)
         else:
             self._replace(self._table | {topic: created})
@@ -435,8 +439,8 @@ class TopicTable:
         return created
 
     def remove_unused(self, topic: str, made: TopicConfig) -> None:
-        """Remove a topic that `ensure` created, unless it was changed since; `write_new` writes the removal."""
-        if self._table.get(topic) is made:  # the same object: an equal one may be an operator's change
+        """Remove a topic that `ensure` created, unless it was changed since. `write_new` writes the removal."""
+        if self._table.get(topic) is made:  # compare the objects: an operator may have put an equal topic
             self._change_soon(topic, None)
 
 
@@ -446,7 +450,7 @@ def _name_all(table: dict[str, TopicConfig]) -> None:
 
 
 def _system_topics(settings: BrokerSettings) -> list[TopicConfig]:
-    """Return the topics that a broker has from the start."""
+    """Return the system topics that a broker creates at its start."""
     cluster, broker = settings.cluster_name, settings.broker_name
     topics = [
         _system(names.SELF_TEST_TOPIC, 1),
@@ -470,8 +474,8 @@ def _system_topics(settings: BrokerSettings) -> list[TopicConfig]:
 
 
 def _sys_flag(topic: str, *, unit: bool) -> int:
-    """Return the system flag of a topic: with ``unit`` UNIT, or UNIT_SUB for a retry topic."""
-    # Bits of Apache's TopicSysFlag, by which name servers list topics (codes 311 to 313).
+    """Return the system flag of a topic. With ``unit`` it is UNIT, or UNIT_SUB for a retry topic; otherwise 0."""
+    # These are bits of Apache's TopicSysFlag. Name servers use them to list topics (codes 311 to 313).
     return (2 if topic.startswith(names.RETRY_PREFIX) else 1) if unit else 0
 
 

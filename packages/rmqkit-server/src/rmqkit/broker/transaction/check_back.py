@@ -1,38 +1,41 @@
 """Check-back: the broker asks producers about undecided half messages (``TransactionalMessageCheckService``).
 
-Every round reads each half queue from the position of the last round on. The rules for a half message, in this order:
+Every round reads each half queue from the position of the last round on. It applies these rules to a half message, in
+this order:
 
 =====================================================  ================================================================
 half message                                           action
 =====================================================  ================================================================
 is in an op message, or will be in the next one, or    passed
 was stored again, resumed or given up
-was stored since the round began                       the round ends
+was stored after the round began                       the round ends
 is younger than ``transactionTimeOut``, without        the round ends: later half messages are younger still
 its own immunity
 is not in the op messages read so far                  more op messages are read first
 is a copy, and its original is in an op message        passed
 is not the newest copy of its transaction              passed (`open`)
 is younger than its own immunity                       stored again at the end of the half queue, with the offset of
-                                                       its original; the counter stays: no producer was asked
-was asked about ``transactionCheckMax`` times, or is   copied to ``TRANS_CHECK_MAX_TIME_TOPIC`` for operators, and
-older (from the end of its own immunity on) than the   passed, which is in effect a rollback
+                                                       its original. The counter does not change: no producer was asked
+was asked about ``transactionCheckMax`` times, or its  copied to ``TRANS_CHECK_MAX_TIME_TOPIC`` for operators, and
+age (after its own immunity) is greater than the       passed, which has the effect of a rollback
 retention of the store
-every other one                                        stored again with its counter increased, and one live producer of
+any other half message                                 stored again with an increased counter, and one live producer of
                                                        its group is asked
 =====================================================  ================================================================
 
-The reference counts a copy inside the immunity as a check, and gives up without a question when the immunity is longer
-than ``transactionCheckMax`` rounds.
+The reference counts a copy inside the immunity as a check. If the immunity is longer than ``transactionCheckMax``
+rounds, the reference gives up without a question.
 
-The queue is read once, from front to back, and open half messages stay after the position. Positions are stored as
-offsets of the group ``CID_RMQ_SYS_TRANS`` in both topics, when all records put before are as durable as the store
-promises. A crash may repeat a part of a round: a question is asked twice, and no message is lost.
+A round reads the queue once, from front to back. Open half messages are stored again, so they are always after the
+position. Positions are stored as offsets of the group ``CID_RMQ_SYS_TRANS`` in both topics, when all records that were
+put before are as durable as the store promises. A crash may repeat a part of a round: a producer is asked twice, and no
+message is lost.
 
-An acting master asks no producer. It sends each half message that it would ask about, give up or store again to another
-broker (``elsewhere``), which asks then. If the send fails, the round ends.
+An acting master asks no producer. It sends half messages to another broker (``elsewhere``) instead of asking about
+them, giving them up or storing them again. The other broker asks the producers then. If a send fails, the round ends.
 
-A round runs in small steps, between which the loop runs. Loop only. Source: store.md §19.5; behaviour.md §2.6, §9.1.
+A round runs in small steps, and the loop runs other tasks in between.
+Loop only. Source: store.md §19.5; behaviour.md §2.6, §9.1.
 """
 
 from __future__ import annotations
@@ -77,8 +80,8 @@ _log = logging.getLogger(__name__)
 
 
 class CheckBack:
-    """Check-back of half messages, or with ``elsewhere`` their move to other brokers.
-    `round` has to be called every ``transactionCheckInterval``."""
+    """The check-back of half messages. With ``elsewhere``, half messages are sent to other brokers instead.
+    The caller calls `round` every ``transactionCheckInterval``."""
 
     def __init__(self, context: TransactionContext, elsewhere: RemotePut | None = None) -> None:
         self._elsewhere = elsewhere
@@ -91,7 +94,7 @@ class CheckBack:
         self._ops = context.ops
         self._clock = context.clock
         self._durability = context.durability
-        # Between two periods of acting the broker is a slave, whose half queue changes without updates of this table.
+        # An acting master needs a new table: while it was a slave, its half queue changed without updates of the table.
         self._open = (
             context.transactions
             if elsewhere is None
@@ -149,7 +152,7 @@ class CheckBack:
         return min(found, default=None)
 
     async def _save(self, walk: _Walk) -> None:
-        """Store the positions when the copies before them are durable: a crash must not lose a copy of a passed
+        """Store the positions when all earlier copies are durable: a crash must not lose the copy of a passed
         message."""
         half_offset, op_offset = walk.half_offset, walk.ops.position
         if not await self._settled():
@@ -167,14 +170,14 @@ class CheckBack:
         return self._durability.is_on_disk(end)
 
     def _step(self, walk: _Walk) -> bool:
-        """Check one half message. Return False if the round ends here."""
+        """Check one half message. Return False if the round ends at this message."""
         walk.work += 1
         at = walk.half_offset
         if walk.ops.take(at) or self._ops.holds(walk.queue_id, at):
             walk.half_offset += 1
             return True
         if self._open.is_passed(walk.queue_id, at):
-            # Its op message is not read yet. The op position must keep up with the half position.
+            # The op message is not read yet. Read on, so that the op position keeps up with the half position.
             walk.work += walk.ops.read(at) and _OPS_PER_READ
             walk.ops.take(at)
             walk.half_offset += 1
@@ -197,20 +200,21 @@ class CheckBack:
         return self._judge(walk, half)
 
     def _judge(self, walk: _Walk, half: Record) -> bool:
-        """Handle a half message that is in no op message read so far. See the table at the top."""
+        """Handle a half message that is not in the op messages read so far. The table at the top of the module has the
+        rules."""
         properties = decode_properties(half.properties)
         timeout_ms = self._settings.transaction_timeout_ms
         age_ms = self._clock.now_ms() - half.born_timestamp
         own_immunity = properties.get(property_names.CHECK_IMMUNITY_SECONDS)
         if half.queue_offset >= walk.end_offset or (own_immunity is None and 0 <= age_ms <= timeout_ms):
             return False
-        # Its op message may not be read yet: do not ask the producer about a decided message. Limit the time, because
+        # Read more op messages first: the producer must not be asked about a decided message. Limit the time, because
         # op messages may be written as fast as they are read.
         if self._clock.monotonic_ms() - walk.started_ms <= timeout_ms and walk.ops.read(walk.half_offset):
             walk.work += _WORK_PER_TICK
             return True
         transaction = transaction_of(half, properties)
-        # Apache's broker records the decision about a copy inside the immunity with the offset of the original.
+        # For a copy inside the immunity, Apache's broker records the decision with the offset of the original.
         original = number(properties.get(property_names.TRANSACTION_PREPARED_QUEUE_OFFSET))
         if walk.ops.take(original) or self._ops.holds(walk.queue_id, original):
             self._open.forget(transaction)
@@ -224,8 +228,7 @@ class CheckBack:
             walk.moving = half
             return True
         own_immunity_ms = 0 if own_immunity is None else immunity_ms(own_immunity, timeout_ms)
-        # Compare the absolute age: a clock that was set back, the broker's or the producer's, must not extend the
-        # immunity.
+        # Compare the absolute age: the immunity must not grow if the clock of broker or producer was set back.
         if own_immunity is not None and abs(age_ms) <= own_immunity_ms:
             first = original if original >= 0 else walk.half_offset
             changes = {
@@ -250,7 +253,7 @@ class CheckBack:
 
     def _give_up(self, walk: _Walk, half: Record, transaction: Transaction) -> bool:
         """Copy a half message to the topic for messages that were never decided."""
-        # Before the half offset moves past it: a crash in between copies it twice but never loses it.
+        # Copy the message before the half offset moves: a crash in between copies it twice, but never loses it.
         self._topics.ensure(names.TRANS_CHECK_MAX_TIME_TOPIC, 1)
         put = self._store.put(message_from(half, topic=names.TRANS_CHECK_MAX_TIME_TOPIC, queue_id=0))
         if put.status is not PutStatus.OK:
@@ -270,7 +273,7 @@ class CheckBack:
         again = message_from(half, topic=names.HALF_TOPIC, queue_id=walk.queue_id, changes=changes, reconsume_times=0)
         again.string = in_stored_order(again.properties)
         put = self._store.put(again)
-        if put.status in _UNSTORABLE:  # with the higher counter it is too long
+        if put.status in _UNSTORABLE:  # the higher counter makes the message too long
             return self._give_up(walk, half, transaction)
         if put.status is not PutStatus.OK:
             _log.warning("cannot store half message %d again: %s %s", walk.half_offset, put.status.value, put.reason)
@@ -293,8 +296,8 @@ class CheckBack:
         unique_key = properties.get(property_names.UNIQ_KEY)
         header = CheckTransactionRequest(
             topic=names.HALF_TOPIC,
-            # Both offsets are those of the copy: the producer sends them back. The old message is passed, so its
-            # offset decides nothing.
+            # Send both offsets of the copy: the producer sends them back with its decision. The old message is passed,
+            # and a decision with its offset would have no effect.
             tran_state_table_offset=put.queue_offset,
             commit_log_offset=put.physical_offset,
             msg_id=unique_key,
@@ -303,7 +306,7 @@ class CheckBack:
             bname=self._settings.broker_name,
         )
         body = encode_record(
-            # The real topic and queue: the producer does not know the half topic.
+            # Send the real topic and queue: the producer does not know the half topic.
             topic=place[0].encode(),
             queue_id=place[1],
             flag=half.flag,
@@ -319,13 +322,13 @@ class CheckBack:
             body=half.body,
             properties=with_changes(again.properties, {property_names.WAIT: "false"}),
         )
-        # One-way: the answer is a separate END_TRANSACTION, perhaps much later.
+        # Send it one-way: the producer answers with a separate END_TRANSACTION, perhaps much later.
         producer.send(request(RequestCode.CHECK_TRANSACTION_STATE, header, body, one_way=True))
 
     def _pick_producer(self, group: str, topic: str) -> Connection | None:
-        """Return the next producer of a group that may see the topic's messages and whose connection is writable; None
-        after a few tries. The reference sends to a stalled producer, too. Here the question waits for the next round,
-        so that a stalled producer costs no memory."""
+        """Return the next producer of a group that may see the topic's messages and has a writable connection. Return
+        None after a few tries: the next round asks again. (The reference also sends to a stalled producer, which costs
+        memory.)"""
         members = self._clients.producers(group).items()
         producers = [producer for producer, member in members if self._clients.may_be_asked(producer, member, topic)]
         self._producer_turn += 1
@@ -339,10 +342,10 @@ class CheckBack:
 @dataclass(slots=True)
 class _Walk:
     """One round in one half queue.
-    ``half_offset``: the offset of the current half message; all before it are passed.
+    ``half_offset``: the offset of the current half message. All earlier half messages are passed.
     ``end_offset``: the end of the half queue at the start. Copies that the round stores are for the next round.
     ``started_ms``: the monotonic time of the start.
-    ``work``: the work since the loop last ran, in units of some ten microseconds.
+    ``work``: the work since the loop last ran, in units of about ten microseconds.
     ``moving``: the current half message, if it has to be sent to another broker.
     ``given_up``: the number of half messages that were given up, by producer group."""
 
@@ -357,7 +360,7 @@ class _Walk:
 
 
 class _OpReader:
-    """The op messages of one queue, read as they are needed."""
+    """The op messages of one queue. They are read when they are needed."""
 
     def __init__(self, store: MessageStore, queue_id: int, op_offset: int) -> None:
         self._store = store
@@ -368,12 +371,12 @@ class _OpReader:
 
     @property
     def position(self) -> int:
-        """The offset of the first op message with a half message that is not passed yet."""
-        # The dict is in the order of reading: its first op message is the oldest.
+        """The offset of the first op message that has a half message which is not passed yet."""
+        # The dict is in the order of reading, so its first op message is the oldest.
         return next(iter(self._open), self._next)
 
     def take(self, half_offset: int) -> bool:
-        """Return True if a half message is in an op message, and remove its entry: the caller passes it."""
+        """Return True if a half message is in an op message. Remove its entry: the caller passes the half message."""
         op_offset = self._op_of.pop(half_offset, None)
         if op_offset in self._open:
             self._open[op_offset] -= 1
@@ -382,7 +385,8 @@ class _OpReader:
         return op_offset is not None
 
     def read(self, half_offset: int) -> bool:
-        """Read some more op messages. Return False without any. Half messages before ``half_offset`` are passed."""
+        """Read some more op messages. Return False if there are none. ``half_offset``: earlier half messages are
+        passed."""
         found = self._store.get(names.OP_HALF_TOPIC, self._queue_id, self._next, count_max=_OPS_PER_READ)
         before, self._next = self._next, found.next_begin_offset
         for raw in found.records:
@@ -397,10 +401,10 @@ class _OpReader:
     def _enter(self, op: Record, half_offset: int) -> None:
         ahead = 0
         for offset in op_offsets(op):
-            # A repeated decision stores the offset twice. Count it for one op message only: `take` removes it from one,
-            # and the other would hold the position for ever.
+            # A repeated decision stores the offset in two op messages. Count it for one of them: `take` removes it from
+            # one op message, and the other op message would hold the position for ever.
             if offset not in self._op_of:
-                # Store passed offsets, too: a later half message may be a copy of one of them.
+                # Store passed offsets, too: a later half message may be a copy of a passed one.
                 is_ahead = offset >= half_offset
                 self._op_of[offset] = op.queue_offset if is_ahead else _PASSED
                 ahead += is_ahead

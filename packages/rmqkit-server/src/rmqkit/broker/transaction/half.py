@@ -1,15 +1,15 @@
-"""Half and op messages: messages that are decided later, and the record of each decision
+"""Half messages, which are decided later, and op messages, which record the decisions
 (``TransactionalMessageBridge``).
 
-A *half message* is stored in queue 0 of ``RMQ_SYS_TRANS_HALF_TOPIC``, where consumers do not read it, with its real
-topic and queue as properties. A commit stores it again in its real queue. Commit and rollback then store its queue
-offset in an *op message*: topic ``RMQ_SYS_TRANS_OP_HALF_TOPIC``, queue of the half message, tag ``d``, body
-``17,18,21,`` (4.9: a single number, no comma). Op messages are written after the commits that they record, so a
-truncated log never has an op message without its commit.
+A *half message* is stored in queue 0 of ``RMQ_SYS_TRANS_HALF_TOPIC``, which consumers do not read. Its properties have
+its real topic and queue. A commit stores the message again in its real queue. Commit and rollback then store the queue
+offset of the half message in an *op message*: topic ``RMQ_SYS_TRANS_OP_HALF_TOPIC``, queue of the half message, tag
+``d``, body ``17,18,21,`` (4.9: a single number, no comma). An op message is written after the commits that it records,
+so a truncated log never has an op message without its commit.
 
-Offsets are collected for a while before they become an op message. A crash loses the collected offsets: then the broker
-asks the producer about the half message again, which may be committed twice (at least once), but is never lost. Loop
-only. `check_back` asks the producers. Source: store.md §19.1–19.4; behaviour.md §9.1.
+Offsets are collected for a while before they are stored in an op message. If a crash loses collected offsets, the
+broker asks the producer about the half message again. The message may be committed twice (at least once), but is never
+lost. `check_back` asks the producers. Loop only. Source: store.md §19.1–19.4; behaviour.md §9.1.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ __all__ = [
 ]
 
 COLLECTED_MAX = 20_000
-"""The number of offsets that may wait while the store refuses op messages. Then no transaction is decided."""
+"""The maximum number of collected offsets while the store refuses op messages. Then no transaction is decided."""
 
-# Without UNIQ_KEY, as Apache's broker stores them: op messages are not queried by key.
+# Op messages have no UNIQ_KEY, as in Apache's broker: they are not queried by key.
 _OP_PROPERTIES = b"WAIT\x01true\x02TAGS\x01d\x02"
 
 _log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 def record_at(store: MessageStore, physical_offset: int) -> Record | None:
     """Return the record at a physical offset, to store it again. The record may still be in the transient store pool.
 
-    Return None if no readable record begins there. Log a body that changed on the disk and return None.
+    Return None if no readable record begins at the offset. If the body changed on the disk, log this and return None.
     """
     raw = store.log.appended_record_at(physical_offset)
     try:
@@ -68,17 +68,18 @@ def half_at(store: MessageStore, physical_offset: int) -> Record | None:
 
 
 def immunity_ms(seconds: str, timeout_ms: int) -> int:
-    """Return how long check-back ignores a message with ``CHECK_IMMUNITY_TIME_IN_SECONDS``: if that is not a number,
-    the usual ``transactionTimeOut``."""
+    """Return the time for which check-back ignores a message with ``CHECK_IMMUNITY_TIME_IN_SECONDS``, in ms. If the
+    property is not a number, return ``timeout_ms``."""
     own = number(seconds)
     return timeout_ms if own < 0 else own * 1000
 
 
 class OpMessages:
-    """The collected offsets of decided half messages, which are stored together in op messages.
-    `write` has to be called every ``transactionOpBatchInterval``.
+    """The collected offsets of decided half messages. They are stored together in op messages.
+    The caller calls `write` every ``transactionOpBatchInterval``.
     ``store_host``: the broker's own address, packed as in records.
-    ``body_bytes_max``: the size of collected text above which it is written at once (``transactionOpMsgMaxSize``)."""
+    ``body_bytes_max``: the maximum size of collected text. Larger text is written immediately
+    (``transactionOpMsgMaxSize``)."""
 
     def __init__(self, store: MessageStore, store_host: bytes, clock: Clock, *, body_bytes_max: int) -> None:
         self._store = store
@@ -96,10 +97,10 @@ class OpMessages:
         return sum(map(len, self._collected.values())) >= COLLECTED_MAX
 
     def add(self, queue_id: int, queue_offset: int) -> None:
-        """Collect the offset of a decided half message. A commit has to be put before."""
+        """Collect the offset of a decided half message. For a commit, the caller has put the message before."""
         self._collected.setdefault(queue_id, []).append(queue_offset)
         self._collected_bytes += len(str(queue_offset)) + 1
-        # Not while the store refuses: every further decision would try and log the same again.
+        # Do not try while the store refuses: every further decision would fail and log the same again.
         if self._collected_bytes > self._body_bytes_max and not self._is_refused:
             self.write()
 
@@ -111,7 +112,7 @@ class OpMessages:
         )
 
     def write(self) -> None:
-        """Store all collected offsets. Offsets that the store refuses stay collected until the next call."""
+        """Store all collected offsets. Offsets that the store refuses are retried by the next call."""
         self._forget_readable()
         for queue_id, offsets in list(self._collected.items()):
             while offsets and (taken := self._put(queue_id, offsets)):
@@ -122,7 +123,7 @@ class OpMessages:
         self._collected_bytes = sum(len(_body(offsets)) for offsets in self._collected.values())
 
     def _put(self, queue_id: int, offsets: list[int]) -> int:
-        """Put one op message. Return how many of the offsets it has; 0 if it was refused."""
+        """Put one op message. Return the number of offsets that it contains; 0 if it was refused."""
         body = _body(offsets)
         # Cut after a comma: a part of a number would be the offset of another half message.
         end = body.find(b",", self._body_bytes_max) + 1
@@ -148,7 +149,7 @@ class OpMessages:
         return count
 
     def _forget_readable(self) -> None:
-        # `holds` covers an op message until it can be read: otherwise the producer would be asked again.
+        # Remember an op message until it can be read: otherwise the producer would be asked again.
         readable = self._store.dispatched_offset
         self._unreadable = [waiting for waiting in self._unreadable if waiting[0] > readable]
 

@@ -1,10 +1,10 @@
 """END_TRANSACTION, RESUME_CHECK_HALF_MESSAGE (``EndTransactionProcessor``): decisions about half messages.
 
 A half message is found by its physical offset, and must have the group and the queue offset of the request. A commit
-stores the message in its real topic and then records the decision. A rollback only records it. Each transaction is
-decided once (`open`): a repeated decision is answered like the first one and does nothing, and a different decision is
-refused. (The reference commits once per request.) The answer to a commit waits for disk and slaves like the answer to a
-send.
+stores the message in its real topic and then records the decision. A rollback only records the decision. Each
+transaction is decided once (`open`). A repeated decision is answered like the first decision and does nothing. A
+different decision is refused. (The reference commits once per request.) The answer to a commit waits for disk and
+slaves like the answer to a send.
 Source: behaviour.md §9.1; store.md §19.3; remoting.md §4.3.5.
 """
 
@@ -37,7 +37,7 @@ __all__ = ["TransactionHandlers"]
 
 _UNKNOWN = 0
 _NO_REMARK = "not set any response code"
-"""The remark of the reference's answers when it sets no other remark."""
+"""The remark of an answer for which the reference sets no other remark."""
 
 _RESUMABLE = (names.HALF_TOPIC, names.TRANS_CHECK_MAX_TIME_TOPIC)
 _PAST = {TRANSACTION_COMMIT: "committed", TRANSACTION_ROLLBACK: "rolled back"}
@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 
 class TransactionHandlers(Handlers[TransactionContext]):
-    """The handlers that decide transactions, and that resume check-back of a transaction that was given up."""
+    """The handlers that decide transactions, and that resume the check-back of a half message."""
 
     def __init__(self, context: TransactionContext) -> None:
         super().__init__(context)
@@ -75,10 +75,10 @@ class TransactionHandlers(Handlers[TransactionContext]):
 
     def _end(self, command: Command, header: EndTransactionRequest) -> Command | Awaitable[Command]:
         """Carry out a commit or rollback."""
-        # Check before the put: without an op message the producer would be asked, and the message committed again.
+        # Check before the put: without an op message the producer is asked again, and the message is committed again.
         if self._ops.is_full or (self._context.durability is not None and self._context.durability.is_full):
             return reply(command, ResponseCode.SYSTEM_BUSY, OVERLOADED)
-        # The client's offset may be any number: `_refusal` compares the record there with the request.
+        # The client may send any offset: `_refusal` compares the record at the offset with the request.
         half = half_at(self._context.store, header.commit_log_offset)
         if half is None:
             return reply(command, ResponseCode.SYSTEM_ERROR, "Find prepared transaction message failed")
@@ -100,7 +100,7 @@ class TransactionHandlers(Handlers[TransactionContext]):
 
     @answers(RequestCode.RESUME_CHECK_HALF_MESSAGE, admins_only=True)
     async def resume(self, connection: Connection, command: Command) -> Command:
-        """RESUME_CHECK_HALF_MESSAGE: put a half message again with its counter at 0.
+        """RESUME_CHECK_HALF_MESSAGE: put a half message again with a counter of 0.
 
         The copy replaces the open copy of the transaction, if there is one. Refuse messages that were committed or
         rolled back.
@@ -133,7 +133,7 @@ class TransactionHandlers(Handlers[TransactionContext]):
     # -- inside
 
     def _refusal(self, header: EndTransactionRequest, half: Record) -> tuple[ResponseCode, str] | None:
-        """Return why a decision is refused, or None. The checks have the reference's order."""
+        """Return the reason to refuse a decision, or None. The checks run in the reference's order."""
         properties = decode_properties(half.properties)
         own_immunity = properties.get(property_names.CHECK_IMMUNITY_SECONDS)
         if own_immunity is not None and not header.from_transaction_check:
@@ -141,7 +141,7 @@ class TransactionHandlers(Handlers[TransactionContext]):
             if self._context.clock.now_ms() - half.born_timestamp > max(
                 timeout_ms, immunity_ms(own_immunity, timeout_ms)
             ):
-                return ResponseCode.ILLEGAL_OPERATION, _NO_REMARK  # the producer is asked instead
+                return ResponseCode.ILLEGAL_OPERATION, _NO_REMARK  # check-back asks the producer instead
         group = properties.get(property_names.PRODUCER_GROUP)
         if group is None or header.producer_group != group:
             return ResponseCode.SYSTEM_ERROR, "The producer group wrong"
@@ -152,13 +152,13 @@ class TransactionHandlers(Handlers[TransactionContext]):
         return None
 
     def _decided_before(self, command: Command, header: EndTransactionRequest, transaction: Transaction) -> Command:
-        """Answer a decision about a decided transaction. It succeeds only if it equals the first decision."""
+        """Answer a decision about a decided transaction. The answer is a success only if both decisions are equal."""
         decision = self._open.decision(transaction)
         if decision == header.commit_or_rollback:
             return reply(command, remark=None if decision == TRANSACTION_COMMIT else _NO_REMARK)
         remark = _ended(transaction, decision)
         if header.commit_or_rollback == TRANSACTION_COMMIT:
-            # Producers send decisions one-way: only the log shows that this message is not delivered.
+            # Log this: producers send decisions one-way, so only the log shows that the message is not delivered.
             _log.warning("a commit of group %s has no effect: %s", header.producer_group, remark)
         return reply(command, ResponseCode.ILLEGAL_OPERATION, remark)
 
@@ -177,7 +177,7 @@ class TransactionHandlers(Handlers[TransactionContext]):
         )
         if isinstance(kept, tuple):
             return reply(command, *kept)
-        # Check before the put: afterwards the message would be stored, although the answer is a refusal.
+        # Check before the put: after it, the message would be stored although the answer is a refusal.
         if self._context.durability is not None and self._context.durability.lacks_replicas:
             return reply(command, *NOT_ENOUGH_REPLICAS)
         put = self._context.store.put(kept)
@@ -187,15 +187,15 @@ class TransactionHandlers(Handlers[TransactionContext]):
         self._decided(half, transaction, open_offset, TRANSACTION_COMMIT)
         if self._context.durability is None:
             return reply(command)
-        # Apache's clients send decisions one-way and do not wait. Request the flush nevertheless.
+        # Request the flush even if nobody waits: Apache's clients send decisions one-way.
         if command.is_one_way or self._context.durability.has(put.end_offset):
             self._context.durability.wake()
             return reply(command)
         return self._answer_when_durable(self._context.durability, command, put.end_offset)
 
     def _decided(self, half: Record, transaction: Transaction, open_offset: int, decision: int) -> None:
-        # After the commit's put: a crash between the two asks the producer again. An op message without its commit
-        # would lose the message.
+        # The commit was put before this call. A crash in between makes the broker ask the producer again. An op message
+        # without its commit would lose the message.
         assert half.topic == names.HALF_TOPIC, "a decided message is a half message"
         self._open.decided(half, transaction, open_offset, decision)
         self._context.recorder.decided(half, is_commit=decision == TRANSACTION_COMMIT)
@@ -206,7 +206,7 @@ class TransactionHandlers(Handlers[TransactionContext]):
 
 
 def _ended(transaction: Transaction, decision: int | None) -> str:
-    """Return why a transaction cannot be decided or resumed."""
+    """Return the reason why a transaction cannot be decided or resumed."""
     key = transaction[1] or "without a key"
     if decision is not None:
         return f"transaction {key} is {_PAST[decision]} already"

@@ -1,28 +1,28 @@
 """Open transactions: each half message is decided once, even if several decisions arrive.
 
-Check-back stores a half message again each time it asks about it, so a transaction can have several copies in the half
-queue. Producers decide the copy that they were asked about. This may be an old copy, and producers may decide two
-copies differently. Only the newest copy represents the transaction. This table has, for each queue of the half topic:
+Check-back stores a half message again each time it asks a producer about it, so a transaction can have several copies
+in the half queue. A producer decides the copy that it was asked about. This may be an old copy, and producers may
+decide two copies differently. Only the newest copy represents the transaction. `OpenTransactions` has these tables:
 
 ===================  ===============================================================================================
 ``_newest``          the offset of the newest copy of each open transaction that was stored again
-``_passed``          offsets that check-back has to pass: decided, replaced by a newer copy, or given up
-``_given_up``        transactions about which no producer is asked any more; their first decision is still accepted
-``_doubtful``        transactions from before the start, whose commit may be stored already
-``_decisions``       the decisions of the last transactions, to answer a repeated decision and to refuse another one
+``_passed``          the offsets that check-back has to pass: decided, replaced by a newer copy, or given up
+``_given_up``        transactions that check-back has given up. Their first decision is still accepted
+``_doubtful``        transactions from before the start. Their commit may be stored already
+``_decisions``       the decisions of the last transactions, to answer a repeated decision and to refuse a different one
 ===================  ===============================================================================================
 
-A half message is open if it has a newest copy, or was given up, or was never stored again and is neither passed nor
-before the position of check-back. The copies of a transaction have the same unique key, birth and body CRC. Nothing
-else connects them, because the records are those of Apache's broker.
+A half message is open in three cases: it has a newest copy, it was given up, or it was never stored again and is
+neither passed nor before the position of check-back. The copies of a transaction have the same unique key, birth and
+body CRC. Nothing else connects them, because the records have the format of Apache's broker.
 
-The table is in memory only. The first decision or round after a start reads both queues from the stored positions on,
+The tables are only in memory. The first decision or round after a start reads both queues from the stored positions on,
 and the last transactions that were given up, in slices. A crash loses the op messages of the last
 ``transactionOpBatchInterval``, and a restart loses the decisions of transactions that were given up. So transactions
-that are open at the start are *doubtful*: before such a transaction is decided or asked about, the index is searched
-for its commit. Commits with a delay and rollbacks are not in the index: the producer is asked about these half messages
-again.
-Loop only. Apache's broker has no such table: it carries out each decision about any copy.
+that are open at the start are *doubtful*: the index is searched for the commit of such a transaction before it is
+decided or a producer is asked. Commits with a delay and rollbacks are not in the index. A producer is asked about these
+half messages again.
+Loop only. Apache's broker has no such tables: it carries out each decision about any copy.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _COMMITS_MAX = 32
 _FOR_EVER = (1 << 63) - 1
 
 Transaction = tuple[int, str, int, bytes, int]
-"""The half queue, unique key, born timestamp, born host and body CRC, which all copies of a half message share."""
+"""The values that all copies of a half message share: half queue, unique key, born timestamp, born host, body CRC."""
 
 V = TypeVar("V")
 
@@ -87,14 +87,14 @@ class TransactionContext(Protocol):
 
 
 def transaction_of(half: Record, properties: dict[str, str]) -> Transaction:
-    """Return the values that all copies of a half message share, also a copy that was given up."""
+    """Return the values that all copies of a half message share. The copy of a given-up message has the same values."""
     queue_id = half.queue_id if half.topic == names.HALF_TOPIC else 0
     key = properties.get(property_names.UNIQ_KEY, "")
     return queue_id, key, half.born_timestamp, bytes(half.born_host), half.body_crc
 
 
 def _is_copy(properties: dict[str, str]) -> bool:
-    """Return True for a half message that check-back or an operator stored again."""
+    """Return True if check-back or an operator stored a half message again."""
     return (
         property_names.TRANSACTION_CHECK_TIMES in properties
         or property_names.TRANSACTION_PREPARED_QUEUE_OFFSET in properties
@@ -102,7 +102,7 @@ def _is_copy(properties: dict[str, str]) -> bool:
 
 
 class OpenTransactions:
-    """The transactions of one broker that are not decided yet. Call `prepare` before anything else."""
+    """The undecided transactions of one broker. The caller awaits `prepare` first."""
 
     def __init__(self, store: MessageStore, topics: TopicTable, offsets: OffsetTable, ops: OpMessages) -> None:
         self._store = store
@@ -125,7 +125,7 @@ class OpenTransactions:
         return range(1 if topic is None else topic.read_queue_nums)
 
     async def prepare(self) -> None:
-        """Read the open transactions, at the first call."""
+        """Read the open transactions. Later calls do nothing."""
         async with self._reading:
             if not self.is_ready:
                 for queue_id in self.queue_ids:
@@ -143,7 +143,7 @@ class OpenTransactions:
         return marks is not None and queue_offset in marks
 
     def open_offset(self, half: Record, transaction: Transaction) -> int | None:
-        """Return the offset under which to decide a half message; None if its transaction is decided."""
+        """Return the offset with which a half message has to be decided; None if its transaction is decided."""
         if self.was_committed(half, transaction):
             return None
         newest = self._newest.get(transaction)
@@ -161,8 +161,8 @@ class OpenTransactions:
         return self._store.min_offset(names.HALF_TOPIC, queue_id) if known is None else known
 
     def was_committed(self, half: Record, transaction: Transaction) -> bool:
-        """Return True if a transaction from before the start was committed, but its op message was lost. Record the
-        decision then."""
+        """Return True if a transaction from before the start was committed, but its op message was lost. Then also
+        record the decision."""
         if transaction not in self._doubtful:
             return False
         self._doubtful.discard(transaction)
@@ -196,13 +196,13 @@ class OpenTransactions:
         self._given_up.pop(transaction, None)
         self._doubtful.discard(transaction)
         _remember(self._decisions, transaction, decision)
-        # Both offsets: after a crash, an Apache broker on this store may read from before the older copy.
+        # Record both offsets: after a crash, an Apache broker on this store may begin before the older copy.
         for queue_offset in {half.queue_offset, open_offset}:
             self._pass(half.queue_id, queue_offset)
             self._ops.add(half.queue_id, queue_offset)
 
     def stored_again(self, transaction: Transaction, old_offset: int | None, new_offset: int) -> None:
-        """Record that a newer copy represents a transaction. ``old_offset``: the copy that it replaces."""
+        """Record that a newer copy represents a transaction. ``old_offset``: the offset of the replaced copy."""
         replaced = self._newest.get(transaction, old_offset)
         assert replaced is None or new_offset > replaced, "a copy has a greater offset than the copy it replaces"
         if replaced is not None:
@@ -218,12 +218,12 @@ class OpenTransactions:
         _remember(self._given_up, transaction, None)
 
     def forget(self, transaction: Transaction) -> None:
-        """Remove the copies of a transaction that is decided according to op messages."""
+        """Forget the newest copy of a transaction that is decided according to op messages."""
         self._newest.pop(transaction, None)
         self._doubtful.discard(transaction)
 
     def moved_to(self, queue_id: int, position: int) -> None:
-        """Remove the passed offsets before a stored position of check-back."""
+        """Forget the passed offsets before a stored position of check-back."""
         marks = self._passed.get(queue_id)
         if marks is not None:
             marks.forget_before(position)
@@ -258,7 +258,7 @@ class OpenTransactions:
                 stored_again.add(transaction)
         for transaction, found in copies.items():
             if transaction not in stored_again:
-                # Half messages with the same key, but no copies: the program sent a message twice, as two transactions.
+                # These half messages have the same key, but are not copies: the program sent two transactions.
                 for queue_offset in decided.intersection(found):
                     self._pass(queue_id, queue_offset)
                 if not decided.issuperset(found):
@@ -288,14 +288,14 @@ class OpenTransactions:
         self._decided_before.clear()
 
     def _records(self, topic: str, queue_id: int, begin: int) -> Iterator[Record | None]:
-        """Yield the records of a queue from an offset to its present end, and None after each slice."""
+        """Yield the records of a queue from an offset to its current end. Yield None after each slice."""
         at, end = begin, self._store.max_offset(topic, queue_id)
         while at < end:
             found = self._store.get(topic, queue_id, at, count_max=_RECORDS_PER_READ)
             for raw in found.records:
                 try:
                     yield decode_record(raw)
-                except RecordCorrupt as error:  # check-back passes it, too
+                except RecordCorrupt as error:  # check-back passes the record, too
                     _log.error("skipping a record of queue %d of %s: %s", queue_id, topic, error)
             if found.next_begin_offset <= at:
                 return
@@ -304,7 +304,8 @@ class OpenTransactions:
 
 
 class _Marks:
-    """A set of offsets from a position on, with one byte for each of up to a hundred thousand offsets."""
+    """A set of offsets that are not before a position. It needs one byte for each of up to a hundred thousand
+    offsets."""
 
     def __init__(self, position: int) -> None:
         self._begin = position
@@ -326,7 +327,7 @@ class _Marks:
 
 
 def _remember(table: dict[Transaction, V], transaction: Transaction, value: V) -> None:
-    """Put an entry at the end of a table, and remove the oldest entry of a full table."""
+    """Put an entry at the end of a table. Remove the oldest entry if the table is full."""
     table.pop(transaction, None)
     table[transaction] = value
     if len(table) > _REMEMBERED_MAX:
