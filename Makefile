@@ -9,6 +9,8 @@ MUTATOR := .cache/cosmic-ray
 CLASSES := .cache/spark-classes.jsa
 BYTECODE := .cache/bytecode
 NATIVE := $(VENV)/.native
+JVM    := packages/rmqkit-spark/jvm
+JAR    := packages/rmqkit-spark/src/rmqkit/spark/rmqkit-spark.jar
 CRATE := packages/rmqkit-native
 CARGO_PATH := $(PATH):$(HOME)/.cargo/bin
 UV     := requirements/uv.sh $(VENV)
@@ -17,7 +19,6 @@ LOCKS  := requirements/run.txt requirements/spark.txt requirements/otel.txt requ
 ARGS   ?=
 JOBS   ?= $(shell [ "$$(getconf _NPROCESSORS_ONLN)" -gt 1 ] && echo 3 || echo 1)
 SECONDS ?= 600
-PLANS  ?= 200
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
@@ -35,7 +36,7 @@ help-all: ## list all tasks
 	@$(LIST)
 	@echo '  PYTHON=python3.12 chooses the interpreter of a new environment; ARGS="-k name" goes to pytest and the demo; tests run in three processes where there are two cores (one often waits), JOBS=1 runs them in one.'
 
-env: $(STAMP) $(NATIVE) ## make .venv with everything that the tasks below need
+env: $(STAMP) $(NATIVE) $(JAR) ## make .venv with everything that the tasks below need
 	@echo "env: $(VENV) is up to date ($$($(BIN)/python --version))"
 
 check: $(STAMP) ## format, lint, types, import contracts
@@ -51,7 +52,7 @@ check: $(STAMP) ## format, lint, types, import contracts
 
 .PHONY: ready measure-history
 ready: $(STAMP)
-	@$(MAKE) -j2 check $(FUZZER) $(CLASSES) $(NATIVE) $(BYTECODE)
+	@$(MAKE) -j2 check $(FUZZER) $(CLASSES) $(NATIVE) $(JAR) $(BYTECODE)
 
 PROCESSES = $(if $(filter-out 1,$(JOBS)),-n $(JOBS))
 MORE_PROCESSES = $(if $(filter-out 1,$(JOBS)),-n $$(($(JOBS) + 1)))
@@ -137,17 +138,13 @@ demo: $(STAMP) ## servers up, messages through, Spark jobs over the store
 	@$(BIN)/python examples/demo.py $(ARGS)
 
 .PHONY: dist
-dist: $(STAMP) $(NATIVE) ## sdist and wheels in dist/, used in empty environments of every CPython here; ARGS="--only 3.12"
+dist: $(STAMP) $(NATIVE) $(JAR) ## sdist and wheels in dist/, used in empty environments of every CPython here; ARGS="--only 3.12"
 	@$(BIN)/python -m tests.release.dist $(ARGS)
 
 docs: $(STAMP) ## write the pages that come out of the code, and build the site: site/index.html
 	@$(BIN)/python docs/generate.py
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "docs: site/index.html"
-
-.PHONY: pruning
-pruning: $(STAMP) ## 200 random Spark queries from eight threads, cut to what they use, against reads of everything, 4 minutes; PLANS=1000 for more
-	@PLANS=$(PLANS) $(PYTEST) packages/rmqkit-spark/tests/spark/jobs/test_pruning.py $(ARGS)
 
 fuzz: $(FUZZER) ## look for bytes that break a decoder, SECONDS=600 long
 	@$(BIN)/python -m tests.fuzz.fuzz_decoders --seconds $(SECONDS)
@@ -187,7 +184,10 @@ $(NATIVE): $(STAMP) requirements/native.txt $(wildcard $(CRATE)/src/*.rs) $(CRAT
     > $(VENV)/cargo.log 2>&1 || { cat $(VENV)/cargo.log; exit 1; }; } && \
 	  $(UV) pip install --quiet --python $(BIN)/python --no-deps --force-reinstall .cache/native/*.whl && touch $@; fi
 
-$(CLASSES): $(STAMP) packages/rmqkit-spark/tests/spark/classes.py
+$(JAR): $(STAMP) $(JVM)/build.py $(wildcard $(JVM)/rmqkit/*/*.java)
+	@$(BIN)/python $(JVM)/build.py
+
+$(CLASSES): $(STAMP) $(JAR) packages/rmqkit-spark/tests/spark/classes.py
 	@rm -f $@
 	@$(BIN)/python -m tests.spark.classes
 	@test ! -e $@ || touch -c $@

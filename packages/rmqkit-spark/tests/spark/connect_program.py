@@ -104,9 +104,7 @@ def jobs_query_and_sql(spark: SparkSession, setup: Setup) -> Any:
     first = sql(spark, setup.store, f"select topic, queueId from messages where topic = '{setup.topic}';")
     second = sql(spark, setup.store, "with a as (select * from topics) select count(*) from a")
     found = query(spark, setup.store, topic=setup.topic)
-    work = read(
-        spark, setup.store, lambda messages: messages.where(f"topic = '{setup.topic}'").groupBy("topic").count()
-    )
+    work = read(spark, setup.store).where(f"topic = '{setup.topic}'").groupBy("topic").count()
     return {
         "braces": counted.collect()[0][0],
         "topics": second.collect()[0][0],

@@ -57,11 +57,9 @@ def test_a_secret_is_not_put_into_a_catalog(name: str) -> None:
 def test_a_table_is_created_described_read_and_dropped(spark: SparkSession, store: Path) -> None:
     spark.sql(f"create table saved using `rocketmq-store` options (path '{store}', columns 'topic,queueOffset')")
     try:
-        assert spark.sql("describe saved").first() == (
-            "topic",
-            "string",
-            f"columns=topic,queueOffset, path=file:{store}",
-        )
+        described = " ".join(str(row) for row in spark.sql("describe extended saved").collect())
+        assert "columns=topic,queueOffset" in described
+        assert f"path=file:{store}" in described
         assert spark.table("saved").columns == ["topic", "queueOffset"]
         assert spark.sql("select count(topic) from saved").collect() == [(3,)]
     finally:

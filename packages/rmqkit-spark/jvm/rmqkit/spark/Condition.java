@@ -6,7 +6,10 @@ import java.sql.Timestamp;
 import java.time.Instant;
 import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.HashMap;
 import java.util.List;
+import java.util.Map;
+import java.util.stream.Collectors;
 import org.apache.spark.sql.sources.EqualNullSafe;
 import org.apache.spark.sql.sources.EqualTo;
 import org.apache.spark.sql.sources.Filter;
@@ -112,6 +115,28 @@ record Condition(String column, List<byte[]> texts, long[] numbers, long low, lo
     boolean isAlwaysMet() {
         return texts == null && numbers == null && low == Long.MIN_VALUE && high == Long.MAX_VALUE
                 && NEVER_NULL.contains(column);
+    }
+
+    /** Return options of the format that let through every row that meets the condition. */
+    Map<String, String> asOptions() {
+        Map<String, String> options = new HashMap<>();
+        if (column.equals("topic") && texts != null) {
+            List<String> topics = texts.stream().map(text -> new String(text, StandardCharsets.UTF_8)).toList();
+            // An option is split at commas and stripped.
+            if (topics.stream().allMatch(topic -> topic.matches("[^,\\s]+"))) {
+                options.put("topic", String.join(",", topics));
+            }
+        }
+        if (column.equals("queueId") && numbers != null && low >= 0) {
+            options.put("queueId", Arrays.stream(numbers).mapToObj(Long::toString).collect(Collectors.joining(",")));
+        }
+        if (column.equals("storeTimestamp") && low >= 1000) {
+            options.put("startingTimestamp", Long.toString(low / 1000));
+        }
+        if (column.equals("storeTimestamp") && high >= 0 && high < Long.MAX_VALUE) {
+            options.put("endingTimestamp", Long.toString(high / 1000 + 1));
+        }
+        return options;
     }
 
     boolean meets(long number) {

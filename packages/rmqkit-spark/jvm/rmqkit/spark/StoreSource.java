@@ -17,16 +17,14 @@ import rmqkit.errors.SettingsError;
  * no row between processes.
  *
  * <p>It serves the messages of local files. Other reads (object stores, tables of queues and index, wrong options) go
- * to the Python source with the same options, which {@code rmqkit.spark.register} registers as
- * {@code rocketmq-store-python}.
+ * to the Python source with the same options, and with what the query needs. {@code rmqkit.spark.register} registers
+ * that source as {@code rocketmq-store-python}.
  */
 public final class StoreSource implements TableProvider, DataSourceRegister {
-    public static final String NAME = "rocketmq-store";
+    static final String NAME = "rocketmq-store";
     private static final String TWIN = "rocketmq-store-python";
     private static final String NEW_TABLE = "provider";
     private static final String TABLE_OPTION = "option.";
-
-    private PythonDataSourceV2 twin;
 
     @Override
     public String shortName() {
@@ -40,23 +38,24 @@ public final class StoreSource implements TableProvider, DataSourceRegister {
 
     @Override
     public StructType inferSchema(CaseInsensitiveStringMap given) {
-        StoreOptions options = served(given.asCaseSensitiveMap());
-        StructType columns = options == null ? null : options.chosen();
-        return columns == null ? twin(given.asCaseSensitiveMap()).inferSchema(given) : columns;
+        Map<String, String> options = options(given.asCaseSensitiveMap());
+        StoreOptions served = StoreOptions.of(options);
+        StructType columns = served == null ? null : served.chosen();
+        // With all properties of a new table, of which the Python source refuses secrets.
+        return columns == null ? twin().inferSchema(given) : columns;
     }
 
     @Override
     public Table getTable(StructType schema, Transform[] partitioning, Map<String, String> given) {
-        StoreOptions options = served(given);
-        return options != null && options.canRead(schema)
-                ? new StoreTable(options, schema)
-                : twin(given).getTable(schema, partitioning, given);
+        Map<String, String> options = options(given);
+        StoreOptions served = StoreOptions.of(options);
+        return new StoreTable(served != null && served.canRead(schema) ? served : null, schema, options);
     }
 
-    /** Return the options if this reader serves the read. The properties of a table of a catalog hold its options. */
-    private static StoreOptions served(Map<String, String> given) {
+    /** Return the options of a read. The properties of a new table of a catalog hold its options. */
+    private static Map<String, String> options(Map<String, String> given) {
         if (!given.containsKey(NEW_TABLE)) {
-            return StoreOptions.of(given);
+            return given;
         }
         Map<String, String> found = new HashMap<>();
         given.forEach((name, value) -> {
@@ -66,18 +65,17 @@ public final class StoreSource implements TableProvider, DataSourceRegister {
                 found.put(name, value);
             }
         });
-        return StoreOptions.of(found);
+        return found;
     }
 
-    private PythonDataSourceV2 twin(Map<String, String> given) {
+    /** Return the Python source; a new one for each read, because it keeps the options of its first one. */
+    static PythonDataSourceV2 twin() {
         if (!SparkSession.active().sessionState().dataSourceManager().dataSourceExists(TWIN)) {
-            throw new SettingsError(NAME + ": the options " + given.keySet() + " with these values need the Python source:"
-                    + " call rmqkit.spark.register(spark) first");
+            throw new SettingsError(NAME + ": an option is wrong or needs the Python source: call"
+                    + " rmqkit.spark.register(spark) first");
         }
-        if (twin == null) {
-            twin = new PythonDataSourceV2();
-            twin.setShortName(TWIN);
-        }
+        PythonDataSourceV2 twin = new PythonDataSourceV2();
+        twin.setShortName(TWIN);
         return twin;
     }
 }

@@ -2,12 +2,15 @@ package rmqkit.spark;
 
 import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.HashMap;
 import java.util.List;
+import java.util.Map;
 import java.util.OptionalLong;
 import java.util.Set;
 import org.apache.spark.sql.connector.catalog.Column;
 import org.apache.spark.sql.connector.catalog.SupportsRead;
 import org.apache.spark.sql.connector.catalog.TableCapability;
+import org.apache.spark.sql.connector.expressions.Transform;
 import org.apache.spark.sql.connector.metric.CustomMetric;
 import org.apache.spark.sql.connector.metric.CustomSumMetric;
 import org.apache.spark.sql.connector.read.Batch;
@@ -27,21 +30,32 @@ import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 import org.apache.spark.sql.vectorized.ColumnarBatch;
 
-/** The messages of a store as a table, and a scan of it. A table is a snapshot of the log at its first scan. */
+/**
+ * A store as a table, and a scan of it. A table of messages is a snapshot of the log at its first scan. Without options
+ * that this reader serves, the scan is that of the Python source, with the columns and messages that a query needs.
+ */
 final class StoreTable implements SupportsRead {
     private final StoreOptions options;
     private final StructType schema;
+    private final Map<String, String> given;
     private List<LogFiles.Segment> segments;
     private List<LogFiles.Split> splits;
 
-    StoreTable(StoreOptions options, StructType schema) {
+    StoreTable(StoreOptions options, StructType schema, Map<String, String> given) {
         this.options = options;
         this.schema = schema;
+        this.given = given;
     }
 
     @Override
     public String name() {
-        return StoreSource.NAME + " " + (options.path.isEmpty() ? String.join(",", options.logPaths) : options.path);
+        // An address of an object store may contain a secret.
+        return StoreSource.NAME + (options == null ? "" : " " + String.join(",", options.folders()));
+    }
+
+    @Override
+    public Map<String, String> properties() {
+        return options == null ? Map.of() : given;
     }
 
     @Override
@@ -57,7 +71,7 @@ final class StoreTable implements SupportsRead {
     }
 
     @Override
-    public ScanBuilder newScanBuilder(CaseInsensitiveStringMap given) {
+    public ScanBuilder newScanBuilder(CaseInsensitiveStringMap ofScan) {
         return new Builder();
     }
 
@@ -113,10 +127,11 @@ final class StoreTable implements SupportsRead {
             List<Filter> kept = new ArrayList<>();
             for (Filter filter : filters) {
                 Condition condition = Condition.of(filter);
-                if (condition == null) {
-                    kept.add(filter);
-                } else {
+                if (condition != null) {
                     conditions.add(condition);
+                }
+                if (condition == null || options == null) {
+                    kept.add(filter);
                 }
             }
             pushed = Arrays.stream(filters).filter(filter -> !kept.contains(filter)).toArray(Filter[]::new);
@@ -131,7 +146,7 @@ final class StoreTable implements SupportsRead {
         @Override
         public boolean pushLimit(int count) {
             limit = count;
-            return true;
+            return options != null;
         }
 
         @Override
@@ -141,7 +156,29 @@ final class StoreTable implements SupportsRead {
 
         @Override
         public Scan build() {
+            if (options == null) {
+                // A read without columns would be one of all columns there.
+                StructType columns = required.isEmpty() ? new StructType().add(schema.apply(0)) : required;
+                Map<String, String> narrowed = narrowed();
+                return ((SupportsRead) StoreSource.twin().getTable(columns, new Transform[0], narrowed))
+                        .newScanBuilder(new CaseInsensitiveStringMap(narrowed))
+                        .build();
+            }
             return new StoreScan(new Plan(options, required, List.copyOf(conditions), limit), pushed);
+        }
+
+        /** Return the options, with those that say what the conditions say. Spark tests the conditions again. */
+        private Map<String, String> narrowed() {
+            CaseInsensitiveStringMap all = new CaseInsensitiveStringMap(given);
+            Map<String, String> narrowed = new HashMap<>(given);
+            for (Condition condition : all.getOrDefault("entity", "messages").equals("messages") ? conditions : List.<Condition>of()) {
+                condition.asOptions().forEach((name, value) -> {
+                    if (!all.containsKey(name)) {
+                        narrowed.putIfAbsent(name, value);
+                    }
+                });
+            }
+            return narrowed;
         }
     }
 

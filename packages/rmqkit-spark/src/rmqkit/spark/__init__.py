@@ -7,7 +7,7 @@
     spark.read.format("rocketmq-store").load("/data/store").show()
 
 `spark_session` finds a Java runtime and makes a session. `register` adds the formats to an existing session. `read`
-reads only the columns and messages that a query needs. `backlog` counts the messages that a stream has not read yet.
+returns the messages of a store or an archive. `backlog` counts the messages that a stream has not read yet.
 `start_stream` starts a stream, and retries if Python was not ready in time. `from_body_json`, `from_body_avro` and
 `from_body_protobuf` decode bodies into columns. ``with one_line():`` around an action raises rmqkit's own error, not
 Spark's long text about it.

@@ -1,10 +1,8 @@
 """Data frames of messages for programs: `read`, columns made of bodies, and the `backlog` of a stream.
 
-**Reading less.** Spark does not pass the columns and conditions of a query to a source written in Python, so a plain
-``spark.read.format("rocketmq-store")`` decodes and transfers all rows and columns. Spark does pass them to its own
-Parquet reader. Therefore `read` first plans the query over an empty Parquet table with the same columns
-(`rmqkit.spark.jobs.pruning`). It passes the columns and conditions of this plan to the store as options: ``columns``,
-``topic``, ``queueId``, ``startingTimestamp`` and ``endingTimestamp``. Threads may share a session.
+**Reading less.** The reader in Java gets the columns and conditions of a query from Spark, and reads nothing else. If
+a session lacks its jar (`rmqkit.spark.source.store.JAR`), every query decodes all columns and messages of a store: then
+set the options ``columns``, ``topic``, ``queueId``, ``startingTimestamp`` and ``endingTimestamp``.
 
 **Bodies.** A body is bytes; `from_body_json`, `from_body_avro` and `from_body_protobuf` decode it::
 
@@ -17,38 +15,31 @@ contain: start Spark with ``spark.jars.packages``, or queries fail because the p
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 
-def read(
-    spark: SparkSession,
-    path: str,
-    work: Callable[[DataFrame], DataFrame],
-    options: Mapping[str, str] | None = None,
-) -> DataFrame:
-    """Read only the columns that ``work`` uses from a store or an archive. If it uses the messages only once, read only
-    the topics, queues and times that its conditions allow.
+def read(spark: SparkSession, path: str, options: Mapping[str, str] | None = None) -> DataFrame:
+    """Return the messages of a store, or of an archive of it (`rmqkit.spark.jobs.archive`).
 
     ::
 
-        counts = read(spark, "store", lambda messages: messages.where("topic = 'Orders'").groupBy("tags").count())
+        counts = read(spark, "store").where("topic = 'Orders'").groupBy("tags").count()
 
     Args:
-        work: function that makes the wanted data frame from the messages. It is called several times, first with empty
-            frames that have the same columns, so it must not run an action.
-        options: further options of ``rocketmq-store``; they take precedence over the ones that `read` finds.
+        path: directory or address of the store or the archive.
+        options: options of ``rocketmq-store``.
 
     Raises:
         SettingsError: an option is not valid.
-        AnalysisException: Spark cannot analyze the query of ``work``.
+        StoreError: the archive cannot be read.
     """
-    from rmqkit.spark.jobs.query import planned
+    from rmqkit.spark.jobs.query import table
 
-    return planned(spark, path, work, options)
+    return table(spark, path, options)
 
 
 def from_body_json(schema: str, body: str = "body") -> Column:

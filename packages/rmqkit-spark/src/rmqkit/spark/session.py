@@ -52,8 +52,6 @@ _DEFAULTS = {
 }
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _JARS = "spark.jars"
-JAR = Path(__file__).with_name("rmqkit-spark.jar")
-"""The readers in Java (``jvm``); it is missing where the package was built without a JDK."""
 _LOOPBACK = "127.0.0.1"
 _OF_ONE_MACHINE = {
     "spark.driver.host": _LOOPBACK,
@@ -119,7 +117,10 @@ def spark_session(
 
 
 def _jars(given: str) -> dict[str, str]:
-    """Return the setting for the jars of a session: the caller's jars and `JAR`, if it exists."""
+    """Return the setting for the jars of a session: the caller's jars, and the readers in Java where the
+    package has them."""
+    from rmqkit.spark.source.store import JAR
+
     jars = [jar for jar in given.split(",") if jar] + ([str(JAR)] if JAR.exists() else [])
     return {_JARS: ",".join(dict.fromkeys(jars))} if jars else {}
 
@@ -189,7 +190,7 @@ def register(spark: SparkSession) -> None:
     # PySpark to report that PySpark is missing.
     from rmqkit.spark.broker_format import BrokerSource
     from rmqkit.spark.source.archive import ArchiveSource
-    from rmqkit.spark.source.store import StoreSource, StoreTwin
+    from rmqkit.spark.source.store import JAR, StoreSource, StoreTwin
     from rmqkit.spark.source.tasks import TaskSource
 
     if not is_connect(spark):

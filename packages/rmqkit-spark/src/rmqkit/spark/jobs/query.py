@@ -7,8 +7,7 @@ offset message id        the record at its physical offset
 key, or unique id        the records that the index has for it in the topic; without topic or index everything
 topic                    the records that the topic's consume queues point at; without consume queues everything
 times                    only the log files that may have messages of these times
-SQL                      the columns that the statement uses; ``messages``, if it is read once, only for the topics,
-                         queues and store times that its WHERE allows (`_narrowed`)
+SQL                      the columns that the statement uses; of ``messages`` only what its WHERE allows
 =======================  =======================================================================================
 
 The topics and times in the manifests of an archive (`rmqkit.spark.jobs.archive`, in any format) select the files to
@@ -19,7 +18,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from functools import reduce
 from typing import TYPE_CHECKING
 
@@ -28,14 +27,12 @@ from msgspec.structs import replace
 
 from rmqkit.arrow.fs import exists, find_segments, join, map_records
 from rmqkit.arrow.queue_files import IndexReads, find_index_files, read_records_at
-from rmqkit.arrow.reader import Condition, bounds, wanted
 from rmqkit.arrow.schema import Column
 from rmqkit.errors import SettingsError
 from rmqkit.protocol.ids import decode_offset_id, offset_id
 from rmqkit.protocol.record import host_text, pack_host
 from rmqkit.spark.jobs.archive_files import ArchivedFile
 from rmqkit.spark.jobs.archive_target import Run, Target
-from rmqkit.spark.jobs.pruning import planned_reads, unread
 from rmqkit.spark.options import Entity, StoreOptions, words
 from rmqkit.spark.schema import to_ddl
 from rmqkit.spark.session import address
@@ -48,7 +45,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column as Test
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["VIEWS", "query", "sql"]
+__all__ = ["VIEWS", "query", "sql", "table"]
 
 VIEWS = {entity.value.replace("-", "_"): entity for entity in Entity}
 """The tables of `sql`, by their names in a statement; an archive only has ``messages``."""
@@ -102,7 +99,7 @@ def sql(spark: SparkSession, path: str, text: str, options: Mapping[str, str] | 
     Raises SettingsError: an option is not valid, or the session has a view with the name of a table.
     Raises AnalysisException: Spark cannot analyze the statement."""
     given, path = dict(options or {}), address(spark, path)
-    parsed = store_options({**given, "path": path})
+    store_options({**given, "path": path})
     runs = Target.of(path).runs()
     names = [name for name in VIEWS if re.search(rf"\b{name}\b", text, re.IGNORECASE)]
     if runs:
@@ -110,52 +107,21 @@ def sql(spark: SparkSession, path: str, text: str, options: Mapping[str, str] | 
     for name in names:
         if spark.catalog.tableExists(name):
             raise SettingsError(f"sql: this session has a view or table {name}: drop it, or give it another name")
-    shapes = {name: _columns_of(parsed, VIEWS[name], runs) for name in names}
-    frames: dict[str, DataFrame] = {}
-    return _narrowest(spark, path, given, runs, shapes, frames.__setitem__, lambda: _selected(spark, text, frames))
+    frames = {name: _whole(spark, path, {**given, "entity": VIEWS[name].value}, runs) for name in names}
+    # Without the alias, where() on the result could use columns that a select has dropped.
+    return _selected(spark, text, frames).alias("messages")
 
 
-def planned(
-    spark: SparkSession, path: str, work: Callable[[DataFrame], DataFrame], options: Mapping[str, str] | None = None
-) -> DataFrame:
+def table(spark: SparkSession, path: str, options: Mapping[str, str] | None = None) -> DataFrame:
     """Implement `rmqkit.spark.read`."""
-    given, path = dict(options or {}), address(spark, path)
-    parsed = store_options({**given, "path": path})
-    runs = Target.of(path).runs()
-    (name,) = (name for name, entity in VIEWS.items() if entity is parsed.entity)
-    frames: dict[str, DataFrame] = {}
-    shapes = {name: _columns_of(parsed, parsed.entity, runs)}
-    return _narrowest(spark, path, given, runs, shapes, frames.__setitem__, lambda: work(frames[name]))
+    path = address(spark, path)
+    store_options({**(options or {}), "path": path})
+    return _whole(spark, path, options or {}, Target.of(path).runs())
 
 
-def _narrowest(
-    spark: SparkSession,
-    path: str,
-    given: Mapping[str, str],
-    runs: Collection[Run],
-    shapes: Mapping[str, list[Column]],
-    new_table: Callable[[str, DataFrame], None],
-    work: Callable[[], DataFrame],
-) -> DataFrame:
-    """Run ``work`` over tables that have only the data that ``work`` uses. ``shapes`` has all columns of each table."""
-    if runs and Target.of(path).is_local:  # Spark itself reads Parquet, and only the columns that it needs
-        for name in shapes:
-            new_table(name, _archived(spark, path, runs, lambda file: True))
-        return work()
-    reads = planned_reads(spark, work, shapes, new_table)
-    for name, columns in shapes.items():
-        needed = [column.name for column in columns if column.name in reads[name].columns]
-        if runs:
-            frame = _archived(spark, path, runs, lambda file: True, needed)
-        else:
-            chosen = {**given, "entity": VIEWS[name].value, "columns": ",".join(needed)}
-            if VIEWS[name] is Entity.MESSAGES:
-                chosen |= _narrowed(reads[name].conditions, given)
-            frame = loaded(spark, path, chosen)
-        new_table(name, frame.selectExpr(*(_shaped(column, needed) for column in columns)))
-    # Without the alias, where() on the result could use columns that a select has dropped. Evaluating them raises an
-    # error, because they were not read.
-    return work().alias("messages")
+def _whole(spark: SparkSession, path: str, options: Mapping[str, str], runs: Collection[Run]) -> DataFrame:
+    """Return all rows of a store or of an archive. A query reads only the columns and messages that it uses."""
+    return _archived(spark, path, runs, lambda file: True) if runs else loaded(spark, path, options)
 
 
 # ---------------------------------------------------------------- conditions
@@ -271,16 +237,6 @@ def _may_have(file: ArchivedFile, topic: str, begin_ms: int | None, end_ms: int 
 # ---------------------------------------------------------------- views
 
 
-def _columns_of(options: StoreOptions, entity: Entity, runs: Collection[Run]) -> list[Column]:
-    if runs:
-        return _archive_columns(runs)
-    if entity is Entity.MESSAGES:
-        return chosen_columns(options, ())
-    from rmqkit.spark.source.tables import TABLES
-
-    return list(TABLES[entity].columns)
-
-
 def _selected(spark: SparkSession, text: str, frames: Mapping[str, DataFrame]) -> DataFrame:
     """Run a statement over data frames. PySpark gives each frame a unique name, and passes the frames with the
     statement. Other threads of the session see no view, and Spark Connect can resolve the frames at every action."""
@@ -289,27 +245,3 @@ def _selected(spark: SparkSession, text: str, frames: Mapping[str, DataFrame]) -
     tables = ", ".join(f"{name} as (select * from {{{name}}})" for name in frames)
     statement = text.rstrip().rstrip(";").replace("{", "{{").replace("}", "}}")
     return spark.sql(f"with {tables} select * from (\n{statement}\n)", None, **frames)
-
-
-def _narrowed(tests: Sequence[Condition], given: Mapping[str, str]) -> dict[str, str]:
-    """Return options that exclude messages which do not meet the conditions. The options may let some of these messages
-    through, because the statement still checks the conditions. Spark would reuse pushed filters for other statements
-    (`rmqkit.spark.source.store`)."""
-    low_us, high_us = bounds([test for test in tests if test.column == "storeTimestamp"])
-    topics, queue_ids = wanted(tests, "topic"), wanted(tests, "queueId")
-    options = {
-        # An option is split at commas and stripped, so it cannot contain a topic with commas or blanks. Then all topics
-        # are read, and the statement excludes the rest.
-        "topic": "" if any("," in topic or topic.split() != [topic] for topic in topics) else ",".join(topics),
-        "queueId": "" if any(queue_id < 0 for queue_id in queue_ids) else ",".join(map(str, queue_ids)),
-        "startingTimestamp": "" if low_us is None or low_us < 1000 else str(low_us // 1000),
-        "endingTimestamp": "" if high_us is None or high_us < 0 else str(high_us // 1000 + 1),
-    }
-    # The caller's options take precedence: an option cannot have two values.
-    taken = {name.lower() for name in given}
-    return {name: value for name, value in options.items() if value and name.lower() not in taken}
-
-
-def _shaped(column: Column, needed: Collection[str]) -> str:
-    """Return the expression of a column of a view; evaluating a column that is not read raises an error."""
-    return f"`{column.name}`" if column.name in needed else f"{unread(column)} as `{column.name}`"

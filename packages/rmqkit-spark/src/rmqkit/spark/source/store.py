@@ -36,6 +36,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
@@ -57,10 +58,12 @@ FORMAT = "rocketmq-store"
 _S3 = ("fs.s3a.", "spark.hadoop.fs.s3a.")
 _PARTITIONS_MAX = 256
 _TOLD_BYTES = 1 << 30
+JAR = Path(__file__).parents[1] / "rmqkit-spark.jar"
+"""The readers in Java (``jvm``); it is missing where the package was built without a JDK."""
 _READS_ALL = (
     "rocketmq-store: of %s all %d columns of all messages are read, %.1f GiB of log: Spark does not tell a Python"
-    " source what a query needs. If you need a part, use rmqkit.spark.read, or the options columns, topic,"
-    " startingTimestamp"
+    " source what a query needs. If you need a part, start Spark with the jar of rmqkit (spark.jars=%s), or use the"
+    " options columns, topic, startingTimestamp"
 )
 _log = logging.getLogger(__name__)
 
@@ -109,7 +112,7 @@ class StoreReader(DataSourceReader):
         if not self._plan.conditions and len(self._plan.columns) == len(available_columns(self._options)):
             size = sum(part.high - part.low for part in parts if isinstance(part, Split))
             if size >= _TOLD_BYTES:
-                _log.warning(_READS_ALL, self._options.path, len(self._plan.columns), size / (1 << 30))
+                _log.warning(_READS_ALL, self._options.path, len(self._plan.columns), size / (1 << 30), JAR)
         return _partitions(parts, self._options.split_bytes)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
