@@ -1,4 +1,5 @@
-"""Users and policies of access control: auth 3001 to 3010, from 5.3 on. Source: remoting.md §4.4.1, §6.4.14."""
+"""Users and policies of access control: requests 3001 to 3010 of auth, since 5.3.
+Source: remoting.md §4.4.1, §6.4.14."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ class SubjectRequest(Struct, gc=False):
 
 
 class DeleteAclRequest(Struct, rename="camel", gc=False):
-    """AUTH_DELETE_ACL; without type and resource, all policies of the subject are deleted."""
+    """AUTH_DELETE_ACL. Without type and resource, the broker deletes all policies of the subject."""
 
     subject: str
     policy_type: str | None = None
@@ -51,7 +52,7 @@ class UserInfo(Struct, rename="camel", kw_only=True, omit_defaults=True):
 
 
 class AclEntry(Struct, rename="camel", kw_only=True, omit_defaults=True):
-    """The actions that are allowed or denied on one resource (``Topic:orders``, ``Group:*``), and the networks."""
+    """The actions that a policy allows or denies on one resource (``Topic:orders``, ``Group:*``) from some networks."""
 
     resource: str
     actions: list[str] = field(default_factory=list)
