@@ -105,7 +105,7 @@ class ProtocolError(RmqError):
 
 
 class FrameError(ProtocolError):
-    """The byte stream of a connection is not a sequence of frames; the connection must be closed."""
+    """The byte stream of a connection is not a sequence of frames. The connection must be closed."""
 
 
 class HeaderError(ProtocolError):

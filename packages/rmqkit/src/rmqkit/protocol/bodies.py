@@ -5,7 +5,7 @@ type                                        library that writes and reads values
 ==========================================  ====================================================================
 a pydantic model or pydantic dataclass, or  pydantic, imported at the first use. JSON contains the aliases of
 a type that contains one (``list[Order]``)  fields, because pydantic reads these
-anything else: msgspec Structs,             msgspec, strictly: the text ``"1"`` is not an ``int``, and fields that
+other types: msgspec Structs,               msgspec, strictly: the text ``"1"`` is not an ``int``, and fields that
 dataclasses, ``dict[str, int]``, …          the type does not have are ignored
 ==========================================  ====================================================================
 

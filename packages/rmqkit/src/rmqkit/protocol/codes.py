@@ -234,7 +234,7 @@ class ResponseCode(enum.IntEnum):
 
 
 LANGUAGES = tuple("JAVA CPP DOTNET PYTHON DELPHI ERLANG RUBY OTHER HTTP GO PHP OMS RUST NODE_JS".split())
-"""Language names; the index is the number in a binary header."""
+"""The names of languages. The index of a name is its number in a binary header."""
 
 
 def request_name(code: int) -> str:

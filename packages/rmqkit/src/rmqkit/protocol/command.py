@@ -222,7 +222,7 @@ class Command(Struct, gc=False):
 
 # The field `body` has an empty wire name, so that a JSON member "body" in a header cannot replace the frame's body.
 class _JsonCommand(Command, rename={"fields": "extFields", "body": ""}, gc=False):
-    """A command decoded from JSON; the body comes from the frame."""
+    """A command decoded from JSON. `decode_command` adds the body of the frame."""
 
     fields: Raw = _NO_FIELDS
     body: Any = b""

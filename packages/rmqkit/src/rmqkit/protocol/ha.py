@@ -35,7 +35,7 @@ frame_head = _HEAD.pack
 """The twelve bytes before the data of a frame: physical offset and size."""
 
 Frame = tuple[int, memoryview]
-"""Physical offset and data; empty data is a heartbeat."""
+"""The physical offset and the data of a frame. A frame without data is a heartbeat."""
 
 
 def split_frames(received: memoryview) -> tuple[list[Frame], int]:

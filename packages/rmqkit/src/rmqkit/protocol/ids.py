@@ -133,7 +133,7 @@ class PopQueue(Struct, frozen=True, order=True):
 
 
 class OrderKey(Struct, frozen=True, order=True):
-    """The key of a delivery count: a queue, or one message of it."""
+    """The key of a delivery count: a queue, or one message of a queue."""
 
     retry: str
     queue_id: int

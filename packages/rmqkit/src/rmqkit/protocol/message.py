@@ -1,8 +1,8 @@
 """Messages for programs: messages to send (`Message`) and messages from stored records (`ReceivedMessage`).
 
-A stored record becomes one message, or several if it is an inner batch: message ``i`` has the fields of the record and
-``queue_offset + i``. The body is decompressed as sysFlag requires. The message id is UNIQ_KEY or, if that is missing,
-the offset message id.
+A stored record becomes one message. A record with an inner batch becomes several messages: message ``i`` has the fields
+of the record and ``queue_offset + i``. The body is decompressed if sysFlag marks a compression. The message id is
+UNIQ_KEY, or the offset message id if UNIQ_KEY is missing.
 Source: remoting.md §7.1.
 """
 

@@ -362,7 +362,7 @@ class PlainBatch:
         return data
 
     def requests(self, with_tags: bool) -> list[tuple[Any, ...]]:
-        """Return rows without keys: the index extracts them faster from many property strings at once."""
+        """Return rows without keys. The index extracts the keys faster from many property strings together."""
         (place, sys_flag), now = (self._request.place, self._request.sys_flag), self._store_timestamp
         rows = zip(count(self._number), self._codes, self._starts, self._sizes, self._properties, strict=False)
         return [
@@ -568,7 +568,7 @@ class PlainSendsReader:
         return stored, (unique_key.encode(), words.encode(), tags.encode()), asked
 
     def _plan(self, names: tuple[str, ...]) -> _Plan | None:
-        """Return the plan for properties with these names; None if a message with them is not a plain send."""
+        """Return the plan for properties with these names, or None if such a message is not a plain send."""
         is_known = len(set(names)) == len(names) and all(names) and "UNIQ_KEY" in names
         if not is_known or not self._refused.isdisjoint(names) or len(names) + len(self._stamp_pieces) > _ENTRIES_MAX:
             return None

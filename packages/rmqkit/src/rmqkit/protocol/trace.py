@@ -43,7 +43,7 @@ class ConsumeReturn(enum.IntEnum):
 
 
 class RecallTrace(Struct, tag="Recall"):
-    """A recall of a timed message; times in ms."""
+    """A recall of a timed message. Times are in ms."""
 
     timestamp: Int64
     region_id: str | None
@@ -85,7 +85,7 @@ class EndTransactionTrace(_Sent, tag="EndTransaction"):
 
 
 class SubscribeBeforeTrace(Struct, tag="SubBefore"):
-    """A message before it is passed to a listener."""
+    """The state of a message before a listener gets the message."""
 
     timestamp: Int64
     region_id: str | None

@@ -22,7 +22,7 @@ response                       meaning
 a frame                        a server that accepts plain requests
 closed; then a TLS record      a server that requires TLS
 closed; then closed            an unknown protocol
-anything else                  an unknown protocol
+other bytes                    an unknown protocol
 no response in time            a slow or waiting server: the first error is reported
 =============================  ===========================================================
 """

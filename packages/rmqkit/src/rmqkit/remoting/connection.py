@@ -196,7 +196,7 @@ class Link(asyncio.Protocol):
             self._transport.abort()
 
     def cut(self, reason: str) -> None:
-        """Close at once and free the bytes of the incomplete frame."""
+        """Close the connection immediately, and free the bytes of the incomplete frame."""
         self.warn(f"closing connection of {self.peer}: {reason}")
         self._closed_because = reason
         self.abort()
@@ -421,7 +421,7 @@ class Connection(Link):
         return answer
 
     def cut(self, reason: str) -> None:
-        """Close at once and free the bytes of the incomplete frame."""
+        """Close the connection immediately, and free the bytes of the incomplete frame."""
         self._splitter = FrameSplitter()  # free the bytes now, before the socket has closed
         self._incomplete_bytes = 0
         super().cut(reason)

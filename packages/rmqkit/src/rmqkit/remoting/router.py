@@ -349,7 +349,7 @@ def change_settings(
 
 
 def _properties(body: bytes) -> dict[str, str] | None:
-    """Return the properties in a text, or None if Java could not read it."""
+    """Return the properties in a text, or None if Java cannot read the text."""
     try:
         text = body.decode()
     except UnicodeDecodeError:

@@ -2,7 +2,7 @@
 ``TlsMode``).
 
 ===========  ==========================================  ===============================
-mode         first byte 0x16 (a ClientHello)             anything else
+mode         first byte 0x16 (a ClientHello)             other first byte
 ===========  ==========================================  ===============================
 disabled     closed (it is not a frame)                  plain
 permissive   TLS                                         plain

@@ -22,7 +22,7 @@ class ListUsersRequest(Struct, gc=False):
 
 
 class SubjectRequest(Struct, gc=False):
-    """AUTH_CREATE_ACL, AUTH_UPDATE_ACL and AUTH_GET_ACL; a subject is ``User:<name>``."""
+    """AUTH_CREATE_ACL, AUTH_UPDATE_ACL and AUTH_GET_ACL. A subject is ``User:<name>``."""
 
     subject: str
 
@@ -43,7 +43,7 @@ class ListAclsRequest(Struct, rename="camel", gc=False):
 
 
 class UserInfo(Struct, rename="camel", kw_only=True, omit_defaults=True):
-    """A user; type ``Super`` or ``Normal``, status ``enable`` or ``disable``."""
+    """A user. The type is ``Super`` or ``Normal``, the status is ``enable`` or ``disable``."""
 
     username: str | None = None
     password: str | None = None

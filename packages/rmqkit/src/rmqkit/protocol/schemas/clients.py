@@ -10,7 +10,7 @@ members:
 first, second, third client  012, 345, 67  036, 147, 25
 ===========================  ============  ====================
 
-Maps whose keys are queues need the dialect: write them with `fastjson.dumps`, read them with `fastjson.decode_as`.
+Maps with queues as keys need the dialect: write them with `fastjson.dumps`, and read them with `fastjson.decode_as`.
 Source: remoting.md §4.3.4, §4.4, §4.5, §6.3, §6.4.4, §6.4.8, §6.4.10 to §6.4.12; behaviour.md §4.15, §8.5.
 """
 
@@ -120,7 +120,7 @@ class HeartbeatResponse(Struct, gc=False):
 
 
 class UnregisterClientRequest(Struct, gc=False):
-    """UNREGISTER_CLIENT; either group may be missing."""
+    """UNREGISTER_CLIENT. One of the groups may be missing."""
 
     clientID: str  # noqa: N815 - the wire spelling
     producerGroup: str | None = None  # noqa: N815
@@ -140,7 +140,7 @@ class ProducerGroupRequest(Struct, rename="camel", gc=False):
 
 
 class ClientConnection(Struct, rename="camel", kw_only=True):
-    """A client of a group (``Connection``); ``version`` is a protocol version number."""
+    """A client of a group (``Connection``). ``version`` is a protocol version number."""
 
     client_id: str
     client_addr: str
@@ -165,7 +165,7 @@ class ConsumerConnection(Struct, rename="camel", kw_only=True):
 
 
 class ProducerInfo(Struct, rename="camel", kw_only=True):
-    """A producer; ``last_update_timestamp`` is the time of its last heartbeat in ms."""
+    """A producer. ``last_update_timestamp`` is the time of its last heartbeat in ms."""
 
     client_id: str
     # The default name would be remoteIp, which Java does not find.
@@ -205,7 +205,7 @@ class RunningInfoRequest(Struct, rename="camel", gc=False):
 
 
 class ConsumeDirectlyRequest(Struct, rename="camel", kw_only=True, gc=False):
-    """CONSUME_MESSAGE_DIRECTLY; ``msg_id`` is an offset message id. The broker adds the last three fields."""
+    """CONSUME_MESSAGE_DIRECTLY. ``msg_id`` is an offset message id. The broker adds the last three fields."""
 
     consumer_group: str
     client_id: str | None = None
@@ -268,7 +268,7 @@ class ConsumerRunningInfo(Struct, rename="camel", kw_only=True):
 
 
 class ConsumeMessageDirectlyResult(Struct, rename="camel", kw_only=True, gc=False):
-    """Response to CONSUME_MESSAGE_DIRECTLY; ``consume_result`` is one of the ``CR_`` names of remoting.md §6.3."""
+    """Response to CONSUME_MESSAGE_DIRECTLY. ``consume_result`` is one of the ``CR_`` names of remoting.md §6.3."""
 
     order: bool = False
     auto_commit: bool = True

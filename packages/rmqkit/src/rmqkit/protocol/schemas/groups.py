@@ -101,7 +101,7 @@ class GroupTopicRequest(Struct, gc=False):
 
 
 class GroupConfigsRequest(Struct, rename="camel", gc=False):
-    """GET_ALL_SUBSCRIPTIONGROUP_CONFIG; slaves of 5.3 or later may request pages."""
+    """GET_ALL_SUBSCRIPTIONGROUP_CONFIG. Slaves of 5.3 or later may request pages."""
 
     group_seq: Int32 | None = None
     data_version: str | None = None

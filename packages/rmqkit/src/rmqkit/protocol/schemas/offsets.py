@@ -1,7 +1,7 @@
 """Requests for the offsets of queues (29 to 32), of groups (14, 15, 43, 308, 314) and of members (221, 223), for resets
 of offsets (220, 222), and for statistics: topics (202), lag of groups (208, 317), time spans (303) and counters (315).
 
-Maps whose keys are queues need the dialect: write them with `fastjson.dumps`, read them with `fastjson.decode_as`.
+Maps with queues as keys need the dialect: write them with `fastjson.dumps`, and read them with `fastjson.decode_as`.
 Source: remoting.md §4.3.3, §4.4, §4.5, §6.4.7, §6.4.9, §6.4.11 to §6.4.13, §6.7, §10.6.
 """
 
@@ -70,7 +70,7 @@ class StoreTimeResponse(Struct, gc=False):
 
 
 class ConsumerOffsets(Struct, rename="camel"):
-    """Response to GET_ALL_CONSUMER_OFFSET: ``topic@group`` → queue id → offset; 4.x sends only the table."""
+    """Response to GET_ALL_CONSUMER_OFFSET: ``topic@group`` → queue id → offset. 4.x sends only the table."""
 
     data_version: DataVersion | UnsetType = UNSET
     group_topic_map: dict[str, list[str]] | UnsetType = UNSET
@@ -127,7 +127,7 @@ class ResetClientOffsetRequest(Struct, rename="camel", kw_only=True, gc=False):
 
 
 class ConsumerStatusRequest(Struct, rename="camel", gc=False):
-    """INVOKE_BROKER_TO_GET_CONSUMER_STATUS and GET_CONSUMER_STATUS_FROM_CLIENT; ``client_addr`` is a client id."""
+    """INVOKE_BROKER_TO_GET_CONSUMER_STATUS and GET_CONSUMER_STATUS_FROM_CLIENT. ``client_addr`` is a client id."""
 
     topic: str
     group: str
@@ -150,7 +150,7 @@ class QueueOffset(Struct, rename="camel", kw_only=True, gc=False):
 
 
 class ResetOffsetList(Struct, rename="camel"):
-    """`ResetOffsetBody` for clients whose language is C++ (``ResetOffsetBodyForC``)."""
+    """`ResetOffsetBody` for clients in C++ (``ResetOffsetBodyForC``)."""
 
     offset_table: list[QueueOffset] = field(default_factory=list)
 

@@ -61,7 +61,7 @@ assert SendMessageV2Request.__struct_encode_fields__ == tuple("abcdefghijklmn")
 
 
 class SendMessageResponse(Struct, rename="camel", gc=False):
-    """The response to every stored send; for a batch, `queue_offset` is the offset of the first message."""
+    """The response to every stored send. For a batch, ``queue_offset`` is the offset of the first message."""
 
     msg_id: str
     queue_id: Int32
@@ -94,7 +94,7 @@ class ConsumerSendBackRequest(Struct, rename="camel", gc=False):
 
 
 class RecallMessageRequest(Struct, rename="camel", kw_only=True, gc=False):
-    """RECALL_MESSAGE; `rmqkit.protocol.ids` decodes the handle."""
+    """RECALL_MESSAGE. `rmqkit.protocol.ids` decodes the handle."""
 
     producer_group: str | None = None
     topic: str
@@ -142,7 +142,7 @@ class CheckTransactionRequest(Struct, rename="camel", kw_only=True, gc=False):
 
 
 class ResumeCheckRequest(Struct, rename="camel", kw_only=True, gc=False):
-    """RESUME_CHECK_HALF_MESSAGE; ``msg_id`` is the offset message id of the half message."""
+    """RESUME_CHECK_HALF_MESSAGE. ``msg_id`` is the offset message id of the half message."""
 
     topic: str | None = None
     msg_id: str

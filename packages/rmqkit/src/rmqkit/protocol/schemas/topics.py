@@ -3,7 +3,7 @@ requests for routes (105), the cluster (106), KV configuration (100 to 102, 219)
 
 `TopicConfigTable` is also the content of ``topics.json`` and the topic part of a registration
 (`rmqkit.protocol.schemas.brokers`). Every table of a broker has a `DataVersion`. `TopicQueueMappingDetail` describes
-static topics, whose queues are distributed among brokers.
+a static topic, which distributes its queues among brokers.
 Source: remoting.md §4.2, §4.3.7, §4.4, §4.6.2, §6.2, §6.4.1 to §6.4.3, §6.4.6, §6.4.13; store.md §9.2.
 """
 
@@ -125,7 +125,7 @@ class TopicRequest(Struct, gc=False):
 
 
 class TopicConfigsRequest(Struct, rename="camel", gc=False):
-    """GET_ALL_TOPIC_CONFIG; slaves of 5.3 or later may request pages."""
+    """GET_ALL_TOPIC_CONFIG. Slaves of 5.3 or later may request pages."""
 
     topic_seq: Int32 | None = None
     data_version: str | None = None
