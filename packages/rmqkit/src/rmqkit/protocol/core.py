@@ -61,7 +61,7 @@ class Sends(Protocol):
         body_bytes_max: size of the longest body of a message.
         opaques: opaques of the requests, in order.
         last_offset: physical offset of the last record.
-        kinds: topic, request code, ``message_type``, and the sizes of their records.
+        kinds: topic, request code, ``message_type``, and the record bytes of each request of this kind.
         asked: the requested delivery times of the timed messages, and their units in ms.
     """
 

@@ -136,7 +136,7 @@ class Limits:
             self._incomplete.pop(connection, None)
         while self.incomplete_bytes > self._settings.incomplete_bytes_max and self._incomplete:
             oldest = next(iter(self._incomplete))
-            # Remove the entry before the cut: the cut may call `closed`, which would subtract the bytes again.
+            # Remove the entry before the cut: `closed` follows the cut, and would subtract the bytes again.
             self.incomplete_bytes -= self._incomplete.pop(oldest)
             self.cut += 1
             oldest.cut(
