@@ -1,15 +1,16 @@
-//! Acks of popped messages that came one behind the other, as the acks of a pop mostly do. Source: remoting.md §4.6.1.
+//! A reader for consecutive acks of popped messages. Most clients send the acks of a pop consecutively.
+//! Source: remoting.md §4.6.1.
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::header::{Reader, digits, once};
 
-/// How a header of ACK_MESSAGE begins. Its code fits no binary header.
+/// The beginning of an ACK_MESSAGE header. The code does not fit in a binary header.
 const BEGINNING: &[u8] = b"{\"code\":200051,";
 const NAMES: [&str; 5] = ["consumerGroup", "topic", "queueId", "extraInfo", "offset"];
 
-/// What acks name a pop by, the messages that are acknowledged, and the requests that say so.
+/// The identity of a pop, the offsets of its acknowledged messages, and the opaques of the acks.
 struct Pop {
     topic: String,
     group: String,
@@ -21,17 +22,17 @@ struct Pop {
     opaques: Vec<i64>,
 }
 
-/// A row of `Acks.pops`.
+/// An item of `Acks.pops`.
 type Row<'a> = (&'a str, &'a str, i64, i64, i64, i64, &'a [i64], &'a [i64]);
 
-/// Requests to acknowledge one message each, which came one behind the other.
+/// Consecutive requests that each acknowledge one message.
 #[pyclass(frozen)]
 pub struct Acks {
     chunk: Py<PyBytes>,
-    /// Where the first of them begins in the bytes that they came in.
+    /// The start of the first request in the received bytes.
     #[pyo3(get)]
     start: usize,
-    /// Where the last of them ends.
+    /// The end of the last request in the received bytes.
     #[pyo3(get)]
     end: usize,
     pops: Vec<Pop>,
@@ -39,14 +40,14 @@ pub struct Acks {
 
 #[pymethods]
 impl Acks {
-    /// The bytes that they came in.
+    /// The received bytes.
     #[getter]
     fn chunk<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         self.chunk.bind(py).clone()
     }
 
-    /// Topic, group, queue id, start offset, pop time and revive queue of each pop in the order in which they came, with
-    /// the offsets that are acknowledged and the opaques of the requests.
+    /// For each pop, in the order of the first ack: topic, group, queue id, start offset, pop time, revive queue, the
+    /// acknowledged offsets, and the opaques of the requests.
     #[getter]
     fn pops(&self) -> Vec<Row<'_>> {
         self.pops
@@ -60,8 +61,8 @@ impl Acks {
     }
 }
 
-/// The acks that some bytes begin with, from a place on. `header_of`: the JSON header of a frame without a body that
-/// begins at a place, and where the frame ends.
+/// Read the consecutive acks from `start`, or return None if the first frame is not an ack. `header_of`: returns the
+/// JSON header and the end of a frame without a body that begins at a position.
 pub fn read<'a>(
     chunk: Py<PyBytes>,
     start: usize,
@@ -114,7 +115,7 @@ impl Ack<'_> {
     }
 }
 
-/// What a header says in the way that clients write it; None where the Python decoders have to look.
+/// Read a header in the form of clients. Return None if Python must decode the header.
 fn read_header(header: &[u8]) -> Option<Ack<'_>> {
     if !header.starts_with(BEGINNING) {
         return None;
@@ -145,8 +146,8 @@ fn read_header(header: &[u8]) -> Option<Ack<'_>> {
         return None;
     }
     let [Some(group), Some(topic), Some(queue_id), Some(handle), Some(offset)] = fields? else { return None };
-    // Check point offset, pop time, invisible time, revive queue, kind of topic, broker, queue, and then maybe the
-    // message's own offset, and its place in the log.
+    // Check point offset, pop time, invisible time, revive queue, kind of topic, broker, queue, and optionally the
+    // message's offset and its physical offset.
     let words: Vec<&str> = handle.split(' ').collect();
     if !(7..=9).contains(&words.len()) || !matches!(words[4], "0" | "1" | "2") || words[5].is_empty() {
         return None;
@@ -167,7 +168,7 @@ fn read_header(header: &[u8]) -> Option<Ack<'_>> {
     })
 }
 
-/// The values of `extFields` that an ack needs; others are passed over, as Python does.
+/// Read the values of `extFields` that an ack needs. Other values are ignored, as in Python.
 fn read_fields<'a>(reader: &mut Reader<'a>) -> Option<[Option<&'a str>; NAMES.len()]> {
     let mut values = [None; NAMES.len()];
     reader.expect(b'{')?;

@@ -1,5 +1,6 @@
-//! SendMessage calls of gRPC that ask for nothing but storing: the protobuf of their one message as what a send of the
-//! remoting protocol says. What is refused, unusual or unknown is left to Python, which finds out why.
+//! A reader for gRPC's SendMessage requests with one message that only needs storage. It converts the protobuf of the
+//! message to the fields of a remoting send. Requests that are unusual, unknown or to be refused are left to Python,
+//! which finds the reason.
 //! Source: grpc.md §5.4, §6.1.
 
 use std::collections::HashSet;
@@ -15,11 +16,11 @@ const GZIP: u64 = 2;
 const TRANSACTION: u64 = 4;
 const SECONDS_MAX: u64 = 1 << 40;
 
-/// Topic, message id, message group, property string, body, time of birth in ms.
+/// Topic, message id, message group, property string, body, born time in ms.
 type Plain<'py> =
     (Bound<'py, PyString>, Bound<'py, PyString>, Bound<'py, PyString>, Bound<'py, PyString>, Bound<'py, PyBytes>, u64);
 
-/// Reads the requests of sends.
+/// A reader of SendMessage requests.
 #[pyclass(frozen)]
 pub struct GrpcSends {
     refused: HashSet<String>,
@@ -29,13 +30,14 @@ pub struct GrpcSends {
 
 #[pymethods]
 impl GrpcSends {
-    /// `refused`: names of user properties that are refused, or are more than an application's.
+    /// `refused`: names of user properties that are refused or need more than storage.
     #[new]
     fn new(refused: HashSet<String>, body_bytes_max: usize, properties_bytes_max: usize) -> Self {
         GrpcSends { refused, body_bytes_max, properties_bytes_max }
     }
 
-    /// The one message of a plain request; None for others. `born_host`: where it comes from, unless it says so.
+    /// Return the message of a plain request, or None for other requests. `born_host`: the origin of the message if the
+    /// request does not state one.
     fn read<'py>(&self, py: Python<'py>, request: &[u8], born_host: &str) -> Option<Plain<'py>> {
         let message = only_message(request)?;
         let found = Message::read(message)?;
@@ -56,7 +58,7 @@ impl GrpcSends {
 }
 
 impl GrpcSends {
-    /// The property string, in the order of `properties_of`.
+    /// Return the property string, in the order of `properties_of`.
     fn properties(&self, found: &Message<'_>, system: &System<'_>, born_host: &str) -> Option<String> {
         let mut said = system.tag.len() + system.keys.iter().map(|key| key.len()).sum::<usize>();
         let mut text = String::with_capacity(256);
@@ -106,7 +108,7 @@ impl GrpcSends {
     }
 }
 
-/// A message's own fields.
+/// The fields of a `Message`.
 #[derive(Default)]
 struct Message<'a> {
     topic: &'a str,
@@ -136,7 +138,7 @@ impl<'a> Message<'a> {
     }
 }
 
-/// What stands in `SystemProperties` of a message that is sent.
+/// The fields of the `SystemProperties` of a sent message.
 #[derive(Default)]
 struct System<'a> {
     tag: &'a str,
@@ -167,7 +169,7 @@ impl<'a> System<'a> {
                 (6, Value::Number(code)) => found.message_type = code,
                 (7, Value::Bytes(time)) => found.born_ms = ms(time)?,
                 (8, Value::Bytes(text)) => found.born_host = plain(text)?,
-                // A producer does not know its queue, but some SDKs say 0.
+                // Ignore the queue id: a producer does not know its queue, but some SDKs send 0.
                 (5 | 13, Value::Number(_)) => {}
                 (16, Value::Number(count)) if count <= i32::MAX as u64 => found.attempt = count,
                 (17, Value::Bytes(text)) => found.group = word(text)?,
@@ -180,12 +182,12 @@ impl<'a> System<'a> {
     }
 }
 
-/// The bytes of a request's message, if it has one and nothing else.
+/// Return the bytes of the message in a request, or None if the request has other fields or several messages.
 fn only_message(request: &[u8]) -> Option<&[u8]> {
     once(Fields(request), 1)
 }
 
-/// The bytes of the only field, of that number.
+/// Return the bytes of the only field, or None if there are other fields or the number is wrong.
 pub fn once<'a>(mut fields: Fields<'a>, wanted: u64) -> Option<&'a [u8]> {
     match (fields.next()??, fields.next()) {
         ((number, Value::Bytes(value)), None) if number == wanted => Some(value),
@@ -193,7 +195,7 @@ pub fn once<'a>(mut fields: Fields<'a>, wanted: u64) -> Option<&'a [u8]> {
     }
 }
 
-/// Notes the number of a field that may come once; None when it comes again.
+/// Return `seen` with the bit of a field, or None if the field occurs for the second time.
 fn first_time(seen: u64, number: u64) -> Option<u64> {
     let bit = 1u64.checked_shl(u32::try_from(number).ok()?)?;
     (seen & bit == 0).then_some(seen | bit)
@@ -203,18 +205,18 @@ fn is_control(letter: char) -> bool {
     matches!(letter, '\0'..='\x1f' | '\x7f'..='\u{9f}')
 }
 
-/// A text of ASCII without control characters.
+/// Return a text, or None if it is not ASCII or has control characters.
 pub fn plain(bytes: &[u8]) -> Option<&str> {
     let text = std::str::from_utf8(bytes).ok()?;
     (text.is_ascii() && !text.chars().any(is_control)).then_some(text)
 }
 
-/// A `plain` text that is not blank.
+/// Return a `plain` text, or None if it is blank.
 fn word(bytes: &[u8]) -> Option<&str> {
     plain(bytes).filter(|text| text.bytes().any(|byte| byte != b' '))
 }
 
-/// Name and value of an entry of the map; both are there in what SDKs write.
+/// Return name and value of an entry of the map. SDKs always write both.
 fn user_property(entry: &[u8]) -> Option<(&str, &str)> {
     let mut fields = Fields(entry);
     match (fields.next()??, fields.next()??, fields.next()) {
@@ -226,7 +228,7 @@ fn user_property(entry: &[u8]) -> Option<(&str, &str)> {
     }
 }
 
-/// A `Timestamp` in ms, from 1970 on.
+/// Return a `Timestamp` in ms, or None if it is before 1970 or malformed.
 fn ms(bytes: &[u8]) -> Option<u64> {
     let (mut seconds, mut nanos, mut last) = (0, 0, 0);
     for field in Fields(bytes) {
@@ -249,7 +251,8 @@ pub enum Value<'a> {
     Bytes(&'a [u8]),
 }
 
-/// The fields of a protobuf message; None within for what is none, or of a kind that the schema has no use for.
+/// An iterator over the fields of a protobuf message. An item is None if the field is malformed or has an unused wire
+/// type; the iteration ends after it.
 pub struct Fields<'a>(pub &'a [u8]);
 
 impl<'a> Iterator for Fields<'a> {

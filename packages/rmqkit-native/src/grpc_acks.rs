@@ -1,16 +1,16 @@
-//! AckMessage calls of gRPC of one message each: the protobuf as what an ack of the remoting protocol says. What is
-//! refused or unusual is left to Python, which finds out why. Source: grpc.md §5.6, §8.1.
+//! A reader for gRPC's AckMessage requests with one message. It converts the protobuf to the fields of a remoting ack.
+//! Requests that are unusual or to be refused are left to Python, which finds the reason. Source: grpc.md §5.6, §8.1.
 
 use pyo3::prelude::*;
 
 use crate::grpc::{Fields, Value, once, plain};
 use crate::header::digits;
 
-/// Topic, group, message id, receipt handle, and what that says: kind of topic, broker, queue id, the message's offset,
-/// the pop's start offset, pop time, invisible time, revive queue.
+/// Topic, group, message id, receipt handle, and the content of the handle: kind of topic, broker, queue id, offset of
+/// the message, start offset of the pop, pop time, invisible time, revive queue.
 type Ack<'a> = (&'a str, &'a str, &'a str, &'a str, &'a str, &'a str, i64, i64, i64, i64, i64, i64);
 
-/// The one ack of a request; None for others.
+/// Return the ack of a request with one entry, or None for other requests.
 #[pyfunction]
 pub fn read_grpc_ack(request: &[u8]) -> Option<Ack<'_>> {
     let (mut group, mut topic, mut entry) = (None, None, None);
@@ -46,7 +46,7 @@ pub fn read_grpc_ack(request: &[u8]) -> Option<Ack<'_>> {
         count += 1;
     }
     let number = |text: &str| digits(text, i64::MAX);
-    // The place in the log stands last, or is not told; nobody needs it here.
+    // The ninth word, the physical offset, is optional and not used here.
     if count < 8 || (count == 9 && number(words[8]).is_none()) || !matches!(words[4], "0" | "1" | "2") || words[5].is_empty() {
         return None;
     }

@@ -1,5 +1,6 @@
-//! The headers of a call of gRPC as SDKs make it: what of them an RPC needs. What is refused, unusual or unknown is left
-//! to Python, which finds out why. Source: RFC 9113 §8.3, gRPC over HTTP/2, grpc.md §2.1.
+//! A reader for the headers of gRPC calls in the form of SDKs. Headers that are unusual, unknown or to be refused are
+//! left to Python, which finds the reason.
+//! Source: RFC 9113 §8.3, gRPC over HTTP/2, grpc.md §2.1.
 
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -7,10 +8,10 @@ use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 
 const TIMEOUT_DIGITS_MAX: usize = 8;
 
-/// The path, seconds until the deadline, and the metadata.
+/// The path, the seconds until the deadline, and the metadata.
 type Call<'py> = (Bound<'py, PyBytes>, Option<f64>, Bound<'py, PyDict>);
 
-/// What the headers of a usual call say; None for others.
+/// Return the content of the headers of a usual call, or None for other headers.
 #[pyfunction]
 pub fn read_grpc_call<'py>(py: Python<'py>, headers: &Bound<'py, PyList>) -> PyResult<Option<Call<'py>>> {
     let (mut path, mut seconds, mut pseudo, mut is_grpc) = (None, None, 0, false);
@@ -37,7 +38,7 @@ pub fn read_grpc_call<'py>(py: Python<'py>, headers: &Bound<'py, PyList>) -> PyR
             }
             continue;
         }
-        pseudo |= 16; // of requests they stand first
+        pseudo |= 16; // pseudo headers must precede all other headers
         let kept = match name {
             b"x-mq-client-id" => Some(intern!(py, "x-mq-client-id")),
             b"x-mq-language" => Some(intern!(py, "x-mq-language")),
@@ -76,7 +77,7 @@ pub fn read_grpc_call<'py>(py: Python<'py>, headers: &Bound<'py, PyList>) -> PyR
     Ok(path.filter(|_| is_whole).map(|path| (path, seconds, metadata)))
 }
 
-/// A `grpc-timeout` in seconds.
+/// Return a `grpc-timeout` in seconds, or None if it is malformed.
 fn timeout(text: &[u8]) -> Option<f64> {
     let (unit, digits) = text.split_last()?;
     if digits.is_empty() || digits.len() > TIMEOUT_DIGITS_MAX || !digits.iter().all(u8::is_ascii_digit) {

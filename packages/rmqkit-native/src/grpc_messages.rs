@@ -1,5 +1,6 @@
-//! What a pop found as the messages of gRPC's ReceiveMessage: stored records to protobuf, with the handles to
-//! acknowledge them by. What is filtered, compressed or unusual is left to Python. Source: grpc.md §5.5, §6.2, §8.1.
+//! An encoder that converts popped records to the messages of gRPC's ReceiveMessage, with their receipt handles.
+//! Records that are filtered, compressed or unusual are left to Python.
+//! Source: grpc.md §5.5, §6.2, §8.1.
 
 use std::collections::HashSet;
 use std::net::Ipv4Addr;
@@ -12,7 +13,7 @@ use crate::md5::md5;
 
 const MAGIC_V1: i32 = 0xDAA3_20A7_u32 as i32;
 const MAGIC_V2: i32 = 0xDAA3_20AB_u32 as i32;
-/// Of sysFlag: a compressed body, and hosts with addresses of IPv6.
+/// The bits of sysFlag for a compressed body and for IPv6 hosts.
 const COMPRESSED_OR_V6: i32 = 0x31;
 const HEAD_BYTES: usize = 88;
 const HEX: &[u8; 16] = b"0123456789ABCDEF";
@@ -20,10 +21,10 @@ const NORMAL_TOPIC: &str = "0";
 const DELIVER_DIGITS_MAX: usize = 15;
 const PRIORITY_DIGITS_MAX: usize = 9;
 
-/// A message of the answer as gRPC frames it, its id, receipt handle, queue id and offset.
+/// A response in gRPC's framing, with the message id, receipt handle, queue id and offset of its message.
 type Row<'py> = (Bound<'py, PyBytes>, Bound<'py, PyString>, Bound<'py, PyString>, i32, i64);
 
-/// Makes the messages of receives.
+/// An encoder of popped messages.
 #[pyclass(frozen)]
 pub struct GrpcMessages {
     hidden: HashSet<String>,
@@ -37,10 +38,9 @@ impl GrpcMessages {
         GrpcMessages { hidden }
     }
 
-    /// What a pop of a topic found; None where one of the messages has to be looked at. `handle`: pop time, invisible
-    /// time and revive queue as they stand in a handle. `starts`: `startOffsetInfo` of the pop's answer.
-    /// `deliveries_max`: how often a message is delivered before it is given up. `tags`: those that are wanted, None for
-    /// all.
+    /// Encode the popped messages of a topic. Return None if Python must handle one of them. `handle`: pop time,
+    /// invisible time and revive queue in the format of handles. `starts`: `startOffsetInfo` of the pop's response.
+    /// `deliveries_max`: the maximum number of deliveries. `tags`: the accepted tags, or None for all.
     #[allow(clippy::too_many_arguments)]
     fn encode<'py>(
         &self,
@@ -93,7 +93,8 @@ impl GrpcMessages {
     }
 }
 
-/// Where the messages of each queue of the topic itself begin.
+/// Return the start offset of each queue of the topic itself, without retry topics. Return None if the text is
+/// malformed.
 fn read_starts(text: &str) -> Option<Vec<(i32, i64)>> {
     let mut starts = Vec::new();
     for entry in text.split(';').filter(|_| !text.is_empty()) {
@@ -110,7 +111,7 @@ fn read_starts(text: &str) -> Option<Vec<(i32, i64)>> {
     Some(starts)
 }
 
-/// A stored record, with hosts of IPv4 and a body that is not compressed.
+/// A stored record with IPv4 hosts and an uncompressed body.
 struct Record<'a> {
     queue_id: i32,
     queue_offset: i64,
@@ -126,7 +127,7 @@ struct Record<'a> {
 }
 
 impl<'a> Record<'a> {
-    /// Take the first record of some bytes. None: it is none, or another one.
+    /// Read the first record and advance `rest`. Return None if the bytes are not a record, or another kind of record.
     fn read(rest: &mut &'a [u8]) -> Option<Self> {
         let data = *rest;
         let number = |at: usize| data.get(at..)?.first_chunk().map(|four| i32::from_be_bytes(*four));
@@ -166,7 +167,7 @@ impl<'a> Record<'a> {
     }
 }
 
-/// What a property string says; empty for what it does not say.
+/// The values in a property string. Missing texts are empty.
 #[derive(Default)]
 struct Properties<'a> {
     user: Vec<(&'a str, &'a str)>,
@@ -183,7 +184,7 @@ struct Properties<'a> {
 }
 
 impl<'a> Properties<'a> {
-    /// None: a name comes twice, or names where it was popped from, or a number is none of plain digits.
+    /// Read a property string. Return None if a name occurs twice, there is a POP_CK, or a number is malformed.
     fn read(text: &'a str, hidden: &HashSet<String>) -> Option<Self> {
         let mut found = Properties::default();
         let mut names: Vec<&str> = Vec::with_capacity(16);
@@ -220,7 +221,7 @@ impl<'a> Properties<'a> {
         Some(found)
     }
 
-    /// `MessageType`.
+    /// Return the `MessageType` of gRPC.
     fn kind(&self) -> u64 {
         match (self.is_transaction, self.is_delayed, self.group.is_empty()) {
             (true, _, _) => 4,
@@ -236,7 +237,7 @@ fn decimal(text: &str, digits_max: usize) -> Option<i64> {
     text.parse().ok().filter(|_| is_number)
 }
 
-/// Append a `ReceiveMessageResponse` that holds a message, as gRPC frames it.
+/// Append a `ReceiveMessageResponse` with a message, in gRPC's framing.
 fn write(record: &Record, found: &Properties, message_id: &str, handle: &str, deliveries: i64, out: &mut Vec<u8>) {
     let mut system = Vec::with_capacity(512);
     if !found.tag.is_empty() {
@@ -246,11 +247,11 @@ fn write(record: &Record, found: &Properties, message_id: &str, handle: &str, de
         push(2, key.as_bytes(), &mut system);
     }
     push(3, message_id.as_bytes(), &mut system);
-    // MD5 is 2 among the kinds of digests.
+    // The type of the digest is 2, MD5.
     let mut digest = vec![8, 2];
     push(2, hex(&md5(record.body)).as_bytes(), &mut digest);
     push(4, &digest, &mut system);
-    push_number(5, 1, &mut system); // the encoding: as it is
+    push_number(5, 1, &mut system); // the encoding is identity
     push_number(6, found.kind(), &mut system);
     push(7, &timestamp(record.born_timestamp), &mut system);
     if found.born_host.is_empty() {
@@ -299,14 +300,14 @@ fn write(record: &Record, found: &Properties, message_id: &str, handle: &str, de
     out[start + 1..start + 5].copy_from_slice(&size.to_be_bytes());
 }
 
-/// Append a field of some bytes.
+/// Append a field with bytes.
 fn push(field: u64, content: &[u8], out: &mut Vec<u8>) {
     push_varint(field << 3 | 2, out);
     push_varint(content.len() as u64, out);
     out.extend_from_slice(content);
 }
 
-/// Append a field that is a number; negative ones as 64 bits.
+/// Append a field with a number. Negative numbers have 64 bits.
 fn push_number(field: u64, number: u64, out: &mut Vec<u8>) {
     push_varint(field << 3, out);
     push_varint(number, out);
@@ -320,7 +321,7 @@ fn push_varint(mut number: u64, out: &mut Vec<u8>) {
     out.push(number as u8);
 }
 
-/// A `Timestamp`.
+/// Return an encoded `Timestamp`.
 fn timestamp(ms: i64) -> Vec<u8> {
     let (seconds, nanos) = (ms.div_euclid(1000), ms.rem_euclid(1000) * 1_000_000);
     let mut encoded = Vec::with_capacity(16);
@@ -333,7 +334,7 @@ fn timestamp(ms: i64) -> Vec<u8> {
     encoded
 }
 
-/// Packed address and port as text.
+/// Return a packed address and port as text.
 fn host_text(host: &[u8]) -> String {
     let port = i32::from_be_bytes([host[4], host[5], host[6], host[7]]);
     format!("{}:{port}", Ipv4Addr::new(host[0], host[1], host[2], host[3]))

@@ -1,7 +1,7 @@
-//! The header of a plain send, in JSON and in binary, long names and short ones.
+//! A reader for the headers of plain sends, in JSON and binary form, with long and short names.
 //!
-//! What is read here means what the Python decoders make of it. Whatever they might see in another way — escapes in
-//! names, fields that are not known, numbers that are no plain digits — is left to them: `None`.
+//! The results are the same as from the Python decoders. If the results might differ, because of escapes in names,
+//! unknown fields or unusual numbers, the reader returns `None` and Python decodes the header.
 //! Source: remoting.md §1.2, §1.3, §4.3.1.
 
 use std::borrow::Cow;
@@ -26,11 +26,11 @@ const RECONSUME_TIMES: usize = 9;
 const UNIT_MODE: usize = 10;
 const MAX_RECONSUME_TIMES: usize = 11;
 const BATCH: usize = 12;
-/// Bits of the system flag that make a send a special one: parts of a transaction (0xC), inner batches (0x80).
+/// The bits of the system flag that plain sends do not have: parts of a transaction (0xC), inner batches (0x80).
 const NOT_PLAIN: i64 = 0xC | 0x80;
 const TOPIC_BYTES_MAX: usize = 127;
 
-/// What a plain send, or a batch of them, says. Texts without an escape are parts of the header.
+/// The fields of a plain send or a batch. Texts without an escape are slices of the header.
 pub struct Header<'a> {
     pub code: u16,
     pub is_batch: bool,
@@ -44,7 +44,7 @@ pub struct Header<'a> {
     pub reconsume_times: i32,
 }
 
-/// Read a JSON header.
+/// Read a JSON header. Return None if Python must decode the header.
 pub fn read_json(header: &[u8]) -> Option<Header<'_>> {
     let text = std::str::from_utf8(header).ok()?;
     let mut reader = Reader { text, at: 0 };
@@ -82,7 +82,7 @@ pub fn once(seen: &mut bool) -> Option<()> {
     (!std::mem::replace(seen, true)).then_some(())
 }
 
-/// The values of `extFields` as they came, with the names that they had.
+/// The values of `extFields` as received, separately for long and short names.
 struct Fields<'a> {
     long: [Option<Cow<'a, str>>; FIELDS],
     short: [Option<Cow<'a, str>>; FIELDS],
@@ -93,7 +93,7 @@ impl<'a> Fields<'a> {
         Fields { long: Default::default(), short: Default::default() }
     }
 
-    /// Keep a value; None for a name that is not known, or that came before.
+    /// Store a value. Return None if the name is unknown or has a value already.
     fn set(&mut self, name: &str, value: Cow<'a, str>) -> Option<()> {
         let place = match *name.as_bytes() {
             [letter @ b'a'..=b'n'] => &mut self.short[usize::from(letter - b'a')],
@@ -103,14 +103,14 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// The typed header of a send that asks for nothing but storing.
+/// Return the typed header of a send that only needs storage, or None for other requests.
 fn plain<'a>(code: i64, opaque: i64, fields: Fields<'a>) -> Option<Header<'a>> {
     let (mut own, other) = match code {
         SEND_MESSAGE => (fields.long, fields.short),
         SEND_MESSAGE_V2 | SEND_BATCH_MESSAGE => (fields.short, fields.long),
         _ => return None,
     };
-    // What has the other form's names is not refused by Python, it is overlooked: that is decided there.
+    // Python ignores names of the other form instead of refusing them, so leave such headers to Python.
     if other.iter().any(Option::is_some) || own[..REQUIRED].iter().any(Option::is_none) {
         return None;
     }
@@ -122,7 +122,7 @@ fn plain<'a>(code: i64, opaque: i64, fields: Fields<'a>) -> Option<Header<'a>> {
         Some("true") => true,
         Some(_) => return None,
     };
-    // A code for batches with one message, and a batch under another code, are handled alone.
+    // If code and batch flag contradict each other, the request is not plain.
     if is_batch != (code == SEND_BATCH_MESSAGE) {
         return None;
     }
@@ -159,7 +159,7 @@ fn plain<'a>(code: i64, opaque: i64, fields: Fields<'a>) -> Option<Header<'a>> {
     })
 }
 
-/// A number in plain digits, without sign or leading zeros, up to `most`.
+/// Return a number in plain digits, without sign or leading zeros, or None if the text is malformed or exceeds `most`.
 pub fn digits(text: &str, most: i64) -> Option<i64> {
     let bytes = text.as_bytes();
     if bytes.is_empty() || bytes.len() > 19 || (bytes[0] == b'0' && bytes.len() > 1) || !bytes.iter().all(u8::is_ascii_digit) {
@@ -168,7 +168,7 @@ pub fn digits(text: &str, most: i64) -> Option<i64> {
     text.parse().ok().filter(|number| *number <= most)
 }
 
-/// Reads the JSON that clients write: no space but one behind a colon or a comma, no nesting.
+/// A reader for the JSON of clients, with no spaces except one after a colon or comma, and no nesting.
 pub struct Reader<'a> {
     pub text: &'a str,
     pub at: usize,
@@ -187,7 +187,7 @@ impl<'a> Reader<'a> {
         Some(())
     }
 
-    /// Whether a comma follows; at the end of an object it does not.
+    /// Skip a comma and return true, or skip the end of the object and return false.
     pub fn goes_on(&mut self) -> Option<bool> {
         match self.peek()? {
             b',' => self.expect(b',').map(|()| true),
@@ -207,7 +207,7 @@ impl<'a> Reader<'a> {
         digits(&self.text[start..self.at], i64::MAX)
     }
 
-    /// A string without an escape.
+    /// Read a string without escapes.
     pub fn plain_string(&mut self) -> Option<&'a str> {
         match self.string()? {
             Cow::Borrowed(text) => Some(text),
@@ -270,7 +270,8 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The character that an escape means, and how long it is behind the backslash; None for half a pair of surrogates.
+/// Return the character of an escape, and the length of the escape after the backslash. Return None if the escape is
+/// malformed or a surrogate.
 fn escape(text: &[u8]) -> Option<(char, usize)> {
     let meant = match *text.first()? {
         b'"' => '"',
@@ -323,7 +324,7 @@ fn take<const N: usize>(rest: &mut &[u8]) -> Option<[u8; N]> {
     Some(*head)
 }
 
-/// A text of some bytes; None for an empty one, which means null.
+/// Read a text of some bytes. Return None for an empty text, which means null, and for malformed bytes.
 fn text<'a>(rest: &mut &'a [u8], length: usize) -> Option<&'a str> {
     if length == 0 || length > rest.len() {
         return None;

@@ -1,5 +1,6 @@
-//! Header blocks of HTTP/2 as a server reads them; the twin is `rmqkit.proxy.transport.plain_header_blocks`. Headers that come
-//! again are the same Python objects. Source: RFC 7541.
+//! A decoder for the HTTP/2 header blocks that a server reads. `rmqkit.proxy.transport.plain_header_blocks` does the
+//! same in plain Python. Repeated headers are the same Python objects.
+//! Source: RFC 7541.
 
 use std::collections::VecDeque;
 
@@ -14,16 +15,16 @@ const ENTRY_BYTES: usize = 32;
 const TABLE_BYTES: usize = 4096;
 const NUMBER_MAX: usize = 1 << 20;
 const SYMBOLS: usize = 256;
-/// Below it: what follows on a bit, `-1 - symbol` where a text has one.
+/// The Huffman tree. A node has the next node for each bit, or `-1 - symbol` at the end of a code.
 type Tree = Vec<[i32; 2]>;
 
-/// A name and a value, and what they take in a table.
+/// A name with its value, and their size in a table.
 struct Entry {
     header: Py<PyTuple>,
     size: usize,
 }
 
-/// What all decoders share.
+/// The data that all decoders share.
 struct Shared {
     entries: Vec<Entry>,
     tree: Tree,
@@ -60,12 +61,12 @@ fn code_tree() -> Tree {
     tree
 }
 
-/// Reads the header blocks of one side of a connection, in their order.
+/// A decoder for the header blocks of one side of a connection, in order.
 #[pyclass]
 pub struct HeaderDecoder {
     shared: &'static Shared,
     list_bytes_max: usize,
-    /// The newest first.
+    /// The dynamic table, newest entry first.
     dynamic: VecDeque<Entry>,
     size: usize,
     size_max: usize,
@@ -73,14 +74,15 @@ pub struct HeaderDecoder {
 
 #[pymethods]
 impl HeaderDecoder {
-    /// `list_bytes_max` as in the twin.
+    /// `list_bytes_max`: the maximum size of the headers of a block.
     #[new]
     fn new(py: Python<'_>, list_bytes_max: usize) -> PyResult<Self> {
         let shared = shared(py)?;
         Ok(HeaderDecoder { shared, list_bytes_max, dynamic: VecDeque::new(), size: 0, size_max: TABLE_BYTES })
     }
 
-    /// The headers of a block. Raises ValueError of a text, and whether the headers are only too large.
+    /// Return the headers of a block. Raises ValueError: the block cannot be decoded. The arguments of the error are a
+    /// text, and a bool that is true if the only fault is too many bytes of headers.
     fn decode<'py>(&mut self, py: Python<'py>, block: &[u8]) -> PyResult<Bound<'py, PyList>> {
         let headers = PyList::empty(py);
         let (mut at, mut left) = (0, self.list_bytes_max);
@@ -159,7 +161,7 @@ impl HeaderDecoder {
         }
     }
 
-    /// A string of a block (RFC 7541 §5.2).
+    /// Read a string of a block (RFC 7541 §5.2).
     fn text<'py>(&self, py: Python<'py>, block: &[u8], at: &mut usize) -> PyResult<Bound<'py, PyBytes>> {
         let Some(first) = block.get(*at) else {
             return Err(unreadable("a header block ends within a header"));
@@ -189,7 +191,7 @@ fn unreadable(text: &str) -> PyErr {
     PyValueError::new_err((text.to_owned(), false))
 }
 
-/// A number whose first byte holds it, or begins it, in the bits of `mask` (RFC 7541 §5.1).
+/// Read a number. The bits of `mask` in the first byte contain the number or its beginning (RFC 7541 §5.1).
 fn number(block: &[u8], at: &mut usize, mask: u8) -> PyResult<usize> {
     let mut value = usize::from(block[*at] & mask);
     *at += 1;
@@ -209,7 +211,7 @@ fn number(block: &[u8], at: &mut usize, mask: u8) -> PyResult<usize> {
     Err(unreadable("a number in a header block does not end, or is too large"))
 }
 
-/// A text out of its Huffman code; None where it is none, or is not filled up with the first bits of the end.
+/// Decode a Huffman-coded text. Return None if the code is malformed, or not padded with the first bits of the end.
 fn decoded(tree: &Tree, text: &[u8]) -> Option<Vec<u8>> {
     let mut plain = Vec::with_capacity(text.len() * 8 / 5);
     let (mut at, mut bits, mut is_filled) = (0, 0, true);

@@ -1,6 +1,6 @@
 //! The static table and the Huffman code of header blocks. Source: RFC 7541, appendices A and B.
 
-/// Names and values, from index 1.
+/// The static table: names and values. The first entry has index 1.
 pub const STATIC: [(&str, &str); 61] = [
     (":authority", ""),
     (":method", "GET"),
@@ -65,7 +65,7 @@ pub const STATIC: [(&str, &str); 61] = [
     ("www-authenticate", ""),
 ];
 
-/// Of each byte, and of the end: the code, and its bits.
+/// The code of each byte and of the end of a string, with the number of bits.
 #[rustfmt::skip]
 pub const CODES: [(u32, u8); 257] = [
     (0x1ff8, 13), (0x7fffd8, 23), (0xfffffe2, 28), (0xfffffe3, 28), (0xfffffe4, 28), (0xfffffe5, 28),

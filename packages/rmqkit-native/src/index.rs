@@ -14,17 +14,17 @@ const HASH_BYTES: usize = 4;
 /// The first number of a file.
 const FIRST: i32 = 1;
 
-/// Entries, the slots that they change and to what (4 bytes each in the machine's order), and how many of these slots
-/// had no entry.
+/// The entries, the changes of slots (slot and number, 4 bytes each in the machine's order), and the number of slots
+/// that were empty before.
 type Entered<'py> = (Bound<'py, PyBytes>, Bound<'py, PyBytes>, usize);
 
-/// The entries of records for the numbers from `first` on, up to `end`. The table (header and slots) is read only:
-/// whoever reads beside must find the entries before the slots lead to them, see `set_slots`.
-/// `rows`: of each record its physical offset, storeTimestamp, how many keys it has, and their hashes; 8, 8, 4 and 4
-/// bytes, in the machine's order.
-/// `begin_timestamp`: of the file, as long as it has no entry that of the file before.
-/// None when there are more keys than numbers.
-/// Raises ValueError: the table is shorter than its slots, or the rows are none.
+/// Return the entries of records, with the numbers from `first` up to but not including `end`. Return None if there are
+/// more keys than numbers. The table (header and slots) is not changed: concurrent readers must find the entries before
+/// the slots point to them. `set_slots` changes the slots later.
+/// `rows`: for each record its physical offset, storeTimestamp, number of keys, and the hashes of the keys; 8, 8, 4 and
+/// 4 bytes, in the machine's order.
+/// `begin_timestamp`: the begin timestamp of the file, or of the previous file if the file has no entry.
+/// Raises ValueError: the table is shorter than its slots, or the rows are malformed.
 #[pyfunction]
 pub fn index_entries<'py>(
     py: Python<'py>,
@@ -53,7 +53,7 @@ pub fn index_entries<'py>(
                 let at = slot * SLOT_BYTES;
                 i32::from_be_bytes([slots[at].get(), slots[at + 1].get(), slots[at + 2].get(), slots[at + 3].get()])
             });
-            // A number behind the own one is damage, and would make a chain that runs in a circle.
+            // A number greater than the entry's own number is damage, and would make an endless chain.
             let previous = if known > 0 && known <= number { known } else { 0 };
             used += usize::from(previous == 0);
             entries.extend_from_slice(&hash.to_be_bytes());
@@ -61,7 +61,7 @@ pub fn index_entries<'py>(
             entries.extend_from_slice(&seconds.to_be_bytes());
             entries.extend_from_slice(&previous.to_be_bytes());
             if number == FIRST {
-                (begin, seconds) = (row.store_timestamp, 0); // the first entry of a file moves its beginning
+                (begin, seconds) = (row.store_timestamp, 0); // the first entry of a file sets its begin timestamp
             }
             number += 1;
         }
@@ -79,7 +79,7 @@ struct Row {
     store_timestamp: i64,
 }
 
-/// Take the next of the rows that `index_entries` is given, with its hashes; None when it is cut off.
+/// Read the next row for `index_entries` and its hashes, and advance `rest`. Return None if the row is incomplete.
 fn next_row<'a>(rest: &mut &'a [u8]) -> Option<(Row, &'a [u8])> {
     let (physical_offset, tail) = rest.split_first_chunk()?;
     let (store_timestamp, tail) = tail.split_first_chunk()?;
@@ -90,7 +90,7 @@ fn next_row<'a>(rest: &mut &'a [u8]) -> Option<(Row, &'a [u8])> {
     Some((Row { physical_offset, store_timestamp }, hashes))
 }
 
-/// Append a row for `index_entries`. `hashes`: 4 bytes each in the machine's order.
+/// Append a row for `index_entries`. `hashes`: 4 bytes per hash, in the machine's order.
 pub fn push_row(physical_offset: i64, store_timestamp: i64, hashes: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(&physical_offset.to_ne_bytes());
     out.extend_from_slice(&store_timestamp.to_ne_bytes());
@@ -98,7 +98,7 @@ pub fn push_row(physical_offset: i64, store_timestamp: i64, hashes: &[u8], out: 
     out.extend_from_slice(hashes);
 }
 
-/// Let slots lead to entries that are written. `changes`: as `index_entries` gave them.
+/// Make slots point to entries that are written. `changes`: the changes that `index_entries` returned.
 /// Raises ValueError: the table is shorter than its slots, or cannot be written.
 #[pyfunction]
 pub fn set_slots(py: Python<'_>, table: PyBuffer<u8>, slot_count: usize, changes: &[u8]) -> PyResult<()> {
@@ -114,7 +114,7 @@ pub fn set_slots(py: Python<'_>, table: PyBuffer<u8>, slot_count: usize, changes
     Ok(())
 }
 
-/// Spreads the numbers of slots, which are hashes already.
+/// A cheap hasher for the numbers of slots, which are already derived from hashes.
 #[derive(Default)]
 struct SlotHasher(u64);
 

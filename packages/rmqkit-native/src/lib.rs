@@ -1,8 +1,8 @@
-//! What a broker computes for each plain send, in one call for all that a read brought.
+//! The computations of a broker for plain sends, in one call for all sends of a read.
 //!
-//! `Core.read` takes sends out of the bytes of a connection up to the first that asks for more than storing; the `Run`
-//! that it returns makes of them log records, queue entries and answers when Python has numbered them. Everything that
-//! could be refused, and everything that touches a file, a clock or a table, stays in Python.
+//! `Core.read` extracts the sends from the bytes of a connection, up to the first request that needs more than storage.
+//! It returns a `Run`. After Python has assigned the queue offsets, the `Run` makes log records, queue entries and
+//! responses. Refusals, and all work with files, clocks or tables, are done in Python.
 
 #![forbid(unsafe_code)]
 
@@ -35,7 +35,7 @@ use header::Header;
 use properties::{Keys, Rules, STORED_BYTES_MAX, Span, java_hash, java_hash_behind, key_hash};
 use record::{Message, Shared};
 
-/// Raised whenever calls or their results change: Python takes a core of its own number only.
+/// The version of the calls and their results. Python uses a core only if both have the same version.
 const FORMAT: u32 = 11;
 const JSON: u8 = 0;
 const BINARY: u8 = 1;
@@ -45,7 +45,7 @@ const MEMBER_HEAD_BYTES: usize = 20;
 const MEMBERS_MAX: usize = 2048;
 const MEMBERS_PROPERTIES_BYTES_MAX: usize = 32 << 10;
 const NO_WAIT: &[u8] = b"WAIT\x01false\x02";
-/// How much longer the properties of a message for a time become, but for its topic.
+/// The maximum growth of the properties of a timed message, without the length of its topic.
 const TIMED_BYTES_MAX: usize = 66;
 
 struct Sent {
@@ -59,9 +59,9 @@ struct Sent {
     body: Range<usize>,
     properties: Range<usize>,
     keys: Keys,
-    /// The queue that its sender sees.
+    /// The queue id in the response.
     queue_id: i32,
-    /// Of a message for a time: its properties as they came, then the handle by which it is recalled.
+    /// The properties as received, and the recall handle. Both are empty if the message is not timed.
     sent_properties: String,
     recall_handle: String,
 }
@@ -72,7 +72,7 @@ struct Place {
     size: i32,
 }
 
-/// A queue that messages of a run go to: how many, and how long their records are together.
+/// A queue with messages of a run: the number of messages, and the total size of their records.
 struct Queue {
     topic: String,
     queue_id: i32,
@@ -80,14 +80,14 @@ struct Queue {
     bytes: i64,
 }
 
-/// The request that brought a batch: its messages have one answer.
+/// The request of a batch, which has one response for all messages.
 struct Batch {
     opaque: i32,
     unique_key: String,
     is_fifo: bool,
 }
 
-/// A row of `Run.requests`.
+/// An item of `Run.requests`.
 type Row<'py> = (
     Bound<'py, PyString>,
     i32,
@@ -103,13 +103,13 @@ type Row<'py> = (
     Bound<'py, PyBytes>,
 );
 
-/// Entries of a queue, and the physical offsets between which their records lie.
+/// The entries of a queue, and the physical offsets where their records start and end.
 type Entries<'py> = (Bound<'py, PyBytes>, i64, i64);
 
-/// What metrics count together: topic, request code, `message_type`, and the bytes that each request stored.
+/// The key of counted requests in metrics (topic, request code, `message_type`), and the stored bytes of each request.
 type Kind<'a> = (&'a str, u16, &'a str, Vec<i64>);
 
-/// Reads plain sends.
+/// A reader of plain sends.
 #[pyclass(frozen)]
 struct Core {
     rules: Arc<Rules>,
@@ -119,8 +119,8 @@ struct Core {
 
 #[pymethods]
 impl Core {
-    /// `stamps`: the properties that every message gets. `not_plain`: names of those that ask for more than storing.
-    /// `timed`: names of those that ask for a time, the one that counts first, and their units in ms.
+    /// `stamps`: the properties that every message gets. `not_plain`: names of properties that need more than storage.
+    /// `timed`: names of properties with a delivery time, in order of priority, and their units in ms.
     #[new]
     fn new(
         stamps: Vec<(String, String)>,
@@ -132,8 +132,8 @@ impl Core {
         Core { rules: Arc::new(Rules { stamps, not_plain, timed }), frame_bytes_max, header_bytes_max }
     }
 
-    /// The plain sends that some bytes begin with, from a place on, at most so many, or the batch of them; None when the
-    /// first frame is none. Acks that they begin with are taken as such.
+    /// Return the consecutive plain sends from `start`, at most `count_max`, or one batch, or consecutive acks. Return
+    /// None if the first frame is none of these.
     #[pyo3(signature = (chunk, start = 0, count_max = usize::MAX))]
     fn read(&self, chunk: Bound<'_, PyBytes>, start: usize, count_max: usize) -> Option<Taken> {
         let data = chunk.as_bytes();
@@ -160,21 +160,22 @@ impl Core {
     }
 }
 
-/// What `Core.read` takes together.
+/// The result of `Core.read`.
 #[derive(IntoPyObject)]
 enum Taken {
     Run(Run),
     Acks(acks::Acks),
 }
 
-/// A request that may be a plain send: its header, and where its body lies.
+/// A request that may be a plain send: its header, and the position of its body.
 struct Request<'a> {
     header: Header<'a>,
     body: Range<usize>,
 }
 
 impl Core {
-    /// The lengths of a frame (without its own field) and of its header; None for a start that the splitter refuses.
+    /// Return the length of a frame (without its length field) and of its header. Return None if the splitter would
+    /// refuse the frame.
     fn lengths(&self, start: &[u8; START_BYTES]) -> Option<(usize, usize)> {
         let length = usize::try_from(i32::from_be_bytes([start[0], start[1], start[2], start[3]])).ok()?;
         let header_bytes = u32::from_be_bytes([0, start[5], start[6], start[7]]) as usize;
@@ -185,7 +186,7 @@ impl Core {
         is_sound.then_some((length, header_bytes))
     }
 
-    /// The request that begins at a place; None when it is not whole, or certainly no plain send.
+    /// Return the request at a position, or None if it is incomplete or cannot be a plain send.
     fn request<'a>(&self, data: &'a [u8], at: usize) -> Option<Request<'a>> {
         let (length, header_bytes) = self.lengths(data.get(at..)?.first_chunk()?)?;
         let body = at + START_BYTES + header_bytes..at + 4 + length;
@@ -201,7 +202,7 @@ impl Core {
         Some(Request { header, body })
     }
 
-    /// The JSON header of a request without a body that begins at a place, and where the request ends.
+    /// Return the JSON header and the end of a request without a body at a position, or None for other requests.
     fn bare_header<'a>(&self, data: &'a [u8], at: usize) -> Option<(&'a [u8], usize)> {
         let (length, header_bytes) = self.lengths(data.get(at..)?.first_chunk()?)?;
         let end = at + 4 + length;
@@ -209,7 +210,7 @@ impl Core {
         (data[at + 4] == JSON && header.len() == header_bytes).then_some((header, end))
     }
 
-    /// Take a send; None, with the run as it was, when it is no plain one.
+    /// Add a send to the run. If it is not a plain send, leave the run unchanged and return None.
     fn read_one(&self, request: Request, run: &mut Run, known: &mut HashMap<(String, i32), usize>) -> Option<()> {
         let Request { header, body } = request;
         let text_start = run.text.len();
@@ -246,11 +247,11 @@ impl Core {
         Some(())
     }
 
-    /// Take the messages of a batch, to be stored as they came. None where the plain way has to decide, also about what
-    /// is no batch: the run is of no use then.
+    /// Add the messages of a batch, with their properties unchanged. Return None if Python must decide, for example
+    /// because the body is malformed. The caller must discard the run then.
     fn read_batch(&self, data: &[u8], request: Request, run: &mut Run) -> Option<()> {
         let Request { header, body } = request;
-        // Its own properties are not stored with its messages: they say what it asks for.
+        // The properties of the request are not stored. They only decide if the request is plain.
         let mut own = Vec::new();
         let keys = properties::store(&header.properties, &[], &self.rules, &mut own)?;
         if keys.asked.is_some() || own.len() > STORED_BYTES_MAX || is_odd(keys.unique_key.of(&own)) {
@@ -271,7 +272,7 @@ impl Core {
             if properties.end != member_end || stored.len() > STORED_BYTES_MAX || stored.last() == Some(&0) {
                 return None;
             }
-            // What is longer is stored in slices, with turns for others between.
+            // Python stores longer batches in slices, so that other requests can be handled in between.
             if run.sent.len() >= MEMBERS_MAX || run.text.len() + stored.len() > MEMBERS_PROPERTIES_BYTES_MAX {
                 return None;
             }
@@ -302,7 +303,7 @@ impl Core {
     }
 }
 
-/// Whether a unique key is none that clients make.
+/// Return true if a unique key does not have the form of clients' keys.
 fn is_odd(unique_key: &[u8]) -> bool {
     unique_key.is_empty() || !unique_key.iter().all(u8::is_ascii_alphanumeric)
 }
@@ -311,7 +312,7 @@ fn key_hash_start(topic: &str) -> i32 {
     java_hash_behind(java_hash(topic), "#")
 }
 
-/// Base64 with the letters of URLs, padded. Source: RFC 4648 §5.
+/// Return data as base64url with padding. Source: RFC 4648 §5.
 fn base64_url(data: &[u8]) -> String {
     const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
     let mut text = String::with_capacity(data.len().div_ceil(3) * 4);
@@ -325,13 +326,13 @@ fn base64_url(data: &[u8]) -> String {
     text
 }
 
-/// An offset in 16 hexadecimal digits.
+/// Append an offset in 16 hexadecimal digits.
 fn push_hex(offset: i64, out: &mut Vec<u8>) {
     const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
     out.extend((0..16).rev().map(|place| DIGITS[(offset >> (4 * place)) as usize & 15]));
 }
 
-/// One frame of an answer: texts with the pieces of its header around them.
+/// Append the frame of a response. The header consists of the pieces, with the texts between them.
 fn push_answer<'a>(pieces: &[PyBackedBytes], texts: impl Iterator<Item = &'a [u8]>, out: &mut Vec<u8>) {
     let start = out.len();
     out.extend_from_slice(&[0; START_BYTES]);
@@ -349,16 +350,16 @@ fn contains(text: &[u8], wanted: &[u8]) -> bool {
     text.windows(wanted.len()).any(|window| window == wanted)
 }
 
-/// Plain sends of one connection that came one behind the other, or those of a batch, and once `encode` was called,
-/// where they are stored.
+/// Consecutive plain sends of a connection, or the messages of a batch. After `encode`, also their offsets in the
+/// store.
 #[pyclass]
 struct Run {
-    /// The bytes that they came in, until `forget_bodies`.
+    /// The received bytes, until `forget_bodies`.
     chunk: Option<Py<PyBytes>>,
-    /// Where the first of them begins in these bytes.
+    /// The start of the first send in the received bytes.
     #[pyo3(get)]
     start: usize,
-    /// Where the last of them ends in the bytes.
+    /// The end of the last send in the received bytes.
     #[pyo3(get)]
     end: usize,
     sent: Vec<Sent>,
@@ -368,10 +369,10 @@ struct Run {
     places: Vec<Place>,
     store_timestamp: i64,
     rules: Arc<Rules>,
-    /// Whether one of them asks not to wait for the disk.
+    /// True if a send does not wait for the disk (`WAIT` is false).
     #[pyo3(get)]
     waits_not: bool,
-    /// The longest body; the whole one of a batch.
+    /// The size of the longest body; for a batch, the size of its body.
     #[pyo3(get)]
     body_bytes_max: usize,
 }
@@ -382,27 +383,27 @@ impl Run {
         self.sent.len()
     }
 
-    /// The bytes that they came in. Raises ValueError: they are forgotten.
+    /// Return the received bytes. Raises ValueError: `forget_bodies` has released the bytes.
     #[getter]
     fn chunk<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         self.chunk_of(py).cloned()
     }
 
-    /// The queues they go to: topic, queue id, how many, and the bytes of their records, 0 before `encode`.
+    /// Return the queues: topic, queue id, number of messages, and the size of their records, 0 before `encode`.
     #[getter]
     fn queues(&self) -> Vec<(&str, i32, usize, i64)> {
         self.queues.iter().map(|queue| (queue.topic.as_str(), queue.queue_id, queue.count, queue.bytes)).collect()
     }
 
-    /// Let go of the bytes that they came in: the records are stored, and the answers need other things only.
+    /// Release the received bytes, after the records are stored. The responses do not need the bytes.
     fn forget_bodies(&mut self) {
         self.chunk = None;
     }
 
-    /// The records, one behind the other. `numbers`: the next offset of each of `queues`. `is_sealed`: whether they end
-    /// with their checksum.
-    /// Raises ValueError: there are more or fewer of these, the records do not fit into the log's numbers, or one that is
-    /// sealed came with a checksum already.
+    /// Return the concatenated records. `numbers`: the next queue offset of each of `queues`. `is_sealed`: true if
+    /// records end with their checksum.
+    /// Raises ValueError: the number of offsets is wrong, a record does not fit in the log's numbers, or a message to
+    /// seal already has a checksum.
     fn encode<'py>(
         &mut self,
         py: Python<'py>,
@@ -456,7 +457,7 @@ impl Run {
         Ok(PyBytes::new(py, &out))
     }
 
-    /// The entries for each of `queues`, with the physical offsets between which these records lie.
+    /// Return the entries for each of `queues`, with the physical offsets where the records start and end.
     /// Raises ValueError: there are no records yet.
     fn queue_entries<'py>(&self, py: Python<'py>) -> PyResult<Vec<Entries<'py>>> {
         self.must_be_encoded()?;
@@ -473,14 +474,15 @@ impl Run {
         Ok(entries.iter().map(|(one, start, end)| (PyBytes::new(py, one), *start, *end)).collect())
     }
 
-    /// The times that messages ask for, and their units in ms.
+    /// Return the requested delivery times, and their units in ms.
     #[getter]
     fn asked(&self) -> Vec<(i64, i64)> {
         self.sent.iter().filter_map(|sent| sent.keys.asked).collect()
     }
 
-    /// Have the messages that ask for a time stored in the timer's queue instead. `outs`: until when each is kept.
-    /// Raises ValueError: more or fewer of these than messages that ask, or a name holds a blank, which separates the
+    /// Put the timed messages into the timer's queue instead of their own. `outs`: the delivery time of each timed
+    /// message.
+    /// Raises ValueError: the number of times is wrong, or the broker's name contains a blank, which separates the
     /// parts of a handle.
     fn keep(&mut self, outs: Vec<i64>, timer_topic: &str, broker_name: &str) -> PyResult<()> {
         let count = self.sent.iter().filter(|sent| sent.keys.asked.is_some()).count();
@@ -514,17 +516,17 @@ impl Run {
         Ok(())
     }
 
-    /// Whether they are the messages of a batch, which has one answer.
+    /// Return true for the messages of a batch, which has one response.
     #[getter]
     fn is_batch(&self) -> bool {
         self.batch.is_some()
     }
 
-    /// The frames of the answers, one behind the other.
-    /// `pieces`: the six parts of such a header, between which come the physical offset in hexadecimal, queue id, queue
-    /// offset, unique key and opaque. `timed`: seven for messages for a time; before the opaque comes the recall handle.
-    /// `between`: what stands between the physical offsets of a batch.
-    /// Raises ValueError: there are no records yet, or other numbers of pieces.
+    /// Return the concatenated frames of the responses.
+    /// `pieces`: the six pieces of a header around the physical offset in hexadecimal, queue id, queue offset, unique
+    /// key and opaque. `timed`: the seven pieces for a timed message, which has its recall handle before the opaque.
+    /// `between`: the bytes between the physical offsets of a batch.
+    /// Raises ValueError: there are no records yet, or the number of pieces is wrong.
     fn answers<'py>(
         &self,
         py: Python<'py>,
@@ -571,8 +573,8 @@ impl Run {
         Ok(PyBytes::new(py, &out))
     }
 
-    /// One of the messages: queue (its place in `queues`), request code, opaque, flag, system flag, born timestamp,
-    /// reconsume times, body, stored properties, and of these UNIQ_KEY, KEYS and TAGS.
+    /// Return a message: index of its queue in `queues`, request code, opaque, flag, system flag, born timestamp,
+    /// reconsume times, body, stored properties, and the values of UNIQ_KEY, KEYS and TAGS.
     #[allow(clippy::type_complexity)]
     fn message<'py>(&self, py: Python<'py>, at: usize) -> PyResult<(usize, u16, i32, i32, i32, i64, i32, [Bound<'py, PyBytes>; 5])> {
         let sent = self.sent.get(at).ok_or_else(|| PyIndexError::new_err("no such message"))?;
@@ -596,9 +598,9 @@ impl Run {
         ))
     }
 
-    /// What the dispatch passes on of each record: topic, queue id, queue offset, tags code, time of storing, physical
-    /// offset, size, system flag, properties, 1 message in it, no keys, and in their place the hashes that the index
-    /// enters, 4 bytes each in the machine's order. `with_tags`: whether TAGS is a key.
+    /// Return the fields of a dispatch request for each record: topic, queue id, queue offset, tags code, store time,
+    /// physical offset, size, system flag, properties, number of messages (1), keys (None), and the hashes for the
+    /// index, 4 bytes each in the machine's order. `with_tags`: true if TAGS is a key of the index.
     /// Raises ValueError: there are no records yet.
     fn requests<'py>(&self, py: Python<'py>, with_tags: bool) -> PyResult<Vec<Row<'py>>> {
         self.must_be_encoded()?;
@@ -626,7 +628,8 @@ impl Run {
         Ok(self.sent.iter().zip(&self.places).map(request).collect())
     }
 
-    /// The rows for `index_entries`, and how many keys they have. `with_tags`: whether TAGS is a key.
+    /// Return the rows for `index_entries`, and the number of their keys. `with_tags`: true if TAGS is a key of the
+    /// index.
     /// Raises ValueError: there are no records yet.
     fn index_rows<'py>(&self, py: Python<'py>, with_tags: bool) -> PyResult<(Bound<'py, PyBytes>, usize)> {
         self.must_be_encoded()?;
@@ -641,14 +644,14 @@ impl Run {
         Ok((PyBytes::new(py, &rows), keys))
     }
 
-    /// The physical offset of the last record. Raises ValueError: there is none yet.
+    /// Return the physical offset of the last record. Raises ValueError: there are no records yet.
     #[getter]
     fn last_offset(&self) -> PyResult<i64> {
         self.must_be_encoded()?;
         Ok(self.places.last().map_or(-1, |place| place.physical_offset))
     }
 
-    /// The numbers by which the senders know their requests.
+    /// Return the opaques of the requests.
     #[getter]
     fn opaques(&self) -> Vec<i32> {
         if let Some(batch) = &self.batch {
@@ -657,7 +660,7 @@ impl Run {
         self.sent.iter().map(|sent| sent.opaque).collect()
     }
 
-    /// What metrics count: topic, request code, `message_type`, and the bytes of each record, or of all of a batch.
+    /// Return the values for metrics: topic, request code, `message_type`, and the size of each record or batch.
     /// Raises ValueError: there are no records yet.
     #[getter]
     fn kinds(&self) -> PyResult<Vec<Kind<'_>>> {
@@ -684,7 +687,7 @@ impl Run {
         Ok(kinds)
     }
 
-    /// Queue offset, physical offset and size of each record. Raises ValueError: there are none yet.
+    /// Return queue offset, physical offset and size of each record. Raises ValueError: there are no records yet.
     #[getter]
     fn places(&self) -> PyResult<Vec<(i64, i64, i32)>> {
         self.must_be_encoded()?;
@@ -722,7 +725,7 @@ impl Run {
         Err(PyValueError::new_err("these messages have no records yet: call encode first"))
     }
 
-    /// A part of `text`, which consists of whole texts.
+    /// Return a part of `text` as a str. The positions are bounds of whole texts.
     fn part(&self, span: Span) -> &str {
         std::str::from_utf8(span.of(&self.text)).expect("it was cut out of a text")
     }
@@ -731,7 +734,7 @@ impl Run {
         i64::from(java_hash(self.part(sent.keys.tags)))
     }
 
-    /// The hashes that an index keeps of a message. `before`: the hash of its topic and `#`.
+    /// Append the hashes of a message for the index. `before`: the hash of its topic and `#`.
     fn push_hashes(&self, sent: &Sent, before: i32, with_tags: bool, hashes: &mut Vec<u8>) {
         let unique_key = Some(self.part(sent.keys.unique_key)).filter(|key| !key.is_empty());
         let words = self.part(sent.keys.keys).split(' ').filter(|word| !word.is_empty());
@@ -747,7 +750,7 @@ impl Run {
 
 #[pymodule]
 fn rmqkit_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    // A panic is told of by the exception that it becomes, which closes one connection: not by a line of its own, too.
+    // Do not print panics: a panic becomes a Python exception, which is logged and closes one connection.
     std::panic::set_hook(Box::new(|_| {}));
     module.add("FORMAT", FORMAT)?;
     module.add("PanicException", module.py().get_type::<PanicException>())?;

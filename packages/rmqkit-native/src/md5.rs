@@ -1,6 +1,6 @@
-//! The digest that messages of gRPC carry of their body; it protects from damage, not from people. Source: RFC 1321.
+//! MD5, the digest of message bodies in gRPC. It detects damage, but not manipulation. Source: RFC 1321.
 
-/// How far each step turns, four in turn in each round.
+/// The rotations of the steps in bits. Each round repeats its four rotations.
 const TURNS: [[u32; 4]; 4] = [[7, 12, 17, 22], [5, 9, 14, 20], [4, 11, 16, 23], [6, 10, 15, 21]];
 /// `floor(2^32 * abs(sin(step + 1)))`.
 #[rustfmt::skip]
@@ -21,7 +21,7 @@ pub fn md5(data: &[u8]) -> [u8; 16] {
     let blocks = data.chunks_exact(BLOCK_BYTES);
     let rest = blocks.remainder();
     blocks.for_each(|block| add_block(&mut state, block));
-    // The end: a bit, blanks, and how many bits there were.
+    // Padding: a bit 1, zeros, and the number of bits of the data.
     let mut end = [0; 2 * BLOCK_BYTES];
     end[..rest.len()].copy_from_slice(rest);
     end[rest.len()] = 0x80;
@@ -41,7 +41,7 @@ fn add_block(state: &mut [u32; 4], block: &[u8]) {
         *word = u32::from_le_bytes([four[0], four[1], four[2], four[3]]);
     }
     let [mut a, mut b, mut c, mut d] = *state;
-    // Each round is a loop of its own, so that the compiler lays out its steps one by one.
+    // Each round has its own loop, so that the compiler can unroll the steps.
     macro_rules! round {
         ($number:literal, $mixed:expr, $word:expr) => {
             for step in 0..16 {

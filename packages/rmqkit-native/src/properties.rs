@@ -2,18 +2,18 @@
 //! Source: remoting.md §7.3, store.md §3.4.
 
 const BUCKETS: u32 = 128;
-/// With more entries Java's map has more buckets.
+/// The maximum number of entries in a Java map with 128 buckets.
 const ENTRIES_MAX: usize = 96;
-/// Longer strings are left to Python, which looks whether recovery would take them for torn. This also bounds the search
-/// for names that come twice.
+/// The maximum size of a stored string. Longer strings are left to Python, which checks that recovery does not consider
+/// them torn. The limit also bounds the search for duplicate names.
 pub const STORED_BYTES_MAX: usize = 511;
 
-/// Java's `String.hashCode` of a text.
+/// Return Java's `String.hashCode` of a text.
 pub fn java_hash(text: &str) -> i32 {
     java_hash_behind(0, text)
 }
 
-/// `java_hash` of a text that stands behind one of some hash.
+/// Return the `java_hash` of a text that follows a text with the hash `before`.
 pub fn java_hash_behind(before: i32, text: &str) -> i32 {
     let next = |hash: i32, unit: u16| hash.wrapping_mul(31).wrapping_add(i32::from(unit));
     if text.is_ascii() {
@@ -27,7 +27,7 @@ fn bucket(name: &str) -> u32 {
     (hash ^ (hash >> 16)) % BUCKETS
 }
 
-/// Where values lie in the stored string, empty for none.
+/// The position of a value in the stored string. It is empty if there is no value.
 #[derive(Clone, Copy, Default)]
 pub struct Span {
     pub start: usize,
@@ -44,34 +44,34 @@ impl Span {
     }
 }
 
-/// The hash that an index file keeps for a key: `abs` of Java's hash of topic, `#` and key. Source: store.md §7.2.
+/// Return the hash of a key in an index file: `abs` of Java's hash of topic, `#` and key. Source: store.md §7.2.
 /// `before`: the hash of topic and `#`.
 pub fn key_hash(before: i32, key: &str) -> i32 {
     java_hash_behind(before, key).checked_abs().unwrap_or(0)
 }
 
-/// What the dispatch needs of a property string.
+/// The values of a property string that the dispatch needs.
 #[derive(Clone, Copy, Default)]
 pub struct Keys {
     pub unique_key: Span,
     pub keys: Span,
     pub tags: Span,
-    /// Whether there is a sharding key: its messages are in order.
+    /// True if there is a sharding key, which ordered messages have.
     pub is_fifo: bool,
-    /// The time that is asked for, and its unit in ms.
+    /// The requested delivery time, and its unit in ms.
     pub asked: Option<(i64, i64)>,
 }
 
 impl Keys {
-    /// The same of a string that lies further back.
+    /// Return the same values for a string that begins `by` bytes later.
     pub fn moved(self, by: usize) -> Keys {
         let (unique_key, keys, tags) = (self.unique_key.moved(by), self.keys.moved(by), self.tags.moved(by));
         Keys { unique_key, keys, tags, ..self }
     }
 }
 
-/// The broker's own properties and the names that make a send a special one.
-/// `timed`: names of those that ask for a time, the one that counts first, and their units in ms.
+/// The broker's own properties (`stamps`), and the names of properties that need more than storage (`not_plain`).
+/// `timed`: names of properties with a delivery time, in order of priority, and their units in ms.
 #[derive(Default)]
 pub struct Rules {
     pub stamps: Vec<(String, String)>,
@@ -81,8 +81,8 @@ pub struct Rules {
 
 const DIGITS_MAX: usize = 17;
 
-/// Where UNIQ_KEY, KEYS and TAGS lie in a property string that is stored as it came, as a batch's members are.
-/// None where the plain way has to decide: an entry without name or value, or one of them twice.
+/// Return the positions of UNIQ_KEY, KEYS and TAGS in a property string that is stored unchanged, as for messages of a
+/// batch. Return None if Python must decide: an entry has no name or no value, or one of the three names occurs twice.
 pub fn find(stored: &str) -> Option<Keys> {
     let mut keys = Keys::default();
     let mut start = 0;
@@ -115,9 +115,9 @@ pub fn find(stored: &str) -> Option<Keys> {
     Some(keys)
 }
 
-/// Append the stored form of a property string to `out`. None, with `out` as it was, where the plain way has to decide:
-/// a name twice, an entry without name or value, a name that asks for more than storing, a time that is none.
-/// `more`: properties that are stored with it, before the broker's own.
+/// Append the stored form of a property string to `out`. If Python must decide, leave `out` unchanged and return None:
+/// a name occurs twice, an entry has no name or no value, a name needs more than storage, or a delivery time is
+/// malformed. `more`: properties to add before the broker's own properties.
 pub fn store(sent: &str, more: &[(&str, &str)], rules: &Rules, out: &mut Vec<u8>) -> Option<Keys> {
     if sent.len() > STORED_BYTES_MAX {
         return None;

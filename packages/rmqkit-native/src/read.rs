@@ -1,4 +1,4 @@
-//! What a pull takes of a queue: entries that are wanted, and their records. Source: store.md §4.1, §16.1.
+//! The selection of matching queue entries and their records for a pull. Source: store.md §4.1, §16.1.
 
 use pyo3::buffer::{PyBuffer, ReadOnlyCell};
 use pyo3::exceptions::PyValueError;
@@ -7,16 +7,17 @@ use pyo3::types::{PyBytes, PyFrozenSet};
 
 use crate::ENTRY_BYTES;
 
-/// How many records were taken, how many entries were passed, the bytes of the records, where in the file the first of
-/// them lies, and a copy of them one behind the other; None when they lie so in the file.
+/// The number of records, the number of processed entries, the bytes of the records, the position of the first record
+/// in the file, and a concatenated copy of the records, or None if the records are contiguous in the file.
 type Selected<'py> = (usize, usize, i64, i64, Option<Bound<'py, PyBytes>>);
 
-/// Take the records of a queue's entries that are wanted, all out of one file of the log, up to `count_max` of them and,
-/// but for the first, `bytes_max` bytes.
-/// `log`: the file, of which the first `end - start` bytes are written; `start`: its physical offset.
-/// `codes`: the tag codes that are wanted, None for all.
-/// None when a record lies elsewhere, or not behind the one before, or an entry has no tag code but the address of one.
-/// Raises ValueError: the file has fewer bytes than it is said to.
+/// Select the records of matching queue entries from one file of the log: at most `count_max` records of at most
+/// `bytes_max` bytes, or one larger record.
+/// `log`: the file, of which the first `end - start` bytes are written. `start`: the physical offset of the file.
+/// `codes`: the accepted tag codes, or None for all.
+/// Return None if a record is in another file or not after the previous record, or if an entry has the address of a tag
+/// code.
+/// Raises ValueError: the file has fewer than `end - start` bytes.
 #[pyfunction]
 #[allow(clippy::too_many_arguments)]
 pub fn select_records<'py>(
@@ -80,7 +81,7 @@ pub fn select_records<'py>(
     Ok(Some((parts.len(), passed, size, first as i64, body)))
 }
 
-/// Physical offset and size of a record, and its tag code.
+/// Return the physical offset, the size and the tag code in an entry.
 fn fields(entry: &[u8]) -> (i64, i64, i64) {
     let number = |at: usize| {
         let eight: [u8; 8] = entry[at..at + 8].try_into().expect("an entry has twenty bytes");

@@ -4,12 +4,12 @@ pub const MAGIC_V1: i32 = 0xDAA3_20A7_u32 as i32;
 pub const BORN_HOST_V6: i32 = 0x10;
 pub const STORE_HOST_V6: i32 = 0x20;
 pub const HOST_V6_BYTES: usize = 20;
-/// All fixed fields but the two hosts: 12 numbers and the three lengths.
+/// The size of all fixed fields except the two hosts: 12 numbers and the three lengths.
 pub const FIXED_BYTES: usize = 75;
-/// Checksums go without their top bit.
+/// The mask of checksums, which are stored with the top bit cleared.
 pub const CRC_MASK: u32 = 0x7FFF_FFFF;
 
-/// One message as the log keeps it, but for its place and its time.
+/// A message to store, without its physical offset and store time.
 pub struct Message<'a> {
     pub topic: &'a [u8],
     pub queue_id: i32,
@@ -22,25 +22,26 @@ pub struct Message<'a> {
     pub properties: &'a [u8],
 }
 
-/// What the records of one run share.
+/// The fields that all records of a run share.
 pub struct Shared<'a> {
     pub born_host: &'a [u8],
     pub store_host: &'a [u8],
     pub store_timestamp: i64,
-    /// Whether they end with their checksum (``appendPropCRC``).
+    /// True if the records end with their checksum (``appendPropCRC``).
     pub is_sealed: bool,
 }
 
-/// The property that ends a record with the checksum of all before it, but for its ten digits, lowest first.
+/// The name of the last property of a sealed record. Its value is the checksum of all preceding bytes, in ten digits,
+/// least significant first.
 pub const CRC_KEY: &[u8] = b"__CRC32#";
 const CRC_DIGITS: usize = 10;
 
-/// How many bytes the checksum takes, with the mark that ends the properties before it.
+/// Return the size of the checksum property, including the mark that ends the properties before it.
 fn seal_bytes(properties: &[u8]) -> usize {
     CRC_KEY.len() + 1 + CRC_DIGITS + 1 + usize::from(properties.last().is_some_and(|last| *last != 2))
 }
 
-/// How many bytes the record has. None: more than the log's 32 bits can say.
+/// Return the size of the record, or None if the size does not fit in 32 bits.
 pub fn record_bytes(message: &Message, shared: &Shared) -> Option<i32> {
     let hosts = shared.born_host.len() + shared.store_host.len();
     let seal = if shared.is_sealed { seal_bytes(message.properties) } else { 0 };
@@ -48,7 +49,7 @@ pub fn record_bytes(message: &Message, shared: &Shared) -> Option<i32> {
     i32::try_from(FIXED_BYTES + hosts + variable).ok()
 }
 
-/// Append one record. None, with nothing appended, for lengths that its fields cannot carry.
+/// Append a record and return its size. If a length does not fit in its field, append nothing and return None.
 pub fn write(message: &Message, shared: &Shared, physical_offset: i64, out: &mut Vec<u8>) -> Option<i32> {
     let size = record_bytes(message, shared)?;
     let topic_bytes = u8::try_from(message.topic.len()).ok()?;

@@ -1,4 +1,4 @@
-//! The walk over the records of a segment, for everything that reads a whole log. Source: store.md §3, §12.1.
+//! The iteration over the records of a log file, for all code that reads a whole log. Source: store.md §3, §12.1.
 
 use pyo3::buffer::{PyBuffer, ReadOnlyCell};
 use pyo3::exceptions::PyValueError;
@@ -9,7 +9,7 @@ use crate::record::{BORN_HOST_V6, CRC_MASK, FIXED_BYTES, HOST_V6_BYTES, MAGIC_V1
 
 const MAGIC_V2: i32 = 0xDAA3_20AB_u32 as i32;
 const HOST_V4_BYTES: usize = 8;
-/// What `heads` has of each record: all fields before the body, if both hosts are IPv4.
+/// The bytes of each record in `heads`: all fields before the body, if both hosts are IPv4.
 const HEAD_BYTES: usize = FIXED_BYTES - 3 + 2 * HOST_V4_BYTES;
 const RECORD_BYTES_MIN: usize = HEAD_BYTES + 3;
 const SYS_FLAG_AT: usize = 36;
@@ -17,12 +17,13 @@ const PHYSICAL_OFFSET_AT: usize = 28;
 const V1_TOPIC_BYTES_MAX: usize = 127;
 const BLOCK_BYTES: usize = 16 << 10;
 
-/// Columns of the records; eight bytes a number in the machine's order: positions, sizes, body_at, body_bytes, topic_at,
-/// topic_bytes, properties_at, properties_bytes; then the heads, and a byte for the layout of each.
+/// Columns with eight bytes per number in the machine's order (positions, sizes, body_at, body_bytes, topic_at,
+/// topic_bytes, properties_at, properties_bytes), the heads of the records, and the layout of each record in one byte.
 type Columns<'py> = (Bound<'py, PyBytes>, Bound<'py, PyBytes>, Bound<'py, PyBytes>);
 
-/// The sound records that lie one behind the other from `low` on, up to `high`: at most `rows_max`, and up to the one that
-/// reaches `bytes_max` bytes. `base_offset`: the physical offset of the buffer's first byte; None: they may say any place.
+/// Return the consecutive sound records between `low` and `high`: at most `rows_max`, up to the record that reaches
+/// `bytes_max` bytes. `base_offset`: the physical offset of the buffer's first byte. With None, the physical offsets of
+/// records are not checked.
 /// Raises ValueError: the buffer is in pieces, or ends before `high`.
 #[pyfunction]
 pub fn sound_records<'py>(
@@ -56,7 +57,7 @@ pub fn sound_records<'py>(
     Ok((numbers, PyBytes::new(py, &heads), PyBytes::new(py, &layouts)))
 }
 
-/// Where the parts of a record lie.
+/// The positions of the parts of a record.
 struct Place {
     position: usize,
     size: usize,
@@ -67,8 +68,8 @@ struct Place {
 }
 
 impl Place {
-    /// The record that begins at a position, if one does that is sound: its magic is known, it says the place where it
-    /// lies, and its parts add up to its size.
+    /// Return the record at a position, or None if it is not sound. The magic of a sound record is known, its physical
+    /// offset is right, and its parts add up to its size.
     fn of(cells: &[ReadOnlyCell<u8>], position: usize, base_offset: Option<i64>) -> Option<Place> {
         let size = usize::try_from(i32::from_be_bytes(octets(cells.get(position..)?, 0)?)).ok()?;
         let record = cells.get(position..)?.get(..size)?;
@@ -118,9 +119,9 @@ impl Place {
     }
 }
 
-/// Which parts of a buffer have the checksums given, a byte for each: 1 or 0. `starts`, `sizes`: eight bytes a number in
-/// the machine's order; `sums`: four bytes each, CRC-32 without its top bit, big-endian.
-/// Raises ValueError: the buffer is in pieces, a part lies outside of it, or there are not as many numbers of each.
+/// Return one byte for each part of a buffer: 1 if the part has its checksum in `sums`, otherwise 0. `starts`, `sizes`:
+/// eight bytes per number in the machine's order. `sums`: four bytes each, CRC-32 with the top bit cleared, big-endian.
+/// Raises ValueError: the buffer is in pieces, a part is outside of the buffer, or the numbers of items differ.
 #[pyfunction]
 pub fn have_sums<'py>(
     py: Python<'py>,
@@ -157,7 +158,7 @@ fn whole<'a>(py: Python<'a>, buffer: &'a PyBuffer<u8>) -> PyResult<&'a [ReadOnly
     buffer.as_slice(py).ok_or_else(|| PyValueError::new_err("the buffer is in pieces"))
 }
 
-/// Some octets at a place; None when they are not there.
+/// Return the octets at a position, or None if the buffer is too short.
 fn octets<const N: usize>(cells: &[ReadOnlyCell<u8>], at: usize) -> Option<[u8; N]> {
     let part = cells.get(at..)?.get(..N)?;
     Some(std::array::from_fn(|index| part[index].get()))

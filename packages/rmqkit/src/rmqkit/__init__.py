@@ -1,6 +1,6 @@
 """RocketMQ-compatible messaging in Python.
 
-The public names are loaded at their first use, so that importing the package takes no time::
+The public names are loaded at their first use, which makes the import of the package fast::
 
     from rmqkit import Message, Producer
 """
@@ -11,8 +11,8 @@ import importlib
 from pkgutil import extend_path
 from typing import TYPE_CHECKING, Any
 
-# rmqkit-store, rmqkit-server and the other packages add modules to this one. Wheels install them into this folder;
-# editable installations have them in folders of their own.
+# rmqkit-store, rmqkit-server and other distributions add modules to this package. Wheels install the modules into this
+# folder. Editable installations have separate folders.
 __path__ = extend_path(__path__, __name__)
 
 if TYPE_CHECKING:

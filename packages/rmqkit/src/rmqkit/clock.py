@@ -1,7 +1,7 @@
-"""Time as a parameter: objects that need the time or a pause get a `Clock`.
+"""Clocks as parameters: objects that need the time get a `Clock`.
 
 Wall time (``now_ms``) is used in records and on the wire. Monotonic time (``monotonic_ms``) measures intervals, so that
-changes of the wall clock never shorten or extend a time-out.
+changes of the wall clock never shorten or extend a timeout.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ __all__ = ["SYSTEM_CLOCK", "Clock", "SteadyClock", "SystemClock"]
 
 
 class Clock(Protocol):
-    """The source of time for parts that measure time or wait."""
+    """A source of time for objects that measure time or wait."""
 
     def now_ms(self) -> int:
         """Return milliseconds since the Unix epoch."""
         ...
 
     def monotonic_ms(self) -> float:
-        """Return milliseconds on a scale that never goes back; only differences are meaningful."""
+        """Return milliseconds on a scale that never goes back. Only differences are meaningful."""
         ...
 
 
 class SystemClock:
-    """The machine's own clocks."""
+    """The clocks of the machine."""
 
     __slots__ = ()
 
@@ -37,10 +37,10 @@ class SystemClock:
 
 
 class SteadyClock:
-    """A clock whose wall time never goes back while the process runs; for one thread.
+    """A clock with a wall time that never goes back while the process runs. Use it in one thread only.
 
-    After the wall clock was set back, ``now_ms`` continues at the speed of monotonic time until the wall clock has
-    caught up. Deadlines in wall time use it, so that none of them moves when the clock is set back.
+    After the machine's clock was set back, ``now_ms`` continues at the speed of monotonic time until the machine's
+    clock has caught up. Deadlines in wall time use this clock, so that setting the clock back does not move them.
     """
 
     __slots__ = ("_clock", "_now_ms", "_read_ms")

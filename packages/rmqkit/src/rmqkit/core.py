@@ -1,4 +1,4 @@
-"""The compiled core, or plain Python instead of it: the choice is made once, at the start of a program."""
+"""The choice between the compiled core and plain Python, made once at the start of a program."""
 
 from __future__ import annotations
 
@@ -9,4 +9,4 @@ from rmqkit.protocol.core import Core
 __all__ = ["CORE"]
 
 CORE = Core.of(os.environ)
-"""The core of this process; ``RMQKIT_NATIVE=0`` disables it."""
+"""The core of this process. ``RMQKIT_NATIVE=0`` disables it."""

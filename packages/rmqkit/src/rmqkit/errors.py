@@ -1,4 +1,4 @@
-"""The exception classes. Each class has attributes of its own, from which it makes its text.
+"""The exception classes, and the exit codes of the command line. Most classes make their text from their arguments.
 
 ::
 
@@ -20,20 +20,20 @@
     │   ├── ConnectFailed
     │   ├── ConnectionLost
     │   ├── RequestTimedOut
-    │   ├── WrongProtocol          another program than RocketMQ listens there
-    │   └── TlsMismatch            one side encrypts and the other does not, or a certificate is not trusted
+    │   ├── WrongProtocol          the peer does not speak RocketMQ's protocol
+    │   └── TlsMismatch            only one side encrypts, or a certificate is not trusted
     ├── PeerRefused              the peer's response has an error code
-    ├── UnknownName              there is no topic, group, broker, cluster or message of that name
+    ├── UnknownName              a topic, group, broker, cluster or message does not exist
     └── ClientError              the client cannot execute an operation
         ├── NoRoute                no broker is known for a topic
         │   └── NoNameServer         no name server answered
         ├── MessageIllegal         a message violates a rule and is not sent
         ├── ReadOnly               a request would change something on a read-only connection
         ├── SendFailed             every attempt of a send failed
-        ├── ReplyTimedOut          a request message was stored and not replied to
-        └── NotARequest            a message cannot be replied to
+        ├── ReplyTimedOut          a request message was stored, but no reply arrived in time
+        └── NotARequest            a message has no reply address
 
-A programmer's mistake is an ``assert`` instead. After an error the command line exits with its `exit_code`:
+A programmer's mistake fails an ``assert`` instead. After an error the command line exits with its `exit_code`:
 
 ====  ===========================================================
 code  kind
@@ -105,7 +105,7 @@ class ProtocolError(RmqError):
 
 
 class FrameError(ProtocolError):
-    """The byte stream of a connection is not a sequence of frames; the connection must be closed."""
+    """The byte stream of a connection is not a sequence of frames. The connection must be closed."""
 
 
 class HeaderError(ProtocolError):
@@ -134,9 +134,9 @@ class RecordCorrupt(ProtocolError):
     """Bytes at a position are not a whole stored record.
 
     Args:
-        position: where the record was expected, in bytes from the start of the buffer.
-        reason: which check failed.
-        size: the size of the record in bytes according to its header if that was read, else 0.
+        position: the expected position of the record, in bytes from the start of the buffer.
+        reason: the failed check.
+        size: the size of the record in bytes according to its header, or 0 if the header was not read.
     """
 
     def __init__(self, position: int, reason: str, *, size: int = 0) -> None:
@@ -154,9 +154,9 @@ class ExtraMissing(SettingsError):
     """A package that a feature needs is not installed.
 
     Args:
-        what: the feature that needs it.
+        what: the feature that needs the package.
         package: the package.
-        remedy: the command that installs it.
+        remedy: the command that installs the package.
     """
 
     def __init__(self, what: str, package: str, remedy: str) -> None:
@@ -182,12 +182,12 @@ class StoreMismatch(StoreError):
 
 
 class StoreDamaged(StoreError):
-    """The log has damaged bytes before valid records, which a start would remove.
+    """The log has damaged bytes, followed by valid records. A start would remove these records.
 
     Args:
         root: directory of the store.
         physical_offset: position of the damaged bytes.
-        found: the kind of damage, and what follows it.
+        found: the kind of damage, and the bytes after it.
     """
 
     def __init__(self, root: str, physical_offset: int, found: str) -> None:
@@ -202,9 +202,9 @@ class LogDiverged(StoreError):
     """The logs of a slave and of its master have different histories, so replication must stop.
 
     Args:
-        physical_offset: position from which they differ.
-        found: the data found instead of a continuation.
-        remedy: the operator's remedy; empty for the usual one.
+        physical_offset: position from which the logs differ.
+        found: the data at this position.
+        remedy: the remedy for the operator, or empty for the usual remedy.
     """
 
     def __init__(self, physical_offset: int, found: str, remedy: str = "") -> None:
@@ -247,7 +247,7 @@ class RequestTimedOut(RemotingError):
 
     Args:
         code: the request code.
-        request: name and number of the request, for the text.
+        request: name and number of the request, for the text of the error.
     """
 
     def __init__(self, address: str, code: int, timeout_ms: float, request: str = "") -> None:
@@ -310,7 +310,7 @@ REMARKS = {
         " is not found.": "correct the access key, or create this user there",
     },
 }
-"""Remedies by response code and a part of the remark, which is more specific. Empty: the remark contains the remedy."""
+"""More specific remedies, by response code and a part of the remark. The text is empty if the remark has the remedy."""
 
 
 class PeerRefused(RmqError):
@@ -318,7 +318,7 @@ class PeerRefused(RmqError):
 
     Args:
         code: the response code.
-        remark: the text of the peer; may be empty.
+        remark: the text of the peer, which may be empty.
         address: the address of the peer.
     """
 
@@ -338,9 +338,9 @@ class UnknownName(RmqError):
 
     Args:
         kind: the kind of object: topic, group, broker, cluster, message.
-        asked: the server that was asked, such as ``name server 127.0.0.1:9876``.
-        known: the existing names; the error suggests the most similar one.
-        remedy: what to do if no name is similar.
+        asked: the server that does not know the name, such as ``name server 127.0.0.1:9876``.
+        known: the existing names. The error suggests the most similar name.
+        remedy: a further sentence with a remedy.
     """
 
     def __init__(self, kind: str, name: str, asked: str, known: Iterable[str] | None = None, remedy: str = "") -> None:
@@ -352,7 +352,7 @@ class UnknownName(RmqError):
 
 
 def _hint(text: str, name: str, known: Iterable[str] | None) -> str:
-    """Add a suggestion: the most similar name, or some of the existing names."""
+    """Return a text with a suggestion: the most similar name, or some of the existing names."""
     from difflib import get_close_matches
 
     if known is None:
@@ -395,7 +395,7 @@ class TimeIllegal(ClientError, ValueError):
 
 
 class MessageIllegal(ClientError):
-    """A message violates a rule; it was not sent."""
+    """A message was not sent, because it violates a rule."""
 
 
 class ReadOnly(ClientError):
@@ -403,8 +403,8 @@ class ReadOnly(ClientError):
 
     Args:
         code: the request code.
-        name: its name in RocketMQ.
-        address: the peer to which it was not sent.
+        name: the name of the request in RocketMQ.
+        address: the address of the peer.
     """
 
     def __init__(self, code: int, name: str, address: str) -> None:
@@ -421,9 +421,9 @@ class SendFailed(ClientError):
 
     Args:
         topic: the topic of the message.
-        brokers: the names of the brokers, in the order in which they were tried.
-        cause: the error of most attempts, the first one of equally frequent ones.
-        others: the other errors, one of each kind.
+        brokers: the names of the brokers, in the order of the attempts.
+        cause: the most frequent error, or the first of equally frequent errors.
+        others: one error of each other kind.
     """
 
     def __init__(self, topic: str, brokers: list[str], cause: Exception, others: Sequence[Exception] = ()) -> None:
@@ -453,8 +453,8 @@ class ReplyTimedOut(ClientError):
 
 
 class NotARequest(ClientError):
-    """A message was not sent with `Producer.request`, so it has no reply address. ``code`` is Java's number for this
-    error."""
+    """A message has no reply address, because it was not sent with `Producer.request`.
+    ``code`` is Java's number for this error."""
 
     code = 10007
 
@@ -506,7 +506,7 @@ _BY_RESPONSE = {
 
 
 def exit_code(error: RmqError) -> ExitCode:
-    """Return the exit code of the command line after an error."""
+    """Return the exit code of the command line for an error."""
     match error:
         case PeerRefused():
             return _BY_RESPONSE.get(error.code, ExitCode.FAILED)

@@ -1,8 +1,8 @@
 """Extras: optional packages, and the commands that install them.
 
-``pip install rmqkit`` installs the packages of a client. A package for servers, the command line or Spark belongs to an
-extra (``[project.optional-dependencies]``). It is imported where it is used, inside `needed`, so that a missing package
-leads to one line with the command that installs it.
+``pip install rmqkit`` installs the packages for a client. Packages for servers, the command line or Spark belong to
+extras (``[project.optional-dependencies]``). The code that uses such a package imports it inside `needed`. If the
+package is missing, the user sees one line with the command that installs it.
 """
 
 from __future__ import annotations
@@ -23,16 +23,15 @@ _PACKAGES = {
     "prometheus_client": "prometheus-client",
     "py4j": "pyspark",
 }
-"""Modules whose package has another name → the name of the package."""
+"""Module → name of its package, if the names differ."""
 
 
 @contextmanager
 def needed(extra: str, what: str) -> Iterator[None]:
-    """Put the imports of an extra's packages inside this ``with`` block. ``what`` is the feature that needs the
-    packages.
+    """Return a context manager for imports of an extra's packages. ``what``: the feature that needs the packages.
 
     Raises:
-        ExtraMissing: a package is not installed.
+        ExtraMissing: a package is not installed, or lacks a name.
     """
     try:
         yield
@@ -49,14 +48,14 @@ def needed(extra: str, what: str) -> Iterator[None]:
 def install(extra: str) -> str:
     """Return the command that adds an extra to this installation.
 
-    It names the checkout, wheel or repository that rmqkit was installed from, or `rmqkit` after an installation from a
-    package index.
+    The command contains the checkout, wheel or repository from which rmqkit was installed, or only `rmqkit` after an
+    installation from a package index.
     """
     return f"pip install {_origin(f'[{extra}]')}"
 
 
 def _origin(extra: str) -> str:
-    # Imported here, because they are needed only if a package is missing.
+    # Import these modules here, because they are needed only if a package is missing.
     import json
     from importlib.metadata import PackageNotFoundError, distribution
     from pathlib import Path

@@ -1,12 +1,12 @@
 """The metrics of broker, name server and proxy, as one table: name, kind, labels, unit, buckets and meaning.
 
-Names that begin with ``rocketmq_`` are the reference's (Apache 5.4.0 with ``metricsExporterType=PROM``), with its
-labels, units and buckets; names that begin with ``rmqkit_`` are rmqkit's. In the exposition the unit ends the name, as
-OpenTelemetry's exporter writes it: ``rocketmq_rpc_latency_milliseconds``. Every sample also has the labels of `COMMON`.
-Metrics of the reference that are missing here are in the table, with the reason. Source: behaviour.md §9.10.
+Metrics with names that begin with ``rocketmq_`` have the labels, units and buckets of the reference (Apache 5.4.0 with
+``metricsExporterType=PROM``). Metrics with names that begin with ``rmqkit_`` are specific to rmqkit. In the exposition
+the name ends with the unit, as from OpenTelemetry's exporter: ``rocketmq_rpc_latency_milliseconds``. Every sample also
+has the labels of `COMMON`. Source: behaviour.md §9.10.
 
-Values are counted under keys that are at hand where they are counted. The texts of labels are made only when the values
-are read. One thread writes a value, any thread may read it.
+The code that counts a value uses a key that it already has. The texts of labels are made only when the values are read.
+One thread writes a value, and any thread may read it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Kind(enum.Enum):
 
 
 class Server(enum.Flag):
-    """The servers that have a metric."""
+    """The servers that can have a metric."""
 
     BROKER = enum.auto()
     NAME_SERVER = enum.auto()
@@ -41,8 +41,8 @@ class Server(enum.Flag):
 
 
 class Metric(Struct, frozen=True):
-    """One metric. ``absent``: the reason why no server has this metric, or empty. ``buckets``: upper bounds, without
-    infinity."""
+    """A metric. ``absent``: the reason why no server has this metric, or empty. ``buckets``: the upper bounds of the
+    buckets, without infinity."""
 
     name: str
     kind: Kind
@@ -55,7 +55,7 @@ class Metric(Struct, frozen=True):
 
     @property
     def exposed_name(self) -> str:
-        """The name in the exposition."""
+        """The name of the metric in the exposition."""
         return f"{self.name}_{self.unit}" if self.unit else self.name
 
 
@@ -64,7 +64,7 @@ COMMON = {
     "node_type": "`broker`, `nameserver` or `proxy`",
     "node_id": "the broker's name; the name server's or the proxy's address",
 }
-"""Labels of every sample, before those of ``metricsLabel``."""
+"""The labels of every sample. The labels of ``metricsLabel`` follow them."""
 
 _SHORT_MS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 1000.0, 5000.0)
 _CREATION_MS = (10.0, 100.0, 1000.0, 3000.0, 5000.0)
@@ -81,7 +81,7 @@ _BUCKETS = {
     "rmqkit_dispatch_latency": _SHORT_MS,
 }
 
-# Each line: kind, name, unit or "-", labels: meaning.
+# The format of a line: kind, name, unit ("-" for none), labels, colon, meaning.
 _BROKER = """
 gauge rocketmq_processor_watermark - processor: waiting requests, by handler
 gauge rocketmq_broker_permission -: brokerPermission: 4 is read, 2 is write, 6 is both
@@ -211,7 +211,7 @@ TABLE: tuple[Metric, ...] = (
 
 
 class Histogram:
-    """The number of values in each bucket. ``counts`` has one more entry, for values above all bounds."""
+    """A histogram. ``counts`` has the number of values in each bucket, and of values above all bounds."""
 
     __slots__ = ("bounds", "counts", "sum")
 
@@ -226,19 +226,19 @@ class Histogram:
         self.sum += value * count
 
     def observe_all(self, values: Sequence[float]) -> None:
-        """Add many values at once: sort them, then bisect once for each bucket with values."""
+        """Add many values. Sorting them reduces the searches to one for each bucket that has values."""
         in_order, counts, counted = sorted(values), self.counts, 0
         while counted < len(in_order):
             bucket = bisect_left(self.bounds, in_order[counted])
             until = len(in_order) if bucket == len(self.bounds) else bisect_right(in_order, self.bounds[bucket])
-            # Each iteration advances: the value at `counted` is not above the bound of its bucket.
+            # The value at `counted` is not above the bound of its bucket, so `until` is greater.
             assert until > counted, "each iteration advances"
             counts[bucket] += until - counted
             counted = until
         self.sum += sum(values)
 
     def observe_each(self, values: Sequence[float], counts: Sequence[int]) -> None:
-        """Add values with their counts. This is fast if all values are in one bucket, as they usually are."""
+        """Add values with their counts. This is fast in the usual case that all values are in the same bucket."""
         if not values:
             return
         bucket = bisect_left(self.bounds, min(values))
@@ -251,14 +251,14 @@ class Histogram:
 
 
 Gathered = dict[str, Mapping[tuple[str, ...], "float | Histogram"]]
-"""Metric name → label values in the table's order → value."""
+"""The values of metrics: metric name → label values, in the order of the table → value."""
 
 _BOUNDS = {metric.name: metric.buckets for metric in TABLE}
 assert len(_BOUNDS) == len(TABLE), "each metric has one row"
 
 
 def histogram(name: str) -> Histogram:
-    """Return an empty histogram with a metric's buckets."""
+    """Return an empty histogram with the buckets of a metric."""
     return Histogram(_BOUNDS[name])
 
 
@@ -266,20 +266,20 @@ _POLLS = frozenset((RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE))
 
 
 class RpcLatency(dict[tuple[int, int, bool, str], Histogram]):
-    """``rocketmq_rpc_latency``: request code, response code, True if the response was held, how it was sent → times in
-    ms. After `_KEYS_MAX` combinations, further ones count as code -1, because peers may send any code."""
+    """The values of ``rocketmq_rpc_latency``. The keys are request code, response code, True if the response was held,
+    and the result of sending it; the values are times in ms. After `_KEYS_MAX` keys, request code -1 counts all
+    others."""
 
     _KEYS_MAX = 2048
 
     def __missing__(self, key: tuple[int, int, bool, str]) -> Histogram:
-        # Peers may send any code: without a limit they could make the table grow for ever.
+        # Limit the keys: peers may send any code, and could make the table grow for ever.
         if len(self) >= self._KEYS_MAX:
             key = -1, *key[1:]
         return self.setdefault(key, histogram("rocketmq_rpc_latency"))
 
     def gather(self) -> dict[tuple[str, ...], float | Histogram]:
-        """Return the table with texts as labels. Of the held responses, only those to polls are labelled as long
-        polls."""
+        """Return the histograms with texts as labels. Only held responses to pulls have the label of long polling."""
         gathered: dict[tuple[str, ...], float | Histogram] = {}
         for (code, response_code, is_held, result), found in self.items():
             is_poll = "true" if is_held and code in _POLLS else "false"
@@ -292,22 +292,22 @@ class RpcLatency(dict[tuple[int, int, bool, str], Histogram]):
 
 
 def _name(codes: type[IntEnum], code: int) -> str:
-    """Return the label of a code: its name, or its number if it has no name."""
+    """Return the label of a code: its name, its number if it has no name, or ``other`` for -1."""
     try:
         return codes(code).name.lower()
     except ValueError:
         return "other" if code < 0 else str(code)
 
 
-# ---- the exposition for Prometheus and the settings of its exporter, the same for broker and name server
+# ---- the exposition for Prometheus, and the settings of the exporter, for all servers
 
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def exposition(gathered: Gathered, common: Mapping[str, str]) -> bytes:
-    """Return the values of metrics as an exposition. ``common``: labels that every sample has."""
-    # Imported here, because a broker without an exporter starts faster and needs less memory without it.
+    """Return the values of metrics as an exposition. ``common``: the labels of every sample."""
+    # Import the library here: a broker without an exporter starts faster and needs less memory without the library.
     from prometheus_client import CollectorRegistry, generate_latest
     from prometheus_client.metrics_core import Metric as Family
     from prometheus_client.registry import Collector
@@ -336,9 +336,9 @@ def exposition(gathered: Gathered, common: Mapping[str, str]) -> bytes:
 
 
 def _samples(value: Histogram) -> Iterator[tuple[str, dict[str, str], float]]:
-    """Yield the samples of a histogram: cumulative buckets, the count, the sum."""
+    """Yield the samples of a histogram: cumulative buckets, count and sum."""
     count = 0
-    # Prometheus expects cumulative buckets; here they are separate, so that counting a value takes one addition.
+    # Prometheus expects cumulative buckets. `Histogram` has separate buckets, so that a value needs one addition.
     for bound, added in zip((*map(str, value.bounds), "+Inf"), value.counts, strict=True):
         count += added
         yield "bucket", {"le": bound}, count
@@ -354,7 +354,7 @@ class ExporterType(enum.Enum):
 
 
 class MetricLabels(str):
-    """Labels of every sample: ``name:value,name:value``. Raises ValueError: a pair does not have that form."""
+    """Labels for every sample, as ``name:value,name:value``. Raises ValueError: a pair does not have this form."""
 
     __slots__ = ()
 
@@ -371,7 +371,7 @@ class MetricLabels(str):
 
 
 class ExporterSettings(Struct, kw_only=True):
-    """The settings of a configuration file for metrics."""
+    """The settings about metrics in a configuration file."""
 
     exporter_type: Annotated[ExporterType, Setting("metricsExporterType", "exporter: none, or Prometheus")] = (
         ExporterType.DISABLE
@@ -386,7 +386,7 @@ class ExporterSettings(Struct, kw_only=True):
 
 
 EXPORTER_PROMISES = {"metricsInDelta": ("false",)}
-"""The one accepted value: Prometheus reads sums, never differences."""
+"""The only accepted value, because Prometheus reads sums instead of differences."""
 
 EXPORTERS_WITHOUT_EFFECT = frozenset(
     """
@@ -394,4 +394,4 @@ EXPORTERS_WITHOUT_EFFECT = frozenset(
     metricGrpcExporterIntervalInMills metricLoggingExporterIntervalInMills
     """.split()
 )
-"""Keys of exporters that rmqkit does not have."""
+"""The keys of exporters that rmqkit does not have."""

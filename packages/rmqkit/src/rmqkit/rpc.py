@@ -1,8 +1,8 @@
 """Typed requests to brokers and name servers, one method per request code (``MQClientAPIImpl``, ``BrokerOuterAPI``).
 
 Clients, administration and brokers use the same methods. Every method raises RemotingError if the broker does not
-respond, and PeerRefused if the response has a code that the method's result cannot express; only further errors are
-listed. Source: remoting.md §4.3, §4.4.
+respond, and PeerRefused if the result of the method cannot represent the code of the response. Docstrings list only
+further errors. Source: remoting.md §4.3, §4.4.
 """
 
 from __future__ import annotations
@@ -82,12 +82,12 @@ class PullStatus(enum.Enum):
     NO_NEW_MESSAGE = "NO_NEW_MSG"
     """The offset is at the end of the queue."""
     NO_MATCHED_MESSAGE = "NO_MATCHED_MSG"
-    """No message matched the expression: pull again at ``next_begin_offset``."""
+    """No message matched the expression. Pull again at ``next_begin_offset``."""
     OFFSET_ILLEGAL = "OFFSET_ILLEGAL"
-    """The queue does not have the offset: continue at ``next_begin_offset``."""
+    """The queue does not have the offset. Continue at ``next_begin_offset``."""
 
 
-# A message that was stored less safely than requested is stored: the commit cannot be undone.
+# These codes mean that the commit is stored, even if less safely than requested. It cannot be undone.
 _COMMITTED = (ResponseCode.SUCCESS, ResponseCode.FLUSH_DISK_TIMEOUT, ResponseCode.FLUSH_SLAVE_TIMEOUT)
 _PULL_STATUS: dict[int, PullStatus] = {
     ResponseCode.SUCCESS: PullStatus.FOUND,
@@ -126,7 +126,7 @@ _POP_STATUS: dict[int, PopStatus] = {
 
 
 class Popped(Struct):
-    """The response to a pop, with undecoded records; if no messages were found, ``header`` has only default values."""
+    """The response to a pop, with undecoded records. Without messages, ``header`` has only default values."""
 
     status: PopStatus
     header: PopMessageResponse
@@ -134,7 +134,7 @@ class Popped(Struct):
 
 
 class BrokerCalls:
-    """Requests to brokers by address. ``timeout_ms`` applies to every request without its own timeout.
+    """Requests to brokers by address. ``timeout_ms`` is the default timeout of a request.
 
     ===============  =========================================================================
     method           returns
@@ -145,7 +145,7 @@ class BrokerCalls:
     `fetch_header`   the header of a successful response
     ===============  =========================================================================
 
-    Raises BodyError, HeaderError: the body, or the header, of a response cannot be read.
+    Raises BodyError, HeaderError: the body or the header of a response cannot be read.
     """
 
     def __init__(self, remoting: RemotingClient, timeout_ms: float) -> None:
@@ -181,20 +181,21 @@ class BrokerCalls:
     # -- clients and their groups
 
     async def heartbeat(self, address: str, data: HeartbeatData) -> int:
-        """HEART_BEAT: send the groups of this client and their subscriptions. Return the broker's version."""
+        """HEART_BEAT: send the groups and subscriptions of this client, and return the version of the broker."""
         return (await self.ask(address, RequestCode.HEART_BEAT, body=msgspec.json.encode(data))).version
 
     async def unregister(
         self, address: str, client_id: str, *, producer_group: str | None = None, consumer_group: str | None = None
     ) -> None:
-        """UNREGISTER_CLIENT: this client leaves a group."""
+        """UNREGISTER_CLIENT: remove this client from a group."""
         header = UnregisterClientRequest(client_id, producer_group, consumer_group)
         await self.ask(address, RequestCode.UNREGISTER_CLIENT, header)
 
     async def check_subscription(
         self, address: str, client_id: str, group: str, subscription: SubscriptionData
     ) -> None:
-        """CHECK_CLIENT_CONFIG: raises PeerRefused with the reason if the broker cannot filter by the expression."""
+        """CHECK_CLIENT_CONFIG: check a subscription.
+        Raises PeerRefused: the broker cannot filter by the expression. The remark has the reason."""
         body = CheckClientBody(client_id=client_id, group=group, subscription_data=subscription)
         await self.ask(address, RequestCode.CHECK_CLIENT_CONFIG, body=msgspec.json.encode(body))
 
@@ -206,7 +207,7 @@ class BrokerCalls:
     async def lock_queues(
         self, address: str, group: str, client_id: str, queues: list[MessageQueue]
     ) -> set[MessageQueue]:
-        """LOCK_BATCH_MQ: lock queues for this client; return the queues that this client has locked."""
+        """LOCK_BATCH_MQ: lock queues for this client, and return the queues that are now locked for it."""
         body = LockBody(client_id=client_id, consumer_group=group, queues=queues)
         encoded = msgspec.json.encode(body)
         return set((await self.fetch(LockedQueues, address, RequestCode.LOCK_BATCH_MQ, body=encoded)).queues)
@@ -225,9 +226,9 @@ class BrokerCalls:
         is_stored: bool = False,
         timeout_ms: float = OFFSET_TIMEOUT_MS,
     ) -> int | None:
-        """QUERY_CONSUMER_OFFSET: return the offset of a group in a queue, or None if the broker has none. For a new
-        queue the broker returns 0 then, unless ``is_stored`` asks for a stored offset."""
-        # None omits the field (setZeroIfNotFound), whose default is true in brokers.
+        """QUERY_CONSUMER_OFFSET: return the offset of a group in a queue, or None if the broker has no offset. For a
+        new queue without an offset, the broker returns 0, unless ``is_stored`` requires a stored offset."""
+        # None omits the field setZeroIfNotFound. Its default in brokers is true.
         header = QueryConsumerOffsetRequest(
             group, queue.topic, queue.queue_id, False if is_stored else None, queue.broker_name
         )
@@ -237,12 +238,12 @@ class BrokerCalls:
         return decode_header(expect_success(answer, address), OffsetResponse).offset
 
     async def commit_offset(self, address: str, group: str, queue: MessageQueue, offset: int) -> None:
-        """UPDATE_CONSUMER_OFFSET: commit the offset of a group, and wait until the broker has it."""
+        """UPDATE_CONSUMER_OFFSET: commit the offset of a group, and wait for the response."""
         header = UpdateConsumerOffsetRequest(group, queue.topic, queue.queue_id, offset, queue.broker_name)
         await self.ask(address, RequestCode.UPDATE_CONSUMER_OFFSET, header, timeout_ms=OFFSET_TIMEOUT_MS)
 
     async def commit_offset_one_way(self, address: str, group: str, queue: MessageQueue, offset: int) -> None:
-        """UPDATE_CONSUMER_OFFSET without a response."""
+        """UPDATE_CONSUMER_OFFSET: commit the offset of a group, without a response."""
         header = UpdateConsumerOffsetRequest(group, queue.topic, queue.queue_id, offset, queue.broker_name)
         command = request(RequestCode.UPDATE_CONSUMER_OFFSET, header, one_way=True)
         await self.remoting.send_one_way(address, command, OFFSET_TIMEOUT_MS)
@@ -253,9 +254,9 @@ class BrokerCalls:
         return (await self.fetch_header(OffsetResponse, address, RequestCode.GET_MAX_OFFSET, header)).offset
 
     async def min_offset(self, address: str, queue: MessageQueue) -> int:
-        """GET_MIN_OFFSET: return the offset of the first message of a queue that is still stored.
+        """GET_MIN_OFFSET: return the offset of the first stored message of a queue.
 
-        Brokers return -1 for an empty batch queue, whose first message will have offset 0.
+        Brokers return -1 for an empty batch queue. This method returns 0 then, the offset of the first message to come.
         """
         header = QueueRequest(queue.topic, queue.queue_id, bname=queue.broker_name)
         return max(0, (await self.fetch_header(OffsetResponse, address, RequestCode.GET_MIN_OFFSET, header)).offset)
@@ -272,31 +273,31 @@ class BrokerCalls:
         return (await self.ask(address, RequestCode.VIEW_MESSAGE_BY_ID, header)).payload
 
     async def query_messages(self, address: str, header: QueryMessageRequest) -> bytes:
-        """QUERY_MESSAGE: return the records that have a key with the same hash; there may be none."""
+        """QUERY_MESSAGE: return the records that have a key with the same hash. The result may be empty."""
         answer = await self.call(address, request(RequestCode.QUERY_MESSAGE, header), QUERY_TIMEOUT_MS)
         return b"" if answer.code == ResponseCode.QUERY_NOT_FOUND else expect_success(answer, address).payload
 
     async def send_back(self, address: str, header: ConsumerSendBackRequest) -> None:
-        """CONSUMER_SEND_MSG_BACK: deliver a message again later, or put it into the dead letter queue."""
+        """CONSUMER_SEND_MSG_BACK: redeliver a message later, or move it to the dead letters."""
         await self.ask(address, RequestCode.CONSUMER_SEND_MSG_BACK, header, timeout_ms=SEND_BACK_TIMEOUT_MS)
 
     async def end_transaction(self, address: str, header: EndTransactionRequest, remark: str | None) -> None:
         """END_TRANSACTION: send the result of a transaction, without a response.
 
-        If it is lost, the broker checks again.
+        If the request is lost, the broker checks the transaction again.
         """
         command = request(RequestCode.END_TRANSACTION, header, one_way=True)
         command.remark = remark
         await self.remoting.send_one_way(address, command, self.timeout_ms)
 
     async def ask_end_transaction(self, address: str, header: EndTransactionRequest, timeout_ms: float) -> None:
-        """END_TRANSACTION with a response: after a success, the commit is stored."""
+        """END_TRANSACTION: send the result of a transaction, and wait until the broker has stored it."""
         answer = await self.remoting.call(address, request(RequestCode.END_TRANSACTION, header), timeout_ms)
         if answer.code not in _COMMITTED:
             raise PeerRefused(answer.code, answer.remark, address)
 
     async def runtime_info(self, address: str) -> dict[str, str]:
-        """GET_BROKER_RUNTIME_INFO: return values of a broker, as texts."""
+        """GET_BROKER_RUNTIME_INFO: return the runtime values of a broker as texts."""
         return (await self.fetch(KVTable, address, RequestCode.GET_BROKER_RUNTIME_INFO)).table
 
     async def recall(self, address: str, header: RecallMessageRequest) -> str:
@@ -304,7 +305,7 @@ class BrokerCalls:
         return (await self.fetch_header(RecallMessageResponse, address, RequestCode.RECALL_MESSAGE, header)).msg_id
 
     async def pull(self, address: str, header: PullMessageRequest, timeout_ms: float) -> Pulled:
-        """PULL_MESSAGE."""
+        """PULL_MESSAGE: pull messages from a queue."""
         answer = await self.remoting.call(address, request(RequestCode.PULL_MESSAGE, header), timeout_ms)
         status = _PULL_STATUS.get(answer.code)
         if status is None:
@@ -321,12 +322,12 @@ class BrokerCalls:
         )
 
     async def pop(self, address: str, header: PopMessageRequest, timeout_ms: float) -> Popped:
-        """POP_MESSAGE."""
+        """POP_MESSAGE: pop messages of a topic."""
         answer = await self.remoting.call(address, request(RequestCode.POP_MESSAGE, header), timeout_ms)
         status = _POP_STATUS.get(answer.code)
         if status is None:
             raise PeerRefused(answer.code, answer.remark, address)
-        # Other responses may lack the fields of this header.
+        # Responses with other codes may lack the fields of this header.
         if status is not PopStatus.FOUND:
             return Popped(status, PopMessageResponse(), b"")
         return Popped(status, decode_header(answer, PopMessageResponse), answer.payload)
@@ -342,18 +343,18 @@ class BrokerCalls:
     async def change_invisible_time(
         self, address: str, header: ChangeInvisibleTimeRequest
     ) -> ChangeInvisibleTimeResponse:
-        """CHANGE_MESSAGE_INVISIBLETIME: set the time after which a popped message is delivered again."""
+        """CHANGE_MESSAGE_INVISIBLETIME: set the time after which a popped message is redelivered."""
         code = RequestCode.CHANGE_MESSAGE_INVISIBLETIME
         return await self.fetch_header(ChangeInvisibleTimeResponse, address, code, header)
 
     async def assignments(self, address: str, asked: QueryAssignmentBody) -> list[Assignment]:
-        """QUERY_ASSIGNMENT: return the queues of a topic that the broker assigns to a client: no queues if the broker
-        does not know the client."""
+        """QUERY_ASSIGNMENT: return the queues of a topic that the broker assigns to a client. If the broker does not
+        know the client, return no queues."""
         code, body = RequestCode.QUERY_ASSIGNMENT, msgspec.json.encode(asked)
         return (await self.fetch(Assignments, address, code, body=body)).message_queue_assignments
 
     async def set_request_mode(self, address: str, mode: MessageRequestMode) -> None:
-        """SET_MESSAGE_REQUEST_MODE: make a group pop or pull a topic; each broker has its own setting."""
+        """SET_MESSAGE_REQUEST_MODE: make a group pop or pull a topic. Each broker has its own setting."""
         await self.ask(address, RequestCode.SET_MESSAGE_REQUEST_MODE, body=msgspec.json.encode(mode))
 
     # -- state that the brokers of a group copy from each other
@@ -373,18 +374,19 @@ _log = logging.getLogger(__name__)
 
 
 class NameServers:
-    """Calls name servers one after the other until one responds (``NameServerAddressManager``). Loop only.
+    """The name servers of a cluster (``NameServerAddressManager``). A request tries one name server after the other
+    until one responds. Loop only.
 
-    After a name server that did not respond, the next request begins with the following one.
+    If a name server does not respond, the next request begins with the following name server.
     Source: behaviour.md §7.1; remoting.md §4.2.
 
-    Every method raises NoNameServer if none responds, and PeerRefused if a response has an unexpected code.
+    Every method raises NoNameServer if no name server responds, and PeerRefused if a response has an unexpected code.
 
     Args:
         addresses: the addresses, which may change during use.
         calls: sends the requests.
-        first: index of the first name server to use, modulo their number; clients choose it
-        at random to spread the load.
+        first: index of the first name server to use, modulo their number. Clients choose a random index to spread the
+            load.
     """
 
     def __init__(self, addresses: Sequence[str], calls: BrokerCalls, *, first: int = 0) -> None:
@@ -394,9 +396,9 @@ class NameServers:
 
     async def call(self, code: int, header: Struct | None = None) -> tuple[Command, str]:
         """Send a request to one name server after the other until one responds. Return the response, with any response
-        code, and the address of that name server."""
+        code, and the address of its name server."""
         failures: list[RemotingError] = []
-        # A copy, because the addresses may be replaced during a call.
+        # Copy the addresses, because they may change during a call.
         first, addresses = self._chosen, tuple(self.addresses)
         for chosen in range(first, first + len(addresses)):
             address = addresses[chosen % len(addresses)]
@@ -404,17 +406,17 @@ class NameServers:
                 return await self._calls.call(address, request(code, header)), address
             except RemotingError as error:
                 failures.append(error)
-                self._chosen = chosen + 1  # also for the next request, so that it does not wait for the same one
+                self._chosen = chosen + 1  # so that the next request does not wait for this server
                 _log.info("name server %s: %s", address, error)
         raise NoNameServer(failures)
 
     async def fetch(self, kind: type[T], code: int, header: Struct | None = None) -> T:
-        """Return the body of a successful response. Raises BodyError: it cannot be read."""
+        """Return the body of a successful response. Raises BodyError: the body cannot be read."""
         answer, address = await self.call(code, header)
         return decode_as(expect_success(answer, address).payload, kind)
 
     async def route(self, topic: str) -> TopicRoute | None:
-        """GET_ROUTEINFO_BY_TOPIC: return the route of a topic, or None if the name server knows no broker with it."""
+        """GET_ROUTEINFO_BY_TOPIC: return the route of a topic, or None if the name server does not know the topic."""
         header = RouteRequest(topic, accept_standard_json_only=True)
         answer, address = await self.call(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
         if answer.code == ResponseCode.TOPIC_NOT_EXIST:
@@ -426,7 +428,8 @@ class NameServers:
             raise PeerRefused(answer.code, f"the route of topic {topic} cannot be read: {error}", address) from None
 
     async def brokers(self) -> ClusterInfo | None:
-        """GET_BROKER_CLUSTER_INFO: return the registered brokers, or None after any other response."""
+        """GET_BROKER_CLUSTER_INFO: return the registered brokers, or None if the response has an error code or cannot
+        be read."""
         answer, _ = await self.call(RequestCode.GET_BROKER_CLUSTER_INFO)
         try:
             return decode_as(answer.payload, ClusterInfo) if answer.code == ResponseCode.SUCCESS else None

@@ -1,10 +1,10 @@
-"""Sentences that can be translated, marked in the code that makes them: ``_("topic {topic} deleted", topic=name)``.
+"""Sentences that can be translated. Code marks them with `_`: ``_("topic {topic} deleted", topic=name)``.
 
-A `Sentence` is an ordinary ``str`` with the English text, so logs, exceptions and the command line need no change. It
-also has its ``template`` and ``values``. The web console looks up the template in a catalogue of another language and
-fills in the values, which may be sentences themselves (`rmqkit.console.html.translation`). Other operations on a
-sentence, such as ``+`` and f-strings, return a plain ``str``, which is shown in English. Pass ``enc_hook=plain`` to
-msgspec, because it does not encode subclasses of ``str``. Babel collects the templates: ``make texts``.
+A `Sentence` is a ``str`` with the English text, so logs, exceptions and the command line can use it directly. It also
+has its ``template`` and ``values``. The web console looks up the template in the catalogue of another language and
+fills in the values, which may be sentences, too (`rmqkit.console.html.translation`). Other operations on a sentence,
+such as ``+`` and f-strings, return a plain ``str``, which the console shows in English. Pass ``enc_hook=plain`` to
+msgspec, because msgspec does not encode subclasses of ``str``. ``make texts`` collects the templates with Babel.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["Sentence", "_", "capital", "joined", "marked", "plain"]
 
 
 class Sentence(str):
-    """An English text, made of ``template`` and ``values`` by `_`."""
+    """An English text that `_` made from ``template`` and ``values``."""
 
     __slots__ = ("template", "values")
 
@@ -25,7 +25,7 @@ class Sentence(str):
     values: dict[str, Any]
 
     def __str__(self) -> str:
-        """Return the sentence itself, so that ``str(error)`` is the sentence that the error was raised with."""
+        """Return the sentence itself, so that ``str(error)`` returns the sentence with which an error was raised."""
         return self
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
@@ -33,8 +33,8 @@ class Sentence(str):
 
 
 def _(template: str, /, **values: Any) -> str:
-    """Return ``template.format(**values)`` as a sentence. A value that is neither text nor a number becomes text; an
-    exception becomes the sentence that it was raised with."""
+    """Return ``template.format(**values)`` as a sentence. Values that are neither text nor numbers are converted with
+    ``str``, so an exception becomes the sentence with which it was raised."""
     for name, value in values.items():
         if not isinstance(value, str | int | float):
             values[name] = str(value)
@@ -45,13 +45,13 @@ def _(template: str, /, **values: Any) -> str:
 
 
 def marked(text: str) -> str:
-    """Return ``text`` unchanged, marked for the catalogues: a template that is filled
-    later, or the word for a state."""
+    """Return ``text`` unchanged, and mark it for the catalogues. Use this for templates that are filled later, and for
+    the names of states."""
     return text
 
 
 def capital(text: str) -> str:
-    """Return a sentence with a capital first letter in English."""
+    """Return a sentence with a capital first letter in its English text."""
     found = Sentence(text[:1].upper() + text[1:])
     if not isinstance(text, Sentence):
         return plain(found)
@@ -68,7 +68,7 @@ _PAIRS = {", ": marked("{first}, {second}"), "; ": marked("{first}; {second}")}
 
 
 def joined(mark: str, parts: Iterable[str]) -> str:
-    """Return ``mark.join(parts)`` as a sentence if a part is one; ``mark`` is ``", "`` or ``"; "``."""
+    """Return ``mark.join(parts)``, as a sentence if a part is a sentence. ``mark`` is ``", "`` or ``"; "``."""
     found = list(parts)
     if not any(isinstance(one, Sentence) for one in found):
         return mark.join(found)

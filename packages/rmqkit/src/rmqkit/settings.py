@@ -1,18 +1,17 @@
-"""Settings: one annotated `msgspec.Struct` per component, filled from RocketMQ's own properties files.
+"""Settings: one annotated `msgspec.Struct` per component, filled from RocketMQ's properties files.
 
-Each field is declared once, beside the component that uses it::
+Each setting is declared once, in the module that uses it::
 
     class StoreSettings(Struct):
         flush_interval_ms: Annotated[int, Setting("flushIntervalCommitLog", low=1, help="...")] = 500
 
-This declaration is used for file parsing, bounds, ``--print-config``, the admin requests and the documentation. The
-files are Java properties (``broker.conf``, ``namesrv.conf``) or a proxy's JSON (``rmq-proxy.json``) and work unchanged:
-a key without effect here is accepted, an unknown key is reported with the most similar known key, a wrong value is an
-error.
+This declaration serves file parsing, bounds, ``--print-config``, admin requests and the documentation. Apache's files,
+Java properties (``broker.conf``, ``namesrv.conf``) or a proxy's JSON (``rmq-proxy.json``), work unchanged. A key
+without effect here is accepted. An unknown key is reported with the most similar known key. A wrong value is an error.
 
-A running server has a `Configuration`: its settings, their sources, and two ways to change hot settings: a request
-(UPDATE_BROKER_CONFIG), whose changes are stored in the file, or a new version of the file. All other settings need a
-restart. Source: store.md §23, behaviour.md §1.7, §9.9.
+A running server has a `Configuration` with its settings and their sources. Hot settings can be changed in two ways: by
+a request (UPDATE_BROKER_CONFIG), which also stores the changes in the file, or by a new version of the file. All other
+settings need a restart. Source: store.md §23, behaviour.md §1.7, §9.9.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ SECRET = "***"
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The name of a settings field in RocketMQ, and the values that the field accepts.
+    """The declaration of a settings field: its name in RocketMQ, its help text and its allowed values.
 
     Args:
         key: the key in properties files and admin commands.
@@ -66,8 +65,8 @@ class Setting:
         high: largest allowed value, inclusive.
         hot: True if the value may be changed while the process runs.
         secret: True if the value is never shown.
-        only: the single accepted value, if any other value would request something that is not
-            implemented; ``help`` gives the reason.
+        only: the only accepted value, if all other values request something that is not implemented. ``help`` contains
+            the reason.
     """
 
     key: str
@@ -92,8 +91,8 @@ class Loaded:
 
     Attributes:
         values: one settings object per requested type, in the order of the types.
-        unknown: unknown keys, each with the most similar known key or None.
-        without_effect: keys that Java brokers use and that have no effect here.
+        unknown: unknown keys, each with the most similar known key, or None.
+        without_effect: keys of Java's servers that have no effect here.
     """
 
     values: tuple[Any, ...]
@@ -103,8 +102,8 @@ class Loaded:
 
 @functools.cache
 def setting_table(settings_type: type[msgspec.Struct]) -> dict[str, tuple[str, Any, Setting]]:
-    """Return the declared settings of a type: RocketMQ key → (field name, value type, declaration). A field whose type
-    is another struct, or such a struct or None, is a group: its settings have names such as ``batch.delay_ms``."""
+    """Return the declared settings of a type: RocketMQ key → (field name, value type, declaration). A field with a
+    struct (or an optional struct) as its type is a group. Settings in a group have names such as ``batch.delay_ms``."""
     table: dict[str, tuple[str, Any, Setting]] = {}
     for name, hint in get_type_hints(settings_type, include_extras=True).items():
         if (group := _group_of(hint)) is not None:
@@ -123,7 +122,7 @@ def _group_of(hint: Any) -> type[msgspec.Struct] | None:
 
 
 def value_of(settings: msgspec.Struct, name: str) -> Any:
-    """Return the value of a setting by its name in `setting_table`, or None if the group of the setting is None."""
+    """Return the value of a setting by its field name in `setting_table`, or None if its group is None."""
     value: Any = settings
     for part in name.split("."):
         value = None if value is None else getattr(value, part)
@@ -131,7 +130,7 @@ def value_of(settings: msgspec.Struct, name: str) -> Any:
 
 
 def _made(settings_type: type[msgspec.Struct], values: Mapping[str, Any]) -> msgspec.Struct:
-    """Return settings made from values by their names in `setting_table`."""
+    """Return new settings with values, given by their field names in `setting_table`."""
     arguments: dict[str, Any] = {}
     for name, hint in get_type_hints(settings_type, include_extras=True).items():
         group = _group_of(hint)
@@ -152,13 +151,13 @@ def load(
     """Fill one settings object per type from a parsed properties file.
 
     Args:
-        types: the settings types that share the file; a key may belong to several of them.
-        properties: key → text, as `parse_properties` returns it, or key → `Given`.
-        source: the file's name in error texts, for properties without a source.
-        without_effect: keys to accept silently; `Loaded.without_effect` lists those found.
+        types: the settings types that share the file. A key may belong to several types.
+        properties: key → text, as from `parse_properties`, or key → `Given`.
+        source: the name of the file for errors, for properties without a source.
+        without_effect: keys to accept silently. `Loaded.without_effect` lists the keys that were found.
 
     Raises:
-        SettingsError: a value is not of its type or out of bounds.
+        SettingsError: a value does not have its type, or is out of bounds.
     """
     tables = [setting_table(settings_type) for settings_type in types]
     accepted = frozenset(without_effect)
@@ -176,7 +175,7 @@ def load(
         if not owners:
             if key in accepted:
                 loaded.without_effect.append(key)
-            elif len(loaded.unknown) >= _NEAREST_MAX:  # the search for a similar key takes a millisecond
+            elif len(loaded.unknown) >= _NEAREST_MAX:  # limit the searches, because each takes a millisecond
                 loaded.unknown.append((key, None))
             else:
                 known = [k for table in tables for k in table] + list(accepted)
@@ -186,7 +185,7 @@ def load(
 
 
 def to_properties(settings: msgspec.Struct) -> dict[str, str]:
-    """Return the settings as RocketMQ keys and texts. Settings of a group that is None have no text."""
+    """Return the settings as RocketMQ key → text. If a group is None, the texts of its settings are empty."""
     return {key: _text(value_of(settings, name)) for key, (name, _, _) in setting_table(type(settings)).items()}
 
 
@@ -197,7 +196,7 @@ def _text(value: Any) -> str:
 
 
 class Described(msgspec.Struct, rename="camel", kw_only=True):
-    """One setting in ``--print-config``."""
+    """A setting in the output of ``--print-config``."""
 
     key: str
     value: str
@@ -210,19 +209,19 @@ class Described(msgspec.Struct, rename="camel", kw_only=True):
 
 _JSON = ".json"
 _NEAREST_MAX = 16
-"""Number of unknown keys for which a similar known key is searched."""
+"""The maximum number of unknown keys for which a similar known key is searched."""
 
 
 class Configuration:
-    """The settings of a running server, which can be changed (``Configuration``). Loop only.
+    """The settings of a running server, and changes of these settings (``Configuration``). Loop only.
 
     Args:
-        settings: the objects that the parts of the server read; several objects may have the same key.
-        given: the source of each value that replaces a default, by key.
-        file: the file in which `change` stores changes; None means that changes last until the process stops.
+        settings: the settings objects that the parts of the server read. Several objects may have the same key.
+        given: the text and the source of each value that replaces a default, by key.
+        file: the file in which `change` stores changes. With None, changes last until the process stops.
 
     Attributes:
-        listeners: each listener is called with the changed keys, after the change.
+        listeners: functions that are called with the changed keys after a change.
     """
 
     def __init__(
@@ -232,7 +231,7 @@ class Configuration:
         self.listeners: list[Callable[[Sequence[str]], object]] = []
         self._given = dict(given or {})
         self._file = file
-        self._at_start = self._texts()  # with the values that servers fill in, which are not a change
+        self._at_start = self._texts()  # includes values that the server itself has set
 
     @property
     def settings(self) -> tuple[Any, ...]:
@@ -243,12 +242,12 @@ class Configuration:
     def load(
         cls, types: Sequence[type[msgspec.Struct]], given: Mapping[str, Given], *, file: Path | None = None
     ) -> Configuration:
-        """Return a configuration with new settings objects. Keys that none of the types has are left out.
-        Raises SettingsError: a value is not of its type or out of bounds."""
+        """Return a configuration with new settings objects. Keys that no type declares are ignored.
+        Raises SettingsError: a value does not have its type, or is out of bounds."""
         return cls(_fresh(types, given), given, file=file)
 
     def texts(self) -> dict[str, str]:
-        """Return every key with its value as text, sorted; secrets are hidden."""
+        """Return every key with its value as text, sorted. Secrets are hidden."""
         return {key: SECRET if text and self._tables[key][2].secret else text for key, text in self._texts().items()}
 
     def described(self) -> list[Described]:
@@ -268,11 +267,11 @@ class Configuration:
         ]
 
     def is_frozen(self, keys: Iterable[str]) -> bool:
-        """Return True if a key is a setting that must not be changed while the server runs."""
+        """Return True if one of the keys is a setting that needs a restart."""
         return any(key in self._tables and not self._tables[key][2].hot for key in keys)
 
     def change(self, properties: Mapping[str, str]) -> None:
-        """Write hot settings to the file, then change them. If one is refused, none is changed.
+        """Write hot settings to the file, then change them. If a setting is refused, no setting is changed.
         Raises SettingsError: a key is unknown, a value cannot be used, or the file cannot be written."""
         assert not self.is_frozen(properties), "all keys are hot"
         types = [type(one) for one in self._objects]
@@ -288,9 +287,9 @@ class Configuration:
         self._take(loaded.values, properties)
 
     def reload(self, given: Mapping[str, Given]) -> tuple[list[str], list[str]]:
-        """Apply hot settings as they are given now.
-        Returns the keys that were changed, and the keys that differ from the start and need a restart.
-        Raises SettingsError: a value cannot be used; no setting was changed."""
+        """Change the hot settings to new values. A hot setting without a new value returns to its default.
+        Returns the changed keys, and the keys that differ from the values at the start and need a restart.
+        Raises SettingsError: a value cannot be used. No setting is changed then."""
         fresh = _fresh([type(one) for one in self._objects], given)
         now = {key: text for one in fresh for key, text in to_properties(one).items()}
         texts = self._texts()
@@ -346,14 +345,16 @@ def bounds_text(value_type: Any, setting: Setting) -> str:
 
 
 def read_properties(path: Path) -> dict[str, str]:
-    """Read a Java properties file. Raises SettingsError: the file cannot be read or is not text."""
+    """Return the keys and values of a Java properties file. Raises SettingsError: the file cannot be read or is not
+    text."""
     return {key: given.text for key, given in given_by_file(path).items()}
 
 
 def given_by_file(path: Path) -> dict[str, Given]:
-    """Return the values of a Java properties file by key, each with its line. If a key occurs twice, the last line
-    is used. A file whose name ends with ``.json`` contains one JSON object, like the file of Apache's proxy.
-    Raises SettingsError: the file cannot be read, is not text, or is not such an object."""
+    """Return the values of a Java properties file by key, each with its file and line. If a key occurs several times,
+    the last line is used. A file with a name that ends with ``.json`` contains a JSON object, like the file of Apache's
+    proxy.
+    Raises SettingsError: the file cannot be read, is not text, or is not a JSON object."""
     text = _content(path)
     if path.suffix == _JSON:
         return _given_by_json(text, path)
@@ -361,15 +362,15 @@ def given_by_file(path: Path) -> dict[str, Given]:
 
 
 def write_properties(path: Path, changes: Mapping[str, str]) -> None:
-    """Change keys in a properties file and keep its other lines; make the file if it is missing. The changes are on the
-    disk when this returns, and the file is complete at any time.
-    Raises SettingsError: the file cannot be read or written. It is unchanged then."""
+    """Change keys in a properties file without changing its other lines. Create the file if it is missing.
+    When this function returns, the changes are flushed to the disk. The file is complete at any time.
+    Raises SettingsError: the file cannot be read or written. The file is unchanged then."""
     path = path.resolve()
     if path.suffix == _JSON:
         raise SettingsError(f"cannot write {path}: changes are kept in properties files only; nothing was changed")
     text = _content(path) if path.exists() else ""
     lines, missing = text.splitlines(keepends=True), dict(changes)
-    for entry in reversed(list(_entries(text))):  # the last line of a key is used
+    for entry in reversed(list(_entries(text))):  # the last line of a key counts
         if entry.key in missing:
             lines[entry.first : entry.end] = [properties_line(entry.key, missing.pop(entry.key)) + "\n"]
     if lines and not lines[-1].endswith(("\n", "\r")):
@@ -402,7 +403,7 @@ def _given_by_json(text: str, path: Path) -> dict[str, Given]:
 
 
 def _place(key: str, text: str, path: Path) -> str:
-    """Return the file and line of a key in JSON, or only the file if the key is written with escapes."""
+    """Return the file and line of a key in JSON, or only the file if the key contains escapes."""
     at = text.find(msgspec.json.encode(key).decode())
     return str(path) if at < 0 else f"{path}:{text.count(chr(10), 0, at) + 1}"
 
@@ -422,7 +423,7 @@ _CONTROL = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 
 class _Entry(NamedTuple):
-    """A key and its value, in the lines from ``first`` (counted from 0) to before ``end``."""
+    """A key and its value. Their lines have the indexes from ``first`` up to but not including ``end``."""
 
     key: str
     value: str
@@ -431,12 +432,13 @@ class _Entry(NamedTuple):
 
 
 def parse_properties(text: str) -> dict[str, str]:
-    """Parse the Java properties format: comments, ``=``, ``:`` or blank separators, continued lines, escapes."""
+    """Return the keys and values of a text in the Java properties format: comments, the separators ``=``, ``:`` and
+    blank, continued lines, and escapes."""
     return {entry.key: entry.value for entry in _entries(text)}
 
 
 def properties_line(key: str, value: str) -> str:
-    """Return the line of a properties file for a key and its value."""
+    """Return the line of a properties file for a key and its value, without a line end."""
     escaped = "".join(map(_escape, value))
     return f"{key}={chr(92) if escaped[:1] == ' ' else ''}{escaped}"
 

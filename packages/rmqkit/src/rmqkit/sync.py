@@ -1,17 +1,18 @@
-"""The clients for programs without an event loop: the same names and arguments, but the methods block::
+"""The clients for programs without an event loop. Names and arguments are those of the asyncio clients, but the methods
+block::
 
     from rmqkit import sync
 
     with sync.Producer("orders", name_servers="127.0.0.1:9876") as producer:
         producer.send("Orders", b"17")
 
-Each class is a thin facade of the asyncio client with the same name. The client runs on an event loop in a thread
-(`Portal`); each method passes its arguments on and waits. Methods can be called from any thread, also at the same time.
-If the handler of a push consumer is a plain function, it runs in its own thread and may use the facade. Coroutine
-functions run on the event loop and must not use it.
+Each class is a thin facade for the asyncio client with the same name. The client runs on an event loop in a thread
+(`Portal`). Each method passes its arguments to the client and waits for the result. Several threads may call methods at
+the same time. If the handler of a push consumer is a plain function, it runs in its own thread and may use the facade.
+Coroutine functions run on the event loop and must not use the facade.
 
-After ``os.fork``, a producer works in the child, too: on its first use there, it creates its own client, connections
-and event loop. A consumer works only in the parent; create a new one in the child.
+After ``os.fork``, a producer also works in the child: at its first use there, it creates a new client, new connections
+and a new event loop. A consumer works only in the parent. Create a new consumer in the child.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ _Method = Callable[Concatenate[Any, P], T]
 
 
 def _makes(client_type: Callable[P, Client]) -> Callable[[Callable[[Any], None]], Callable[Concatenate[Any, P], None]]:
-    """Replace an ``__init__`` by a function that makes the asyncio client on the loop, with the arguments of that
-    client."""
+    """Return a decorator that replaces an ``__init__``. The new function makes the asyncio client on the loop, and has
+    the arguments of this client."""
 
     def init(self: _Blocking, /, *args: P.args, **kwargs: P.kwargs) -> None:
         self._begin(lambda: client_type(*args, **kwargs))
@@ -75,7 +76,7 @@ def _makes(client_type: Callable[P, Client]) -> Callable[[Callable[[Any], None]]
 
 
 def _adds(facade: type[B], method: _Method[P, Client]) -> _Method[P, B]:
-    """Make a method that returns a facade. The asyncio method of the same name makes the client for this facade."""
+    """Return a method that returns a facade. The asyncio method with the same name makes the client for the facade."""
 
     def call(self: ConnectedClients, /, *args: P.args, **kwargs: P.kwargs) -> B:
         added = facade.__new__(facade)
@@ -89,7 +90,7 @@ def _adds(facade: type[B], method: _Method[P, Client]) -> _Method[P, B]:
 
 
 def _waits(method: _Method[P, Awaitable[T]]) -> _Method[P, T]:
-    """Make a method that calls the coroutine function of the same name and waits for its result."""
+    """Return a method that calls the coroutine function with the same name and waits for its result."""
 
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
         outcome: T = self._here().run(lambda: method(self._client, *args, **kwargs))
@@ -100,8 +101,7 @@ def _waits(method: _Method[P, Awaitable[T]]) -> _Method[P, T]:
 
 
 def _waits_unless_from_parent(method: _Method[P, Awaitable[None]]) -> _Method[P, None]:
-    """Make a method as `_waits` does. The method does nothing in a child process if the client belongs to the
-    parent."""
+    """Return a method like `_waits`. If the client belongs to a parent process, the method does nothing."""
     wait = _waits(method)
 
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -112,7 +112,7 @@ def _waits_unless_from_parent(method: _Method[P, Awaitable[None]]) -> _Method[P,
 
 
 def _calls(method: _Method[P, T]) -> _Method[P, T]:
-    """Make a method that calls the plain method of the same name on the loop."""
+    """Return a method that calls the plain method with the same name on the loop."""
 
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
         async def on_loop() -> T:
@@ -126,8 +126,7 @@ def _calls(method: _Method[P, T]) -> _Method[P, T]:
 
 
 def _iterates(method: _Method[P, MessageStream]) -> _Method[P, Iterator[ReceivedMessage]]:
-    """Make a method that yields the messages of a stream, so that ``for`` can iterate over them. The ``_stream`` of the
-    class returns the stream."""
+    """Return a generator method for the messages of a stream, which the method ``_stream`` of the class returns."""
 
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[ReceivedMessage]:
         stream = self._stream(*args, **kwargs)
@@ -143,7 +142,7 @@ def _iterates(method: _Method[P, MessageStream]) -> _Method[P, Iterator[Received
 
 
 def _generates(method: _Method[P, AsyncGenerator[T]]) -> _Method[P, Generator[T]]:
-    """Make a method that returns a generator of the values of the asynchronous generator with the same name."""
+    """Return a method that returns a generator for the values of the asynchronous generator with the same name."""
 
     def call(self: ConnectedClients, /, *args: P.args, **kwargs: P.kwargs) -> Generator[T]:
         async def make() -> AsyncGenerator[T]:
@@ -168,9 +167,9 @@ def _blocking(portal: Portal, values: AsyncGenerator[T]) -> Generator[T]:
 
 
 def run(*clients: _Blocking) -> None:
-    """Run clients until SIGINT or SIGTERM, then close them, as `rmqkit.run` does; blocks until then.
-    Raises ClientError: there are no clients, or the caller is not the main thread (no other thread gets signals).
-    Raises NoRoute: as `start` of the clients."""
+    """Run clients until SIGINT or SIGTERM or until all have closed, then close them, like `rmqkit.run`. This blocks.
+    Raises ClientError: there are no clients, or the caller is not the main thread, the only thread that gets signals.
+    Raises NoRoute: see `start` of the clients."""
     if not clients:
         raise ClientError("run() has no clients: give it at least one")
     asked = threading.Event()
@@ -179,7 +178,7 @@ def run(*clients: _Blocking) -> None:
             for client in starting_order(clients):
                 if client.is_new and not asked.is_set():
                     client.start()
-            # Use a timeout, because a wait without one blocks signals on Windows.
+            # Use a timeout: a wait without a timeout blocks signals on Windows.
             while not asked.wait(_POLL_SECONDS) and not all(client.is_closed for client in clients):
                 pass
         finally:
@@ -188,7 +187,7 @@ def run(*clients: _Blocking) -> None:
 
 
 def _runs(method: _Method[P, Awaitable[None]]) -> _Method[P, None]:
-    """Make a method that runs the client by `run` of this module."""
+    """Return a method that runs the client with `run` of this module."""
 
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> None:
         run(self)
@@ -201,7 +200,7 @@ async def _close_all(clients: list[Client]) -> None:
 
 
 class _Blocking:
-    """Base class of the facades."""
+    """The base class of the facades."""
 
     _portal: Portal
     _client: Client
@@ -217,7 +216,7 @@ class _Blocking:
         self._make = make_here
         self._move_lock = threading.Lock()
         self._portal = portal()
-        # Make it on the loop's thread, because an asyncio client uses the running loop.
+        # Make the client in the loop's thread, because an asyncio client uses the running loop.
         self._client = self._portal.run(make_here)
         self._portal.close_at_exit(self._client)
         register_after_fork(self, _Blocking._forked)
@@ -235,7 +234,7 @@ class _Blocking:
 
     @property
     def is_new(self) -> bool:
-        """Return True if the client was neither started nor closed."""
+        """Return True if the client has neither been started nor closed."""
         return self._client.is_new
 
     @property
@@ -244,14 +243,14 @@ class _Blocking:
         return self._client.is_closed
 
     def _forked(self) -> bool:
-        self._move_lock = threading.Lock()  # the thread that held the lock exists only in the parent
+        self._move_lock = threading.Lock()  # a thread of the parent may have held the lock during the fork
         return False
 
     def _here(self) -> Portal:
-        """Return the portal of this process, after moving the client to it.
-        Raises ClientError: the client is a consumer that was started before a fork."""
+        """Return the portal of this process. After a fork, move the client to this process first.
+        Raises ClientError: the client is a consumer that was started before the fork."""
         if self._portal.is_from_parent:
-            # Checked twice, so that only one of several threads makes the new client after a fork.
+            # Check again with the lock, so that only one of several threads makes the new client after a fork.
             with self._move_lock:
                 if self._portal.is_from_parent:
                     self._move_to_this_process()
@@ -312,7 +311,7 @@ class TransactionProducer(Producer):
 
 
 class _Consumer(_Blocking):
-    """Base class of the consumers' facades."""
+    """The base class of the consumers' facades."""
 
     unsubscribe = _calls(consumer.Consumer.unsubscribe)
     pause = _calls(consumer.Consumer.pause)
@@ -377,8 +376,8 @@ class PopConsumer(PushConsumer):
 
 
 class ConnectedClients:
-    """`rmqkit.ConnectedClients` for programs without an event loop; it makes the clients of this module.
-    It works only in its process: after ``os.fork``, connect again in the child."""
+    """`rmqkit.ConnectedClients` for programs without an event loop. It makes the clients of this module.
+    It works only in its own process. After ``os.fork``, connect again in the child."""
 
     def __init__(self, open_clients: Callable[[], connected.ConnectedClients]) -> None:
         async def make() -> connected.ConnectedClients:
@@ -407,12 +406,12 @@ class ConnectedClients:
     def ping(self) -> None:
         """Check the connection to a name server.
 
-        Raises NoRoute: no name server answers. Raises ClientError: it is not open.
+        Raises NoRoute: no name server responds. Raises ClientError: this object is not open.
         """
         self._portal.run(self._connected.ping)
 
     def run(self) -> None:
-        """Start the producers and consumers made by this object, and run them like `run` of this module."""
+        """Start the producers and consumers that this object made, and run them with `run` of this module."""
         run(*self._added)
 
 

@@ -1,4 +1,4 @@
-"""Durations and points in time as Python programs use them.
+"""Durations and points in time in the forms that Python programs use.
 
 ===========  ====================================================  =================================================
 type         values                                                refused
@@ -8,7 +8,7 @@ type         values                                                refused
              epoch, as ``time.time()``                             negative or too large for seconds
 ===========  ====================================================  =================================================
 
-RocketMQ uses milliseconds. Inside rmqkit, the names of all such numbers end in ``_ms``.
+RocketMQ uses milliseconds. Inside rmqkit, the names of all numbers of milliseconds end in ``_ms``.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ Moment: TypeAlias = float | datetime
 """A `datetime` with a time zone, or seconds since the epoch."""
 
 _SECONDS_MAX = 1e11
-"""About 3,000 years; a number of milliseconds since the epoch is larger."""
+"""The limit, about 3,000 years. A number of milliseconds since the epoch is larger, and therefore refused."""
 
 
 def duration_ms(value: Duration, name: str) -> float:
-    """Return a duration in ms. ``name``: the argument's name in the error.
+    """Return a duration in ms. ``name``: the name of the argument, for the error.
     Raises TimeIllegal: the value is not a duration."""
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if not _is_number(seconds):
@@ -42,7 +42,7 @@ def duration_ms(value: Duration, name: str) -> float:
 
 
 def moment_ms(value: Moment, name: str) -> int:
-    """Return a point in time in ms since the epoch. ``name``: the argument's name in the error.
+    """Return a point in time in ms since the epoch. ``name``: the name of the argument, for the error.
     Raises TimeIllegal: the value is not a point in time."""
     if isinstance(value, datetime):
         if value.tzinfo is None:

@@ -1,6 +1,7 @@
-"""Tag subscriptions (``FilterAPI``): from ``A || B`` to the tag codes for brokers and the tags for clients.
+"""Tag subscriptions (``FilterAPI``): ``A || B`` becomes tag codes for brokers and tags for clients.
 
-A broker compares only the 32-bit hash of a tag. As two tags may share a hash, the client compares the text again.
+A broker compares only the 32-bit hashes of tags. Two tags may have the same hash, so the client also compares the
+texts.
 Source: behaviour.md §6.1, store.md §17.1.
 """
 
@@ -15,19 +16,19 @@ SQL92 = "SQL92"
 
 
 def is_tag_type(expression_type: str | None) -> bool:
-    """Return True if an expression is a tag expression. A missing type means a tag expression, too."""
+    """Return True if an expression type is TAG. A missing type means TAG, too."""
     return expression_type is None or expression_type in ("", TAG)
 
 
 def subscription(
     topic: str, expression: str | None, *, expression_type: str = TAG, version: int = 0
 ) -> SubscriptionData:
-    """Return the subscription that a client sends and a broker filters by.
+    """Return the subscription that a client sends to brokers, which filter by it.
 
     Args:
         topic: the subscribed topic.
-        expression: ``*``, empty or None for all messages; ``A || B`` for some tags; or a text of another type.
-        version: ms since the epoch; a broker uses the newest subscription of a group.
+        expression: ``*``, an empty text or None for all messages; ``A || B`` for tags; or a text of another type.
+        version: ms since the epoch. A broker uses the newest subscription of a group.
 
     Raises:
         ValueError: a tag expression contains no tag.
@@ -53,5 +54,5 @@ def codes_of(data: SubscriptionData) -> frozenset[int] | None:
 
 
 def matches_tags(data: SubscriptionData, tags: str | None) -> bool:
-    """Return True if a message's tag is one of a subscription's tags: the exact check of the client."""
+    """Return True if a subscription includes the tag of a message. This is the exact check of the client."""
     return not data.tags_set or (tags is not None and tags in data.tags_set)

@@ -1,21 +1,22 @@
-"""SQL92 filters over message properties (``SqlFilter``, ``SelectorParser``): text in, a compiled condition out.
+"""SQL92 filters over message properties (``SqlFilter``, ``SelectorParser``), compiled from text to a condition.
 
-An expression is compiled once, by the grammar in ``sql92.lark``, into nested functions of the raw property string; an
+The grammar in ``sql92.lark`` compiles an expression once into nested functions of the raw property string. An
 evaluation reads only the properties in the expression. The result is True, False or None (unknown). A message is
-delivered only if the result is True. A message that cannot be evaluated (``price > 5`` for price ``cheap``) is dropped.
+delivered only if the result is True. A message that cannot be evaluated (``price > 5`` for price ``cheap``) is not
+delivered.
 
-As in the reference, with its oddities (behaviour.md §6.4, §6.5):
+The behaviour is that of the reference, with its oddities (behaviour.md §6.4, §6.5):
 
-- every property is text; compared with a number, it is parsed as the Java type of the *number*, and 5.0 is not an
-  integer;
-- the parser stops without an error at the first token that cannot follow, so ``a > 5)`` is ``a > 5``;
-- a property alone is never true.
+- Every property is a text. In a comparison with a number, the text is parsed as the Java type of the *number*, and 5.0
+  is not an integer.
+- The parser stops without an error at the first token that cannot follow, so ``a > 5)`` means ``a > 5``.
+- A property alone is never true.
 
-Numbers in property texts are parsed as ``Integer.parseInt``, ``Long.parseLong`` and ``Double.valueOf`` do. Each result
-is an integer with the order of its Java type, so that all are compared in the same way. Doubles are ordered as by
-``Double.compare``: -0.0 < 0.0, NaN is above infinity and equal to itself.
+Numbers in property texts are parsed like ``Integer.parseInt``, ``Long.parseLong`` and ``Double.valueOf``. Each result
+is an integer with the order of its Java type, so that one comparison serves all types. Doubles have the order of
+``Double.compare``: -0.0 < 0.0, and NaN is greater than infinity and equal to itself.
 
-Limits of rmqkit: `EXPRESSION_CHARACTERS_MAX` and `DEPTH_MAX`; the reference's limit is the Java stack.
+The limits are `EXPRESSION_CHARACTERS_MAX` and `DEPTH_MAX`. In the reference the Java stack is the limit.
 Source: behaviour.md §6.2–§6.5, store.md §17.2.
 """
 
@@ -52,17 +53,17 @@ _F64, _I64 = struct.Struct(">d"), struct.Struct(">q")
 
 
 def parse_int(text: str) -> int:
-    """Return a 32-bit integer. Raises ValueError."""
+    """Parse a 32-bit integer. Raises ValueError: the text is not a 32-bit integer."""
     return _integer(text, _I32_END)
 
 
 def parse_long(text: str) -> int:
-    """Return a 64-bit integer. Raises ValueError."""
+    """Parse a 64-bit integer. Raises ValueError: the text is not a 64-bit integer."""
     return _integer(text, _I64_END)
 
 
 def parse_double(text: str) -> int:
-    """Return a double in its sortable form. Raises ValueError."""
+    """Parse a double and return its `sortable` form. Raises ValueError: the text is not a double."""
     match = _DOUBLE.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is not a double")
@@ -75,7 +76,7 @@ def parse_double(text: str) -> int:
 
 
 def sortable(number: float) -> int:
-    """Return an integer that orders doubles as ``Double.compare`` does."""
+    """Return an integer for a double. These integers have the order of ``Double.compare``."""
     if number != number:
         return _I64_END
     bits: int = _I64.unpack(_F64.pack(number))[0]
@@ -94,7 +95,7 @@ def _integer(text: str, end: int) -> int:
 EXPRESSION_CHARACTERS_MAX = 16_384
 DEPTH_MAX = 200
 _STACK_MAX = 500
-"""Maximum number of parentheses and signs that are open in the parser at a time."""
+"""The maximum number of parentheses and signs that are open in the parser at the same time."""
 _CACHED_MAX = 256
 
 T = TypeVar("T")
@@ -113,15 +114,14 @@ _CONSTANTS = {"TRUE": True, "FALSE": False, "NULL": None}
 
 
 class ExpressionRejected(ValueError):
-    """An SQL92 expression does not compile. The text of the error is that of the reference, if the reference has
-    one."""
+    """An SQL92 expression does not compile. The text of the error is the reference's text, if the reference has one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expression:
     """A compiled expression.
-    ``text``: its source text.
-    ``evaluate``: property string → True, False or None; raises ValueError if a value cannot be parsed."""
+    ``text``: the source text.
+    ``evaluate``: returns True, False or None for a property string. Raises ValueError: a value cannot be parsed."""
 
     text: str
     evaluate: Condition
@@ -130,7 +130,7 @@ class Expression:
     def matches(self, properties: bytes) -> bool:
         """Return True if the expression selects a message with this property string."""
         try:
-            return self.evaluate(properties) is True  # unknown selects no message
+            return self.evaluate(properties) is True  # None (unknown) does not select a message
         except ValueError:
             return False
 
@@ -145,13 +145,13 @@ class Part:
     """A part of an expression and its value for one message.
 
     Attributes:
-        text: the part, with all parentheses.
-        verdict: True, False, or None if unknown; for a property alone, True if it exists.
+        text: the text of the part, with all parentheses.
+        verdict: True, False, or None if unknown; for a property alone, True if the property exists.
         value: the text of a property, or None if it is missing.
-        error: the reason if it cannot be evaluated. Unless an earlier part decides, this
-        holds for the whole expression.
-        is_property: True for a property, whose result is ``value``.
-        parts: the parts that it consists of, without constants.
+        error: the reason why the part cannot be evaluated. Unless an earlier part decides, the whole expression cannot
+            be evaluated, either.
+        is_property: True if the part is a property, with the result in ``value``.
+        parts: the smaller parts of this part, without constants.
     """
 
     text: str
@@ -164,7 +164,8 @@ class Part:
 
 def compile_expression(text: str) -> Expression:
     """Compile an expression, with a cache of the latest results and errors.
-    Raises ExpressionRejected: it is not SQL92, compares what cannot be compared, or is too long or too deep."""
+    Raises ExpressionRejected: the text is not SQL92, compares values that cannot be compared, or is too long or too
+    deeply nested."""
     if len(text) > EXPRESSION_CHARACTERS_MAX:
         raise ExpressionRejected(f"the expression has {len(text)} characters: {EXPRESSION_CHARACTERS_MAX} are allowed")
     compiled = _compiled(text)
@@ -174,12 +175,12 @@ def compile_expression(text: str) -> Expression:
 
 
 def prepare() -> None:
-    """Make the parser, which takes more than 0.1 s, before the first expression; in any thread."""
+    """Make the parser, which takes more than 0.1 s. Call this in any thread before the first expression."""
     _grammar()
 
 
 def is_prepared() -> bool:
-    """Return True if the parser has been made; otherwise the next expression makes it."""
+    """Return True if the parser exists. Otherwise the next expression makes the parser."""
     return _grammar.cache_info().currsize > 0
 
 
@@ -190,7 +191,7 @@ def _compiled(text: str) -> Expression | str:
         term = _parse(text)
         return Expression(text, _condition(term), term)
     except ExpressionRejected as rejected:
-        # Return it as text, because an exception in the cache would hold the frames of its traceback.
+        # Return a text: an exception in the cache would keep the frames of its traceback in memory.
         return str(rejected)
 
 
@@ -199,8 +200,8 @@ def _compiled(text: str) -> Expression | str:
 
 @functools.cache
 def _grammar() -> Lark:
-    """Return the parser. lark is imported here, because the import takes most of the time. `prepare` or the first
-    expression calls this function."""
+    """Return the parser, which `prepare` or the first expression makes. lark is imported here, because the import takes
+    most of the time."""
     from lark import Lark
 
     options: dict[str, Any] = {"parser": "lalr", "lexer": "basic", "g_regex_flags": re.ASCII, "transformer": _Terms()}
@@ -208,8 +209,9 @@ def _grammar() -> Lark:
 
 
 def _parse(text: str) -> _Term:
-    """Return the term of the longest expression at the start of a text.
-    A token that cannot follow ends the expression if it is complete there, as in the reference."""
+    """Return the term of the longest expression at the start of a text. As in the reference, an unexpected token ends
+    the expression if the preceding text is a complete expression.
+    Raises ExpressionRejected: there is no such expression."""
     from lark import UnexpectedCharacters, UnexpectedToken
 
     parser: Any = _grammar().parse_interactive(text)
@@ -239,9 +241,9 @@ def _unexpected(error: UnexpectedToken) -> str:
 
 @dataclass(slots=True)
 class _Number:
-    """A number of the expression.
-    ``parse``: parses a property as the number's Java type, into an integer with the same order.
-    ``key``: the number as such an integer."""
+    """A number in an expression.
+    ``parse``: parses a property as the Java type of the number, and returns an integer with the order of this type.
+    ``key``: the number itself as an integer with this order."""
 
     value: int | float
     parse: Callable[[str], int]
@@ -253,14 +255,14 @@ class _Term:
     """A compiled part of an expression.
 
     Attributes:
-        text: its text in messages.
-        value: property string → its value.
-        condition: the same as a condition; None if it cannot be one.
-        number: the number, if it is one.
-        is_orderable: True if it can be an operand of ``>``, ``<`` and so on.
-        is_literal: True if it is a constant without a sign.
-        depth: how deep the calls of an evaluation are nested.
-        parts: the terms that it consists of.
+        text: the text of the term in errors and explanations.
+        value: returns the value of the term for a property string.
+        condition: returns True, False or None for a property string; None if the term cannot be a condition.
+        number: the number, or None if the term is not a number.
+        is_orderable: True if the term can be an operand of ``>``, ``<``, ``>=`` or ``<=``.
+        is_literal: True if the term is a constant without a sign.
+        depth: the depth of nested calls in an evaluation.
+        parts: the smaller terms of the term.
     """
 
     text: str
@@ -300,7 +302,7 @@ def _conditional(text: str, condition: Condition, *parts: _Term) -> _Term:
 
 
 class _Terms:
-    """The functions that compile the rules of the grammar. Lark calls each function by the name of its rule."""
+    """The functions that compile the rules of the grammar. Lark calls the function with the name of a rule."""
 
     def variable(self, parts: list[Any]) -> _Term:
         name = parts[0].encode()
@@ -309,7 +311,7 @@ class _Terms:
             found = find_property(properties, name)
             return None if found is None else found.decode("utf-8", "replace")
 
-        def condition(properties: bytes) -> bool | None:  # no property is of Java's type Boolean
+        def condition(properties: bytes) -> bool | None:  # never True: no property has Java's type Boolean
             return None if find_property(properties, name) is None else False
 
         return _Term(str(parts[0]), find, condition, is_property=True, is_orderable=True)
@@ -331,7 +333,7 @@ class _Terms:
 
     def float(self, parts: list[Any]) -> _Term:
         value = float(parts[0])
-        # Java's Double.MIN_VALUE is the smallest number above zero. The reference refuses smaller numbers, and so 0.0.
+        # The reference refuses numbers below Double.MIN_VALUE, the smallest positive double, and therefore 0.0.
         if value == 0.0:
             raise ExpressionRejected(f"{parts[0]} is less than 4.9E-324")
         if value == float("inf"):
@@ -398,8 +400,8 @@ class _Terms:
         return _conditional(f"({term.text} {'' if wanted else 'NOT '}IN (...))", condition, term)
 
     def text_test(self, parts: list[Any]) -> _Term:
-        """Return the term of a text test, plain or with NOT. In both forms the test is false if the property is missing
-        or not a text, or if the text to find is empty."""
+        """Return the term of a text test, with or without NOT. In both forms the result is False if the property is
+        missing or not a text, or if the text to find is empty."""
         term, inverted, name, quoted = parts
         find, test, sought, wanted = term.value, _TEXT_TESTS[name.upper()], _unquoted(quoted), not inverted
 
@@ -425,7 +427,7 @@ def _always(value: T) -> Callable[[bytes], T]:
 
 def _unknown_after(value: Callable[[bytes], Value]) -> Condition:
     def unknown(properties: bytes) -> None:
-        value(properties)  # it raises if it cannot be parsed
+        value(properties)  # raises ValueError if a value cannot be parsed
 
     return unknown
 
@@ -445,8 +447,8 @@ def _negation(term: _Term) -> _Term:
 
 
 def _joined(parts: list[_Term], sign: str, *, decisive: bool) -> _Term:
-    """Return the term of ``OR`` or ``AND``. The first part that has the decisive result decides. If no part has it, one
-    unknown part makes the result unknown."""
+    """Return the term of ``OR`` or ``AND``. The first part with the decisive result decides. Without a decisive part,
+    one unknown part makes the result unknown."""
     conditions, otherwise = tuple(_condition(part) for part in parts), not decisive
 
     def condition(properties: bytes) -> bool | None:
@@ -506,7 +508,7 @@ def _common_keys(left: _Number, right: _Number) -> tuple[int, int]:
 
 
 def _check_bounds(low: _Term, high: _Term) -> None:
-    """Check the bounds of BETWEEN, if both are constants."""
+    """Check the bounds of BETWEEN, if both are constants. Raises ExpressionRejected: the bounds are not valid."""
     if "NULL" in (low.text, high.text):
         raise ExpressionRejected("Illegal values of between, values can not be null!")
     if low.number is None or high.number is None:
@@ -543,7 +545,8 @@ def _equality_to_number(find: Callable[[bytes], Value], number: _Number, *, miss
 
 
 def _equal(left: Value, right: Value) -> bool | None:
-    """Return the result of ``=`` between texts and truth values: only a text on the left is parsed as a truth value."""
+    """Return the result of ``=`` between texts and truth values. Only a text on the left is parsed as a truth value.
+    Raises ValueError: a truth value on the left is compared with a text."""
     if left is None:
         return True if right is None else None
     if right is None:
@@ -560,28 +563,29 @@ def _equal(left: Value, right: Value) -> bool | None:
 
 @dataclass(frozen=True, slots=True)
 class BloomFilter:
-    """The Bloom filter of subscriptions: one bitmap per message marks the groups that may want it.
-    ``position_count`` is k, ``bit_count`` m, a multiple of 8.
+    """The Bloom filter of subscriptions. A bitmap for each message marks the groups whose expressions may be true.
+    ``position_count`` is k, ``bit_count`` is m, a multiple of 8.
 
     A subscription ``group#topic`` has k of the m bits. The dispatcher sets the bits of every group whose expression is
-    true for a message; a pull skips a message that lacks one of its bits. The positions are part of the file format:
-    Murmur3 x64 128 of the UTF-8 text, seed 0; its low 64 bits are two i32, ``h1`` the lower one and
-    ``h2``; the i-th position is
-    ``h1 + i * h2`` in wrapping 32-bit arithmetic, inverted when negative, modulo m. Bit p is ``1 << (p % 8)`` of byte
-    ``p / 8``. Source: store.md §17.3."""
+    true for a message. A pull skips messages that lack one of the group's bits.
+
+    The positions are part of the file format. The hash is Murmur3 x64 128 of the UTF-8 text, with seed 0. Its low 64
+    bits are two i32, the lower ``h1`` and the upper ``h2``. The i-th position, from i = 1, is ``h1 + i * h2`` in
+    wrapping 32-bit arithmetic, inverted when negative, modulo m. Bit p is ``1 << (p % 8)`` of byte ``p / 8``.
+    Source: store.md §17.3."""
 
     position_count: int
     bit_count: int
 
     @classmethod
     def of(cls, error_percent: int, expected_count: int) -> BloomFilter:
-        """Return the filter for an error rate in percent and a number of groups; 20 and 32 result in k 3 and m 112."""
+        """Return the filter for an error rate in percent and a number of groups: 20 and 32 give k = 3 and m = 112."""
         bits = math.ceil(expected_count * math.log2(100 / error_percent) * math.log2(math.e))
         return cls(math.ceil(math.log(error_percent / 100, 0.5)), -(-bits // 8) * 8)
 
     def positions(self, group: str, topic: str) -> tuple[int, ...]:
-        """Return the bits of a subscription."""
-        # The hash is unsigned, because the two halves are cut out of the bits, as Java's casts to int do.
+        """Return the positions of the bits of a subscription."""
+        # Use the unsigned hash to split the bits into two halves, like Java's casts to int.
         low64 = mmh3.hash64(f"{group}#{topic}".encode(), 0, x64arch=True, signed=False)[0]
         h1, h2 = low64 & 0xFFFFFFFF, low64 >> 32
         sums = ((h1 + i * h2) & 0xFFFFFFFF for i in range(1, self.position_count + 1))
@@ -590,15 +594,15 @@ class BloomFilter:
         return positions
 
     def mask(self, positions: tuple[int, ...]) -> int:
-        """Return a number with some bits set; combine with ``|``, see `bitmap`."""
+        """Return a number with the bits at some positions set. Masks can be combined with ``|``."""
         return sum({1 << position for position in positions})
 
     def bitmap(self, mask: int) -> bytes:
-        """Return the bytes of a mask in a record."""
+        """Return the bytes of a mask, as stored for a message."""
         assert self.bit_count % 8 == 0, "the number of bits is a multiple of 8"
         return mask.to_bytes(self.bit_count // 8, "little")
 
     def has(self, bitmap: bytes, mask: int) -> bool:
-        """Return True if a bitmap has all bits of a mask, or if the bitmap has another length and cannot be
-        compared."""
+        """Return True if a bitmap has all bits of a mask. Return True also if the length of the bitmap differs, because
+        it cannot be compared."""
         return len(bitmap) * 8 != self.bit_count or int.from_bytes(bitmap, "little") & mask == mask

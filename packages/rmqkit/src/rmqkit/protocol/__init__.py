@@ -1,1 +1,1 @@
-"""The formats of RocketMQ, pure: bytes in, values out, without sockets, files, clock or threads."""
+"""The formats of RocketMQ, as pure functions of bytes and values: no sockets, files, clocks or threads."""

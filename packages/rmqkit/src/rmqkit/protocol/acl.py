@@ -1,20 +1,20 @@
-"""Request signatures of RocketMQ's access control: plain ACL of 4.4 to 5.2 and auth from 5.3 on.
+"""Request signatures of RocketMQ's access control: the plain ACL of 4.4 to 5.2, and auth since 5.3.
 
-A signed request carries ``AccessKey``, maybe ``SecurityToken``, and ``Signature`` among its ``extFields``::
+The ``extFields`` of a signed request include ``AccessKey``, ``Signature`` and optionally ``SecurityToken``::
 
         data      = values of all fields but Signature, in the order of their names (UTF-16 code units), concatenated,
                     UTF-8; then the body
         Signature = base64(HMAC-SHA1(secret key, data))
 
-    A server computes the signature over the fields that it received, so a field that is added on the way breaks it.
+A server computes the signature over the fields that it received, so a field that is added on the way breaks it.
 Source: remoting.md §3.3.
 
-`Signature` covers neither the request's code nor its time. Clients of rmqkit therefore send two more fields.
-`Signature` covers them, too, and Apache's servers treat them as unknown fields::
+`Signature` covers neither the request's code nor its time. Clients of rmqkit therefore send two more fields, which
+Apache's servers ignore. `Signature` covers these fields, too::
 
-    RmqSigned    = time in ms since the epoch, the client's session, the request's number in the session; blanks between
-    data         = "rmqkit request 1", code; for every field but the two signatures, in the order of their names, length
-                   and name, length and value; -1; the body. Code and lengths are int32, text is UTF-8
+    RmqSigned    = time in ms since the epoch, the client's session, the request's number in the session; with blanks
+    data         = "rmqkit request 1", code; then for every field except the two signatures, in the order of names:
+                   length and name, length and value; then -1 and the body. Code and lengths are int32, text is UTF-8
     RmqSignature = base64(HMAC-SHA256(secret key, data))
 """
 
@@ -41,7 +41,7 @@ _WORD_MAX = 32
 
 
 def sign(fields: Mapping[str, str], body: Body | list[Body], secret_key: str) -> str:
-    """Return the signature of a request; ``fields`` must contain the access key. A signature among the fields is
+    """Return the signature of a request. ``fields`` must contain the access key. A signature in ``fields`` is
     ignored."""
     digest = hmac.new(secret_key.encode(), _values(fields), hashlib.sha1)
     for piece in body if isinstance(body, list) else [body]:
@@ -50,7 +50,7 @@ def sign(fields: Mapping[str, str], body: Body | list[Body], secret_key: str) ->
 
 
 def verify(fields: Mapping[str, str], body: Body | list[Body], secret_key: str) -> bool:
-    """Return True if a request was signed with a secret key; the comparison takes the same time for every wrong
+    """Return True if a request was signed with a secret key. The comparison takes the same time for every wrong
     signature."""
     expected = sign(fields, body, secret_key)
     # Compare bytes: `compare_digest` accepts only ASCII text, and a received signature may be any text.
@@ -58,7 +58,7 @@ def verify(fields: Mapping[str, str], body: Body | list[Body], secret_key: str) 
 
 
 def _values(fields: Mapping[str, str]) -> bytes:
-    """Return the signed values. Java sorts by UTF-16 units: characters beyond U+FFFF precede U+E000 to U+FFFF."""
+    """Return the signed values in Java's order, by UTF-16 units: characters above U+FFFF precede U+E000 to U+FFFF."""
     names = sorted(fields, key=lambda name: name.encode("utf-16-be", "surrogatepass"))
     return "".join([fields[name] for name in names if name != SIGNATURE]).encode("utf-8", "replace")
 
@@ -72,10 +72,10 @@ class FullSignature(Struct, frozen=True):
 
 
 def sign_fully(code: int, fields: Mapping[str, str], body: Body | list[Body], secret_key: str) -> str:
-    """Return the full signature of a request; ``fields`` must contain user and ``RmqSigned``."""
+    """Return the full signature of a request. ``fields`` must contain the user and ``RmqSigned``."""
     digest = hmac.new(secret_key.encode(), b"rmqkit request 1" + _INT32.pack(code), hashlib.sha256)
-    # Sort by code points, as both sides are rmqkit; `_values` uses Java's order. The orders are parts of the two
-    # signatures and cannot be unified.
+    # Sort by code points, because both peers are rmqkit. `_values` uses Java's order. Each order is part of its
+    # signature, so neither can be changed to match the other.
     for name in sorted(fields):
         if name not in (SIGNATURE, FULL_SIGNATURE):
             for text in (name.encode("utf-8", "replace"), fields[name].encode("utf-8", "replace")):
@@ -87,7 +87,7 @@ def sign_fully(code: int, fields: Mapping[str, str], body: Body | list[Body], se
 
 
 def full_fields(signature: FullSignature) -> dict[str, str]:
-    """Return the field with the time and the session of a signature."""
+    """Return ``RmqSigned`` with the time, session and number of a signature."""
     return {_SIGNED: f"{signature.signed_ms} {signature.session} {signature.number}"}
 
 
@@ -101,7 +101,7 @@ def verify_fully(
     words = fields.get(_SIGNED, "").split(" ")
     expected = sign_fully(code, fields, body, secret_key)
     is_right = hmac.compare_digest(expected.encode(), fields[FULL_SIGNATURE].encode("utf-8", "replace"))
-    # Limit the length here, before `int` reads the words.
+    # Limit the length before `int` parses the words: `int` raises ValueError for very long numbers.
     if not is_right or len(words) != 3 or not (words[0] + words[2]).isdecimal() or max(map(len, words)) > _WORD_MAX:
         raise HeaderError(f"{FULL_SIGNATURE} does not fit the request")
     return FullSignature(int(words[0]), words[1], int(words[2]))

@@ -1,15 +1,16 @@
-"""Typed bodies: a value is sent as JSON, and JSON is read as a value of a type.
+"""Typed bodies: values of a type, written as JSON and read from JSON.
 
 ==========================================  ====================================================================
-type                                        library that writes and reads it
+type                                        library that writes and reads values
 ==========================================  ====================================================================
-a pydantic model or pydantic dataclass, or  pydantic, which is imported only then. Fields have the names of their
-a type that contains one (``list[Order]``)  aliases, because pydantic reads these
-anything else: msgspec Structs,             msgspec, strictly: the text ``"1"`` is not an ``int``, and fields that
+a pydantic model or pydantic dataclass, or  pydantic, imported at the first use. JSON contains the aliases of
+a type that contains one (``list[Order]``)  fields, because pydantic reads these
+other types: msgspec Structs,               msgspec, strictly: the text ``"1"`` is not an ``int``, and fields that
 dataclasses, ``dict[str, int]``, …          the type does not have are ignored
 ==========================================  ====================================================================
 
-A body that does not fit is an error of the sender that a retry does not repair: consumers send it to the dead letters.
+A body that does not fit its type is an error of the sender. A retry does not repair it, so consumers move the message
+to the dead letters.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ class _PydanticModel(Protocol):
 
 
 Body = bytes | bytearray | memoryview | msgspec.Struct | _Dataclass | _PydanticModel
-"""Possible bodies of a message to send: bytes, or a value that `encode_body` writes as JSON."""
+"""The body of a message to send: bytes, or a value that `encode_body` writes as JSON."""
 
 
 def encode_body(value: object) -> bytes:
     """Return the JSON of a msgspec Struct, a dataclass or a pydantic model.
-    Raises ValueError: it is of another type, or something in it cannot be written as JSON."""
+    Raises ValueError: the value has another type, or contains a value that cannot be written as JSON."""
     kind: Any = type(value)
     try:
         if _is_pydantics(kind):
@@ -55,7 +56,7 @@ def encode_body(value: object) -> bytes:
 
 @functools.lru_cache(maxsize=256)
 def decoder_of(kind: Any) -> Callable[[bytes], Any]:
-    """Return a function that reads bodies of a type; it raises BodyMismatch if a body does not fit.
+    """Return a function that reads bodies as values of a type. The function raises BodyMismatch if a body does not fit.
     Raises TypeError: the type cannot be read from JSON."""
     name = str(kind) if get_args(kind) else getattr(kind, "__name__", str(kind))
     read = _adapter(kind).validate_json if _is_pydantics(kind) else msgspec.json.Decoder(kind).decode
@@ -81,8 +82,8 @@ def _adapter(kind: Any) -> Any:
 
 
 def _reason(error: Exception) -> str:
-    """Return one line about the fault. It has no values from the body, because other people may read dead letters and
-    logs."""
+    """Return a line that describes the fault without values from the body, because dead letters and logs have other
+    readers."""
     faults = getattr(error, "errors", None)
     if faults is None:
         return str(error)

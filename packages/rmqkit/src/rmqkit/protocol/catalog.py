@@ -1,7 +1,7 @@
 """The catalog of requests: the `Operation` of every code.
 
-The rows are next to their schemas. This module has only the rows of requests that rmqkit does not use. It joins the
-rows of each module of schemas; a new request in such a module needs no line here. Source: remoting.md §4.
+Most rows are next to their schemas. This module declares only the rows of requests that rmqkit does not use, and joins
+them with the rows of each schema module. A new request in a schema module needs no change here. Source: remoting.md §4.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The numbers on the wire: request codes, response codes, languages, versions, and the ranges of Java's integers.
 
-A number that is not in these tables stays a plain number and is answered with REQUEST_CODE_NOT_SUPPORTED; it is never
-an error in a decoder. An integer outside of `Int32` or `Int64` is refused when it is read. Python's integers have no
-bounds, and a number that no Java peer can send would later fail in a file, a record or another peer.
+Decoders accept unknown codes as plain numbers. An unknown request is answered with REQUEST_CODE_NOT_SUPPORTED. Decoders
+refuse integers outside of `Int32` or `Int64`, because a number that is too large for Java would fail later, in a file,
+a record or another peer.
 Source: remoting.md §1.5, §1.6, §4 ("`int` = 32 bit, `long` = 64 bit"), §4.1, §5.
 """
 
@@ -19,7 +19,7 @@ Int64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 class RequestCode(enum.IntEnum):
     """The kinds of requests (``RequestCode``).
-    Numbers that no release sends any more are omitted: 13, 22, 23, 27, 47, 209 to 214, 301, 302."""
+    Numbers that no current release sends are omitted: 13, 22, 23, 27, 47, 209 to 214, 301, 302."""
 
     SEND_MESSAGE = 10
     PULL_MESSAGE = 11
@@ -182,7 +182,7 @@ class RequestCode(enum.IntEnum):
 
 class ResponseCode(enum.IntEnum):
     """The codes of responses (``ResponseCode``). Only SUCCESS means that the request succeeded.
-    Brokers up to 5.2 use 209, 210 and 211 if a change of the plain ACL failed: to create, to delete, of addresses.
+    Brokers up to 5.2 also use 209, 210 and 211 for failed changes of the plain ACL: create, delete, addresses.
     The codes of controllers (2000 to 2016) and the local codes of Java clients (negative numbers) are not included."""
 
     SUCCESS = 0
@@ -234,7 +234,7 @@ class ResponseCode(enum.IntEnum):
 
 
 LANGUAGES = tuple("JAVA CPP DOTNET PYTHON DELPHI ERLANG RUBY OTHER HTTP GO PHP OMS RUST NODE_JS".split())
-"""Language names; the index is the number in a binary header."""
+"""The names of languages. The index of a name is its number in a binary header."""
 
 
 def request_name(code: int) -> str:
@@ -244,12 +244,12 @@ def request_name(code: int) -> str:
 
 
 def version_number(major: int, minor: int, patch: int) -> int:
-    """Return the protocol version number of a RocketMQ release ≥ 4.0.0 (the snapshot of a release is one below)."""
+    """Return the protocol version number of a RocketMQ release ≥ 4.0.0. The number of its snapshot is one less."""
     return 213 + 200 * (major - 4) + 20 * minor + 2 * patch
 
 
 def version_name(number: int) -> str:
-    """Return the release of a version number as brokers print it (``V5_4_0``); old numbers as ``V<number>``."""
+    """Return the release of a version number as brokers print it: ``V5_4_0``, or ``V<number>`` for old numbers."""
     if number < 212:
         return f"V{number}"
     is_snapshot = (number - 213) % 2
@@ -259,9 +259,9 @@ def version_name(number: int) -> str:
 
 
 CURRENT_VERSION = version_number(5, 4, 0)
-"""The version of rmqkit's protocol; peers choose their dialect by it."""
+"""The protocol version of rmqkit. Peers choose their dialect by this version."""
 
 assert CURRENT_VERSION == 493
 
 FAQ = "\nSee https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
-"""The link that the reference appends to some remarks; never parsed."""
+"""The link that the reference appends to some remarks. No program parses the link."""

@@ -1,4 +1,4 @@
-"""Frames and commands: splitting of a connection's bytes, and the headers of frames (``RemotingCommand``).
+"""Frames, into which a connection's bytes are split, and commands, the headers of frames (``RemotingCommand``).
 
 ======  ============  =====================================================================
 offset  size          field
@@ -11,20 +11,20 @@ offset  size          field
 ======  ============  =====================================================================
 
 The splitter holds incomplete input and never waits. It holds at most one frame (16 MiB by default) and the bytes of one
-read. A larger frame is refused before its bytes arrive. A server also refuses a header of `REQUEST_HEADER_BYTES_MAX`,
-because headers are read before the client is authenticated.
+read. A larger frame is refused before its bytes arrive. A server also refuses headers of `REQUEST_HEADER_BYTES_MAX` or
+more, because a server reads headers before it authenticates the client.
 
-The header of a frame is a command. JSON::
+The header of a frame is a command. The JSON form::
 
     {"code":…,"language":…,"version":…,"opaque":…,"flag":…,"remark":…,"extFields":{…}}
 
-Binary::
+The binary form::
 
     i16 code | u8 language | i16 version | i32 opaque | i32 flag | i32 n, remark | i32 n, entries
     entry: i16 n, key | i32 n, value
 
-Each request chooses its own serialisation and each side replies in its own, so both are always accepted. Codes above
-32767 do not fit in the binary form. ``extFields`` stays undecoded until a header type is needed: one msgspec call.
+A response may have another form than its request, so each peer must accept both forms. Codes above 32767 do not fit in
+the binary form. ``extFields`` stays undecoded until a typed header is needed, and is then decoded in one msgspec call.
 Source: remoting.md §1.1–1.4.
 """
 
@@ -43,17 +43,18 @@ from rmqkit.protocol.codes import CURRENT_VERSION, LANGUAGES, ResponseCode
 from rmqkit.protocol.core import Acks, Sends, SendsReader
 
 FRAME_BYTES_MAX = 16 << 20
-"""Greatest size of a frame, including its length field (``com.rocketmq.remoting.frameMaxLength``)."""
+"""The maximum size of a frame, including its length field (``com.rocketmq.remoting.frameMaxLength``)."""
 
 REQUEST_HEADER_BYTES_MAX = 256 << 10
-"""Limit of a request's header, which must be smaller. The longest header of clients has 32 KiB of properties, which
-become 192 KiB of JSON if every byte is escaped. Responses may be longer: that to a batch has every message id."""
+"""The limit of a request's header, which must be smaller. The longest headers of clients have 32 KiB of properties,
+which become 192 KiB of JSON if every byte is escaped. Responses may have longer headers: the response to a batch
+contains every message id."""
 
 JSON = 0
 ROCKETMQ = 1
 
-# The length is signed, as in Java: a negative length then fails the comparison with the header's length, instead of
-# counting as up to 4 GiB.
+# The length is signed, as in Java. A negative length fails the comparison with the header's length. As an unsigned
+# number it would be a length of up to 4 GiB.
 _START = struct.Struct(">iI")
 _HEADER_BYTES_MAX = 0xFFFFFF
 _UNKNOWN_TYPES = 0xFE000000
@@ -61,7 +62,7 @@ _PIECES_MAX = 1024
 
 
 class Frame(Struct, gc=False):
-    """A frame: header and body as bytes."""
+    """A frame with its header and body as bytes."""
 
     serialize_type: int
     header: bytes
@@ -69,11 +70,11 @@ class Frame(Struct, gc=False):
 
 
 class FrameSplitter:
-    """A splitter of a byte stream into frames, one call per read; a frame over ``frame_bytes_max`` is refused.
-    ``header_bytes_max``: a power of two that headers must stay below; None: any header that fits in its frame.
-    ``sends``: collects consecutive plain sends in a `Sends` instead of their frames, and acks of popped messages in an
-    `Acks`.
-    ``buffered_bytes``: number of held bytes of an incomplete frame."""
+    """A splitter of a byte stream into frames, with one call per read. A frame over ``frame_bytes_max`` is refused.
+    ``header_bytes_max``: a power of two that headers must stay below. None allows every header that fits in its frame.
+    ``sends``: a reader that returns consecutive plain sends as a `Sends` instead of frames, and acks of popped messages
+    as an `Acks`.
+    ``buffered_bytes``: the number of held bytes of an incomplete frame."""
 
     __slots__ = ("_frame_bytes_max", "_held", "_refused_bits", "_sends", "_wanted_bytes", "buffered_bytes")
 
@@ -89,7 +90,7 @@ class FrameSplitter:
         self.buffered_bytes = 0
         self._wanted_bytes = 0
         self._frame_bytes_max = frame_bytes_max
-        # Type and header length share a word: one test of its bits finds unknown types and headers that are too long.
+        # Type and header length share a word. One test of its bits detects unknown types and headers that are too long.
         self._refused_bits = _UNKNOWN_TYPES
         if header_bytes_max is not None:
             assert header_bytes_max.bit_count() == 1, "the limit is a power of two"
@@ -97,8 +98,8 @@ class FrameSplitter:
 
     def feed(self, chunk: bytes) -> list[Frame | Sends | Acks]:
         """Accept the bytes of one read and return the frames that they complete, in order.
-        Raises FrameError: impossible lengths, an unknown serialize type or a frame over the limit. As in the reference,
-        frames before the broken one in the same chunk are lost with the connection."""
+        Raises FrameError: a frame has impossible lengths, an unknown serialize type or a size over the limit. As in the
+        reference, earlier frames of the same chunk are lost with the connection."""
         if self._held:
             if len(self._held) <= _PIECES_MAX:
                 self._held.append(chunk)
@@ -106,7 +107,7 @@ class FrameSplitter:
                 self._add_small(chunk)
             self.buffered_bytes += len(chunk)
             if self.buffered_bytes < self._wanted_bytes:
-                return []  # join once, when the frame is complete: a large frame must not be copied per read
+                return []  # join only when the frame is complete, to avoid copying a large frame for every read
             chunk = b"".join(self._held)
         frames: list[Frame | Sends | Acks] = []
         sends = self._sends
@@ -133,7 +134,8 @@ class FrameSplitter:
         return frames
 
     def _add_small(self, chunk: bytes) -> None:
-        """Hold one of very many small reads: a separate object for each byte would take forty bytes."""
+        """Append a chunk to a bytearray, if there are very many small reads. A bytes object for each byte would need
+        forty bytes."""
         last = self._held[-1]
         if isinstance(last, bytearray):
             last += chunk
@@ -152,19 +154,19 @@ class FrameSplitter:
 
 
 def frames_of(sends: Sends | Acks) -> list[Frame]:
-    """Return the frames of plain sends or acks that were read together, before their bodies are released."""
-    # Use a splitter without ``sends``, which would join them again.
+    """Return the frames of plain sends or acks that were read together. Call this before `Sends.forget_bodies`."""
+    # The splitter has no ``sends``, because a reader would collect the frames again.
     return cast("list[Frame]", FrameSplitter().feed(sends.chunk[sends.start : sends.end]))
 
 
 def each_frame(units: Iterable[Frame | Sends | Acks]) -> list[Frame]:
-    """Return the frames that were read, with the frames of plain sends and of acks one by one."""
+    """Return all frames that were read, including the frames in each `Sends` and `Acks`."""
     return [frame for unit in units for frame in ([unit] if isinstance(unit, Frame) else frames_of(unit))]
 
 
 def frame_start(serialize_type: int, header_bytes: int, body_bytes: int) -> bytes:
     """Return the eight bytes before a header.
-    Raises FrameError: the header is over 16 MiB or the frame over 2 GiB, which the length fields cannot represent."""
+    Raises FrameError: the header is over 16 MiB or the frame over 2 GiB, the limits of the length fields."""
     length = 4 + header_bytes + body_bytes
     if header_bytes > _HEADER_BYTES_MAX or length > 0x7FFFFFFF:
         raise FrameError(f"a header of {header_bytes} and a body of {body_bytes} bytes do not fit into one frame")
@@ -190,10 +192,10 @@ class Command(Struct, gc=False):
         opaque: the number that pairs a response with its request.
         flag: bit 0 response, bit 1 one-way.
         fields: ``extFields``, undecoded if received as JSON (`decode_header`, `decode_fields`), or None.
-        body: the bytes after the header; several pieces are written without being joined.
+        body: the bytes after the header. A list of pieces is written without joining the pieces.
         remark: free text; in responses the text of an error.
-        language: name of the peer's language, or None if unknown.
-        version: the peer's protocol version number.
+        language: name of the sender's language, or None if unknown.
+        version: the sender's protocol version number.
     """
 
     code: int
@@ -218,19 +220,19 @@ class Command(Struct, gc=False):
         return bool(self.flag & _ONE_WAY)
 
 
-# The body has an empty wire name, so that a member "body" of a header cannot replace the frame's body.
+# The field `body` has an empty wire name, so that a JSON member "body" in a header cannot replace the frame's body.
 class _JsonCommand(Command, rename={"fields": "extFields", "body": ""}, gc=False):
-    """A command decoded from JSON; the body comes from the frame."""
+    """A command decoded from JSON. `decode_command` adds the body of the frame."""
 
     fields: Raw = _NO_FIELDS
     body: Any = b""
-    # These are not rmqkit's values, but those that Java's decoder assumes if they are missing (remoting.md §1.2).
+    # If these members are missing, Java's decoder assumes the following values (remoting.md §1.2).
     language: str | int | None = "JAVA"  # type: ignore[assignment]
     version: int = 0
 
 
 class _JsonHeaderOut(Struct, kw_only=True, omit_defaults=True, gc=False):
-    """A JSON header to send. The order of fields is Java's: alphabetical."""
+    """A JSON header to send. The fields are in alphabetical order, as in Java."""
 
     code: int
     extFields: dict[str, str] | None = None  # noqa: N815
@@ -247,7 +249,7 @@ _encode_json = msgspec.json.Encoder().encode
 
 
 def request(code: int, header: Struct | None = None, body: Body = b"", *, one_way: bool = False) -> Command:
-    """Return a request with a typed header; the connection sets its opaque."""
+    """Return a request with a typed header. The connection sets the opaque."""
     fields = None if header is None else header_fields(header)
     return Command(code, flag=_ONE_WAY if one_way else 0, fields=fields, body=body)
 
@@ -261,7 +263,7 @@ def reply(
     fields: dict[str, str] | None = None,
     body: Body | list[Body] = b"",
 ) -> Command:
-    """Return the response to a request: its opaque, a code, and a typed header or fields, or both."""
+    """Return the response to a request, with its opaque, a code, and a typed header, fields or both."""
     if header is not None:
         fields = header_fields(header) if fields is None else {**header_fields(header), **fields}
     return Command(code, command.opaque, RESPONSE, fields, body, remark)
@@ -269,7 +271,7 @@ def reply(
 
 def decode_command(frame: Frame) -> Command:
     """Return the command in a frame.
-    Raises HeaderError: the header is not JSON of the expected form, or the lengths in a binary header do not fit."""
+    Raises HeaderError: a JSON header does not have the expected form, or the parts of a binary header do not fit."""
     if frame.serialize_type == JSON:
         return _decode_json(frame)
     assert frame.serialize_type == ROCKETMQ, "the splitter refuses other types"
@@ -277,12 +279,12 @@ def decode_command(frame: Frame) -> Command:
 
 
 def encode_command(command: Command, serialize_type: int = JSON) -> list[Body]:
-    """Return the pieces to write for a command: frame start and header joined, then the pieces of the body.
+    """Return the pieces to write for a command: first the frame start with the header, then the pieces of the body.
     Raises HeaderError: a binary header cannot contain the code.
     Raises FrameError: the command does not fit in a frame."""
     fields = command.fields
     if isinstance(fields, Raw):
-        # Forwarded from a peer: bare numbers become text, the only kind of value that all decoders accept.
+        # A forwarded command has the fields of its peer. Convert numbers to text, which every decoder accepts.
         fields = decode_fields(command)
     encode = _encode_json_header if serialize_type == JSON else _encode_binary_header
     header = encode(command, fields)
@@ -297,7 +299,7 @@ def encode_command(command: Command, serialize_type: int = JSON) -> list[Body]:
 def decode_header(command: Command, header_type: type[H]) -> H:
     """Return the typed header of a command, decoded from the raw bytes in one call.
     Peers send every value as a string; numbers and booleans are accepted, too.
-    Raises HeaderError: a required field is missing or a value has the wrong type; the text has the field's name."""
+    Raises HeaderError: a required field is missing, or a value has the wrong type. The text names the field."""
     fields = command.fields
     try:
         if isinstance(fields, Raw):
@@ -306,8 +308,7 @@ def decode_header(command: Command, header_type: type[H]) -> H:
         return msgspec.convert(fields or {}, header_type, strict=False)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         if isinstance(fields, Raw):
-            # Retry with text values: Java treats null as a missing field and converts any
-            # other JSON value to its text.
+            # Retry with text values: Java treats null as a missing field and converts all other JSON values to text.
             return decode_header(Command(command.code, fields=decode_fields(command)), header_type)
         raise HeaderError(f"{header_type.__name__}: {error}") from None
 
@@ -316,15 +317,15 @@ def decode_header_leniently(
     command: Command, header_type: type[H], *, missing: Mapping[str, str] | None = None, drops_unreadable: bool = True
 ) -> H:
     """Decode a header like Java: for example, a boolean that is not ``true`` is false.
-    Raises HeaderError: as `decode_header`.
-    ``missing``: values of required fields that a peer may omit.
-    ``drops_unreadable``: whether an invalid number counts as missing, as in headers without their own codec.
+    Raises HeaderError: see `decode_header`.
+    ``missing``: the values for required fields that the peer omitted.
+    ``drops_unreadable``: treat an invalid number as missing, as Java does for headers without their own codec.
     """
     flags, missing = _flag_names(header_type), missing or {}
     try:
         header = decode_header(command, header_type)
         for attribute, name in flags.items():
-            # msgspec accepts 1 for true, too, which Apache's C++ client sends for a batch.
+            # msgspec also reads 1 as true, but Java does not. Apache's C++ client sends 1 for a batch.
             if getattr(header, attribute) and decode_fields(command)[name].lower() != "true":
                 break
         else:
@@ -347,7 +348,7 @@ def decode_header_leniently(
 
 
 def decode_fields(command: Command) -> dict[str, str]:
-    """Return ``extFields`` as text → text; empty if missing. Raises HeaderError: they are not a JSON object."""
+    """Return ``extFields`` as text → text, empty if missing. Raises HeaderError: the fields are not a JSON object."""
     fields = command.fields
     if fields is None:
         return {}
@@ -361,12 +362,12 @@ def decode_fields(command: Command) -> dict[str, str]:
         return {}
     if not isinstance(decoded, dict):
         raise HeaderError(f"extFields must be an object, not {type(decoded).__name__}")
-    # Omit a null: as text it would be a topic with the name null, or an invalid number.
+    # Omit nulls. As text, a null would become a topic named null, or an invalid number.
     return {name: _text(value) for name, value in decoded.items() if value is not None}
 
 
 def header_fields(header: Struct) -> dict[str, str]:
-    """Return a typed header as ``extFields``: every value as a string, without None."""
+    """Return a typed header as ``extFields``. Every value is a text, and None is omitted."""
     fields: dict[str, str] = {}
     for attribute, name in _wire_names(type(header)):
         value = getattr(header, attribute)
@@ -383,7 +384,7 @@ def _wire_names(header_type: type[Struct]) -> tuple[tuple[str, str], ...]:
 
 @functools.cache
 def _flag_names(header_type: type[Struct]) -> dict[str, str]:
-    """Return the booleans of a header: attributes and their wire names."""
+    """Return the boolean fields of a header type: attribute → wire name."""
     fields = msgspec.structs.fields(header_type)
     return {info.name: info.encode_name for info in fields if info.type is bool or bool in get_args(info.type)}
 
@@ -416,7 +417,7 @@ def _decode_json(frame: Frame) -> Command:
 
 
 def _language(value: str | int | None) -> str | None:
-    """Return the name of a language number; an unknown language is None."""
+    """Return the name of a language from its number, or None if the language is unknown."""
     if isinstance(value, str) and value.isascii() and value.isdigit():
         value = int(value[:4])
     return LANGUAGES[value] if isinstance(value, int) and 0 <= value < len(LANGUAGES) else None
@@ -441,8 +442,8 @@ def _decode_binary(frame: Frame) -> Command:
     header = frame.header
     if len(header) < _BINARY_HEAD.size:
         raise HeaderError(f"binary header has {len(header)} bytes: it must have at least {_BINARY_HEAD.size}")
-    # A Java peer that sends a POP code in this form cuts it to 16 bits, so that it arrives as an unknown code (3442 for
-    # 200050). Guessing the missing bits would be wrong for a peer that really means 3442.
+    # A Java peer that sends a POP code in a binary header cuts the code to 16 bits (200050 to 3442). Such a code stays
+    # unknown: guessing the missing bits would be wrong for a peer that really means 3442.
     code, language, version, opaque, flag = _BINARY_HEAD.unpack_from(header)
     remark, position = _take(header, _BINARY_HEAD.size)
     entries_bytes, position = _length(header, position)
@@ -452,8 +453,8 @@ def _decode_binary(frame: Frame) -> Command:
 
 
 def _entries(header: bytes, position: int, end: int) -> dict[str, str]:
-    """Return the map between two positions; an empty key or value means null and drops the entry.
-    One flat loop, because it reads some twelve entries of every request with a binary header."""
+    """Return the entries between two positions. An empty key or value means null, so the entry is dropped.
+    This is one flat loop for speed: every request with a binary header has about twelve entries."""
     fields: dict[str, str] = {}
     unpack_length = _I32.unpack_from
     text = header.decode("latin-1")  # slices of text are three times cheaper than decoding each piece
@@ -469,8 +470,7 @@ def _entries(header: bytes, position: int, end: int) -> dict[str, str]:
                 raise HeaderError(f"binary header: entry at byte {key_at - 2} does not fit into {end} bytes")
             if value_bytes and key_end > key_at:
                 key, value = text[key_at:key_end], text[value_at:position]
-                # Sliced as latin-1, with one byte per character, which is the
-                # right text only for ASCII.
+                # The latin-1 slice is the right text only if all characters are ASCII.
                 if not (key.isascii() and value.isascii()):
                     key, value = str(header[key_at:key_end], "utf-8"), str(header[value_at:position], "utf-8")
                 fields[key] = value
@@ -482,7 +482,8 @@ def _entries(header: bytes, position: int, end: int) -> dict[str, str]:
 
 
 def _length(header: bytes, position: int) -> tuple[int, int]:
-    """Return a length and the position after it; the announced bytes must be in the header."""
+    """Return a length and the position after the length.
+    Raises HeaderError: the header does not contain this number of bytes."""
     after = position + _I32.size
     if after > len(header):
         raise HeaderError(f"binary header ends inside a length at byte {position}")
@@ -493,7 +494,7 @@ def _length(header: bytes, position: int) -> tuple[int, int]:
 
 
 def _take(header: bytes, position: int) -> tuple[str | None, int]:
-    """Return a text and the position after it; length 0 means null."""
+    """Return a text, or None for length 0, and the position after the text."""
     length, start = _length(header, position)
     try:
         return (header[start : start + length].decode() if length else None), start + length
@@ -505,7 +506,7 @@ def _encode_binary_header(command: Command, fields: Mapping[str, str] | None) ->
     if not -32768 <= command.code <= 32767:
         raise HeaderError(f"code {command.code} does not fit the binary header: send it with a JSON header")
     remark = (command.remark or "").encode()
-    # An empty value has length 0 here, which every decoder reads as null: only JSON can represent an empty text.
+    # Every decoder reads length 0 as null, so only JSON can represent an empty text.
     entries = b"".join(
         part
         for name, value in (fields or {}).items()

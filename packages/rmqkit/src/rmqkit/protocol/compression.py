@@ -3,13 +3,13 @@
 ======  ===========  ==========================================
 bits    name         format
 ======  ===========  ==========================================
-0x000   (none)       zlib, the mark of clients before 5.0
+0x000   (none)       zlib, from clients before 5.0
 0x100   LZ4          LZ4 frame format; the level is ignored
 0x200   ZSTD         Zstandard frame
 0x300   ZLIB         zlib stream, RFC 1950
 ======  ===========  ==========================================
 
-Only clients compress; a broker never reads a body. Bit 0 of sysFlag (COMPRESSED) must be set as well.
+Only clients compress; a broker stores bodies unchanged. Bit 0 of sysFlag (COMPRESSED) must be set as well.
 lz4 and zstd are imported when a body needs them. Python 3.14 and later includes zstd; older versions use the backport.
 Source: remoting.md §7.5.
 """
@@ -25,7 +25,7 @@ from rmqkit.errors import BodyError
 from rmqkit.protocol.record import COMPRESSED, COMPRESSION_MASK
 
 DECOMPRESSED_BYTES_MAX = 64 << 20
-"""Greatest size of a decompressed body: sixteen times the largest message that a broker accepts by default."""
+"""The maximum size of a decompressed body: sixteen times the largest message that a broker accepts by default."""
 
 _LZ4_GROWTH = 4
 assert not COMPRESSED & COMPRESSION_MASK, "bit 0 means compressed, bits 8 to 10 the format"
@@ -40,7 +40,7 @@ class Compression(enum.IntEnum):
 
 
 def compress(body: bytes, compression: Compression, level: int = 5) -> bytes:
-    """Return the compressed body; the sender sets ``COMPRESSED | compression`` in sysFlag."""
+    """Return the compressed body. The caller must set ``COMPRESSED | compression`` in sysFlag."""
     if compression is Compression.LZ4:
         import lz4.frame
 
@@ -51,8 +51,9 @@ def compress(body: bytes, compression: Compression, level: int = 5) -> bytes:
 
 
 def decompress(body: bytes, sys_flag: int, *, bytes_max: int = DECOMPRESSED_BYTES_MAX) -> bytes:
-    """Return the original body; a body that is uncompressed according to sysFlag is returned unchanged.
-    Raises BodyError: the compression type is unknown, the stream is damaged, or it would exceed ``bytes_max``."""
+    """Return the decompressed body, or the body itself if sysFlag marks no compression.
+    Raises BodyError: the compression type is unknown, the stream is damaged, or the result would exceed
+    ``bytes_max``."""
     if not sys_flag & COMPRESSED:
         return body
     match sys_flag & COMPRESSION_MASK:
@@ -69,7 +70,7 @@ def decompress(body: bytes, sys_flag: int, *, bytes_max: int = DECOMPRESSED_BYTE
 def _decompress_zlib(body: bytes, bytes_max: int) -> bytes:
     stream = zlib.decompressobj()
     try:
-        # A limit of 0 would mean no limit to zlib.
+        # zlib would interpret a limit of 0 as no limit.
         plain = stream.decompress(body, bytes_max)
     except zlib.error as error:
         raise BodyError(f"zlib body of {len(body)} bytes is damaged: {error}") from None
@@ -100,7 +101,7 @@ def _decompress_zstd(body: bytes, bytes_max: int) -> bytes:
     zstd = _zstd()
     stream = zstd.ZstdDecompressor()
     try:
-        # Allow one byte more: a body of exactly the limit ends there, and a longer body fills that byte.
+        # Allow one byte more than the limit: only a body that is too long fills this byte.
         plain = bytes(stream.decompress(body, bytes_max + 1))
     except zstd.ZstdError as error:
         raise BodyError(f"zstd body of {len(body)} bytes is damaged: {error}") from None

@@ -1,9 +1,10 @@
-"""The compiled core (`rmqkit_native`), and the types of its calls. `rmqkit.core.CORE` shows if a process uses it.
+"""The compiled core (`rmqkit_native`), and the types of its calls. `rmqkit.core.CORE.fault` shows if a process uses the
+core.
 
-For plain sends, the core extracts the frames that only request storage from the bytes of a connection. It makes
-records, queue entries, index entries and responses for all of them, without an object for each. `rmqkit.protocol.sends`
+The core extracts plain sends, frames that only request storage, from the bytes of a connection. It makes the records,
+queue entries, index entries and responses of all plain sends without an object for each send. `rmqkit.protocol.sends`
 does the same in plain Python and produces the same bytes for every frame that the core accepts. The core uses no file,
-clock or table, and refuses nothing: the broker does.
+clock or table. It refuses no request: the broker does.
 Source: remoting.md §1.2, §1.3, §4.3.1, §7.3; store.md §3.4, §4.1, §7.
 """
 
@@ -43,25 +44,25 @@ __all__ = [
 ]
 
 FORMAT = 11
-"""Version of the calls below: a core with another number is not used."""
+"""The version of the calls below. A core with another version is not used."""
 
 CoreFault: type[BaseException] = getattr(_native, "PanicException", SystemError)
-"""Raised for bugs of the core; it is not an Exception, so that no caller treats it as bad input."""
+"""The error for bugs of the core. It is not a subclass of Exception, so no caller treats a bug as bad input."""
 
 
 class Sends(Protocol):
     """Consecutive plain sends of a connection, or the messages of a batch.
 
     Attributes:
-        chunk: the received bytes, from ``start`` to ``end``; until `forget_bodies`.
-        queues: topic, queue id, number of messages, and the bytes of their records, 0 before `encode`.
-        is_batch: whether all of them came in one request, which has one response.
-        waits_not: whether one of them requests a response before the disk has it.
-        body_bytes_max: size of the longest body of a request.
+        chunk: the received bytes, of which the sends are ``start`` to ``end``. `forget_bodies` releases the bytes.
+        queues: for each queue: topic, queue id, number of messages, and the size of their records, 0 before `encode`.
+        is_batch: True if all messages are in one request, which has one response.
+        waits_not: True if a message does not wait for the disk and the slaves (``WAIT`` is false).
+        body_bytes_max: size of the longest body of a message.
         opaques: opaques of the requests, in order.
         last_offset: physical offset of the last record.
-        kinds: topic, request code, ``message_type``, and the record bytes of each request.
-        asked: the delivery times that some of them request, and their units in ms.
+        kinds: topic, request code, ``message_type``, and the record bytes of each request of this kind.
+        asked: the requested delivery times of the timed messages, and their units in ms.
     """
 
     @property
@@ -98,29 +99,29 @@ class Sends(Protocol):
         store_host: bytes,
         is_sealed: bool,
     ) -> bytes:
-        """Return the concatenated records. ``numbers``: the next queue offset of each of ``queues``.
-        ``is_sealed``: whether they end with their checksum (``appendPropCRC``).
-        Raises ValueError: the records do not fit in the log's numbers, or one arrived with a checksum."""
+        """Return the concatenated records. ``numbers``: the next queue offset for each of ``queues``.
+        ``is_sealed``: True if each record ends with its checksum (``appendPropCRC``).
+        Raises ValueError: a record does not fit in the log's numbers, or a message arrived with a checksum."""
 
     def requests(self, with_tags: bool) -> list[tuple[Any, ...]]:
         """Return the fields of a `DispatchRequest` for each record.
 
-        ``with_tags``: whether TAGS are keys of the index.
+        ``with_tags``: True if TAGS are keys of the index.
         """
 
     def index_rows(self, with_tags: bool) -> tuple[bytes, int] | None:
-        """Return the records as rows for `index_entries`, and the number of their keys; None without a core."""
+        """Return the records as rows for `index_entries`, and the number of their keys, or None without a core."""
 
     def queue_entries(self) -> list[tuple[bytes, int, int]]:
-        """Return for each of ``queues``: its entries, and the physical offsets of start and end of their records."""
+        """Return for each of ``queues`` its entries, and the physical offsets where its records start and end."""
 
     def keep(self, outs: list[int], timer_topic: str, broker_name: str) -> None:
-        """Put the messages that request a delivery time into the timer's queue instead of their own. ``outs``: delivery
-        times.
+        """Put the timed messages into the timer's queue instead of their own. ``outs``: the delivery time of each timed
+        message.
         Raises ValueError: the broker's name contains a blank, which separates the parts of a handle."""
 
     def answers(self, pieces: tuple[bytes, ...], timed: tuple[bytes, ...], between: bytes) -> bytes:
-        """Return the concatenated frames of the responses: see `answer_pieces`."""
+        """Return the concatenated frames of the responses. `answer_pieces` makes the arguments."""
 
     def forget_bodies(self) -> None:
         """Release the received bytes, after the records are stored."""
@@ -134,11 +135,11 @@ AckedOffsets = tuple[str, str, int, int, int, int, list[int], list[int]]
 
 
 class Acks(Protocol):
-    """Consecutive requests to acknowledge one popped message each. Only the core creates this object: without it each
-    request is a frame.
+    """Consecutive requests that each acknowledge one popped message. Only the core creates this object. Without a core
+    each request stays a frame.
 
     Attributes:
-        chunk: the received bytes, from ``start`` to ``end``.
+        chunk: the received bytes, of which the acks are ``start`` to ``end``.
         pops: the acknowledged pops, in the order in which they first appear.
     """
 
@@ -153,41 +154,45 @@ class Acks(Protocol):
 
 
 ACKS: Any = getattr(_native, "Acks", None)
-"""The type of the core's `Acks`, None without a core, to distinguish acks from sends."""
+"""The core's class of `Acks`, for distinguishing acks from sends, or None without a core."""
 
 
 class SendsReader(Protocol):
-    """Extracts plain sends and acks from received bytes."""
+    """A reader that extracts plain sends and acks from received bytes."""
 
     def read(self, chunk: bytes, start: int, count_max: int = sys.maxsize, /) -> Sends | Acks | None:
-        """Return the plain requests that follow one another from ``start``; None if the first frame is not plain."""
+        """Return the consecutive plain requests from ``start``, or None if the first frame is not plain."""
 
 
 SelectRecords = Callable[
     [bytes, memoryview, int, int, "frozenset[int] | None", int, int], "tuple[int, int, int, int, bytes | None] | None"
 ]
-"""``(entries, log, start, end, codes, count_max, bytes_max)``: selects the records of queue entries that match, all
-from one file of the log: at most ``count_max`` records and, except for the first, ``bytes_max`` bytes. ``log`` is the
-file, written from the physical offset ``start`` to ``end``; ``codes`` are the tag codes to accept, None for all.
+"""A function ``(entries, log, start, end, codes, count_max, bytes_max)`` that selects the records of matching queue
+entries from one file of the log: at most ``count_max`` records of at most ``bytes_max`` bytes, or one larger record.
+``log`` is the file, written from the physical offset ``start`` to ``end``. ``codes`` are the accepted tag codes, or
+None for all.
 Returns the number of records, the number of processed entries, the bytes of the records, the position of the first
-record in the file, and a concatenated copy of the records, or None if they are contiguous in the file. Returns only
-None if a record is elsewhere or not after the previous one, or if an entry has the address of a tag code."""
+record in the file, and a concatenated copy of the records, or None if the records are contiguous in the file. Returns
+None instead of all these values if a record is in another file or not after the previous record, or if an entry has the
+address of a tag code."""
 
 
 class LogReader(Protocol):
-    """Reads many records of a log at once; `rmqkit.store.log.scan` does the same with numpy."""
+    """A reader of many records of a log in one call. `rmqkit.store.log.scan` does the same with numpy."""
 
     def sound_records(
         self, buffer: Any, base_offset: int | None, low: int, high: int, rows_max: int, bytes_max: int, /
     ) -> tuple[bytes, bytes, bytes]:
-        """Return the sound records that follow each other from ``low`` on: at most ``rows_max``, up to the record that
-        reaches ``bytes_max`` bytes. Without a ``base_offset`` their physical offsets are not checked. The result is
-        eight columns of eight bytes per number in the machine's order (positions, sizes, body_at, body_bytes, topic_at,
-        topic_bytes, properties_at, properties_bytes), the heads, and a byte for the layout of each record."""
+        """Return the consecutive sound records from ``low``: at most ``rows_max``, up to the record that reaches
+        ``bytes_max`` bytes. Without a ``base_offset`` their physical offsets are not checked. The result has three
+        parts: eight columns with eight bytes per number in the machine's order (positions, sizes, body_at, body_bytes,
+        topic_at, topic_bytes, properties_at, properties_bytes), the heads of the records, and the layout of each record
+        in one byte."""
 
     def have_sums(self, buffer: Any, starts: bytes, sizes: bytes, sums: bytes, /) -> bytes:
-        """Return for each part of a buffer 1 if it has the given checksum, otherwise 0. ``starts`` and ``sizes`` have
-        eight bytes per number in the machine's order, ``sums`` four bytes in the order of records."""
+        """Return one byte for each part of a buffer: 1 if the part has its checksum in ``sums``, otherwise 0.
+        ``starts`` and ``sizes`` have eight bytes per number in the machine's order. ``sums`` has four bytes per number,
+        big-endian as in records."""
 
 
 class GrpcSendsReader(Protocol):
@@ -195,12 +200,12 @@ class GrpcSendsReader(Protocol):
 
     def read(self, request: bytes, born_host: str, /) -> tuple[str, str, str, str, bytes, int] | None:
         """Return topic, message id, message group, property string, body and born time in ms of a request with one
-        message; None if it requests more than storage, or could be refused. ``born_host``: the default origin of the
-        message."""
+        message. Return None if the request needs more than storage, or could be refused. ``born_host``: the origin of
+        the message if the request does not state one."""
 
 
 class GrpcMessages(Protocol):
-    """Converts popped records to the messages of gRPC's ReceiveMessage."""
+    """A converter of popped records to the messages of gRPC's ReceiveMessage."""
 
     def encode(
         self,
@@ -214,15 +219,15 @@ class GrpcMessages(Protocol):
         /,
     ) -> list[tuple[bytes, str, str, int, int]] | None:
         """Return for each record its `ReceiveMessageResponse` in gRPC's framing, its message id, receipt handle, queue
-        id and offset. Return None if a record needs another path: the topic or the tag does not match, the number of
-        deliveries is reached, the body is compressed, or for another reason. ``handle``: pop time, invisible time and
-        revive queue in the format of handles; ``starts``: ``startOffsetInfo``; ``tags``: the tags to return, None for
-        all."""
+        id and offset. Return None if a record must be converted in plain Python, for example if its topic or tag does
+        not match, if it has reached the maximum number of deliveries, or if its body is compressed. ``handle``: pop
+        time, invisible time and revive queue in the format of handles; ``starts``: ``startOffsetInfo``. ``tags``: the
+        accepted tags, or None for all."""
 
 
 GrpcAck = tuple[str, str, str, str, str, str, int, int, int, int, int, int]
-"""Topic, group, message id, receipt handle, and the content of the handle: kind of topic, broker, queue id, the
-message's offset, the pop's start offset, pop time, invisible time, revive queue."""
+"""An ack: topic, group, message id, receipt handle, and the content of the handle: kind of topic, broker, queue id,
+offset of the message, start offset of the pop, pop time, invisible time, revive queue."""
 
 
 GrpcHeaders = tuple[bytes, "float | None", dict[str, str]]
@@ -235,13 +240,13 @@ class HeaderBlockDecoder(Protocol):
     def decode(self, block: bytes, /) -> list[tuple[bytes, bytes]]:
         """Return the headers of a block.
 
-        Raises ValueError: it cannot be read; its arguments are a text, and whether the only fault is too many bytes of
-        headers.
+        Raises ValueError: the block cannot be decoded. The arguments of the error are a text, and a bool that is True
+        if the only fault is too many bytes of headers.
         """
 
 
 class Core(Struct):
-    """The compiled code that a process uses: all of it, or none. Its methods return None if plain Python is used.
+    """The compiled code for a process, which uses all of it or none. The members are None if plain Python is used.
 
     Attributes:
         fault: the reason why plain Python is used; empty if the compiled core is used.
@@ -254,7 +259,7 @@ class Core(Struct):
         """Return the core for a process with this environment."""
         if _native is None:
             return cls("rmqkit_native is not installed")
-        # With another number the arguments differ: the core would store wrong records, or raise during a read.
+        # With another number the arguments differ: the core would store wrong records, or raise while reading.
         if _native.FORMAT != FORMAT:
             return cls(
                 f"rmqkit_native has format {_native.FORMAT}, {FORMAT} is needed: install the one beside this rmqkit"
@@ -269,7 +274,7 @@ class Core(Struct):
         frame_bytes_max: int,
         header_bytes_max: int,
     ) -> SendsReader | None:
-        """Return a reader of plain sends, with the arguments of `rmqkit.protocol.sends.sends_reader`."""
+        """Return a reader of plain sends. `rmqkit.protocol.sends.sends_reader` explains the arguments."""
         if self.fault:
             return None
         rules = list(stamps.items()), list(not_plain), list(timed.items())
@@ -278,21 +283,21 @@ class Core(Struct):
 
     @property
     def select_records(self) -> SelectRecords | None:
-        """The core's selection of records; the plain version is the loop in `rmqkit.store.reader`."""
+        """The core's selection of records. The plain version is the loop in `rmqkit.store.reader`."""
         select: SelectRecords | None = None if self.fault else _native.select_records
         return select
 
     @property
     def log_reader(self) -> LogReader | None:
-        """The core's reader of logs; the plain version is numpy in `rmqkit.store.log.scan`."""
+        """The core's reader of logs. The plain version is `rmqkit.store.log.scan`, with numpy."""
         reader: LogReader | None = None if self.fault else _native
         return reader
 
     def grpc_sends(
         self, refused: Collection[str], body_bytes_max: int, properties_bytes_max: int
     ) -> GrpcSendsReader | None:
-        """Return a reader of gRPC's plain sends; plain Python reads each send with protobuf.
-        ``refused``: names that no user property of a plain send has."""
+        """Return a reader of gRPC's plain sends. The plain version reads each send with protobuf.
+        ``refused``: names that user properties of a plain send must not have."""
         if self.fault:
             return None
         reader: GrpcSendsReader = _native.GrpcSends(set(refused), body_bytes_max, properties_bytes_max)
@@ -311,21 +316,21 @@ class Core(Struct):
 
     @property
     def read_grpc_ack(self) -> Callable[[bytes], GrpcAck | None] | None:
-        """Reads an AckMessage request with one entry; returns None for a request that is
-        unusual or could be refused."""
+        """A reader of AckMessage requests with one entry. It returns None for a request that is unusual or could be
+        refused."""
         read: Callable[[bytes], GrpcAck | None] | None = None if self.fault else _native.read_grpc_ack
         return read
 
     @property
     def read_grpc_call(self) -> Callable[[list[tuple[bytes, bytes]]], GrpcHeaders | None] | None:
-        """Checks and reads the headers of a gRPC call; returns None for headers that are
-        unusual or could be refused."""
+        """A reader that checks the headers of a gRPC call. It returns None for headers that are unusual or could be
+        refused."""
         read: Callable[[list[tuple[bytes, bytes]]], GrpcHeaders | None] | None
         read = None if self.fault else _native.read_grpc_call
         return read
 
     def header_decoder(self, list_bytes_max: int) -> HeaderBlockDecoder | None:
-        """Return a decoder of header blocks; the plain version is
+        """Return a decoder of header blocks. The plain version is
         `rmqkit.proxy.transport.plain_header_blocks.PlainHeaderBlocks`."""
         if self.fault:
             return None
@@ -336,10 +341,11 @@ class Core(Struct):
 def index_entries(
     table: mmap, slot_count: int, first: int, end: int, begin_timestamp: int, rows: bytes
 ) -> tuple[bytes, bytes, int] | None:
-    """Return the entries of an index file for the numbers from ``first`` up to but not including ``end``, the changes
-    for `set_slots`, and the number of slots that had no entry before; None if there are more keys than numbers.
-    ``rows``: for each record physical offset, storeTimestamp, number of its keys and their hashes; 8, 8, 4 and 4 bytes
-    in the machine's order. Needs a core."""
+    """Return the entries of an index file, the changes for `set_slots`, and the number of slots that were empty before.
+    Return None if there are more keys than entry numbers. Requires a core.
+    The entries have the numbers from ``first`` up to but not including ``end``.
+    ``rows``: for each record its physical offset, storeTimestamp, number of keys, and the hashes of the keys; 8, 8, 4
+    and 4 bytes in the machine's order."""
     entered: tuple[bytes, bytes, int] | None = _native.index_entries(
         table, slot_count, first, end, begin_timestamp, rows
     )
@@ -347,5 +353,5 @@ def index_entries(
 
 
 def set_slots(table: mmap, slot_count: int, changes: bytes) -> None:
-    """Set the slots of an index file to entries that are written."""
+    """Set the slots of an index file to new entries, after the entries are written."""
     _native.set_slots(table, slot_count, changes)

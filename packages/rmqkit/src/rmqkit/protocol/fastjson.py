@@ -1,22 +1,23 @@
 """The JSON dialect of Java peers: fastjson's maps with keys that are not strings.
 
 * integer keys have no quotes: ``{0:"a:1",1:"b:2"}``;
-* object keys are inline: ``{{"brokerName":"b","queueId":0,"topic":"T"}:3}``;
+* object keys are not quoted, either: ``{{"brokerName":"b","queueId":0,"topic":"T"}:3}``;
 * fastjson 1 may write a repeated object as ``{"$ref":"$.path"}``: ``$`` is the root, ``@`` the object that contains the
-  reference, ``..`` the object around it; steps are ``.name`` (with ``\\`` escapes), ``["name"]`` and ``[index]``;
+  reference, ``..`` the object around that object; steps are ``.name`` (with ``\\`` escapes), ``["name"]`` and
+  ``[index]``;
 * an enum may be its ordinal number instead of its name (`ORDINALS`).
 
-Strict JSON is a subset, which msgspec reads directly. When read, integer keys become text (as in strict JSON) and
-object keys become `ObjectKey`, which `decode_as` converts to the key type of the map, such as ``dict[MessageQueue,
-int]``. When written, integer keys have no quotes and object keys are inline, which every Java release can read.
+Strict JSON is a subset, which msgspec reads directly. Readers return integer keys as text, as in strict JSON, and
+object keys as `ObjectKey`. `decode_as` converts an `ObjectKey` to the key type of the map, such as ``dict[MessageQueue,
+int]``. Writers write integer and object keys without quotes, which every Java release can read.
 
-Large bodies have object keys. One regular expression puts them in quotes, so that msgspec can read the rest. Bodies
-that msgspec still cannot read are read character by character. The grammar is that of JSON, with these additions: a key
-may be an integer or an object, a number may end in Java's ``L``, ``B``, ``S``, ``F`` or ``D``, and a string may contain
-unescaped control characters (as in the stacks of Go clients). References are resolved by copying, so the value is a
-tree again. All copies together may not have more values than the text has characters, which limits the growth of a
-short text. A reference to an object around it cannot be part of a tree and becomes None. Java writes such references
-only for derived properties that no type here declares.
+Most large bodies have object keys. One regular expression puts these keys in quotes, so that msgspec can read the body.
+`_Reader` reads the remaining bodies character by character. Its grammar is JSON with these additions: a key may be an
+integer or an object, a number may end in Java's ``L``, ``B``, ``S``, ``F`` or ``D``, and a string may contain unescaped
+control characters (as in the stacks of Go clients). `_References` replaces references by copies, so the result is a
+tree. The result may not have more values than the text has characters, which limits the growth of a short text. A
+reference to an object that contains the reference becomes None, because a tree cannot represent it. Java writes such
+references only for derived properties that no type here declares.
 
 Source: remoting.md §6.1, §6.3, store.md §9.1.
 """
@@ -53,7 +54,7 @@ ORDINALS: dict[str, tuple[str, ...]] = {
     "mode": ("PULL", "POP"),
     "language": LANGUAGES,
 }
-"""Enum members by the name of their property, in the order of their ordinals. Source: remoting.md §6.3."""
+"""The names of enum members, in the order of their ordinals, by the name of the property. Source: remoting.md §6.3."""
 
 
 _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
@@ -61,8 +62,9 @@ _building = threading.Lock()
 
 
 def _decoder(body_type: type[T]) -> msgspec.json.Decoder[T]:
-    """Return the cached decoder of a type. If two threads use a msgspec type for the first time at the same moment, the
-    process crashes, because one thread uses what the other has not finished. So a lock serializes the creation."""
+    """Return the cached decoder of a type. A lock serializes the creation of decoders: if two threads use a msgspec
+    type for the first time at the same moment, one thread uses the unfinished type of the other, and the process
+    crashes."""
     decoder = _decoders.get(body_type)
     if decoder is None:
         with _building:
@@ -72,14 +74,14 @@ def _decoder(body_type: type[T]) -> msgspec.json.Decoder[T]:
 
 def decode_as(body: bytes | bytearray | memoryview, body_type: type[T], *, slow_bytes_max: int | None = None) -> T:
     """Return a typed value from a body in strict JSON or the dialect.
-    Raises BodyError: the body is neither, or not of the type; the text has the place.
-    ``slow_bytes_max``: greatest size of a body that is not strict JSON of the type; None: no limit."""
+    Raises BodyError: the body is in neither format, or does not fit the type. The text names the place of the fault.
+    ``slow_bytes_max``: the maximum size of a body that is not strict JSON of the type; None means no limit."""
     decoder = _decoder(body_type)
     if not _has_reference(body):
         try:
             return decoder.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            pass  # not strict JSON, or something that only the dialect allows
+            pass  # not strict JSON, or valid only in the dialect
     if slow_bytes_max is not None and len(body) > slow_bytes_max:
         raise BodyError(
             f"JSON body of {len(body)} bytes is not strict JSON of {getattr(body_type, '__name__', body_type)}: "
@@ -88,7 +90,7 @@ def decode_as(body: bytes | bytearray | memoryview, body_type: type[T], *, slow_
     try:
         return msgspec.convert(read(body), body_type, strict=False)
     except msgspec.ValidationError:
-        # Do this only after the type refused the numbers: a property with such a name may really be a number.
+        # Convert ordinals only if the type refuses the body: a property with a name of `ORDINALS` may be a number.
         plain = _with_names(read(body, has_quoted_objects=True))
     try:
         return msgspec.convert(plain, body_type, strict=False)
@@ -97,9 +99,9 @@ def decode_as(body: bytes | bytearray | memoryview, body_type: type[T], *, slow_
 
 
 def decode_with_texts(body: bytes | bytearray | memoryview, body_type: type[T]) -> T:
-    """Return a typed value from a body whose maps with object keys have the type ``dict[str, …]``: a key is the text of
-    its object, strict JSON. It takes a third of the time of `decode_as`, for bodies with very many keys.
-    Raises BodyError: the body is not in the form that Java and rmqkit write without references."""
+    """Return a typed value from a body with very many object keys, in a third of the time of `decode_as`. The type
+    declares maps with object keys as ``dict[str, …]``. Each key is the text of its object, in strict JSON.
+    Raises BodyError: the body has references, or is not in the form that Java and rmqkit write."""
     try:
         return _decoder(body_type).decode(_OBJECT_KEY.sub(_quoted, str(body, "utf-8")))
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
@@ -108,7 +110,7 @@ def decode_with_texts(body: bytes | bytearray | memoryview, body_type: type[T]) 
 
 def loads(body: bytes | bytearray | memoryview) -> Any:
     """Return the value in a body in strict JSON or the dialect, with ``$ref`` resolved.
-    Raises BodyError: the body is neither."""
+    Raises BodyError: the body is in neither format."""
     if not _has_reference(body):
         try:
             return msgspec.json.decode(body)
@@ -118,12 +120,12 @@ def loads(body: bytes | bytearray | memoryview) -> Any:
 
 
 def _has_reference(body: bytes | bytearray | memoryview) -> bool:
-    """Return True if a body has references. Such a body is often strict JSON, too, and msgspec would ignore them."""
+    """Return True if a body may have references. msgspec would ignore references in a body of strict JSON."""
     return b'"$ref"' in (bytes(body) if isinstance(body, memoryview) else body)
 
 
 def _with_names(value: Any) -> Any:
-    """Return the value with ordinals replaced by names; lists and maps are changed in place."""
+    """Replace ordinals by names in a value, in place, and return the value."""
     if isinstance(value, list):
         for element in value:
             _with_names(element)
@@ -137,10 +139,9 @@ def _with_names(value: Any) -> Any:
 
 
 def dumps(value: Any, *, indent: str | None = None) -> bytes:
-    """Return a value in the dialect: integer keys without quotes, `ObjectKey` and struct keys
-    inline, without None members.
-    A Raw must be the result of this function for a part, with the same indent.
-    ``indent``: the text of one level, for files that people read; without it the result is one line."""
+    """Return a value in the dialect: integer keys, `ObjectKey` and struct keys have no quotes. None members of structs
+    are omitted. A Raw must be a part that this function returned, with the same indent.
+    ``indent``: the indentation of one level, for files that people read. Without an indent the result is one line."""
     return _text(value, "" if indent is None else "\n", indent or "").encode("utf-8", "replace")
 
 
@@ -148,17 +149,17 @@ _LEFT_OUT = (None, msgspec.UNSET)
 
 
 def _text(value: Any, line: str, step: str) -> str:
-    """Return the text of a value, its first line not indented.
+    """Return the text of a value, without indentation of its first line.
 
-    ``line``: the start of a new line at the value's level.
+    ``line``: a line end and the indentation of the value's level.
     """
-    # Do not use isinstance: True is an int as well, and `str` would write it with a capital letter.
+    # Do not use isinstance: True is also an int, and `str` would write True with a capital letter.
     if type(value) is int:
         return str(value)
     if type(value) in (str, bool):
         return msgspec.json.encode(value).decode()
     if type(value) is msgspec.Raw:
-        # All line ends are layout, because those in texts are escaped.
+        # All line ends are layout, because line ends in texts are escaped.
         return bytes(value).decode().replace("\n", line)
     inner = line + step if line else ""
     if isinstance(value, msgspec.Struct):
@@ -179,7 +180,7 @@ def _joined(begin: str, texts: list[str], end: str, line: str, inner: str) -> st
 def _key(key: Any) -> str:
     if type(key) is not str and isinstance(key, msgspec.Struct | ObjectKey):
         # Write the key on one line even if the rest is indented, because `_OBJECT_KEY` finds no other form. Do not
-        # quote it as strict JSON does, because fastjson2 of 5.4 rejects quoted keys.
+        # quote the key as in strict JSON, because fastjson2 of 5.4 rejects quoted object keys.
         return _text(key, "", "")
     is_number = isinstance(key, int) and not isinstance(key, bool)
     return str(int(key)) if is_number else msgspec.json.encode(str(key)).decode()
@@ -187,24 +188,25 @@ def _key(key: Any) -> str:
 
 @functools.cache
 def _members(struct: type[msgspec.Struct]) -> tuple[tuple[str, str], ...]:
-    """Return the attributes of a struct and the start of each on the wire."""
+    """Return the attributes of a struct, each with its quoted name and colon on the wire."""
     return tuple((info.name, f'"{info.encode_name}":') for info in msgspec.structs.fields(struct))
 
 
 DEPTH_MAX = 64
-"""Greatest nesting; every body of the protocol is far below it."""
+"""The maximum depth of nesting. Every body of the protocol is far below this limit."""
 
 
 def read(body: bytes | bytearray | memoryview, *, has_quoted_objects: bool = False) -> Any:
-    """Return the value in a body. Raises BodyError: it is not in the dialect, or its references cannot be resolved.
-    With ``has_quoted_objects`` a text key that contains an object becomes that object: some peers quote object keys."""
+    """Return the value in a body. Raises BodyError: the body is not in the dialect, or its references cannot be
+    resolved.
+    ``has_quoted_objects``: read a text key that contains an object as an object key, because some peers quote these."""
     try:
         text = str(body, "utf-8")
     except UnicodeDecodeError as error:
         raise BodyError(f"JSON body is not UTF-8: byte {error.start} cannot be decoded") from None
-    # If no text begins with a brace, every key that does so afterwards was made by `_quoted`.
+    # If no text in the body begins with a brace, then `_quoted` made every key that begins with a brace.
     if not has_quoted_objects and '"{' not in text and '"$ref"' not in text:
-        # Ignore errors here: the reader below accepts more, and reports the place of an error.
+        # Ignore errors here: `_Reader` accepts more, and reports the place of an error.
         with contextlib.suppress(msgspec.DecodeError, RecursionError):
             return _with_objects(msgspec.json.decode(_OBJECT_KEY.sub(_quoted, text)))
     return _Reader(text, has_quoted_objects).document()
@@ -212,7 +214,8 @@ def read(body: bytes | bytearray | memoryview, *, has_quoted_objects: bool = Fal
 
 _MEMBER = r'"[A-Za-z]+":(?:"[^"\\]*"|-?[0-9]+)'
 _OBJECT_KEY = re.compile(rf"(?<=[{{,])\{{{_MEMBER}(?:,{_MEMBER})*\}}(?=:)")
-"""An object key in the form of Java and rmqkit. No string contains a match: its ``{"`` would end the string."""
+"""An object key as Java and rmqkit write it. No string can contain a match, because the quote of ``{"`` ends a
+string."""
 
 
 def _quoted(key: re.Match[str]) -> str:
@@ -220,7 +223,8 @@ def _quoted(key: re.Match[str]) -> str:
 
 
 def _with_objects(value: Any) -> Any:
-    """Return the value with `ObjectKey` for the keys that were put in quotes; lists and maps are changed in place."""
+    """Return the value with an `ObjectKey` for each key that `_quoted` made. Lists are changed in place, and so are
+    maps without such keys."""
     if type(value) is list:
         for index, element in enumerate(value):
             if type(element) in (dict, list):
@@ -237,12 +241,12 @@ def _with_objects(value: Any) -> Any:
 
 
 class ObjectKey(Mapping[str, Any]):
-    """A map key that is an object; equal to another key with the same members in any order."""
+    """A map key that is an object. Two keys are equal if they have the same members in any order."""
 
     __slots__ = ("_hash", "_members")
 
     def __init__(self, members: Mapping[str, Any]) -> None:
-        """Raises TypeError: a member is a list or an object."""
+        """Store the members. Raises TypeError: a member is a list or an object."""
         self._members = dict(members)
         self._hash = hash(frozenset(self._members.items()))
 
@@ -267,7 +271,7 @@ class ObjectKey(Mapping[str, Any]):
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?[LBSFD]?")
-# Possessive, so that text without a closing quote fails at once, without backtracking.
+# Possessive quantifiers make a text without a closing quote fail without backtracking.
 _STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _ESCAPE_OR_CONTROL = re.compile(r"\\.|[\x00-\x1f]", re.DOTALL)
 _WORDS = {"true": True, "false": False, "null": None}
@@ -275,7 +279,7 @@ _REF_STEP = re.compile(r"""\.((?:[^.\[\\]|\\.)+)|\[([0-9]+)\]|\["((?:[^"\\]|\\.)
 
 
 class _Reader:
-    """A recursive-descent reader; ``at`` is the next character."""
+    """A recursive-descent reader. ``at`` is the index of the next character."""
 
     def __init__(self, text: str, has_quoted_objects: bool) -> None:
         self.text = text
@@ -389,7 +393,7 @@ class _Reader:
                 self.at += len(word)
                 return value
         match = _NUMBER.match(self.text, self.at)
-        # `int` raises ValueError beyond 4,300 digits, which callers that expect BodyError would not catch.
+        # `int` raises ValueError for more than 4,300 digits. Callers expect BodyError and would not catch ValueError.
         if match is None or len(match[0]) > 400:
             raise self.error("a value")
         self.at = match.end()
@@ -398,8 +402,8 @@ class _Reader:
 
 
 class _References:
-    """Copies a value, and replaces every ``{"$ref": path}`` by a copy of the value at this path.
-    The copy may have at most ``nodes_max`` values, objects and lists."""
+    """A copier that replaces every ``{"$ref": path}`` by a copy of the value at this path.
+    The result may have at most ``nodes_max`` values, including objects and lists."""
 
     def __init__(self, root: Any, nodes_max: int) -> None:
         self._root = root
@@ -410,7 +414,7 @@ class _References:
         return self._copy(self._root, ())
 
     def _copy(self, value: Any, around: tuple[Any, ...]) -> Any:
-        """Return a copy of a value; ``around`` are the objects and lists around it, outermost first."""
+        """Return a copy of a value. ``around``: the objects and lists that contain the value, outermost first."""
         self._nodes_left -= 1
         if self._nodes_left < 0:
             raise BodyError(f"JSON body: its references grow it beyond {self._nodes_max} values")
@@ -418,13 +422,12 @@ class _References:
             return value
         if isinstance(value, dict) and isinstance(path := value.get("$ref"), str):
             value, around = self._target(path, around)
-            # Following two references to each other would never end. Java's
-            # references refer to objects only.
+            # Two references to each other would cause an endless loop. Java's references point only to objects.
             if isinstance(value, dict) and "$ref" in value:
                 raise BodyError(f"JSON body: $ref {path[:80]!r} points to another reference")
             if not isinstance(value, dict | list):
                 return value
-                # Compare by identity: an object inside an equal object is not a cycle.
+        # Compare by identity: an object inside an equal object is not a cycle.
         if any(value is one for one in self._open):
             return None
         if len(self._open) > DEPTH_MAX:
@@ -440,7 +443,7 @@ class _References:
         return copied
 
     def _target(self, path: str, around: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
-        """Return the target of a path, and the values around it."""
+        """Return the value at a path, and the values that contain it, outermost first."""
         if path.startswith("$"):
             found, around, at = self._root, (), 1
         elif path.startswith("@") and around:

@@ -6,10 +6,11 @@ slave → master, report  i64 physical offset up to which the slave has the log
 ======================  =====================================================================================
 
 Numbers are big-endian, and there is no hand-shake. A frame of size 0 is a heartbeat; its offset is the start of the
-next data. The data of a frame never crosses the end of a log file. A full frame may cut a record: only the log knows
-the starts of records. If one read contains several reports, the newest is used. A frame fits into 4 MiB, the buffer of
-Apache's slave. An impossible offset or size raises `FrameError`, and the link must be closed. `rmqkit.store.replica`
-checks the content of the data when it appends them. Source: store.md §21.2.
+next data. The data of a frame never crosses the end of a log file. A full frame may end in the middle of a record: only
+the log knows the starts of records. If one read contains several reports, `Reports` returns the newest. A frame has at
+most 4 MiB, the buffer size of Apache's slave. An impossible offset or size raises `FrameError`, and the caller must
+close the connection. `rmqkit.store.replica` checks the content of the data before it appends the data.
+Source: store.md §21.2.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _REPORT = struct.Struct(">q")
 HEAD_BYTES = _HEAD.size
 LINK_BUFFER_BYTES = 4 << 20
 DATA_BYTES_MAX = LINK_BUFFER_BYTES - HEAD_BYTES
-# Leave room below the end of 64 bits, so that offset + size of a frame is a physical offset, too.
+# Limit the offset, so that offset + size of a frame also fits in 64 bits.
 _OFFSET_MAX = (1 << 63) - 1 - LINK_BUFFER_BYTES
 assert (_HEAD.size, _REPORT.size) == (12, 8), "slaves of other brokers read these bytes"
 
@@ -34,12 +35,12 @@ frame_head = _HEAD.pack
 """The twelve bytes before the data of a frame: physical offset and size."""
 
 Frame = tuple[int, memoryview]
-"""Physical offset and data; empty data is a heartbeat."""
+"""The physical offset and the data of a frame. A frame without data is a heartbeat."""
 
 
 def split_frames(received: memoryview) -> tuple[list[Frame], int]:
-    """Return the complete frames at the start of received bytes, and their total size; data is not copied.
-    Raises FrameError: an impossible offset or size; the frames before it are lost with the connection."""
+    """Return the complete frames at the start of received bytes, and their total size. The data is not copied.
+    Raises FrameError: a frame has an impossible offset or size. The frames before it are lost with the connection."""
     frames: list[Frame] = []
     at, available = 0, len(received)
     while available - at >= HEAD_BYTES:
@@ -55,7 +56,7 @@ def split_frames(received: memoryview) -> tuple[list[Frame], int]:
 
 
 class Reports:
-    """The reports of one slave, read from chunks of any size; holds at most seven bytes."""
+    """A reader of one slave's reports from chunks of any size. It holds at most seven bytes."""
 
     __slots__ = ("_held",)
 
@@ -64,7 +65,7 @@ class Reports:
 
     def feed(self, chunk: bytes) -> int | None:
         """Return the newest complete report, or None if there is no new report.
-        Raises FrameError: it is not a valid offset."""
+        Raises FrameError: the report is not a valid offset."""
         held = self._held + chunk
         end = len(held) - len(held) % _REPORT.size
         self._held = held[end:]

@@ -10,10 +10,10 @@ unique key (UNIQ_KEY)   client IP 4 or 16, process id u16, random i32, ms of mon
                         counter u16
 ======================  ====================================================================  =========
 
-The text is upper-case hexadecimal. Its length shows if the address is IPv4 or IPv6. Source: remoting.md §7.4.
+The text is upper-case hexadecimal. Its length distinguishes IPv4 from IPv6 addresses. Source: remoting.md §7.4.
 
-POP's entries are words separated by blanks; ``;`` separates several entries. ``<r>`` is the kind of topic: ``0`` the
-topic itself, ``1`` and ``2`` the group's retry topic in its two spellings (``%RETRY%<group>_<topic>``,
+A POP entry consists of words separated by blanks. ``;`` separates entries. ``<r>`` is the kind of topic: ``0`` is the
+topic itself, ``1`` and ``2`` are the group's retry topic in its two spellings (``%RETRY%<group>_<topic>``,
 ``%RETRY%<group>+<topic>``).
 
 ===================  =====================================================================================
@@ -27,8 +27,9 @@ extraInfo, POP_CK    ``<check point offset> <pop time> <invisible time> <revive 
 recallHandle         base64url, padded, of ``v1 <topic> <broker name> <deliver time in ms + 1> <UNIQ_KEY>``
 ===================  =====================================================================================
 
-Proxies and some clients add a ninth word to a POP handle, the record's place in the log. The decoder drops it. Like the
-reference, the decoder ignores further words. An empty string has no entries. Decoders raise only HeaderError.
+Proxies and some clients add a ninth word to a POP handle, the record's place in the log. The decoder ignores this word
+and, like the reference, all further words. An empty string has no entries. Decoders of POP strings and recall handles
+raise only HeaderError.
 Source: remoting.md §4.6.1, §7.6.
 """
 
@@ -73,7 +74,7 @@ def decode_offset_id(text: str) -> tuple[str, int, int]:
         packed = bytes.fromhex(text)
     except ValueError:
         raise ValueError(f"offset message id {text!r} is not hexadecimal") from None
-    # `bytes.fromhex` ignores blanks, so that 32 characters may be fewer than 16 bytes.
+    # `bytes.fromhex` ignores blanks, so 32 characters may yield fewer than 16 bytes.
     if len(packed) * 2 != len(text):
         raise ValueError(f"offset message id {text!r} is not hexadecimal")
     ip, port = unpack_host(packed[:-8])
@@ -82,12 +83,13 @@ def decode_offset_id(text: str) -> tuple[str, int, int]:
 
 class UniqueKeys:
     """The generator of unique keys for one process.
-    ``ip`` is packed (4 or 16 bytes), ``seed`` any 32-bit number that differs between instances in one process."""
+    ``ip``: the packed address, 4 or 16 bytes. ``seed``: a 32-bit number that differs between instances in one
+    process."""
 
     __slots__ = ("_counter", "_month_end_ms", "_month_start_ms", "_prefix")
 
     def __init__(self, ip: bytes, process_id: int, seed: int) -> None:
-        # In containers every program may be process 1 of the same address: then only the seed makes keys different.
+        # Programs in containers may all be process 1 with the same address: then only the seed makes their keys differ.
         self._prefix = (ip + struct.pack(">HI", process_id & 0xFFFF, seed & 0xFFFFFFFF)).hex().upper()
         self._counter = seed & 0xFFFF
         self._month_start_ms = self._month_end_ms = 0
@@ -102,8 +104,7 @@ class UniqueKeys:
         return self._prefix + tail.hex().upper()
 
     def _enter_month(self, now_ms: int) -> None:
-        """Set the start of the time part to 00:00 local time on the first day of the month,
-        so that it fits in 32 bits."""
+        """Count the time part of keys from the first day of the month, 00:00 local time, so that it fits in 32 bits."""
         first = datetime.fromtimestamp(now_ms / 1000).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
         following = first.replace(year=first.year + first.month // 12, month=first.month % 12 + 1)
         self._month_start_ms = int(first.timestamp() * 1000)
@@ -132,7 +133,7 @@ class PopQueue(Struct, frozen=True, order=True):
 
 
 class OrderKey(Struct, frozen=True, order=True):
-    """The key of a delivery count: a queue, or one message of it."""
+    """The key of a delivery count: a queue, or one message of a queue."""
 
     retry: str
     queue_id: int
@@ -140,9 +141,9 @@ class OrderKey(Struct, frozen=True, order=True):
 
 
 class PopHandle(Struct, kw_only=True, frozen=True):
-    """The handle of a popped message, which acks and changes of the invisible time send; times in ms.
-    ``check_point_offset`` is an offset in the revive queue (for ordered pops, in the queue itself). ``queue_offset`` is
-    the message's offset in its queue; the handle of a whole pop has none."""
+    """The handle of a popped message. Acks and changes of the invisible time send it. Times are in ms.
+    ``check_point_offset`` is an offset in the revive queue, for ordered pops in the queue itself. ``queue_offset`` is
+    the message's offset in its queue, or None in the handle of a whole pop."""
 
     check_point_offset: int
     pop_time: int
@@ -183,8 +184,7 @@ def encode_order_counts(counts: Mapping[OrderKey, int]) -> str:
 
 
 def decode_order_counts(text: str) -> dict[OrderKey, int]:
-    """Return how often messages were delivered: a count for each message if the broker sent these, otherwise for each
-    queue."""
+    """Return delivery counts. A broker sends a count for each message, or only a count for each queue."""
     counts: dict[OrderKey, int] = {}
     for retry, queue, count in _entries(text):
         match = _ORDER_QUEUE.fullmatch(queue)
@@ -209,9 +209,9 @@ def encode_pop_handle(handle: PopHandle) -> str:
 
 
 def decode_pop_handle(text: str) -> PopHandle:
-    """Return the handle that a POP_CK encodes."""
+    """Return the handle in a POP_CK. Raises HeaderError: the text is not a POP handle."""
     match = _HANDLE(text)
-    # Filter only missing parts: "0" is a non-empty text, and therefore true.
+    # `filter` drops only missing parts: the text "0" is true, because it is not empty.
     numbers = [] if match is None else list(map(int, filter(None, match.group(1, 2, 3, 4, 7, 8, 9))))
     if match is None or max(numbers) > _INT64_MAX or min(numbers) < -_INT64_MAX - 1:
         rules = "must have 7 words or more: the fifth is 0, 1 or 2, the sixth a broker's name, others 64-bit integers"
@@ -231,7 +231,7 @@ def decode_pop_handle(text: str) -> PopHandle:
 
 def encode_acked(start_offset: int, queue_offsets: Iterable[int]) -> bytes:
     """Return the bits of a batch ack: bit i, least significant first, is the offset ``start_offset`` + i.
-    Raises ValueError: an offset is less than the start, or 65 536 or more above it."""
+    Raises ValueError: an offset is less than ``start_offset``, or exceeds it by 65 536 or more."""
     bits = 0
     for offset in queue_offsets:
         if not 0 <= offset - start_offset < _ACK_BITS_MAX:
@@ -276,7 +276,7 @@ _DIGITS_MAX = 19
 
 
 class RecallHandle(Struct, frozen=True):
-    """The message of a handle; ``deliver_timestamp`` in ms since the epoch."""
+    """The timed message that a recall handle identifies. ``deliver_timestamp`` is in ms since the epoch."""
 
     topic: str
     broker_name: str
@@ -285,7 +285,7 @@ class RecallHandle(Struct, frozen=True):
 
 
 def encode_recall_handle(handle: RecallHandle) -> str:
-    """Return the text of a handle. Raises ValueError: a name contains a blank, which separates the parts."""
+    """Return the text of a handle. Raises ValueError: a part is empty or contains a blank, the separator of parts."""
     parts = (_RECALL_VERSION, handle.topic, handle.broker_name, str(handle.deliver_timestamp + 1), handle.unique_key)
     text = " ".join(parts)
     if text.count(" ") != len(parts) - 1 or not all(parts):

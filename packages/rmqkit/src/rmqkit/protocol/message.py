@@ -1,8 +1,8 @@
 """Messages for programs: messages to send (`Message`) and messages from stored records (`ReceivedMessage`).
 
-A stored record becomes one message, or several if it is an inner batch: message ``i`` has the fields of the record and
-``queue_offset + i``. The body is decompressed as sysFlag requires. The message id is UNIQ_KEY or, if that is missing,
-the offset message id.
+A stored record becomes one message. A record with an inner batch becomes several messages: message ``i`` has the fields
+of the record and ``queue_offset + i``. The body is decompressed if sysFlag marks a compression. The message id is
+UNIQ_KEY, or the offset message id if UNIQ_KEY is missing.
 Source: remoting.md §7.1.
 """
 
@@ -36,7 +36,7 @@ class Message(Struct, kw_only=True):
         body: the content, at least one byte. The broker has a limit (4 MiB by default). A msgspec Struct, a dataclass
             or a pydantic model is sent as JSON.
         tags: one tag; consumers can filter by it.
-        keys: words by which the message can be found later.
+        keys: words for finding the message later.
         properties: names and values of your application, as text. Most names of RocketMQ are refused.
         flag: a number of your application; brokers do not use it.
         wait_store: False lets the broker answer before the message is flushed and replicated.
@@ -46,10 +46,10 @@ class Message(Struct, kw_only=True):
             with a sharding key, a delay or a transaction.
         delay_level: the delay level of the broker, 1 to 18 (``1s 5s 10s 30s 1m … 2h`` by default); 0 means no delay.
         delay: deliver the message this long after the broker has received it: seconds or a `timedelta`.
-        deliver_at: deliver the message at this time, at once if it is past: a `datetime` with a time zone, or seconds
-            since the epoch. Use at most one of the three delays.
-        msg_id: the unique key. By default, every send creates a new one. If a message may be stored already, send it
-            again with the same key.
+        deliver_at: deliver the message at this time, or immediately if the time is past: a `datetime` with a time zone,
+            or seconds since the epoch. Use at most one of the three delays.
+        msg_id: the unique key. By default, every send creates a new key. If you repeat a send that may have succeeded,
+            use the same key.
     """
 
     topic: str
@@ -77,16 +77,16 @@ class Message(Struct, kw_only=True):
         return self.is_delayed or self.priority is not None or names.PRIORITY in self.properties
 
     def wire_properties(self) -> dict[str, str]:
-        """Return all properties in the form in which they are sent, including RocketMQ's own.
+        """Return all properties to send, including RocketMQ's own.
         Raises ValueError: a property of the application has a reserved name, a value is not text, a key contains a
-        blank, there is a negative delay or more than one delay, or a priority is negative or cannot be combined."""
+        blank, a delay is negative, there is more than one delay, or a priority is negative or cannot be combined."""
         taken = _REFUSED_NAMES.intersection(self.properties)
         if taken:
             raise ValueError(f"property name {min(taken)} belongs to RocketMQ: choose another")
         merged = dict(self.properties)
         _check_text(self.properties, self.keys, self.tags, self.sharding_key)
         if self.keys:
-            # Type checkers accept a text as a sequence of texts: its letters would become the keys.
+            # Type checkers accept a str as a Sequence[str]. Without this line, its letters would become the keys.
             keys = (self.keys,) if isinstance(self.keys, str) else self.keys
             if any(not key or " " in key for key in keys):
                 raise ValueError(f"keys {list(keys)} must be words without blanks: a blank separates them")
@@ -142,8 +142,8 @@ class MessageFields(TypedDict, total=False):
 
 
 def message_of(message: Message | str, body: Body | None, fields: MessageFields) -> Message:
-    """Return the message of a method's arguments: a `Message`, or a topic with a body and other fields.
-    Raises TypeError: the arguments are neither."""
+    """Return the message to send from the arguments of a method: a `Message`, or a topic with a body and other fields.
+    Raises TypeError: the arguments have neither form."""
     if isinstance(message, str):
         if body is None:
             raise TypeError(f"the message for topic {message!r} has no body: give it as the second argument")
@@ -156,8 +156,8 @@ def message_of(message: Message | str, body: Body | None, fields: MessageFields)
 
 
 def copied(message: ReceivedMessage) -> dict[str, Any]:
-    """Return the fields of a `Message` that is a copy of a stored message. The caller chooses topic and unique key; all
-    other properties of RocketMQ are omitted."""
+    """Return the `Message` fields for a copy of a stored message. The caller adds topic and unique key. All other
+    properties of RocketMQ are omitted."""
     return {
         "body": message.body,
         "tags": message.tags,
@@ -176,10 +176,10 @@ class ReceivedMessage(Struct, kw_only=True):
         broker_name: the name of the broker that stores it; None if the message was read from a store directory.
         queue_id: the number of its queue on this broker.
         queue_offset: the position in the queue, counted in messages.
-        msg_id: the unique key of the sender; if there is none, the offset message id.
-        offset_msg_id: the id of the broker. It contains the address of the broker and the position in its log.
+        msg_id: the unique key from the sender, or the offset message id if the sender set no key.
+        offset_msg_id: the id from the broker. It contains the address of the broker and the position in its log.
         body: the decompressed content.
-        properties: all properties, those of RocketMQ included; `tags` and `keys` are read from them.
+        properties: all properties, including RocketMQ's own. `tags` and `keys` read them.
         flag: the number that the sender set.
         sys_flag: the flags of the record, with the compressed bit cleared.
         body_crc: the CRC32 of the body as stored.
@@ -189,8 +189,8 @@ class ReceivedMessage(Struct, kw_only=True):
         born_host: the address of the sender, ``ip:port``.
         store_timestamp: the time when the broker stored it, in ms since the epoch.
         store_host: the address of the broker, ``ip:port``.
-        reconsume_times: how often the message was delivered again after a failure; 0 at the first delivery.
-        prepared_transaction_offset: for a transaction message the position of its half message; else 0.
+        reconsume_times: the number of redeliveries after a failure; 0 at the first delivery.
+        prepared_transaction_offset: the position of the half message of a transaction message; otherwise 0.
     """
 
     topic: str
@@ -215,17 +215,17 @@ class ReceivedMessage(Struct, kw_only=True):
 
     @property
     def born_at(self) -> datetime:
-        """The time of the send in UTC, by the clock of the sender. Raises ValueError: it is out of range."""
+        """The time of the send in UTC, by the clock of the sender. Raises ValueError: the time is out of range."""
         return moment_of(self.born_timestamp)
 
     @property
     def stored_at(self) -> datetime:
-        """The time in UTC when the broker stored the message. Raises ValueError: it is out of range."""
+        """The time in UTC when the broker stored the message. Raises ValueError: the time is out of range."""
         return moment_of(self.store_timestamp)
 
     @property
     def delivery_attempt(self) -> int:
-        """The number of this delivery, from 1 on: ``reconsume_times`` + 1."""
+        """The number of this delivery, starting at 1: ``reconsume_times`` + 1."""
         return self.reconsume_times + 1
 
     @property
@@ -235,7 +235,7 @@ class ReceivedMessage(Struct, kw_only=True):
 
     @property
     def keys(self) -> list[str]:
-        """The words by which the message can be found."""
+        """The words for finding the message."""
         return [key for key in self.properties.get(names.KEYS, "").split(" ") if key]
 
     def body_as(self, kind: type[T]) -> T:
@@ -247,8 +247,8 @@ class ReceivedMessage(Struct, kw_only=True):
 
 
 def _check_text(properties: Mapping[Any, Any], keys: Sequence[Any], tags: object, sharding_key: object) -> None:
-    """Check that all texts are str. A program without a type checker may pass a number,
-    which readers would get as text.
+    """Check that all texts are str. A program without a type checker may pass a number, which consumers would receive
+    as text.
     Raises ValueError: a value is not text."""
     for name, value in properties.items():
         if not isinstance(name, str) or not isinstance(value, str):
@@ -262,7 +262,8 @@ def _check_text(properties: Mapping[Any, Any], keys: Sequence[Any], tags: object
 
 def read_messages(body: bytes | memoryview, broker_name: str | None = None) -> list[ReceivedMessage]:
     """Return the messages in a pull, query or view body.
-    Raises BodyError: a body cannot be decompressed, an inner batch is damaged, or the rest is not a record."""
+    Raises BodyError: a body cannot be decompressed, an inner batch is damaged, or bytes after the last record
+    remain."""
     return [message for record in records_of(body) for message in messages_of_record(record, broker_name)]
 
 
@@ -278,9 +279,9 @@ def records_of(body: bytes | memoryview) -> Iterator[Record]:
 
 def messages_of_record(record: Record, broker_name: str | None = None) -> Iterator[ReceivedMessage]:
     """Yield the message of a record, or each message of an inner batch. Raises BodyError: as in `read_messages`."""
-    # Decompress before the batch is split: sysFlag refers to the whole body, and entries have no such flag.
+    # Decompress before the batch is split: the flag in sysFlag covers the whole body, and entries have no flag.
     body = decompress(record.body, record.sys_flag)
-    # Set both bits, as Java's clients do: without NEED_UNWRAP the program gets the body in one piece.
+    # Require both bits, like Java's clients: without NEED_UNWRAP the program gets the body in one piece.
     if record.sys_flag & INNER_BATCH and record.sys_flag & NEED_UNWRAP:
         for i, entry in enumerate(decode_batch(body)):
             yield _message(record, broker_name, i, entry.body, entry.properties, entry.flag)

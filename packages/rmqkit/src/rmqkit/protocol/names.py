@@ -1,7 +1,7 @@
 """Names of topics and groups: allowed and reserved names, and the names of retry and dead-letter topics.
 
-A client's namespace is only a part of the names (``NamespaceUtil``): ``X`` becomes ``NS%X``, ``%RETRY%G`` becomes
-``%RETRY%NS%G``; brokers do not know namespaces. Source: remoting.md §3.2, §8.4, §8.5; behaviour.md §2.8.
+A client's namespace is a prefix in the names (``NamespaceUtil``): ``X`` becomes ``NS%X``, ``%RETRY%G`` becomes
+``%RETRY%NS%G``. Brokers do not know namespaces. Source: remoting.md §3.2, §8.4, §8.5; behaviour.md §2.8.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ LIGHT_PREFIX = "%LMQ%"
 DLQ_PREFIX = "%DLQ%"
 SYSTEM_TOPIC_PREFIX = "rmq_sys_"
 SYNC_BROKER_MEMBER_PREFIX = "rmq_sys_SYNC_BROKER_MEMBER_"
-"""Prefix, followed by a broker name, of the topic whose route has the true ids of the brokers with that name."""
+"""The prefix of a topic name that ends with a broker name. The route of this topic contains the true ids of the brokers
+with this name."""
 
 SYSTEM_GROUP_PREFIX = "CID_RMQ_SYS_"
 
@@ -47,7 +48,7 @@ NOT_OF_APPLICATIONS = (SYSTEM_TOPIC_PREFIX, RETRY_PREFIX, DLQ_PREFIX)
 """Prefixes of further topics to which no application sends directly."""
 
 TOOLS_GROUP = "TOOLS_CONSUMER"
-"""The group of pulls that belong to no group of an application. No client joins it, and no offset is saved."""
+"""The group for pulls without a group of an application. No client joins this group, and its offsets are not saved."""
 
 SYSTEM_GROUPS = (
     TOOLS_GROUP,
@@ -70,17 +71,19 @@ NO_LITE_TOPICS = "lite topics are not supported by rmqkit: use a FIFO topic, wit
 
 
 def retry_topic(group: str) -> str:
-    """Return the retry topic of a group, which has the messages that are delivered to the group again."""
+    """Return the retry topic of a group, which contains the messages to redeliver to the group."""
     return RETRY_PREFIX + group
 
 
 def pop_retry_topic(group: str, topic: str, separator: str = "_") -> str:
-    """Return the retry topic for the messages that a group pops from a topic. The name of version 2 has a ``+``."""
+    """Return the retry topic for messages that a group popped from a topic. Names of version 2 have a ``+`` as
+    separator."""
     return f"{RETRY_PREFIX}{group}{separator}{topic}"
 
 
 def group_of_retry_topic(topic: str) -> str:
-    """Return the group of a retry topic; POP's is ``%RETRY%<group>+<topic>``. Source: behaviour.md §3.3."""
+    """Return the group of a retry topic ``%RETRY%<group>`` or, with POP, ``%RETRY%<group>+<topic>``.
+    Source: behaviour.md §3.3."""
     # POP's older spelling cannot be split: the "_" may be a character of the group or of the topic.
     return topic.removeprefix(RETRY_PREFIX).partition("+")[0]
 
@@ -91,7 +94,8 @@ def dlq_topic(group: str) -> str:
 
 
 def is_light(name: str) -> bool:
-    """Return True if a topic is a light queue, or if a group has its offsets in separate storage (``MixAll.isLmq``)."""
+    """Return True if the name belongs to a light queue, or to a group with separately stored offsets
+    (``MixAll.isLmq``)."""
     return name.startswith(LIGHT_PREFIX)
 
 
@@ -104,8 +108,9 @@ def is_system_group(group: str) -> bool:
 
 
 def is_of_applications(topic: str, servers: Collection[str] = ()) -> bool:
-    """Return True if, by its name, a topic belongs to an application: it is no system, retry or dead-letter topic.
-    ``servers``: the names of clusters and brokers, because each has a topic, and a cluster has one for replies."""
+    """Return True if the name of a topic belongs to an application: it is no system, retry, dead-letter or server
+    topic.
+    ``servers``: the names of clusters and brokers. Each has a topic with its name, and a cluster also a reply topic."""
     is_of_server = topic in servers or (topic.endswith(_REPLY) and topic.removesuffix(_REPLY) in servers)
     return not (is_of_server or is_system_topic(topic) or topic.startswith(NOT_OF_APPLICATIONS))
 
@@ -114,7 +119,8 @@ _REPLY = "_REPLY_TOPIC"
 
 
 def with_namespace(namespace: str, name: str) -> str:
-    """Return the full name of a topic or group; system names and names with the namespace are returned unchanged."""
+    """Return the full name of a topic or group. System names, and names that have the namespace already, are returned
+    unchanged."""
     prefix, bare = _prefix(name)
     if not namespace or not bare or bare.startswith((f"{namespace}%", SYSTEM_GROUP_PREFIX)) or is_system_topic(bare):
         return name
@@ -122,7 +128,7 @@ def with_namespace(namespace: str, name: str) -> str:
 
 
 def without_namespace(namespace: str, name: str) -> str:
-    """Reverse `with_namespace`; a name of another namespace is returned unchanged."""
+    """Return a name without its namespace. A name of another namespace is returned unchanged."""
     prefix, bare = _prefix(name)
     return prefix + bare.removeprefix(f"{namespace}%") if namespace else name
 
@@ -134,10 +140,10 @@ def _prefix(name: str) -> tuple[str, str]:
 
 
 def topic_fault(topic: str) -> str | None:
-    """Return the reference's text for the fault of a topic name, or None."""
+    """Return the fault of a topic name, in the words of the reference, or None if the name is valid."""
     if not topic.strip():
         return "The specified topic is blank."
-    # Do not use `match` with a `$`, which would accept a line end after the name.
+    # Do not use `match` with a `$`: it would accept a line end after the name.
     if not _LEGAL.fullmatch(topic):
         return f"The specified topic: {topic}, contains illegal characters, allowing only {_LEGAL_TEXT}"
     if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
@@ -152,7 +158,7 @@ def topic_fault(topic: str) -> str | None:
 
 
 def group_fault(group: str) -> str | None:
-    """Return the reference's text for the fault of a group name, or None."""
+    """Return the fault of a group name, in the words of the reference, or None if the name is valid."""
     if not group.strip():
         return "The specified group is blank."
     if len(group) > GROUP_CHARACTERS_MAX:

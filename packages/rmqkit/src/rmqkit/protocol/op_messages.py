@@ -1,4 +1,4 @@
-"""Op messages: each has the offsets, in the half queue, of half messages that were committed or rolled back.
+"""Op messages, which contain the queue offsets of half messages that were committed or rolled back.
 
 Topic ``RMQ_SYS_TRANS_OP_HALF_TOPIC``, tag ``d``, body ``17,18,21,``. In 4.9 the body is one number.
 Source: store.md §19.2.
@@ -15,11 +15,11 @@ __all__ = ["op_offsets"]
 _TAG = b"d"
 _TAGS = properties.TAGS.encode()
 _DIGITS_MAX = 18
-"""Every number with this many digits fits in Java's long."""
+"""The maximum number of digits. Every number with 18 digits fits in Java's long."""
 
 
 def op_offsets(op: Record) -> list[int]:
-    """Return the half queue offsets in an op message, without the pieces that are not numbers."""
+    """Return the queue offsets of half messages in an op message. Pieces that are not numbers are ignored."""
     if find_property(op.properties, _TAGS) != _TAG:
         return []
     # In 5.x the last piece, after the last comma, is empty.

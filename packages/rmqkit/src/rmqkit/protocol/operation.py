@@ -1,7 +1,7 @@
 """The declaration of a request: one `Operation` for each code, next to its schemas.
 
-A module of `rmqkit.protocol.schemas` ends with the `Operation` rows of its requests. `rmqkit.protocol.catalog` joins
-the rows. Four readers use the catalog, and none of them has its own list of codes:
+Each module of `rmqkit.protocol.schemas` ends with the `Operation` rows of its requests. `rmqkit.protocol.catalog` joins
+the rows. Four readers use the catalog instead of lists of codes:
 
 =============================  =====================================================================
 reader                         use
@@ -14,8 +14,8 @@ the reference page of codes    everything
 =============================  =====================================================================
 
 The declaration is here and not on the handler's method, because `rmq proxy` checks rights and must not import a broker.
-Brokers, name servers, clients and proxies all import this layer, so imports point down. A new request touches its
-number (`rmqkit.protocol.codes`), its schema, its handler and the generated page.
+Brokers, name servers, clients and proxies all import this layer, so imports point down. A new request needs a number
+(`rmqkit.protocol.codes`), a schema with its row, a handler, and a new run of the page generator.
 Source: remoting.md §4, §6.5; behaviour.md §9.8.
 """
 
@@ -66,9 +66,9 @@ class Right(Struct, frozen=True):
     Attributes:
         actions: names of actions; the user needs one of them on every resource.
         fields: header fields with the names of topics and groups, each with its flag; empty for the cluster.
-        message: header field with the position of a stored message; its topic is a resource, too.
-        message_actions: names of the actions of which the user needs one on the topic of that message.
-        is_send: the field holds the topic of a sent message.
+        message: header field with the position of a stored message. The topic of this message is a resource, too.
+        message_actions: names of actions; the user needs one of them on the topic of the stored message.
+        is_send: the field contains the topic of a sent message.
         is_body: the resources are in the body.
     """
 
@@ -86,10 +86,10 @@ class Operation(Struct, frozen=True):
     Attributes:
         tier: 1 for requests that real clients and registering brokers need; 2 for tools, replication and access
             control; 3 for POP, controller, static topics, cold data and lite topics.
-        servers: programs that answer it; callers try the first program first.
-        request_header, response_header: types of ``extFields``; None if it has no specific fields.
-        request_body, response_body: a type for `rmqkit.protocol.fastjson.decode_as`, or a `Content`, or None; the
-            body of a successful response.
+        servers: programs that answer the request; callers try the first program first.
+        request_header, response_header: types of ``extFields``; None if there are no specific fields.
+        request_body, response_body: a type for `rmqkit.protocol.fastjson.decode_as`, or a `Content`, or None.
+            `response_body` is the body of a successful response.
         right: the right that a broker requires; None if every client may send the request.
         is_reading: the request changes nothing, so a connection for reading may send it. A pull is reading
             unless its flags commit an offset.

@@ -1,12 +1,12 @@
 """The property string of a message: ``name 0x01 value 0x02`` repeated, UTF-8.
 
-Neither character can occur in a name or a value (there is no escaping). 5.x writers end the last entry with 0x02 and
-4.9 writers do not, so readers accept both. Pieces shorter than three characters, without 0x01, with an empty name or
-an empty value are dropped; the last of several duplicates is used. At most 32 767 bytes.
+Names and values cannot contain 0x01 or 0x02, because there is no escaping. Writers of 5.x end the last entry with 0x02
+and writers of 4.9 do not, so readers accept both forms. Readers drop pieces without 0x01, without a name or without a
+value. If a name occurs several times, the last value is used. A property string has at most 32 767 bytes.
 Source: remoting.md §7.3 and §8.1, store.md §3.4.
 
-Names and tags are hashed like any text in Java: ``h = 31 * h + unit`` over UTF-16 code units in wrapping 32-bit
-arithmetic. The tag codes in consume queues and the key hashes in index files depend on this hash.
+Names and tags are hashed with Java's ``String.hashCode``: ``h = 31 * h + unit`` over UTF-16 code units in wrapping
+32-bit arithmetic. The tag codes in consume queues and the key hashes in index files depend on this hash.
 Source: store.md "Conventions", remoting.md §6.4.4.
 """
 
@@ -23,10 +23,11 @@ _ENTRY_END = "\x02"
 _ENTRY_END_BYTES = b"\x02"
 _MAP_BUCKETS = 128
 _KEYS = re.compile(rb"(?:^|\x02)(UNIQ_KEY|KEYS|TAGS)\x01([^\x02]+)")
-"""Finds the same values as `find_property`, for all three names at once, as a test checks."""
+"""A pattern that finds UNIQ_KEY, KEYS and TAGS in one pass. A test checks that `find_property` finds the same
+values."""
 
 Keys = tuple[bytes, bytes, bytes]
-"""Values of UNIQ_KEY, KEYS and TAGS, empty if missing: the keys of a message in the index, and its tag code."""
+"""The values of UNIQ_KEY, KEYS and TAGS, each empty if missing: the texts for the index and for the tag code."""
 NO_KEYS: Keys = b"", b"", b""
 
 KEYS = "KEYS"
@@ -75,10 +76,9 @@ TRACE_CONTEXT = "TRACE_CONTEXT"
 REDIRECT = "REDIRECT"
 PROPERTY_CRC = "__CRC32#"
 DEAD_LETTER_REASON = "rmqkit_reason"
-"""The reason why rmqkit gave a message up, in one line.
+"""The reason, in one line, why rmqkit moved a message to the dead letters.
 
-RocketMQ has no such properties; its clients treat them as those of an application. The next three properties belong to
-it.
+This property and the next three are specific to rmqkit. RocketMQ's clients treat them as properties of an application.
 """
 DEAD_LETTER_TRACEBACK = "rmqkit_traceback"
 DEAD_LETTER_HANDLER = "rmqkit_handler"
@@ -101,23 +101,23 @@ RESERVED_NAMES = frozenset((
     "DLQ_ORIGIN_MESSAGE_ID", "TRACE_CONTEXT", "__BORNHOST", "BORN_TIMESTAMP", "__transactionId__",
 ))
 # fmt: on
-"""Names that belong to RocketMQ itself. A message that is sent again does not keep them. Source: remoting.md §8.1."""
+"""The names of RocketMQ's own properties. A copy of a message does not have them. Source: remoting.md §8.1."""
 
 TIMED = (
     *(TIMER_DELAY_SECONDS, TIMER_DELAY_MS, TIMER_DELIVER_MS, TIMER_OUT_MS),
     *("TIMER_ENQUEUE_MS", "TIMER_DEQUEUE_MS", "TIMER_ROLL_TIMES"),
 )
-"""Names by which a message requests a delivery time, and by which timers mark it."""
+"""The names of properties that request a delivery time, and of the marks of timers."""
 
 SETTABLE_NAMES = frozenset((CHECK_IMMUNITY_SECONDS, TRACE_CONTEXT, REDIRECT, SHARDING_KEY))
-"""Reserved names that applications may set nevertheless, as with Java's ``putUserProperty``."""
+"""Reserved names that applications may set, as with Java's ``putUserProperty``."""
 
 
 def encode_properties(properties: Mapping[str, str] | Iterable[tuple[str, str]]) -> bytes:
-    """Return the property string of a mapping, in its order, with an end after every entry.
+    """Return the property string of a mapping, in its order, with 0x02 after every entry.
     Raises ValueError: a name or value contains 0x01 or 0x02, which the format cannot represent."""
     pairs = list(properties.items() if isinstance(properties, Mapping) else properties)
-    # A lone surrogate becomes "?", as in Java's getBytes; it must not make a send fail.
+    # A lone surrogate becomes "?", as in Java's getBytes. It must not make a send fail.
     encoded = "".join([f"{name}\x01{value}\x02" for name, value in pairs]).encode("utf-8", "replace")
     if encoded.count(b"\x01") != len(pairs) or encoded.count(b"\x02") != len(pairs):
         raise ValueError("a property name or value contains the separator 0x01 or 0x02: remove it")
@@ -125,7 +125,7 @@ def encode_properties(properties: Mapping[str, str] | Iterable[tuple[str, str]])
 
 
 def decode_properties(encoded: bytes | memoryview) -> dict[str, str]:
-    """Return the properties in a property string; never fails (bytes that are not UTF-8 become U+FFFD)."""
+    """Return the properties in a property string. Bytes that are not UTF-8 become U+FFFD; no error is raised."""
     properties: dict[str, str] = {}
     for piece in str(encoded, "utf-8", "replace").split(_ENTRY_END):
         name, found, value = piece.partition(_NAME_END)
@@ -135,22 +135,23 @@ def decode_properties(encoded: bytes | memoryview) -> dict[str, str]:
 
 
 def own_properties(properties: Mapping[str, str]) -> dict[str, str]:
-    """Return the properties of the application, without those of RocketMQ: delays, retries, transactions, marks of the
-    broker."""
+    """Return the properties of the application, without RocketMQ's properties such as delays, retries, transactions and
+    marks of the broker."""
     return {name: value for name, value in properties.items() if name not in RESERVED_NAMES}
 
 
 def copied_properties(properties: Mapping[str, str]) -> dict[str, str]:
-    """Return the properties that a message keeps when it is sent again: those of the application, without the reason
-    for which it was a dead letter."""
+    """Return the properties for a copy of a message: the properties of the application, without the properties of dead
+    letters."""
     return {name: value for name, value in own_properties(properties).items() if name not in OF_DEAD_LETTERS}
 
 
 def find_property(encoded: bytes, name: bytes) -> bytes | None:
     """Return one value of a property string without decoding the rest, or None if the value is missing or empty.
-    Equal to ``decode_properties(encoded).get(name)`` for UTF-8 input."""
+    The result is equal to ``decode_properties(encoded).get(name)`` for UTF-8 input."""
     wanted = name + b"\x01"
-    # Search from the right, because the last duplicate is used, and with 0x02, so that KEYS is not found in MYKEYS.
+    # Search from the right, because the last duplicate is used. Include 0x02 in the search, so that KEYS is not found
+    # in MYKEYS.
     at = encoded.rfind(b"\x02" + wanted)
     start = at + 1 + len(wanted) if at >= 0 else (len(wanted) if encoded.startswith(wanted) else -1)
     if start < 0:
@@ -159,7 +160,7 @@ def find_property(encoded: bytes, name: bytes) -> bytes | None:
     value = encoded[start:] if end < 0 else encoded[start:end]
     if value:
         return value
-    earlier = decode_properties(encoded).get(name.decode())  # an empty duplicate does not hide an earlier value
+    earlier = decode_properties(encoded).get(name.decode())  # an empty last duplicate does not replace a value
     return None if earlier is None else earlier.encode()
 
 
@@ -170,14 +171,14 @@ def find_keys(encoded: bytes) -> Keys:
 
 
 def encode_in_stored_order(properties: Mapping[str, str]) -> bytes:
-    """Return the property string of a mapping in the form of a 5.x broker: `in_stored_order` of `encode_properties`,
-    without splitting the string again. A value may contain 0x01, which readers treat as a part of it.
+    """Return the property string of a mapping in the form of a 5.x broker. The result is `in_stored_order` of
+    `encode_properties`, without splitting the string again. Values may contain 0x01, which readers accept.
     Raises ValueError: a name or value contains 0x02, which the format cannot represent."""
     ordered = _stored_names(tuple(properties))
     encoded = "".join([f"{name}\x01{properties[name]}\x02" for name in ordered]).encode("utf-8", "replace")
     if encoded.count(_ENTRY_END_BYTES) != len(ordered):
         raise ValueError("a property name or value contains the separator 0x02: remove it")
-    return _sort_entries(encoded) if b"\x01\x02" in encoded else encoded  # an entry without a value is dropped
+    return _sort_entries(encoded) if b"\x01\x02" in encoded else encoded  # this drops entries without a value
 
 
 @functools.lru_cache(maxsize=4096)
@@ -187,11 +188,12 @@ def _stored_names(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def in_stored_order(encoded: bytes) -> bytes:
-    """Return a property string in the form of a 5.x broker, which decodes the client's: in
-    the order of its ``HashMap``.
+    """Return a property string in the form of a 5.x broker, which decodes a client's string into a ``HashMap`` and
+    encodes the map in its order.
     The map begins with 128 buckets and doubles when three quarters are used. The last of several duplicates is used, at
-    the place of the first one. Entries without a name or a value are dropped. Buckets with more than eight entries are
-    not imitated. Producers send the same names in the same order all the time: caching that order halves the time.
+    the place of the first duplicate. Entries without a name or a value are dropped. Buckets with more than eight
+    entries are not imitated. The order is cached by names, which halves the time, because producers send the same names
+    in every message.
     """
     pieces = encoded.split(_ENTRY_END_BYTES)
     rest = pieces.pop()
@@ -206,11 +208,12 @@ def in_stored_order(encoded: bytes) -> bytes:
 
 @functools.lru_cache(maxsize=4096)
 def _arrangement(names: tuple[bytes, ...]) -> Callable[[list[bytes]], tuple[bytes, ...]] | None:
-    """Return a function that sorts entries with these names, or None if sorting the entries is not enough."""
-    # An `itemgetter` of one item returns that item and not a tuple.
+    """Return a function that sorts entries with these names into the stored order, or None if `_sort_entries` is
+    needed."""
+    # An `itemgetter` with one index returns an item instead of a tuple.
     if len(names) < 2 or len(set(names)) < len(names) or not all(names):
         return None
-    # Use a value, because entries without a value would be dropped.
+    # Add a value, because `_sort_entries` drops entries without a value.
     entries = {name + b"\x01v": at for at, name in enumerate(names)}
     ordered = _sort_entries(_ENTRY_END_BYTES.join(entries)).split(_ENTRY_END_BYTES)
     return itemgetter(*[entries[entry] for entry in ordered[:-1]])
@@ -223,8 +226,7 @@ def _sort_entries(encoded: bytes) -> bytes:
         if value and name:
             entries[name] = entry
     if len(entries) * 4 <= _MAP_BUCKETS * 3:
-        # `sorted` preserves the order of equal keys, as a bucket of Java's map
-        # preserves their order of arrival.
+        # `sorted` preserves the order of names in the same bucket, as Java's map does.
         names = sorted(entries, key=_first_bucket)
     else:
         last_bucket = (1 << ((len(entries) * 4 - 1) // 3).bit_length()) - 1
@@ -244,8 +246,7 @@ def _spread_hash(name: bytes) -> int:
 
 
 def java_hash(text: str) -> int:
-    """Return Java's ``text.hashCode()``: a signed 32-bit number; any Python string is
-    accepted, also lone surrogates."""
+    """Return Java's ``text.hashCode()``, a signed 32-bit number. The text may contain lone surrogates."""
     h = 0
     if text.isascii():
         for unit in text.encode():
@@ -259,11 +260,11 @@ def java_hash(text: str) -> int:
 
 @functools.lru_cache(maxsize=4096)
 def tags_code(tags: str) -> int:
-    """Return the consume-queue code of a TAGS property; 0 if missing. Source: store.md §4.2."""
+    """Return the consume-queue code of a TAGS property, 0 for an empty text. Source: store.md §4.2."""
     return java_hash(tags)
 
 
 @functools.lru_cache(maxsize=4096)
 def encoded_tags_code(tags: bytes) -> int:
-    """Return the `tags_code` of a property value in its stored form."""
+    """Return the `tags_code` of a TAGS property in its stored form."""
     return java_hash(tags.decode("utf-8", "replace"))

@@ -13,18 +13,18 @@ All integers are big-endian and signed::
     36     4  sysFlag                             2  propertiesLength, then the property string
     40     8  bornTimestamp
 
-bodyCRC is CRC-32 of the stored body with the top bit cleared. Records follow each other without padding. The end of
-a file is marked by a *blank*: ``i32 remaining bytes, i32 BLANK_MAGIC``. This format is fixed on disk and wire.
+bodyCRC is the CRC-32 of the stored body with the top bit cleared. Records follow each other without padding. A *blank*
+marks the end of a file: ``i32 remaining bytes, i32 BLANK_MAGIC``. This format is fixed on disk and on the wire.
 
-This is the one codec of the format: store, client and the bulk readers all use the tables below.
-Not handled here: the offset of a record, new files (store), decompression and inner batches (`message`).
+This module is the only codec of the format: the store, the client and the bulk readers use its tables.
+Not handled here: the choice of offsets and new files (store), decompression and inner batches (`message`).
 Source: store.md §3, §12.1; remoting.md §7.1.
 
-A batch, the body of SEND_BATCH_MESSAGE (320) and of inner-batch records, is a sequence of entries::
+A batch is the body of SEND_BATCH_MESSAGE (320) and of inner-batch records. It is a sequence of entries::
 
     totalSize 4      22 + body + properties
     magic 4          0
-    bodyCRC 4        0 (the broker computes its own)
+    bodyCRC 4        0 (the broker computes the CRC)
     flag 4           application flag
     bodyLength 4     then the body, never compressed
     propsLength 2    then the property string
@@ -46,7 +46,7 @@ from msgspec import Struct
 
 from rmqkit.errors import BodyError, RecordCorrupt
 
-# The number is signed, because the four bytes are read as an i32 everywhere, here as in Java.
+# The numbers are signed, because all readers, here and in Java, read the four bytes as an i32.
 MAGIC_V1 = 0xDAA320A7 - (1 << 32)
 MAGIC_V2 = 0xDAA320AB - (1 << 32)
 BLANK_MAGIC = 0xCBD43194 - (1 << 32)
@@ -84,7 +84,7 @@ HEAD_FIELDS: tuple[tuple[str, str], ...] = (
     ("prepared_transaction_offset", "q"),
     ("body_bytes", "i"),
 )
-"""The fields before the body, in order: name and `struct` letter; a host is 8 bytes, or 20 when its v6 bit is set."""
+"""The fields before the body, in order: name and `struct` letter. A host has 8 bytes, or 20 if its v6 bit is set."""
 
 _BODY_CRC_AT = 8
 _SYS_FLAG_AT = 36
@@ -97,12 +97,12 @@ _BLANK = struct.Struct(">ii")
 
 
 class Layout(Struct, frozen=True, gc=False):
-    """The positions of the fields before the body, for a combination of host sizes.
+    """The positions of the fields before the body, for one combination of host sizes.
 
     Attributes:
         head: struct of all `HEAD_FIELDS`.
         positions: field name → byte position in the record.
-        head_bytes: size of the head; the body begins there.
+        head_bytes: size of the head, and position of the body.
     """
 
     head: struct.Struct
@@ -112,7 +112,7 @@ class Layout(Struct, frozen=True, gc=False):
 
 @functools.cache
 def layout_of(host_bits: int) -> Layout:
-    """Return the layout for ``sysFlag & 0x30``."""
+    """Return the layout for the two host bits of sysFlag (``sysFlag & 0x30``)."""
     letters = ">"
     positions: dict[str, int] = {}
     for name, letter in HEAD_FIELDS:
@@ -145,7 +145,7 @@ class Record(Struct, gc=False):
         born_host: sender as IP and port, 8 or 20 packed bytes (`host_text`).
         store_timestamp: the broker's clock at the append, ms since the epoch.
         store_host: broker as IP and port, 8 or 20 packed bytes.
-        prepared_transaction_offset: physical offset of the half message of a committed message, else 0.
+        prepared_transaction_offset: physical offset of the half message of a committed message, otherwise 0.
         body: stored bytes, possibly compressed (`COMPRESSED`) or a batch (`INNER_BATCH`).
         properties: the property string (`properties.decode_properties`).
     """
@@ -198,8 +198,8 @@ def encode_record(
     properties: bytes,
     crc: int | None = None,
 ) -> bytes:
-    """Return the bytes of a record; sizes, magic, CRC and the host bits of sysFlag are computed here.
-    Magic v2 is used if the topic has more than 127 bytes. ``crc`` saves computing `body_crc` again.
+    """Return the bytes of a record. This function computes the sizes, magic, CRC and the host bits of sysFlag.
+    Magic v2 is used if the topic has more than 127 bytes. ``crc``: the `body_crc`, if it is already known.
     The caller must check the limits of store.md §3.6 (properties ≤ 32 767 bytes, topic ≤ 255 bytes)."""
     host_bits = (BORN_HOST_V6 if len(born_host) == 20 else 0) | (STORE_HOST_V6 if len(store_host) == 20 else 0)
     head = _HEAD_V4 if not host_bits else _LAYOUTS[host_bits].head
@@ -214,8 +214,8 @@ def encode_record(
         flag,
         queue_offset,
         physical_offset,
-        # Replace a client's host bits: they must match the lengths of this record's hosts, or readers would look for
-        # body and topic in the wrong place.
+        # Replace the client's host bits: they must match the lengths of this record's hosts. Otherwise readers would
+        # expect body and topic in the wrong place.
         (sys_flag & ~_HOST_MASK) | host_bits,
         born_timestamp,
         born_host,
@@ -229,8 +229,9 @@ def encode_record(
 
 
 RecordRow = tuple[bytes, int, int, int, int, int, int, bytes | memoryview, bytes | memoryview]
-"""The individual fields of one of several records: topic (`topic_field`), queueId, flag, queueOffset, sysFlag without
-host bits, bornTimestamp, reconsumeTimes, body, and the property string after its two bytes of length."""
+"""The fields that differ among the records of `encode_records`: topic (`topic_field`), queueId, flag, queueOffset,
+sysFlag (its host bits are replaced), bornTimestamp, reconsumeTimes, body, and two bytes of length with the property
+string."""
 
 
 def topic_field(topic: bytes) -> bytes:
@@ -244,8 +245,8 @@ def topic_field(topic: bytes) -> bytes:
 def encode_records(
     rows: Iterable[RecordRow], *, physical_offset: int, born_host: bytes, store_timestamp: int, store_host: bytes
 ) -> tuple[bytes, list[int]]:
-    """Return concatenated records and the size of each, with the result of `encode_record` for each, in one loop.
-    They have no preparedTransactionOffset. ``physical_offset``: offset of the first record."""
+    """Return concatenated records and the size of each. The bytes are the same as from `encode_record`, in one loop.
+    preparedTransactionOffset is 0. ``physical_offset``: offset of the first record."""
     host_bits = (BORN_HOST_V6 if len(born_host) == 20 else 0) | (STORE_HOST_V6 if len(store_host) == 20 else 0)
     head = _LAYOUTS[host_bits].head
     pack, crc32, other_bits = head.pack, zlib.crc32, ~_HOST_MASK
@@ -253,8 +254,8 @@ def encode_records(
     sizes: list[int] = []
     topic_before, magic, fixed_bytes = b"", MAGIC_V1, head.size
     for topic, queue_id, flag, queue_offset, sys_flag, born_timestamp, reconsume_times, body, properties in rows:
-        # Compare by identity, which is cheap: rows of one topic share the object, and an equal
-        # topic only costs this branch.
+        # Comparing by identity is cheap. Rows of one topic usually share the object; an equal copy only costs this
+        # branch.
         if topic is not topic_before:
             topic_before, fixed_bytes = topic, head.size + len(topic)
             magic = MAGIC_V1 if len(topic) <= _V1_TOPIC_BYTES_MAX + 1 else MAGIC_V2
@@ -288,7 +289,7 @@ def encode_records(
 
 
 def decode_record(buffer: bytes | memoryview, position: int = 0, *, verify_crc: bool = False) -> Record:
-    """Return the record at a position of a buffer; body and properties are copies.
+    """Return the record at a position of a buffer, with copies of body and properties.
     Raises RecordCorrupt: fewer bytes than announced, unknown magic, parts that do not match the size, a topic that is
     not UTF-8, or (with ``verify_crc``) a body that does not match its CRC. Source: store.md §12.1."""
     available = len(buffer) - position
@@ -303,8 +304,8 @@ def decode_record(buffer: bytes | memoryview, position: int = 0, *, verify_crc: 
     layout = _LAYOUTS[_I32.unpack_from(buffer, position + _SYS_FLAG_AT)[0] & _HOST_MASK]
     end = position + size
     body_at = position + layout.head_bytes
-    # Check before the unpack: a damaged sysFlag with IPv6 hosts makes the head longer than the record and maybe than
-    # the buffer, and callers do not expect struct.error.
+    # Check before the unpack: with IPv6 hosts in a damaged sysFlag, the head may be longer than the record and even
+    # than the buffer. The unpack would raise struct.error, which callers do not expect.
     if body_at > end:
         raise RecordCorrupt(position, f"announced size {size} is smaller than its head", size=size)
     head = layout.head.unpack_from(buffer, position)
@@ -323,7 +324,8 @@ def decode_record(buffer: bytes | memoryview, position: int = 0, *, verify_crc: 
 def _tail_bounds(
     buffer: bytes | memoryview, position: int, size: int, body_at: int, body_bytes: int, magic: int
 ) -> tuple[int, int, int]:
-    """Return start and end of the topic and start of the properties; the parts must fill the announced size exactly."""
+    """Return start and end of the topic, and start of the properties.
+    Raises RecordCorrupt: the parts do not fill the announced size exactly."""
     end = position + size
     length_bytes = 1 if magic == MAGIC_V1 else 2
     topic_at = body_at + body_bytes + length_bytes
@@ -331,7 +333,7 @@ def _tail_bounds(
         raise RecordCorrupt(position, f"body length {body_bytes} does not fit into size {size}", size=size)
     topic_bytes = buffer[topic_at - 1] if length_bytes == 1 else _TOPIC_LENGTH_V2.unpack_from(buffer, topic_at - 2)[0]
     properties_at = topic_at + topic_bytes + 2
-    # Java reads the one byte as signed: over 127 it is a negative length, which no writer produces.
+    # Java reads the one byte as a signed number. Above 127 it is a negative length, which no writer produces.
     if topic_bytes < 0 or (length_bytes == 1 and topic_bytes > _V1_TOPIC_BYTES_MAX) or properties_at > end:
         raise RecordCorrupt(position, f"topic length {topic_bytes} does not fit into size {size}", size=size)
     properties_bytes = _PROPERTIES_LENGTH.unpack_from(buffer, properties_at - 2)[0]
@@ -341,9 +343,10 @@ def _tail_bounds(
 
 
 def record_properties(record: memoryview) -> bytes:
-    """Return the property string of a whole record of the store, without decoding the rest; empty if damaged."""
+    """Return the property string of a whole record without decoding the rest, or empty bytes if the record is
+    damaged."""
     try:
-        # The lowest of the four bytes has both host bits.
+        # The last of the four bytes contains both host bits.
         at = _LAYOUTS[record[_SYS_FLAG_AT + 3] & _HOST_MASK].head_bytes
         at += _I32.unpack_from(record, at - 4)[0]
         if _I32.unpack_from(record, 4)[0] == MAGIC_V1:
@@ -356,7 +359,8 @@ def record_properties(record: memoryview) -> bytes:
 
 
 def record_topic(record: memoryview) -> bytes:
-    """Return the topic of a whole record, without decoding the rest; empty if its parts do not match its length."""
+    """Return the topic of a whole record without decoding the rest, or empty bytes if its parts do not match its
+    size."""
     try:
         body_at = _LAYOUTS[record[_SYS_FLAG_AT + 3] & _HOST_MASK].head_bytes
         magic = _I32.unpack_from(record, 4)[0]
@@ -371,14 +375,14 @@ def record_topic(record: memoryview) -> bytes:
 
 def has_sound_body(record: memoryview) -> bool:
     """Return True if the body of a record matches its CRC. The record must be whole, and its parts must match its
-    length."""
+    size."""
     at = _LAYOUTS[record[_SYS_FLAG_AT + 3] & _HOST_MASK].head_bytes
     body = record[at : at + _I32.unpack_from(record, at - 4)[0]]
     return bool(body_crc(body) == _I32.unpack_from(record, _BODY_CRC_AT)[0])
 
 
 def iter_records(buffer: bytes | memoryview) -> Iterator[Record]:
-    """Yield the records of a pull, query or view body; stops at a blank, unknown magic or incomplete record."""
+    """Yield the records of a pull, query or view body. Stop at a blank, an unknown magic or an incomplete record."""
     position = 0
     while position < len(buffer):
         try:
@@ -390,18 +394,18 @@ def iter_records(buffer: bytes | memoryview) -> Iterator[Record]:
 
 
 def is_blank(buffer: bytes | memoryview, position: int = 0) -> bool:
-    """Return True if an end-of-file record is at a position."""
+    """Return True if there is a blank, an end-of-file record, at a position."""
     return len(buffer) - position >= BLANK_BYTES and _I32.unpack_from(buffer, position + 4)[0] == BLANK_MAGIC
 
 
 def closes_file(buffer: bytes | memoryview, position: int = 0) -> bool:
-    """Return True if an end-of-file record at a position covers the rest of the file; the buffer is that file, or its
-    beginning. An end-of-file record with a smaller number is a damaged magic, after which records may follow."""
+    """Return True if there is a blank at a position and it covers the rest of the file. ``buffer``: the file or its
+    beginning. A blank with a smaller number is a record with a damaged magic, after which records may follow."""
     return is_blank(buffer, position) and _I32.unpack_from(buffer, position)[0] >= len(buffer) - position
 
 
 def pack_blank(remaining_bytes: int) -> bytes:
-    """Return the end-of-file record that fills the rest of a file, including these 8 bytes."""
+    """Return the blank for the end of a file. ``remaining_bytes`` includes the 8 bytes of the blank."""
     return _BLANK.pack(remaining_bytes, BLANK_MAGIC)
 
 
@@ -434,12 +438,12 @@ _length = _PROPERTIES_LENGTH.unpack_from
 BatchBounds = tuple[int, int, int, int]
 """A message in a batch body: its flag, start of the body, start of the properties, end.
 
-The two bytes before the properties are their length, and follow the body.
+The two bytes between body and properties are the length of the properties.
 """
 
 
 class BatchEntry(Struct, gc=False):
-    """A message of a batch; its other fields come from the request or the enclosing record."""
+    """A message of a batch. Its other fields are in the request or the enclosing record."""
 
     body: bytes
     properties: bytes
@@ -447,7 +451,7 @@ class BatchEntry(Struct, gc=False):
 
 
 def encode_batch(entries: Iterable[BatchEntry]) -> bytes:
-    """Return the batch body of messages; the caller must check that no property string is over 32 767 bytes."""
+    """Return the batch body of messages. The caller must check that no property string is over 32 767 bytes."""
     parts: list[bytes] = []
     for entry in entries:
         size = BATCH_ENTRY_BYTES_MIN + len(entry.body) + len(entry.properties)
@@ -460,7 +464,7 @@ def encode_batch(entries: Iterable[BatchEntry]) -> bytes:
 
 def decode_batch(body: bytes | memoryview) -> list[BatchEntry]:
     """Return the messages of a batch body.
-    Raises BodyError: an entry does not fit in the body or its parts do not match its size."""
+    Raises BodyError: an entry does not fit in the body, or its parts do not match its size."""
     return [
         BatchEntry(bytes(body[body_at : properties_at - 2]), bytes(body[properties_at:end]), flag)
         for flag, body_at, properties_at, end in batch_bounds(body)
@@ -468,8 +472,8 @@ def decode_batch(body: bytes | memoryview) -> list[BatchEntry]:
 
 
 def is_long_batch(body: bytes | memoryview, *, count_max: int, properties_bytes_max: int) -> bool:
-    """Return True if a batch body has more messages or more bytes of properties than the limits; reads no more of it
-    than necessary. A body with impossible sizes is not long: `batch_bounds` reports its fault."""
+    """Return True if a batch body exceeds the limit of messages or of property bytes. Reading stops at the limit.
+    Return False for a body with impossible sizes: `batch_bounds` reports the fault."""
     total = len(body)
     if total <= min(count_max * BATCH_ENTRY_BYTES_MIN, properties_bytes_max):
         return False
@@ -488,8 +492,8 @@ def is_long_batch(body: bytes | memoryview, *, count_max: int, properties_bytes_
 
 
 def batch_bounds(body: bytes | memoryview, position: int = 0, count_max: int | None = None) -> list[BatchBounds]:
-    """Return the bounds of the messages of a batch body, optionally of ``count_max`` messages from a position on.
-    Raises BodyError: as `decode_batch`."""
+    """Return the bounds of the messages of a batch body, starting at a position, for at most ``count_max`` messages.
+    Raises BodyError: see `decode_batch`."""
     bounds: list[BatchBounds] = []
     total = len(body)
     while position < total and len(bounds) != count_max:
@@ -503,7 +507,7 @@ def batch_bounds(body: bytes | memoryview, position: int = 0, count_max: int | N
             raise BodyError(
                 f"batch entry at byte {position}: size {size} with a body of {body_bytes} bytes is impossible"
             )
-            # a negative length leads to a place before the properties, never to the end after them
+        # A negative length never matches: it gives a position before the properties.
         if properties_at + _length(body, properties_at - 2)[0] != end:
             raise BodyError(f"batch entry at byte {position}: its parts do not add up to its size {size}")
         bounds.append((flag, body_at, properties_at, end))
@@ -512,9 +516,9 @@ def batch_bounds(body: bytes | memoryview, position: int = 0, count_max: int | N
 
 
 # ---------------------------------------------------------------- checksum of a whole record
-# Stored as the last property (``enabledAppendPropCRC``, 5.x), a trailer of 20 bytes: ``__CRC32#``, 0x01, ten decimal
-# digits *least significant first*, 0x02. The digits are the CRC-32 (top bit cleared) of every byte of the record before
-# the trailer. Source: store.md §3.5.
+# The checksum is the last property (``enabledAppendPropCRC``, 5.x), a trailer of 20 bytes: ``__CRC32#``, 0x01, ten
+# decimal digits *least significant first*, 0x02. The digits are the CRC-32 (top bit cleared) of all bytes of the record
+# before the trailer. Source: store.md §3.5.
 
 CRC_NAME = b"__CRC32#\x01"
 _DIGITS = 10
@@ -524,7 +528,7 @@ assert TRAILER_BYTES == 20
 
 
 def with_room_for_crc(properties: bytes) -> bytes:
-    """Return a property string with 20 more bytes for the trailer; a client's property of that name is dropped."""
+    """Return a property string with 20 zero bytes for the trailer, without a checksum that a client sent."""
     cleaned = _SENT_BY_CLIENT.sub(b"", properties) if b"__CRC32#" in properties else properties
     if cleaned and not cleaned.endswith(b"\x02"):
         cleaned += b"\x02"
@@ -532,13 +536,13 @@ def with_room_for_crc(properties: bytes) -> bytes:
 
 
 def seal(record: bytes) -> bytes:
-    """Return the record with its last 20 bytes filled in."""
+    """Return the record with the checksum in its last 20 bytes."""
     content = record[:-TRAILER_BYTES]
     return content + _trailer(content)
 
 
 def has_sound_crc(record: bytes | memoryview) -> bool:
-    """Return True if a record ends with the checksum of what precedes it."""
+    """Return True if a record ends with the checksum of its preceding bytes."""
     return len(record) > TRAILER_BYTES and record[-TRAILER_BYTES:] == _trailer(record[:-TRAILER_BYTES])
 
 

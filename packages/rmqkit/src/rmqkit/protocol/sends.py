@@ -1,12 +1,13 @@
-"""Plain sends of one read, processed together: requests that only store messages, with a topic, a queue and a unique
-key. The compiled core (`rmqkit.protocol.core`) reads, encodes and answers them if it is installed, otherwise the plain
-Python code here. Tests check that both produce the same for every frame that the core accepts.
+"""Plain sends, processed together for each read. A plain send is a request that only stores messages, with a topic, a
+queue and a unique key. The compiled core (`rmqkit.protocol.core`) reads, encodes and answers plain sends if it is
+installed; otherwise the plain Python code in this module does. Tests check that both produce the same bytes for every
+frame that the core accepts.
 
 A frame is not a plain send, and is handled separately, if it is one-way, retried, part of a transaction or without a
 body, if its topic is not ASCII or over 127 bytes, or if its properties have duplicates, are over 511 bytes, or include
-a name in ``not_plain``, which requests more than storage. A send with a delivery time is plain: `PlainSends.keep`
-redirects it to the timer, with the properties for the timer. A batch is read separately, if its own properties are
-plain and it is not so long that it must be stored in slices; its messages are stored with their properties unchanged.
+a name in ``not_plain``. A send with a delivery time is plain: `PlainSends.keep` redirects it to the timer's queue and
+adds the timer's properties. A batch becomes its own `PlainBatch` if the properties of its request are plain and the
+batch is short enough to be stored in one piece. The messages of a batch are stored with their properties unchanged.
 Source: remoting.md §1.2, §1.3, §4.3.1, §7.3; store.md §3.4, §4.1, §18.2; behaviour.md §5.
 """
 
@@ -75,7 +76,7 @@ _TIME = re.compile(r"[0-9]{1,17}", re.ASCII)
 _NO_WAIT = b"WAIT\x01false\x02"
 _BINARY_SENDS = frozenset(_LENGTH.pack(code) for code in _HEADERS)
 _is_json_send = re.compile(rb'"code": ?(?:10|310|320)\b').search
-"""Tests cheaply whether a header may be a send, so that other requests are not parsed twice."""
+"""A cheap test for headers of possible sends. It saves parsing other requests twice."""
 
 
 def sends_reader(
@@ -84,17 +85,18 @@ def sends_reader(
     not_plain: Collection[str],
     timed: Mapping[str, int],
 ) -> SendsReader:
-    """Return the reader of plain sends in the bytes of connections.
-    ``stamps``: the properties that every message gets. ``not_plain``: names of properties
-    that request more than storage.
-    ``timed``: names of properties with a delivery time, in order of priority, and their units in ms; 0 for a time since
-    the epoch."""
+    """Return a reader that extracts plain sends from received bytes.
+    ``stamps``: the properties that every message gets.
+    ``not_plain``: names of properties that request more than storage.
+    ``timed``: names of properties with a delivery time, in order of priority, and the unit of each in ms. The unit 0
+    means a time since the epoch."""
     rules = stamps, not_plain, timed, FRAME_BYTES_MAX, REQUEST_HEADER_BYTES_MAX
     return core.sends_reader(*rules) or PlainSendsReader(*rules)
 
 
 class _Sent(Struct, gc=False):
-    """A plain send. ``place``: topic and queue id. ``asked``: the requested delivery time, and its unit."""
+    """A plain send. ``place``: the topic and queue id for storage. ``asked``: the requested delivery time and its
+    unit."""
 
     place: tuple[str, int]
     queue_id: int
@@ -170,7 +172,7 @@ class PlainSends:
                 sent.properties = self._reader.stored(sent.sent_properties, more)
                 key = sent.keys[0].decode()
                 sent.recall_handle = encode_recall_handle(RecallHandle(topic, broker_name, out, key))
-                # The queue of storage. ``queue_id`` stays the requested queue, and the answer contains it.
+                # Change only the queue for storage. The response contains ``queue_id``, the requested queue.
                 sent.place = timer_topic, 0
         self._count()
 
@@ -270,8 +272,8 @@ class PlainSends:
 
 
 class PlainBatch:
-    """`Sends` of a batch in plain Python: all messages have the topic and queue of the request, and their properties
-    stay as they are."""
+    """`Sends` of a batch in plain Python. All messages have the topic and queue of the request, and their own
+    properties unchanged."""
 
     __slots__ = (
         *("_bounds", "_codes", "_number", "_properties", "_request", "_sizes", "_starts", "_store_timestamp"),
@@ -360,7 +362,7 @@ class PlainBatch:
         return data
 
     def requests(self, with_tags: bool) -> list[tuple[Any, ...]]:
-        """Return rows without keys: the index extracts them faster from many property strings at once."""
+        """Return rows without keys. The index extracts the keys faster from many property strings together."""
         (place, sys_flag), now = (self._request.place, self._request.sys_flag), self._store_timestamp
         rows = zip(count(self._number), self._codes, self._starts, self._sizes, self._properties, strict=False)
         return [
@@ -386,7 +388,8 @@ class PlainBatch:
 
 
 def _with_room(properties: bytes) -> bytes:
-    """Return `with_room_for_crc`. Raises ValueError: a message has a checksum already and must be stored separately."""
+    """Return properties with room for a checksum.
+    Raises ValueError: the message already has a checksum and must be stored separately."""
     if CRC_NAME[:-1] in properties:
         raise ValueError("a message came with a checksum")
     return with_room_for_crc(properties)
@@ -420,8 +423,8 @@ def _frame_start(header_bytes: int) -> bytes:
 
 
 def _members(body: bytes) -> list[BatchBounds]:
-    """Return the bounds of the messages of a batch. The list is empty if the body is no batch, or if the batch must be
-    stored in slices or refused."""
+    """Return the bounds of the messages of a batch. Return an empty list if the body is not a batch, or if the batch
+    must be refused or stored in slices."""
     try:
         bounds = batch_bounds(body, count_max=_MEMBERS_MAX + 1)
     except BodyError:
@@ -429,15 +432,15 @@ def _members(body: bytes) -> list[BatchBounds]:
     lengths = [end - at for _, _, at, end in bounds]
     if len(bounds) > _MEMBERS_MAX or sum(lengths) > _MEMBERS_PROPERTIES_BYTES_MAX or max(lengths) > _STORED_BYTES_MAX:
         return []
-    # The handler of single sends checks and refuses messages that recovery might consider torn.
+    # Return no bounds for messages that recovery might consider torn: the handler of single sends refuses them.
     return [] if any(end > at and not body[end - 1] for _, _, at, end in bounds) else bounds
 
 
 class _Plan(Struct, frozen=True):
-    """The treatment of messages whose properties have certain names.
-    ``arrange``: puts these properties, and the properties that every message gets, into the stored order.
+    """The treatment of messages that have the same names of properties.
+    ``arrange``: sorts these properties, and the properties that every message gets, into the stored order.
     ``keys``: the indexes of UNIQ_KEY, KEYS and TAGS, -1 if missing, and the positions at which their values begin.
-    ``times``: the indexes and units of properties that request a delivery time; the first one is used."""
+    ``times``: the indexes and units of properties with a delivery time. The first property has priority."""
 
     arrange: Callable[[list[str]], tuple[str, ...]]
     keys: list[tuple[int, int]]
@@ -461,7 +464,7 @@ class PlainSendsReader:
         self._timed = dict(timed)
         self._frame_bytes_max = frame_bytes_max
         self._header_bytes_max = header_bytes_max
-        # Producers send the same names in the same order all the time: their order is cached.
+        # Cache the plans, because producers send the same names in the same order in every message.
         self._plan_of: Callable[[tuple[str, ...]], _Plan | None] = functools.lru_cache(maxsize=1024)(self._plan)
 
     def read(self, chunk: bytes, start: int, count_max: int = sys.maxsize, /) -> Sends | None:
@@ -478,15 +481,14 @@ class PlainSendsReader:
                 and header_bytes + 4 <= length
             )
             body_at = at + 8 + header_bytes
-            # An invalid frame only ends the run: the splitter reads it next and reports the fault.
+            # Stop at an invalid frame. The splitter reads this frame next and reports the fault.
             if not is_sound or end > available or end == body_at:
                 break
             one = self._read(word >> 24, chunk[at + 8 : body_at], chunk[body_at:end])
             if one is None:
                 break
             if one.code == RequestCode.SEND_BATCH_MESSAGE:
-                # Return the sends before it first: a batch is a separate unit, which
-                # the next call finds again.
+                # If there are sends before the batch, return the sends alone. The next call reads the batch again.
                 bounds = [] if sent else _members(one.body)
                 if bounds:
                     return PlainBatch(chunk, start, end, one, bounds)
@@ -510,7 +512,7 @@ class PlainSendsReader:
         is_batch = command.code == RequestCode.SEND_BATCH_MESSAGE
         is_special = bool(sent.batch) is not is_batch or sent.unit_mode or sys_flag & (TRANSACTION_MASK | INNER_BATCH)
         numbers = (command.opaque, sent.queue_id, sent.flag, sys_flag, sent.born_timestamp, times)
-        # A negative queue id requests that the broker chooses a queue, which only the handler of a single send does.
+        # With a negative queue id the broker chooses the queue, which only the handler of single sends does.
         if is_special or min(numbers) < 0 or sent.properties is None:
             return None
         if not topic.isascii() or not 0 < len(topic) <= _TOPIC_BYTES_MAX or topic.startswith(RETRY_PREFIX):
@@ -538,9 +540,9 @@ class PlainSendsReader:
         )
 
     def _properties(self, text: str, topic_bytes: int) -> tuple[bytes, Keys, tuple[int, int] | None] | None:
-        """Return the stored form of properties, their keys and the requested delivery time;
-        None if they are unusual."""
-        # Compare characters, of which there are never more than bytes; the bytes are counted below.
+        """Return the stored form of properties, their keys and the requested delivery time. Return None if the message
+        is not a plain send."""
+        # A text never has more characters than bytes. The exact check of the bytes is below.
         if len(text) > _STORED_BYTES_MAX or "\x01\x02" in text or text.endswith("\x01"):
             return None
         pieces = text.removesuffix("\x02").split("\x02")
@@ -566,7 +568,7 @@ class PlainSendsReader:
         return stored, (unique_key.encode(), words.encode(), tags.encode()), asked
 
     def _plan(self, names: tuple[str, ...]) -> _Plan | None:
-        """Return the plan for properties with these names; None if a message with them is not a plain send."""
+        """Return the plan for properties with these names, or None if such a message is not a plain send."""
         is_known = len(set(names)) == len(names) and all(names) and "UNIQ_KEY" in names
         if not is_known or not self._refused.isdisjoint(names) or len(names) + len(self._stamp_pieces) > _ENTRIES_MAX:
             return None
@@ -577,8 +579,8 @@ class PlainSendsReader:
         return _Plan(itemgetter(*map(all_names.index, in_order)), keys, times)
 
     def stored(self, text: str, more: str) -> bytes:
-        """Return properties in stored form, with more properties and those that every message gets.
-        Raises ValueError: they cannot be encoded as UTF-8."""
+        """Return the stored form of properties, ``more`` properties and the properties that every message gets.
+        Raises ValueError: a text cannot be encoded as UTF-8."""
         end = "" if text.endswith("\x02") else "\x02"
         stamps = "\x02".join([*self._stamp_pieces, ""])
         return in_stored_order(f"{text}{end}{more}{stamps}".encode())

@@ -1,10 +1,9 @@
-"""Responses that differ from earlier responses in a few values only. Most of the output of busy brokers is of this
-kind.
+"""Templates for responses that differ only in a few values. Most responses of busy brokers are of this kind.
 
 A *template* (`answer_template`) is the header of a response, encoded once from a sample by `encode_command`, with
-placeholders for the values that differ. A filled template has the same bytes at a fifth of the cost. `answer_pieces`
-are the templates of responses to sends, which `Sends.answers` fills; `pulled_frame`, `found_frame` and `success_frames`
-answer pulls, pops and acks.
+placeholders for the values that differ. A filled template has the same bytes as the output of `encode_command`, at a
+fifth of the cost. `answer_pieces` returns the templates of responses to sends, which `Sends.answers` fills.
+`pulled_frame`, `found_frame` and `success_frames` answer pulls, pops and acks.
 Source: remoting.md §1.2, §4.3.1, §4.6.1.
 """
 
@@ -37,10 +36,10 @@ def answer_template(
     remark: str | None = None,
 ) -> bytes:
     """Return the header of a response as a format.
-    ``forms``: placeholders for texts in the fields, in order of the fields; the last placeholder is ``%b`` for the
-    digits of the opaque."""
+    ``forms``: the placeholder for each text in the fields, in the order of the fields. The last placeholder is ``%b``,
+    for the digits of the opaque."""
     sample = Command(code, _SAMPLE_OPAQUE, RESPONSE, None if fields is None else dict(fields), remark=remark)
-    # Double the percent signs before placeholders are inserted, whose own % must stay single.
+    # Double the percent signs before inserting placeholders, because the % of a placeholder must stay single.
     text = b"".join(encode_command(sample))[_START_BYTES:].decode().replace("%", "%%")
     for value, form in {**forms, f'"opaque":{_SAMPLE_OPAQUE}': '"opaque":%b'}.items():
         text = text.replace(value, form, 1)
@@ -54,9 +53,9 @@ def answer_pieces(
 
     The first value contains the pieces before, between and after the values of a response to a plain send: physical
     offset in hexadecimal, queue id, queue offset, unique key and opaque. The second value is the same for a timed
-    message, which has its recall handle before the opaque. The third value is the piece between the physical offsets of
-    a batch. ``store_host``: the packed address at the start of every message id. Each response contains the fields in
-    the second argument. ``code``: the response code; the message is stored in any case."""
+    message, with its recall handle before the opaque. The third value is the piece between the physical offsets of
+    a batch. ``store_host``: the packed address at the start of every message id. ``properties``: the further fields of
+    each response. ``code``: the response code of a stored message."""
     names = ("msgId", "queueId", "queueOffset", "transactionId")
     marks = {"<id>": f"{store_host.hex().upper()}\0", "<queue>": "\0", "<offset>": "\0", "<key>": "\0"}
     values = {**dict(zip(names, marks, strict=True)), **properties}
@@ -71,7 +70,7 @@ def answer_pieces(
 
 _FOUND_NAMES = list(header_fields(PopMessageResponse(start_offset_info="", msg_offset_info="")))
 _SUCCESS = answer_template(None, {})
-# The key is the number of digits of the opaque, which determines the lengths at the start of the frame.
+# The index is the length of the opaque's text, on which the lengths at the start of the frame depend.
 _SUCCESSES = [
     frame_start(JSON, len(_SUCCESS % bytes(count)), 0).replace(b"%", b"%%") + _SUCCESS
     for count in range(len(str(-(1 << 31))) + 1)
@@ -86,7 +85,7 @@ _PULLED = answer_template(
 
 
 def pulled_frame(opaque: int, answer: PullMessageResponse, body_bytes: int) -> bytes:
-    """Return the start of the response to a successful pull, up to the records. Not for static topics."""
+    """Return the response to a successful pull without the records, which follow. Do not use it for static topics."""
     header = _PULLED % (
         answer.suggest_which_broker_id,
         answer.next_begin_offset,
@@ -100,12 +99,12 @@ def pulled_frame(opaque: int, answer: PullMessageResponse, body_bytes: int) -> b
 
 
 def success_frames(opaques: Iterable[int]) -> bytes:
-    """Return concatenated success responses without fields to several requests."""
+    """Return the concatenated responses, SUCCESS without fields, to several requests."""
     return b"".join([_SUCCESSES[len(digits)] % digits for digits in map(b"%d".__mod__, opaques)])
 
 
 def found_frame(opaque: int, answer: PopMessageResponse, records: Sequence[Body]) -> bytes:
-    """Return the response to a successful unordered pop. The records are copied."""
+    """Return the response to a successful unordered pop, with a copy of the records."""
     header = _FOUND % (
         b"%d" % answer.pop_time,
         b"%d" % answer.invisible_time,

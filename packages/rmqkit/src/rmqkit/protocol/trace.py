@@ -1,9 +1,9 @@
 """Trace records: the body of messages in RMQ_SYS_TRACE_TOPIC, one record per action of a client.
 
-Fields are joined with 0x01 and each record ends with 0x02. The first field is the kind; the others are the attributes
-of that kind's class, in order. A null is written as ``null``. Old clients omit the last fields (those with a default),
-newer ones may append more: unknown further fields are ignored. The KEYS property of the message holds the message ids
-and keys. Source: remoting.md §7.7.
+Fields are joined with 0x01 and each record ends with 0x02. The first field is the kind. The other fields are the
+attributes of the class for this kind, in order. A null is written as ``null``. Old clients omit the last fields, which
+have a default here. Newer clients may append fields, which are ignored. The KEYS property of the message contains the
+message ids and keys. Source: remoting.md §7.7.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NULL = "null"
 
 
 class TracedType(enum.IntEnum):
-    """``msgType`` ordinals."""
+    """The numbers of ``msgType``, Java's ordinals."""
 
     NORMAL = 0
     HALF = 1
@@ -43,7 +43,7 @@ class ConsumeReturn(enum.IntEnum):
 
 
 class RecallTrace(Struct, tag="Recall"):
-    """A recall of a timed message; times in ms."""
+    """A recall of a timed message. Times are in ms."""
 
     timestamp: Int64
     region_id: str | None
@@ -76,7 +76,7 @@ class PublishTrace(_Sent, tag="Pub"):
 
 
 class EndTransactionTrace(_Sent, tag="EndTransaction"):
-    """The end of a transaction; ``state`` is the name of its state."""
+    """The end of a transaction. ``state`` is the name of the state."""
 
     msg_type: Int32
     transaction_id: str | None
@@ -85,7 +85,7 @@ class EndTransactionTrace(_Sent, tag="EndTransaction"):
 
 
 class SubscribeBeforeTrace(Struct, tag="SubBefore"):
-    """A message before it is passed to a listener."""
+    """The state of a message before a listener gets the message."""
 
     timestamp: Int64
     region_id: str | None
@@ -97,7 +97,7 @@ class SubscribeBeforeTrace(Struct, tag="SubBefore"):
 
 
 class SubscribeAfterTrace(Struct, tag="SubAfter"):
-    """The result of a handler; ``request_id`` is equal to that of the `SubscribeBeforeTrace`."""
+    """The result of a listener. The `SubscribeBeforeTrace` of the same delivery has the same ``request_id``."""
 
     request_id: str | None
     msg_id: str | None
@@ -120,14 +120,15 @@ _KINDS: dict[str, type[Trace]] = {
 def encode_traces(traces: Iterable[Trace]) -> bytes:
     """Return the body of a trace message.
 
-    Raises ValueError: a field contains 0x01 or 0x02, a separator of the format.
+    Raises ValueError: a field contains 0x01 or 0x02, the separators of the format.
     """
     return "".join([_line(trace) for trace in traces]).encode("utf-8", "replace")
 
 
 def decode_traces(body: bytes | bytearray | memoryview) -> list[Trace]:
     """Return the records in the body of a trace message.
-    Raises BodyError: not UTF-8, an unknown kind, missing fields or fields of a wrong type."""
+    Raises BodyError: the body is not UTF-8, or a record has an unknown kind, missing fields or fields of a wrong
+    type."""
     try:
         lines = str(body, "utf-8").split(_RECORD_END)
     except UnicodeDecodeError as error:
@@ -161,7 +162,7 @@ def _trace(line: str) -> Trace:
     if kind is None:
         raise BodyError(f"trace kind {name[:40]!r} is not known: it must be one of {', '.join(_KINDS)}")
     fields = {
-        # The format does not distinguish a missing value from the text null; Java's tools do not, either.
+        # The format cannot distinguish a missing value from the text null, and neither can Java's tools.
         field: None if value == _NULL else value
         for field, value in zip(kind.__struct_fields__, values, strict=False)  # more or fewer fields are accepted
     }

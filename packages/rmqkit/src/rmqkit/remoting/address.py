@@ -1,6 +1,6 @@
-"""Addresses as RocketMQ writes them, ``host:port`` with an IPv6 host in brackets or bare, and sets of addresses.
+"""Addresses as RocketMQ writes them, ``host:port`` with or without brackets around IPv6, and sets of addresses.
 
-The *hops* of a request are its peer's address and, if a load balancer reports one, the address of the client behind it.
+The *hops* of a request are the address of its peer and, if a load balancer reports it, the address of the client.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from rmqkit.errors import SettingsError
 def split_address(text: str) -> tuple[str, int]:
     """Return host and port of ``host:port``.
     Raises ValueError: the host cannot be a valid name, or the port is not a number from 0 to 65535."""
-    host, _, port = text.strip().rpartition(":")  # the last colon: a bare IPv6 host contains colons
+    host, _, port = text.strip().rpartition(":")  # split at the last colon, because a bare IPv6 host contains colons
     if not _is_host(host) or not port.isdecimal() or int(port) > 65535:
         raise ValueError(f"address {text!r} must be host:port, for example 127.0.0.1:9876")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 def _is_host(text: str) -> bool:
-    """Return True if a host can be looked up. The resolver's own check (IDNA) is slow to import and rarely needed."""
+    """Return True if a host name is valid. Use the resolver's check (IDNA) only if necessary, because its import is
+    slow."""
     if text.isascii():
         return all(0 < len(label) < 64 for label in text.removesuffix(".").split("."))
     try:
@@ -50,8 +51,8 @@ def join_address(host: str, port: int) -> str:
 
 
 def advertised_ip(host: str) -> str:
-    """Return the literal address by which other machines reach a listener on ``host``. If ``host`` is a wildcard, this
-    is the address of this machine. Sends nothing: the kernel only reports which address a packet would leave from.
+    """Return the IP address at which other machines reach a listener on ``host``. For a wildcard host, return the
+    address of this machine. No packet is sent: the kernel reports the source address that a packet would have.
     Raises SettingsError: the host name is unknown."""
     if host not in ("", "0.0.0.0", "::"):
         try:
@@ -78,10 +79,10 @@ _NAMED = {_LOOPBACK: ("127.0.0.0/8", "::1/128"), "any": ("0.0.0.0/0", "::/0"), "
 
 class AdminAddresses:
     """The addresses from which one kind of request is allowed, parsed from the text of a setting.
-    The text is ``loopback``, ``any``, ``none``, addresses and networks (``10.1.0.0/16``), separated by commas or
-    semicolons. A proxy on this machine makes every client local unless the proxy reports the client's address with the
-    PROXY protocol. The proxy's own address must be one of ``proxyProtocolAddresses``.
-    Raises ValueError: a part is invalid; the error contains it."""
+    The text consists of ``loopback``, ``any``, ``none``, addresses and networks (``10.1.0.0/16``), separated by commas
+    or semicolons. Behind a proxy on this machine, every client appears local, unless the proxy reports the client's
+    address with the PROXY protocol and ``proxyProtocolAddresses`` includes the proxy's own address.
+    Raises ValueError: a part is invalid. The error names the part."""
 
     __slots__ = ("_networks", "_text")
 
@@ -97,7 +98,7 @@ class AdminAddresses:
 
     @property
     def is_local(self) -> bool:
-        """Return True if no address of another machine is included."""
+        """Return True if only addresses of this machine are included."""
         return all(network.is_loopback for network in self._networks)
 
     def include(self, hops: Sequence[IpAddress]) -> bool:
@@ -113,8 +114,8 @@ def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
 
 
 def ip_of(host: str) -> IpAddress | None:
-    """Return the IP address in a peer's name as sockets give it, or None. An IPv4 address that is mapped to IPv6 is
-    returned as IPv4."""
+    """Return the IP address in a host text of a socket, or None if it is not an address. An IPv4 address that is mapped
+    to IPv6 is returned as IPv4."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
@@ -124,7 +125,7 @@ def ip_of(host: str) -> IpAddress | None:
 
 
 async def resolved(address: str) -> set[IpAddress]:
-    """Return the addresses to which ``host:port`` resolves. There are none if the name is unknown."""
+    """Return the IP addresses of ``host:port``. The set is empty if the name is unknown."""
     try:
         host, port = split_address(address)
         if (literal := ip_of(host)) is not None:

@@ -36,7 +36,8 @@ from rmqkit.remoting.connection import Connection
 from rmqkit.settings import Setting
 
 GRPC_WINDOW_MS = 15 * 3_600_000
-"""15 hours, as most SDKs of 5.x sign local time as if it were UTC: zones differ by up to 14 hours, and clocks too."""
+"""15 hours. Most SDKs of 5.x sign local time as if it were UTC. Time zones differ from UTC by up to 14 hours, and the
+clocks may differ, too."""
 
 _NUMBERS_MAX = 8192
 _SESSIONS_MAX = 10_000
@@ -52,20 +53,20 @@ class _Session:
 class Freshness:
     """A check that accepts each signed request once, at most ``window_ms`` before or after the time of its signature.
 
-    A client numbers its requests within its *session*. Per session the check stores the highest number, and which of
-    the `_NUMBERS_MAX` numbers below it were received: requests may overtake each other within this range, and lower
-    numbers are refused. A session is removed when its last request is older than the window; a restart removes all.
-    If all of `_SESSIONS_MAX` sessions are newer, a further session is refused. Only requests with a valid signature get
-    here, so strangers cannot fill the table. Every broker has its own table: within the window, a request to one broker
-    can be replayed to another one with the same user. Loop only."""
+    A client numbers the requests in its *session*. For each session the check stores the highest number, and one bit
+    for each of the `_NUMBERS_MAX` numbers up to it. Requests may overtake each other within this range; lower numbers
+    are refused. A session may be removed when its last request is older than the window. A restart removes all
+    sessions. If all `_SESSIONS_MAX` sessions are newer, a further session is refused. The check is called only for
+    valid signatures, so unauthenticated clients cannot fill the table. Every broker has its own table: within the
+    window, a request to one broker can be replayed to another broker with the same user. Loop only."""
 
     def __init__(self, window_ms: int) -> None:
         self._window_ms = window_ms
         self._sessions: dict[tuple[str, str], _Session] = {}
 
     def fault(self, user: str, signature: FullSignature, now_ms: int) -> str | None:
-        """Return why a correctly signed request is refused, or None if it is accepted. A request is accepted only
-        once."""
+        """Return the reason for refusing a correctly signed request, or None if the request is accepted. The same
+        request is accepted only once."""
         away_ms = abs(now_ms - signature.signed_ms)
         if away_ms > self._window_ms:
             return f"it was signed {away_ms} ms from now, {self._window_ms} are allowed: set the clocks right"
@@ -78,8 +79,8 @@ class Freshness:
             return None
         ahead = signature.number - session.highest
         if ahead > 0:
-            # Bit n is set if the number n below the highest was received. The shift is bounded, because a client may
-            # send any number, and Python would build an integer of that many bits.
+            # Bit n is set if the number ``highest - n`` was received. Limit the shift: a client may send any number,
+            # and Python would create an integer with this number of bits.
             session.seen = (session.seen << min(ahead, _NUMBERS_MAX) | 1) & ((1 << _NUMBERS_MAX) - 1)
             session.highest = signature.number
         elif -ahead >= _NUMBERS_MAX or session.seen >> -ahead & 1:
@@ -91,7 +92,7 @@ class Freshness:
         return None
 
     def _has_room(self, now_ms: int) -> bool:
-        """Remove sessions whose requests would all be too old; return True if there is room now."""
+        """Remove sessions that are older than the window. Return True if there is room for a new session."""
         oldest_ms = now_ms - self._window_ms
         self._sessions = {key: one for key, one in self._sessions.items() if one.signed_ms >= oldest_ms}
         return len(self._sessions) < _SESSIONS_MAX
@@ -141,7 +142,7 @@ class AuthenticationSettings(Struct, kw_only=True):
 
 
 class Credentials(Struct, rename="camel"):
-    """The user that signs every request of a client: ``Credentials("shop", "secret")``."""
+    """The user and secret for signing every request of a client: ``Credentials("shop", "secret")``."""
 
     access_key: Annotated[str, Setting("accessKey", "user name (access key)")]
     secret_key: Annotated[str, Setting("secretKey", "secret key of the user", secret=True)]
@@ -150,20 +151,20 @@ class Credentials(Struct, rename="camel"):
     ] = None
 
     def sign(self, command: Command, signed: FullSignature | None = None) -> None:
-        """Put name and signature into a request's fields, and with ``signed`` the full signature, too."""
+        """Put the user's name and signature into the fields of a request. With ``signed``, add the full signature."""
         fields = {**decode_fields(command), ACCESS_KEY: self.access_key}
         if self.security_token is not None:
             fields[SECURITY_TOKEN] = self.security_token
         if signed is not None:
             fields |= full_fields(signed)
-            # Compute this signature first, because the other one covers all fields, including this one.
+            # Compute the full signature first, because the plain signature covers all fields, including this one.
             fields[FULL_SIGNATURE] = sign_fully(command.code, fields, command.body, self.secret_key)
         fields[SIGNATURE] = sign(fields, command.body, self.secret_key)
         command.fields = fields
 
 
 class Signer:
-    """The signer of one client's requests. Every signature is different, so that a server can detect a replay."""
+    """The signer of one client's requests. Every full signature is different, so that a server can detect a replay."""
 
     def __init__(self, credentials: Credentials, clock: Clock) -> None:
         self._credentials = credentials
@@ -172,8 +173,8 @@ class Signer:
         self._number = 0
 
     def sign(self, command: Command) -> None:
-        """Put the user's name and the signatures into the fields of a request. A request that is sent again needs a new
-        signature."""
+        """Put the user's name and the signatures into the fields of a request. Sign a request again before each
+        retry."""
         self._number += 1
         self._credentials.sign(command, FullSignature(self._clock.now_ms(), self._session, self._number))
 
@@ -184,20 +185,19 @@ class _User(Struct):
 
 
 class Authentication:
-    """Checks signatures with the secrets of known users.
+    """A check of signatures with the secrets of known users.
 
     Args:
         initial: the first user, from the configuration.
-        inner: the credentials with which brokers sign their own requests; they replace a user with the same name.
-        white_list: codes of requests that are not checked.
-        freshness: accepts only full signatures, and each of them once. None means that other signatures are accepted,
-            too.
-        grpc_window_ms: maximum difference between the date of a gRPC call's signature and now; 0 means no limit.
+        inner: the credentials of the brokers' own requests. They replace a user with the same name.
+        white_list: codes of requests that need no signature.
+        freshness: requires full signatures, and accepts each of them once. None accepts plain signatures, too.
+        grpc_window_ms: maximum difference between the signed date of a gRPC call and now; 0 means no limit.
 
     Attributes:
-        users: returns the known users by name, with the changes of operators; at first only the first user.
-        authorize: returns the remark that refuses a request, or None to allow the request. The arguments are the user's
-            name, the extFields, the request and the addresses it came through, with the peer's address first.
+        users: returns the known users by name, with the changes of operators. Initially only the first user is known.
+        authorize: returns the remark of a refusal, or None to allow the request. The arguments are the user's name, the
+            extFields, the request, and the addresses of its hops (`Link.addresses`).
     """
 
     def __init__(
@@ -221,7 +221,7 @@ class Authentication:
 
     @classmethod
     def of(cls, settings: AuthenticationSettings, clock: Clock = SYSTEM_CLOCK) -> Authentication | None:
-        """Return the check that a configuration requires, or None.
+        """Return the check for a configuration, or None if authentication is disabled.
         Raises SettingsError: users are missing or not readable JSON, or policies are enabled without authentication."""
         if not settings.enabled:
             if settings.authorization_enabled:
@@ -246,11 +246,11 @@ class Authentication:
 
     @property
     def inner_name(self) -> str | None:
-        """The user name in brokers' own requests."""
+        """The user name of the brokers' own requests, or None."""
         return None if self._inner is None else self._inner.access_key
 
     def is_trusted(self, name: str | None) -> bool:
-        """Return True if a user who has signed is a broker or an operator: the inner user, or a super user."""
+        """Return True if an authenticated user is a broker (the inner user) or an operator (a super user)."""
         if name is None:
             return False
         return name == self.inner_name or getattr(self.users().get(name), "user_type", None) == "Super"
@@ -259,7 +259,7 @@ class Authentication:
         """Return the remark with which the reference refuses a request, or None if the request is accepted."""
         fields = decode_fields(command)
         remark = self._unknown(fields, command)
-        # Set the user for codes of the white list, too, so that a handler never reads the user of an earlier request.
+        # Set the user even for codes of the white list, so that a handler never reads the user of an earlier request.
         connection.user = fields.get(ACCESS_KEY) if remark is None else None
         if remark is not None and command.code not in self._white_list:
             return remark
@@ -269,14 +269,14 @@ class Authentication:
 
     def grpc_signer(self, date: str | None, signed: str | None) -> str:
         """Return the user who signed a gRPC call. ``date`` and ``signed`` are its metadata, see `CallSignature.of`.
-        Raises HeaderError: no known user signed it; the text is the reference's remark."""
+        Raises HeaderError: no known user signed the call. The text is the reference's remark."""
         signature = CallSignature.of(date, signed)
         secret, remark = secret_of(signature.user, self._inner, self.users().get)
         signature.check(secret, remark, self._clock.now_ms(), self._grpc_window_ms)
         return signature.user
 
     def _unknown(self, fields: Mapping[str, str], command: Command) -> str | None:
-        """Return the remark for a request that no known user has signed, or None."""
+        """Return the remark that refuses a request without a valid signature of a known user, or None."""
         name = fields.get(ACCESS_KEY)
         secret, remark = secret_of(name, self._inner, self.users().get)
         if remark is not None or name is None:
@@ -292,15 +292,15 @@ class Authentication:
             return None
         if signed is None:
             return "check signature failed: fullSignatureRequired=true, and the request has none of these."
-        # Check this last: only a request that is proven genuine may use up a number, so that strangers cannot use up
-        # the numbers of others.
+        # Check the freshness last. Only a valid signature may use a number; otherwise an attacker could use the numbers
+        # of other users.
         fault = self._freshness.fault(name, signed, self._clock.now_ms())
         return None if fault is None else f"check signature failed: {fault}."
 
 
 @dataclass(frozen=True, slots=True)
 class CallSignature:
-    """The signature of a gRPC call: the user's name, the signed date and the digest, all of them unchecked."""
+    """The unchecked signature of a gRPC call: the user's name, the signed date and the digest."""
 
     user: str
     date: str
@@ -308,9 +308,9 @@ class CallSignature:
 
     @classmethod
     def of(cls, date: str | None, signed: str | None) -> CallSignature:
-        """Read the metadata ``x-mq-date-time`` and ``authorization`` of a call. Each SDK writes them in its own way.
-        Raises HeaderError: the user is missing or the metadata is malformed; the text is the
-        reference's. Source: grpc.md §2.2."""
+        """Read the metadata ``x-mq-date-time`` and ``authorization`` of a call. The format differs between SDKs.
+        Raises HeaderError: the user is missing, or the metadata is malformed. The text is the reference's remark.
+        Source: grpc.md §2.2."""
         if not signed:
             raise HeaderError("username cannot be null.")
         if not date:
@@ -331,8 +331,9 @@ class CallSignature:
         return cls(parts.get("Credential", "").partition("/")[0], date, digest)
 
     def check(self, secret: str, remark: str | None, now_ms: int, window_ms: int) -> None:
-        """Raises HeaderError: the user may not sign (``remark``, see `secret_of`), signed with another secret, or
-        signed a date that is more than ``window_ms`` from now (0: no limit)."""
+        """Check the signature with the result of `secret_of`.
+        Raises HeaderError: there is a ``remark``, the user signed with another secret, or the signed date differs from
+        now by more than ``window_ms`` (0 means no limit)."""
         if remark is None and not hmac.compare_digest(
             hmac.digest(secret.encode(), self.date.encode(), "sha1"), self.digest
         ):
@@ -343,7 +344,7 @@ class CallSignature:
             raise HeaderError(remark)
 
     def _away_ms(self, now_ms: int) -> int:
-        """Return the distance between the date and now. Raises HeaderError: the date is invalid."""
+        """Return the difference between the signed date and now in ms. Raises HeaderError: the date is invalid."""
         try:
             signed = datetime.fromisoformat(self.date)
         except ValueError:
@@ -354,7 +355,7 @@ class CallSignature:
 def secret_of(
     name: str | None, inner: Credentials | None, find: Callable[[str], UserInfo | None]
 ) -> tuple[str, str | None]:
-    """Return the secret of a user, and the reference's remark if the user may not sign.
+    """Return the secret of a user, and the reference's remark if the user is unknown or disabled.
     ``inner``: the credentials of brokers, which replace a user with the same name."""
     if not name:
         return "", "username cannot be null."
@@ -368,12 +369,12 @@ def secret_of(
 
 
 def codes_of(white_list: str) -> frozenset[int]:
-    """Return the request codes of a white list, without parts that are not numbers (for the proxy's requests)."""
+    """Return the request codes of a white list. Ignore other parts, such as names of requests to a proxy."""
     return frozenset(int(part) for part in white_list.split(",") if part.strip().isdecimal())
 
 
 def inner_credentials(text: str) -> Credentials | None:
-    """Return a server's credentials, or None, from the value of ``innerClientAuthenticationCredentials``.
+    """Return a server's credentials from the text of ``innerClientAuthenticationCredentials``, or None if it is empty.
     Raises SettingsError: the text is not readable JSON."""
     return _decoded("innerClientAuthenticationCredentials", text, Credentials) if text else None
 

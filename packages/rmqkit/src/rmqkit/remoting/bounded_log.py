@@ -1,7 +1,8 @@
-"""Log lines that peers cause: at most one a minute for each source, so that no peer can fill the disk with them.
+"""A log for lines that peers cause. It writes at most one line a minute for each source, so that no peer can fill the
+disk.
 
-The first line of a source is written at once. A later one within the minute is counted, and the next line says how
-many were left out. The table holds `_SOURCES_MAX` sources. While it is full, all further sources share one entry.
+The first line of a source is written immediately. Further lines within a minute are counted, and the next line reports
+their number. The table holds `_SOURCES_MAX` sources. While the table is full, all further sources share one entry.
 """
 
 from __future__ import annotations
@@ -14,20 +15,20 @@ _OTHERS = ""
 
 
 class BoundedLog:
-    """A log that writes at most one line a minute for each source; loop only."""
+    """A log that writes at most one line a minute for each source. Loop only."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
         self._written: dict[str, tuple[float, int]] = {}
-        """The monotonic time of the last line and the lines left out since, by source, oldest first."""
+        """The monotonic time of the last line and the number of lines left out since then, by source, oldest first."""
 
     def write(self, level: int, source: str, line: str, now_ms: float) -> None:
-        """Write a line that a source caused, or count it if the source wrote one within the minute.
+        """Write a line that a source caused, or only count the line if the last one is less than a minute old.
 
         Args:
-            level: of `logging`.
-            source: the peer's address without its port, which differs in each connection.
-            now_ms: monotonic time.
+            level: the level of `logging`.
+            source: the peer's address without the port, because each connection has another port.
+            now_ms: the monotonic time.
         """
         if source not in self._written and len(self._written) >= _SOURCES_MAX:
             self._drop_old(now_ms)

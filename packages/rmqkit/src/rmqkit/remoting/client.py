@@ -1,18 +1,19 @@
-"""The calling side: one pooled connection per address (``NettyRemotingClient``).
+"""The client side of the transport: one pooled connection per address (``NettyRemotingClient``).
 
-Connections are made when first needed and shared by all callers. The peer may send its own requests over them; the
-router handles these. A call that times out closes its connection, as in the reference, unless the caller's time was
-short. Loop only. Source: remoting.md §2.
+A connection is made at its first use, and all callers share it. The peer may send its own requests over the connection,
+which the router handles. A call that times out closes its connection, as in the reference, unless the timeout was short
+or the peer has sent data recently. Loop only. Source: remoting.md §2.
 
-`Permits` limits the running calls (``clientAsyncSemaphoreValue``) and their bytes. Taking a permit costs one or two
-comparisons while some are free. Otherwise callers wait in one queue, so small calls do not overtake a large one for
-ever. A call larger than the limit of bytes starts when no other call is running. The n-th pause of a `Backoff` is
-between half of ``first_ms * 2**n`` and all of it, at most ``most_ms``, so that callers who failed together do not
-retry together. Source: behaviour.md §7.6.
+`Permits` limits the running calls (``clientAsyncSemaphoreValue``) and their bytes. While permits are free, taking a
+permit costs one or two comparisons. Otherwise callers wait in one queue, so that small calls cannot overtake a large
+call for ever. A call larger than the limit of bytes starts when no other call is running.
 
-`diagnosed` finds out what listens on an address that closed the connection or did not respond. It makes a new
-connection and sends a plain request that any server of the protocol answers, followed by an empty line for servers that
-read lines. If this connection is closed without a response, it sends a TLS ClientHello over another one.
+The n-th pause of a `Backoff`, counted from 0, is a random time between half of ``first_ms * 2**n`` and all of it, at
+most ``most_ms``. Callers that failed together therefore do not retry together. Source: behaviour.md §7.6.
+
+`diagnosed` examines an address that closed the connection or did not respond. It connects again and sends a plain
+request that every server of the protocol answers, with an empty line for servers that read lines. If the peer closes
+this connection without a response, `diagnosed` sends a TLS ClientHello over another connection.
 Source: remoting.md §1.1, §2.1.
 
 =============================  ===========================================================
@@ -21,7 +22,7 @@ response                       meaning
 a frame                        a server that accepts plain requests
 closed; then a TLS record      a server that requires TLS
 closed; then closed            an unknown protocol
-anything else                  an unknown protocol
+other bytes                    an unknown protocol
 no response in time            a slow or waiting server: the first error is reported
 =============================  ===========================================================
 """
@@ -58,7 +59,8 @@ CLIENT_CALLS_MAX = 65_535
 
 
 class Permits:
-    """Limits the number of running calls and their bytes. ``free`` calls and ``free_bytes`` bytes are left."""
+    """A limit for the number of running calls and for their bytes.
+    ``free``: the number of further calls. ``free_bytes``: the number of further bytes."""
 
     __slots__ = ("_bytes_max", "_waiting", "free", "free_bytes")
 
@@ -68,7 +70,7 @@ class Permits:
         self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
 
     def take_now(self, size: int = 0) -> bool:
-        """Take a permit for a call of ``size`` bytes if one is free and no caller waits."""
+        """Take a permit for a call of ``size`` bytes. Return False if no permit is free or other callers wait."""
         if size > self._bytes_max:
             size = self._bytes_max
         if self.free <= 0 or size > self.free_bytes or self._waiting:
@@ -78,7 +80,7 @@ class Permits:
         return True
 
     async def take(self, timeout_ms: float | None, size: int = 0) -> bool:
-        """Wait for a permit; a timeout of None means for ever. Return False if no permit was free in time."""
+        """Wait for a permit, without a limit if the timeout is None. Return False if no permit was free in time."""
         if self.take_now(size):
             return True
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -87,7 +89,7 @@ class Permits:
             async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
                 await turn
         except TimeoutError:
-            if turn.done() and not turn.cancelled():  # granted in the same tick: it must not be lost
+            if turn.done() and not turn.cancelled():  # granted in the same tick as the timeout
                 return True
             self._go_on()  # the next callers may need fewer bytes
             return False
@@ -100,7 +102,7 @@ class Permits:
         return True
 
     def give_back(self, size: int = 0) -> None:
-        """End a call of ``size`` bytes, and give permits to the callers that wait longest."""
+        """Return the permit of a call of ``size`` bytes, and grant permits to the callers that have waited longest."""
         if size > self._bytes_max:
             size = self._bytes_max
         self.free += 1
@@ -140,13 +142,14 @@ class Backoff:
 
 
 TRY_MS_MIN = 100.0
-"""Minimum ms left for a further attempt: a shorter one would end in a timeout, which hides the cause."""
+"""The minimum remaining time for a further attempt. A shorter attempt would time out and hide the cause of the
+failure."""
 
 
 class Failures:
     """The failures of one series of attempts.
 
-    Their cause is the most frequent one (the first of equally frequent ones), because the last failure is often only a
+    `cause` is the most frequent failure, or the first of equally frequent failures. The last failure is often only a
     symptom, such as the timeout of a short attempt.
     """
 
@@ -159,7 +162,7 @@ class Failures:
         return bool(self._kinds)
 
     def note(self, error: RmqError) -> None:
-        """Count a failure; errors with the same class, code and peer are equal."""
+        """Count a failure. Errors of the same class, code and peer are one kind."""
         kind = (type(error), getattr(error, "code", None), getattr(error, "address", None))
         first, count = self._kinds.get(kind, (error, 0))
         if count or len(self._kinds) < _KINDS_MAX:
@@ -169,7 +172,7 @@ class Failures:
     def cause(self) -> RmqError:
         """The failure to report."""
         assert self._kinds, "there is at least one failure"
-        return max(self._kinds.values(), key=lambda one: one[1])[0]  # the first of the largest
+        return max(self._kinds.values(), key=lambda one: one[1])[0]  # `max` returns the first of equal items
 
     @property
     def others(self) -> list[RmqError]:
@@ -186,7 +189,7 @@ _TRUST = "trust its signer with --tls-ca (tls.client.trustCertPath), or show a c
 
 
 async def diagnosed(error: ConnectionLost | RequestTimedOut, address: str, *, is_encrypted: bool) -> RemotingError:
-    """Return an error that says what is wrong with a peer, or the given error if nothing more is known."""
+    """Return an error that names the fault of a peer, or the given error if the fault cannot be found."""
     reason = error.reason if isinstance(error, ConnectionLost) else ""
     if is_encrypted and "TLS" in reason and "WRONG_VERSION" not in reason:
         return TlsMismatch(address, reason, _TRUST)
@@ -209,8 +212,8 @@ async def diagnosed(error: ConnectionLost | RequestTimedOut, address: str, *, is
 
 
 async def _said_to(address: str, request: bytes) -> bytes:
-    """Return the first bytes that the peer sends in response, or no bytes if it closes the connection. Raises
-    TimeoutError, OSError: no response."""
+    """Return the first bytes of the peer's response, or no bytes if the peer closes the connection.
+    Raises TimeoutError, OSError: the peer does not respond."""
     async with asyncio.timeout(_PATIENCE_S):
         reader, writer = await asyncio.open_connection(*split_address(address))
         try:
@@ -231,10 +234,10 @@ class RemotingClient:
     """A client that calls peers by address.
 
     Args:
-        router: handles requests that peers send over these connections; none by default.
-        on_close: called when a pooled connection has closed.
-        tls: encrypts every connection; None: plain.
-        credentials: sign every request.
+        router: handles requests that peers send over these connections. By default there are no handlers.
+        on_close: called after a pooled connection has closed.
+        tls: encrypts every connection. None means plain connections.
+        credentials: the user that signs every request.
 
     Attributes:
         is_encrypted: True if connections are encrypted.
@@ -263,10 +266,10 @@ class RemotingClient:
     async def call(self, address: str, command: Command, timeout_ms: float) -> Command:
         """Send a request and return its response, with any response code.
         Raises ConnectFailed: the address cannot be reached.
-        Raises RequestTimedOut: no response within ``timeout_ms``, including the time to connect.
-        Raises ConnectionLost: the connection closed before the response."""
+        Raises RequestTimedOut: no response arrived within ``timeout_ms``, including the time to connect.
+        Raises ConnectionLost: the connection closed before the response arrived."""
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
-        # Sign before any wait: a signature is valid for minutes, and does not cover the opaque.
+        # Sign before waiting: the signature stays valid for minutes, and does not cover the opaque.
         if self._signer is not None:
             self._signer.sign(command)
         if not self._permits.take_now() and not await self._permits.take(timeout_ms):
@@ -274,7 +277,7 @@ class RemotingClient:
         try:
             response = await self._call(address, command, deadline_ms, timeout_ms)
             if response.code == ResponseCode.GO_AWAY:
-                self._connections.pop(address, None)  # the peer closes it after its running calls
+                self._connections.pop(address, None)  # the peer closes this connection after its running calls
                 response = await self._call(address, command, deadline_ms, timeout_ms)
             return response
         finally:
@@ -288,16 +291,16 @@ class RemotingClient:
         try:
             return await connection.call(command, left_ms)
         except RequestTimedOut:
-            # A peer that sent something recently is slow only with this request: other calls
-            # on the connection continue.
+            # If the peer has sent data recently, it is slow only with this request. Keep the connection for other
+            # calls.
             is_quiet = self._clock.monotonic_ms() - connection.heard_ms >= _QUIET_MS
             if is_quiet and left_ms > max(_CLOSE_AFTER_MS_MIN, timeout_ms / 4):
                 connection.close(f"no answer to {request_name(command.code)}")
-                connection.abort()  # a peer that reads nothing would keep it open for ever, and its running calls
+                connection.abort()  # `close` would wait for ever for a peer that reads nothing
             raise _timed_out(address, command, timeout_ms) from None
 
     async def send_one_way(self, address: str, command: Command, timeout_ms: float) -> None:
-        """Send a request without a response (its one-way bit must be set); wait while too much is unwritten.
+        """Send a one-way request, which gets no response. Wait while too many bytes are unwritten.
         Raises ConnectFailed: the address cannot be reached, or the peer reads nothing within ``timeout_ms``."""
         assert command.is_one_way, "the request is one-way"
         if self._signer is not None:
@@ -310,14 +313,14 @@ class RemotingClient:
             raise ConnectFailed(address, f"connected, but it has read nothing for {timeout_ms:.0f} ms") from None
 
     async def connection(self, address: str, timeout_ms: float = CONNECT_TIMEOUT_MS) -> Connection:
-        """Return the open connection to an address, or make one.
+        """Return the open connection to an address, or connect.
         Raises ConnectFailed: the address cannot be reached in time, or this client is closed."""
         connection = self.connected(address)
         if connection is not None:
             return connection
         if self._closed:
             raise ConnectFailed(address, "this client is closed", "make a new one")
-        # All callers share one attempt: a thousand calls at the start make one connection.
+        # All callers share one attempt, so that a thousand calls at the start make only one connection.
         task = self._connecting.get(address)
         if task is None:
             task = asyncio.ensure_future(self._connect(address))
@@ -327,7 +330,7 @@ class RemotingClient:
             async with asyncio.timeout(timeout_ms / 1000.0):  # wait_for() may lose a cancellation
                 return await asyncio.shield(task)
         except TimeoutError:
-            if task.done() and not task.cancelled() and task.exception() is None:  # in the same tick as the timer
+            if task.done() and not task.cancelled() and task.exception() is None:  # in the tick of the timeout
                 return task.result()
             raise ConnectFailed(address, f"no connection within {timeout_ms:.0f} ms") from None
 
@@ -337,8 +340,8 @@ class RemotingClient:
         return connection if connection is not None and connection.is_open else None
 
     async def close(self) -> None:
-        """Close every connection; running calls raise ConnectionLost."""
-        self._closed = True  # first, so that no call connects during the waits below
+        """Close every connection. Running calls raise ConnectionLost."""
+        self._closed = True  # set it first, so that no call connects while this method waits
         for task in list(self._connecting.values()):
             task.cancel()
         await asyncio.gather(*self._connecting.values(), return_exceptions=True)
@@ -352,7 +355,7 @@ class RemotingClient:
         await self._router.close()
 
     def drop(self, address: str) -> None:
-        """Close the connection to an address that is not needed any more."""
+        """Close the connection to an address that is no longer needed."""
         connection = self._connections.pop(address, None)
         if connection is not None:
             connection.close()
@@ -388,12 +391,12 @@ class RemotingClient:
             return
         connection = task.result()
         if self._closed:
-            connection.abort()  # it was made in the same tick in which this client was closed
+            connection.abort()  # it was made in the tick in which this client was closed
         else:
             self._connections[address] = connection
 
     def _lost(self, address: str, connection: Connection) -> None:
-        if self._connections.get(address) is connection:  # else it was replaced, or dropped
+        if self._connections.get(address) is connection:  # otherwise it was replaced or dropped
             del self._connections[address]
         if self._on_close is not None:
             with contextlib.suppress(RuntimeError):  # the loop may be closing
@@ -401,7 +404,7 @@ class RemotingClient:
 
 
 def expect_success(response: Command, address: str) -> Command:
-    """Return the response if its code is SUCCESS. Raises PeerRefused: any other code."""
+    """Return the response if its code is SUCCESS. Raises PeerRefused: the response has another code."""
     if response.code != ResponseCode.SUCCESS:
         raise PeerRefused(response.code, response.remark, address)
     return response

@@ -1,14 +1,15 @@
-"""A TCP connection of a client or a server: reads chunks, returns lists of frames, and writes the replies of a loop
-tick at once.
+"""A TCP connection of a client or a server. It splits received chunks into frames, and writes all replies of a loop
+tick together.
 
-`Link` contains what every protocol needs: the start of an accepted connection (a balancer's preamble, TLS, the first
-plain byte, which identifies the protocol) and the single write of a loop tick. `Connection` adds the frames of the
-remoting protocol.
+`Link` is the base class for all protocols. It handles the start of an accepted connection (a balancer's preamble, TLS,
+and the first plain byte, which identifies the protocol) and combines the output of a loop tick into one write.
+`Connection` adds the frames of the remoting protocol.
 
-Both peers number their own requests. A flag marks a response, and its opaque identifies the call that it answers. A
+Each peer numbers its own requests. A flag marks a response, and the opaque of the response identifies its call. A
 server stops reading from a peer that does not read: while more than `WRITE_BYTES_HIGH` bytes wait to be written, it
-reads nothing from the connection. So the memory per connection stays bounded. Bytes that are not frames close only
-their own connection, with one log line. Loop only. Source: remoting.md §1.7, §2.
+reads nothing from the connection. The memory per connection is therefore bounded. Bytes that are not frames close only
+their own connection, with one log line. Loop only.
+Source: remoting.md §1.7, §2.
 """
 
 from __future__ import annotations
@@ -44,25 +45,25 @@ from rmqkit.remoting.limits import Limits
 from rmqkit.remoting.sniffer import ProtocolSniffer
 from rmqkit.remoting.tls import TlsLayer
 
-# Unsent bytes above which the connection is not read until the peer takes some.
+# The number of unsent bytes above which a server stops reading until the peer reads.
 WRITE_BYTES_HIGH = 4 << 20
-# Fewer bytes are not reported to `Limits`: most responses are smaller, and are written at the end of the tick.
+# The minimum number of unsent bytes to report to `Limits`. Most responses are smaller and are sent immediately.
 _UNSENT_REPORTED_BYTES = 4 << 10
-# ``PRI * HTTP/2.0``. A remoting frame that begins with it would have 1.3 GB.
+# The first byte of ``PRI * HTTP/2.0``. A remoting frame with this first byte would have 1.3 GB.
 HTTP2_FIRST_BYTE = ord("P")
 
 _log = logging.getLogger(__name__)
 _NOWHERE = pack_host("0.0.0.0", 0)
 _OPAQUE_MASK = 0x7FFFFFFF
 _UNSENT_MAX = 16
-# A timer that fires this much too late shows that the loop was busy.
+# The delay of a timer above which the loop counts as blocked.
 _STANDSTILL_MS = 100.0
-# Maximum number of ticks by which arriving data can delay the end of a call: 16 MiB, as a tick reads 256 KiB.
+# The maximum number of further looks for data before a call ends. A tick reads up to 256 KiB, so this is 16 MiB.
 _LOOKS_MAX = 64
 
 
 class LinkArguments(TypedDict, total=False):
-    """The arguments that a protocol passes on to `Link`."""
+    """The arguments that a protocol passes to `Link`."""
 
     on_open: Callable[[Any], None] | None
     on_close: Callable[[Any], None] | None
@@ -72,22 +73,22 @@ class LinkArguments(TypedDict, total=False):
 
 
 class Link(asyncio.Protocol):
-    """One TCP connection, on either side.
+    """One TCP connection of a client or a server.
 
     Args:
-        on_open, on_close: called when the connection has been made and when it has closed.
-        sniffer: recognizes a preamble and TLS by the first bytes of an accepted connection.
-        limits: limits of all accepted connections together for incomplete frames and unread bytes.
-        tls: the TLS side of a connection that this side makes.
+        on_open, on_close: called after the connection has opened, and after it has closed.
+        sniffer: detects a preamble and TLS in the first bytes of an accepted connection.
+        limits: the limits of all accepted connections together for incomplete frames and unread bytes.
+        tls: the TLS layer of a connection that this side opens.
 
     Attributes:
-        peer: the other side as ``ip:port``.
-        peer_host: the same packed as in records (8 or 20 bytes).
-        hops: the addresses of the other side and of the client that a load balancer reports; empty without TCP.
-        addresses: the hops as text, the farthest first.
+        peer: the address of the peer as ``ip:port``.
+        peer_host: the address of the peer, packed as in records (8 or 20 bytes).
+        hops: the addresses of the peer and of the client that a load balancer reports. Empty without TCP.
+        addresses: the hops as text, with the client before the load balancer.
         active_ms: monotonic time of the last read or write.
         frame_since_ms: monotonic time of the start of an incomplete frame, or None.
-        closed: done when the connection has closed.
+        closed: a future that is done when the connection has closed.
     """
 
     def __init__(
@@ -130,7 +131,7 @@ class Link(asyncio.Protocol):
 
     @property
     def is_writable(self) -> bool:
-        """Return True if the peer reads what is sent to it fast enough."""
+        """Return True if the peer reads fast enough: fewer than `WRITE_BYTES_HIGH` bytes wait to be written."""
         return (
             self.is_open
             and self._transport is not None
@@ -139,17 +140,17 @@ class Link(asyncio.Protocol):
 
     @property
     def unsent_bytes(self) -> int:
-        """The number of written bytes that the peer has not read yet."""
+        """The number of written bytes that the socket has not accepted yet, because the peer does not read."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     @property
     def own_host(self) -> str:
-        """This side's IP address as the peer reached it; empty without TCP."""
+        """The local IP address of the connection, empty without TCP."""
         own = None if self._transport is None else self._transport.get_extra_info("sockname")
         return str(own[0]) if isinstance(own, tuple) else ""
 
     def flush(self) -> None:
-        """Write what was sent; called at the end of each tick."""
+        """Write the collected output. The event loop calls this at the end of a tick."""
         if self._unsent:
             self.active_ms = self._clock.monotonic_ms()
         self._write()
@@ -174,14 +175,14 @@ class Link(asyncio.Protocol):
             else:
                 self._transport.writelines(unsent)
             if self._limits is not None:
-                # Measure after the write: bytes that the socket accepted at once use no memory.
+                # Measure after the write: bytes that the socket accepted immediately use no memory.
                 waiting = self._transport.get_write_buffer_size()
                 if waiting >= _UNSENT_REPORTED_BYTES or self._is_unsent_reported:
                     self._is_unsent_reported = waiting >= _UNSENT_REPORTED_BYTES
                     self._limits.note_waiting(self, waiting if self._is_unsent_reported else 0)
 
     def close(self, reason: str = "") -> None:
-        """Close after the queued bytes have been written; `closed` is done then."""
+        """Close the connection after the queued bytes have been written. `closed` is done then."""
         if self._transport is not None and not self._transport.is_closing():
             if reason:
                 _log.info("closing connection of %s: %s", self.peer, reason)
@@ -190,38 +191,38 @@ class Link(asyncio.Protocol):
             self._transport.close()
 
     def abort(self) -> None:
-        """Close at once and discard the queued bytes."""
+        """Close the connection immediately and discard the queued bytes."""
         if self._transport is not None:
             self._transport.abort()
 
     def cut(self, reason: str) -> None:
-        """Close at once and free the bytes of the incomplete frame."""
+        """Close the connection immediately, and free the bytes of the incomplete frame."""
         self.warn(f"closing connection of {self.peer}: {reason}")
         self._closed_because = reason
         self.abort()
 
     def warn(self, line: str) -> None:
-        """Log a fault of the peer. A server logs at most one a minute for each address of a peer."""
+        """Log a fault of the peer. A server logs at most one fault per minute and peer address."""
         if self._limits is None:
             _log.warning("%s", line)
         else:
             self._limits.log.write(logging.WARNING, self.peer.rpartition(":")[0], line, self._clock.monotonic_ms())
 
     def plain_received(self, data: bytes) -> None:
-        """Handle the data that was read before the protocol was recognized."""
+        """Handle the data that was read before the protocol was detected."""
         raise NotImplementedError(f"{type(self).__name__} takes over no connection")
 
     def probe(self) -> None:
-        """Check that a peer that was silent for long still responds, if its protocol has a way to do so."""
+        """Check that a silent peer still responds, if the protocol has a message for this."""
 
     def hand_over(self, other: Link) -> None:
-        """Give the connection to another protocol, as if that protocol had accepted the connection."""
+        """Move the connection to another protocol, as if that protocol had accepted the connection."""
         transport, self._transport = self._transport, None
         assert transport is not None, "a connection that is handed over is open"
         assert not self._unsent, "nothing was sent before the protocol is known"
         other._tls, self._tls = self._tls, None
         transport.set_protocol(other)
-        self.connection_lost(None)  # its owner counts one connection, not two
+        self.connection_lost(None)  # so that the server counts one connection instead of two
         other.peer, other.peer_host, other.hops, other.addresses = self.peer, self.peer_host, self.hops, self.addresses
         other.connection_made(transport)
 
@@ -230,10 +231,10 @@ class Link(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=WRITE_BYTES_HIGH)
-        if not self.hops:  # a connection that was handed over has its addresses already
+        if not self.hops:  # a connection that was handed over already has its addresses
             self._name_peer(transport.get_extra_info("peername"))
         if self._tls is not None:
-            self.flush()  # the client speaks first: the handshake begins
+            self.flush()  # the client begins the TLS handshake
         if self._on_open is not None:
             self._on_open(self)
 
@@ -248,7 +249,7 @@ class Link(asyncio.Protocol):
     # -- methods for a protocol on top
 
     def _flush_soon(self) -> None:
-        """Write what was sent at the end of this tick."""
+        """Write the collected output at the end of this tick."""
         if not self._flush_due:
             self._flush_due = True
             self._loop.call_soon(self.flush)
@@ -263,7 +264,7 @@ class Link(asyncio.Protocol):
                 self._transport.pause_reading()
                 own.when_settled(self._open_late)
             return b""
-        self._sniffer = None  # from now on a read costs one comparison
+        self._sniffer = None  # further reads cost one comparison
         self._tls = opened.tls
         if opened.source is not None and sniffer.believes(self.hops):
             self._name_peer(opened.source)
@@ -289,7 +290,7 @@ class Link(asyncio.Protocol):
 
 
 class RequestHandling(Protocol):
-    """The methods of a `Router` that a connection calls to handle the requests of its peer."""
+    """The members of a `Router` that a connection uses to handle the requests of its peer."""
 
     batch: Callable[[], AbstractContextManager[None]] | None
     sends: SendsReader | None
@@ -313,14 +314,14 @@ class Connection(Link):
 
     Args:
         router: handles the peer's requests.
-        always_reads: read even while the peer does not read. The calling side needs it: if both sides stopped reading,
-            each would wait for the other for ever.
-        upgrade: takes over a connection that begins like HTTP/2, with the data read.
+        always_reads: continue reading while the peer does not read. Clients set this option: if both sides stopped
+            reading, each would wait for the other for ever.
+        upgrade: called with the first data of a connection that begins like HTTP/2; it takes over the connection.
         link: further arguments of `Link`.
 
     Attributes:
-        user: the user who signed the request that is being handled, if signatures are required.
-        heard_ms: monotonic time of the last read; -inf before the first.
+        user: the user who signed the current request, if signatures are required.
+        heard_ms: monotonic time of the last read, -inf before the first read.
     """
 
     def __init__(
@@ -355,8 +356,8 @@ class Connection(Link):
     # -- methods for its owner
 
     def send(self, command: Command) -> None:
-        """Send a reply or one-way request, together with the other output of this tick. Do nothing if the connection is
-        closed."""
+        """Send a reply or one-way request, together with the other output of this tick. If the connection is closed, do
+        nothing."""
         if not self.is_open:
             return
         self._unsent.extend(encode_command(command))
@@ -364,7 +365,7 @@ class Connection(Link):
             self._flush_soon()
 
     def send_frame(self, *pieces: Body) -> None:
-        """Send an encoded reply with a JSON header, as `send` does; its pieces are not joined."""
+        """Send the pieces of an encoded reply, without joining them. Otherwise this method works like `send`."""
         if self._transport is not None and not self._transport.is_closing():
             self._unsent += pieces
             if not self._flush_due:
@@ -375,52 +376,53 @@ class Connection(Link):
         self.send_frame(success_frames(opaques))
 
     def hold(self) -> None:
-        """Stop reading, and handle no further request of the peer until `go_on`, to keep the order of requests."""
+        """Stop reading, and handle no further request of the peer until `go_on`, to preserve the order of requests."""
         assert not self._is_held, "only one request at a time holds the connection"
         self._is_held = True
         self._pause_reading()
 
     def go_on(self) -> None:
-        """Handle the requests that arrived while the connection was held, in the next tick."""
+        """Release the connection. The next tick handles the requests that arrived while the connection was held."""
         assert self._is_held, "the connection is held"
-        # Wait for the next tick, because the caller may be sending other replies, whose order would change.
+        # Wait for the next tick: the caller may be sending other replies, and handling requests now would change their
+        # order.
         self._loop.call_soon(self._go_on)
 
     def cork(self) -> None:
-        """Collect what is sent until the next `flush`, which the caller must call; saves one tick."""
+        """Collect output until the next `flush`, which the caller must call. This saves one tick."""
         self._flush_due = True
 
     def on_one_way_reply(self, request: Command, answer: Command) -> None:
-        """Discard the answer to a one-way request, because the peer does not wait for an answer."""
+        """Discard the response to a one-way request, because the peer expects no response."""
 
     async def drain(self, timeout_ms: float) -> None:
-        """Wait while the peer does not read what is sent; for senders that wait for no response.
-        Raises TimeoutError."""
+        """Wait until the peer reads fast enough. Senders call this method if they wait for no response.
+        Raises TimeoutError: the peer reads nothing in time."""
         if len(self._unsent) >= _UNSENT_MAX:
             await asyncio.sleep(0)
         if self._taken is not None:
             await asyncio.wait_for(asyncio.shield(self._taken), timeout_ms / 1000.0)
 
     def call(self, command: Command, timeout_ms: float) -> asyncio.Future[Command]:
-        """Send a request and set its opaque; return a future of the response.
+        """Set the opaque of a request, send the request, and return a future of the response.
         The future raises RequestTimedOut or ConnectionLost."""
         answer: asyncio.Future[Command] = self._loop.create_future()
         if not self.is_open:
             answer.set_exception(ConnectionLost(self.peer, self._closed_because))
             return answer
-        # Java reads the opaque as a signed int. Apache's clients count from 0 per process, rmqkit's per connection.
+        # Java reads the opaque as a signed int. Apache's clients count per process, rmqkit counts per connection.
         self._opaque = (self._opaque + 1) & _OPAQUE_MASK
         assert self._opaque not in self._calls, "the opaque is not in use by a running call"
         command.opaque = self._opaque
         now_ms = self._clock.monotonic_ms()
-        self.send(command)  # first, as it raises if the command cannot be encoded
+        self.send(command)  # first, because it raises an error if the command cannot be encoded
         self._calls[command.opaque] = _Call(answer, now_ms + timeout_ms, timeout_ms, command.code)
         self._sweep_by(now_ms + timeout_ms, now_ms)
         return answer
 
     def cut(self, reason: str) -> None:
-        """Close at once and free the bytes of the incomplete frame."""
-        self._splitter = FrameSplitter()  # frees the frame's bytes now, not when the socket has closed
+        """Close the connection immediately, and free the bytes of the incomplete frame."""
+        self._splitter = FrameSplitter()  # free the bytes now, before the socket has closed
         self._incomplete_bytes = 0
         super().cut(reason)
 
@@ -429,7 +431,7 @@ class Connection(Link):
     def data_received(self, data: bytes) -> None:
         self.active_ms = self.heard_ms = self._clock.monotonic_ms()
         self._reads += 1
-        self._flush_due = True  # all replies made below are sent with one write at the end
+        self._flush_due = True  # `_finish_read` sends all replies in one write
         units: list[Frame | Sends | Acks] = []
         try:
             if self._sniffer is not None:
@@ -442,7 +444,7 @@ class Connection(Link):
                     upgrade(self, data)
                     return
             units = self._splitter.feed(data)
-            # Reading is paused then, but data that the kernel or TLS had already delivered still arrives.
+            # While the connection is held, reading is paused, but data from the kernel or TLS may still arrive.
             if self._is_held:
                 self._later.extend(units)
             elif units:
@@ -466,7 +468,7 @@ class Connection(Link):
         self._resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None  # first, so that the calls below cannot write any more
+        self._transport = None  # first, so that the following calls cannot write
         if self._sweep is not None:
             self._sweep.cancel()
         reason = str(exc) if exc else self._closed_because
@@ -474,7 +476,7 @@ class Connection(Link):
         for call in calls.values():
             if not call.answer.done():
                 call.answer.set_exception(ConnectionLost(self.peer, reason))
-        self._splitter = FrameSplitter()  # other objects may still refer to the connection; frees half a frame
+        self._splitter = FrameSplitter()  # free the incomplete frame, even if the connection is still referenced
         self._left, self._later = None, []
         self._let_senders_go_on()
         super().connection_lost(exc)
@@ -486,14 +488,14 @@ class Connection(Link):
         assert not self._is_held, "the connection is not held"
         remaining = self._router.remaining(self, units)
         if not remaining:
-            return  # a sequence of plain sends: most reads of a busy port
+            return  # the fast path has handled all units, as for most reads of a busy port
         if remaining is units:  # a single request that is not a plain send
             self._handle(units[0])  # type: ignore[arg-type]
             return
         left = iter(remaining)
         if len(units) == 1 or self._router.batch is None:
             self._handle_left(left)
-        # Open no batch for nothing: the fast path may have handled all units.
+        # The fast path may handle all units. Open a batch only if a request remains.
         elif (first := next(left, None)) is not None:
             with self._router.batch():
                 self._handle(first)
@@ -503,7 +505,7 @@ class Connection(Link):
         while not self._is_held and (frame := next(left, None)) is not None:
             self._handle(frame)
         if self._is_held:
-            self._left = left  # not read further: plain sends among them would be stored too early
+            self._left = left  # do not iterate further: the fast path would store plain sends too early
 
     def _go_on(self) -> None:
         """Handle the data that was read while the connection was held."""
@@ -527,11 +529,11 @@ class Connection(Link):
 
     def _give_up(self, error: ProtocolError) -> None:
         self.warn(f"closing connection of {self.peer}: {error}")
-        self.close()  # earlier replies are still sent
+        self.close()  # this still sends earlier replies
         self._closed_because = str(error)
 
     def _finish_read(self) -> None:
-        """Write the replies at once, within the tick of the read."""
+        """Write the replies immediately, in the tick of the read."""
         if self._unsent or self._tls is not None:
             self._write()
         else:
@@ -542,7 +544,7 @@ class Connection(Link):
             self._transport.pause_reading()
 
     def _resume_reading(self) -> None:
-        """Resume reading unless the peer must first read replies or a request holds the connection."""
+        """Resume reading, unless the peer must first read replies, or a request holds the connection."""
         is_behind = self._taken is not None and not self._always_reads
         if self._transport is not None and not self._transport.is_closing() and not is_behind and not self._is_held:
             self._transport.resume_reading()
@@ -550,7 +552,7 @@ class Connection(Link):
     def _keep_incomplete(self, has_frames: bool) -> None:
         """Record the incomplete frame of the last read.
 
-        ``has_frames``: the read completed other frames, so the incomplete frame is new.
+        ``has_frames``: the last read completed other frames, so the incomplete frame began in this read.
         """
         is_new = has_frames or not self._incomplete_bytes
         self._incomplete_bytes = self._splitter.buffered_bytes
@@ -575,11 +577,11 @@ class Connection(Link):
 
     def _settle(self, response: Command) -> None:
         call = self._calls.pop(response.opaque, None)
-        if call is not None and not call.answer.done():  # an unknown opaque belongs to a response that came too late
+        if call is not None and not call.answer.done():  # the call may have timed out before
             call.answer.set_result(response)
 
     def _sweep_by(self, at_ms: float, now_ms: float) -> None:
-        """Set the one timer of all calls so that it fires at the earliest deadline."""
+        """Make the common timer of all calls fire not later than a deadline."""
         if at_ms < self._sweep_at_ms:
             if self._sweep is not None:
                 self._sweep.cancel()
@@ -589,10 +591,11 @@ class Connection(Link):
             self._sweep = self._loop.call_later(delay, self._expire_calls)
 
     def _expire_calls(self) -> None:
-        """End the calls whose deadline has passed, if no response is waiting to be read.
+        """End the calls that are past their deadline, after reading the data that has already arrived.
 
-        A loop that was blocked neither wrote requests nor read responses, so the deadlines of its calls are extended by
-        that time, once. Then the loop runs until no more data arrives, as the response may wait in the socket.
+        While a loop is blocked, it neither writes requests nor reads responses. The deadline of a call is therefore
+        extended once by the time of the blocking. Before a call ends, the loop runs until no more data arrives, because
+        the response may wait in the socket.
         """
         late_ms = (self._loop.time() - self._sweep_due) * 1000.0
         now_ms = self._clock.monotonic_ms()
@@ -612,9 +615,9 @@ class Connection(Link):
             self._sweep_by(min(call.deadline_ms for call in self._calls.values()), now_ms)
 
     def _end_calls(self, until_ms: float, reads: int, looks_left: int) -> None:
-        """End the calls with deadlines up to ``until_ms``. As long as data arrives, read it first."""
+        """End the calls with deadlines up to ``until_ms``. While data arrives, wait and read the data first."""
         if looks_left == _LOOKS_MAX or (looks_left and reads != self._reads):
-            # Wait for two ticks, because data that a tick reads is handled after its scheduled callbacks.
+            # Wait for two ticks: a tick handles the data that it reads after the callbacks of this tick.
             look = functools.partial(self._end_calls, until_ms, self._reads, looks_left - 1)
             self._loop.call_soon(self._loop.call_soon, look)
             return

@@ -1,14 +1,16 @@
 """Limits for all connections of a server together: the number of connections, the bytes of incomplete frames, and the
-bytes of answers that peers have not read.
+bytes of unread responses.
 
-A connection that exceeds the number is closed as soon as it is accepted. If incomplete frames take too many bytes, the
-connections whose frames began first are closed until the bytes are within the limit. A peer that means to finish a
-frame finishes it within moments; a peer that only occupies memory waits. If unread answers take too many bytes, the
-connections with the most unread bytes are closed. A connection reports its unread bytes when it writes, not when its
-peer reads. If the reported sum exceeds the limit, all connections are measured. If the sum is still
-near the limit, connections are closed until a quarter of the limit is free, so that one measurement serves many writes.
-Both ports of a broker share their limits. Loop only.
-Apache's servers have no such limits.
+A connection above the maximum number is closed as soon as it is accepted. If incomplete frames use too many bytes, the
+connections with the oldest incomplete frames are closed until the bytes are within the limit. An honest peer completes
+a frame within moments, but an attacker that occupies memory does not.
+
+If unread responses use too many bytes, the connections with the most unread bytes are closed. A connection reports its
+unread bytes when it writes, not when its peer reads. If the reported sum exceeds the limit, the limits measure all
+connections again. If the sum is still near the limit, connections are closed until a quarter of the limit is free, so
+that the next measurement is many writes later.
+
+Both ports of a broker share their limits. Apache's servers have no such limits. Loop only.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ class ConnectionSettings(ExporterSettings, kw_only=True):
 
 
 class LimitedConnection(Protocol):
-    """The members of a `Connection` that limits use: its peer, its unread bytes, and a method that closes it."""
+    """The members of a `Connection` that `Limits` uses."""
 
     peer: str
 
@@ -67,16 +69,16 @@ class LimitedConnection(Protocol):
 
 
 class Limits:
-    """The counters of one server's connections.
+    """The counters and limits of one server's connections.
 
     Attributes:
         count: number of open connections.
         incomplete_bytes: bytes of incomplete frames.
-        refused: number of connections closed because there were too many, by limit: ``all`` or ``address``.
-        cut: number of connections closed because of their incomplete frame.
-        unsent_bytes: bytes that peers have not read; each connection reports 4 KiB or more.
-        cut_unsent: number of connections closed because of their unread bytes.
-        log: writes why connections were closed.
+        refused: number of connections closed because of a maximum number, by limit: ``all`` or ``address``.
+        cut: number of connections closed because of an incomplete frame.
+        unsent_bytes: bytes that peers have not read. Connections report only 4 KiB or more.
+        cut_unsent: number of connections closed because of unread bytes.
+        log: the log for the reasons why connections were closed.
     """
 
     def __init__(self, settings: ConnectionSettings | None = None) -> None:
@@ -93,7 +95,7 @@ class Limits:
         self.log = BoundedLog(_log)
 
     def opened(self, connection: LimitedConnection, address: IpAddress | None) -> bool:
-        """Count a connection; return False if there are too many, so that the caller closes it."""
+        """Count a connection. Return False if there are too many connections; the caller must close it then."""
         self._counts[address] += 1
         self.count += 1
         settings = self._settings
@@ -113,7 +115,7 @@ class Limits:
             _log.warning("closing connection of %s: %s; refused so far: %d", connection.peer, reason, count)
 
     def closed(self, connection: LimitedConnection, address: IpAddress | None) -> None:
-        """Reduce the count by a connection that `opened` has counted."""
+        """Subtract a connection that `opened` has counted."""
         self.count -= 1
         self._counts[address] -= 1
         assert self.count >= 0 <= self._counts[address], "at most as many connections close as were opened"
@@ -124,8 +126,8 @@ class Limits:
 
     def note_incomplete(self, connection: LimitedConnection, incomplete_bytes: int, *, is_new: bool) -> None:
         """Record how many bytes of an incomplete frame a connection holds.
-        ``is_new``: the frame began with the last read, so it is the youngest."""
-        # The dict is ordered by the start of the frames: the entry of a new frame is removed and inserted at the end.
+        ``is_new``: the frame began in the last read."""
+        # The dict is ordered by the start of the frames, so the entry of a new frame moves to the end.
         before = self._incomplete.pop(connection, 0) if is_new else self._incomplete.get(connection, 0)
         self.incomplete_bytes += incomplete_bytes - before
         if incomplete_bytes:
@@ -134,7 +136,7 @@ class Limits:
             self._incomplete.pop(connection, None)
         while self.incomplete_bytes > self._settings.incomplete_bytes_max and self._incomplete:
             oldest = next(iter(self._incomplete))
-            # Removed before the cut: the connection reports its end, and would be subtracted twice.
+            # Remove the entry before the cut: `closed` follows the cut, and would subtract the bytes again.
             self.incomplete_bytes -= self._incomplete.pop(oldest)
             self.cut += 1
             oldest.cut(
@@ -146,7 +148,7 @@ class Limits:
         self._note_unsent(connection, unsent_bytes)
         limit = self._settings.unsent_bytes_max
         if self.unsent_bytes > limit:
-            self._ask_all()  # peers have read some of the recorded bytes
+            self._ask_all()  # peers may have read some of the recorded bytes
             if self.unsent_bytes > limit - limit // 8:
                 self._cut_largest(limit)
 
@@ -158,13 +160,13 @@ class Limits:
             self._unsent.pop(connection, None)
 
     def _ask_all(self) -> None:
-        """Update the number of unread bytes of every connection that had such bytes at its last report."""
+        """Measure the unread bytes of every connection that reported unread bytes."""
         for connection in list(self._unsent):
             self._note_unsent(connection, connection.unsent_bytes)
 
     def _cut_largest(self, limit: int) -> None:
-        """Close the connections with the most unread bytes until a quarter of the limit is free, but at most
-        `_CUT_AT_ONCE` of them."""
+        """Close the connections with the most unread bytes, at most `_CUT_AT_ONCE` connections, until a quarter of the
+        limit is free."""
         reason = f"answers that peers do not take are more than maxUnsentBytes={limit}; it holds"
         for connection in sorted(self._unsent, key=self._unsent.__getitem__, reverse=True)[:_CUT_AT_ONCE]:
             if self.unsent_bytes <= limit - limit // 4:

@@ -1,20 +1,20 @@
-"""A TCP port of a server: `ListeningPort.bind` reserves it, `open` accepts connections on it.
+"""A TCP port of a server. `ListeningPort.bind` reserves the port, and `open` accepts connections.
 
 =========  ==================================================================================================
 state      meaning
 =========  ==================================================================================================
-bound      Another process that listens on the port was found, and `bind` raised. Connections are refused.
+bound      The port is reserved: `bind` has found no other process that listens on it. Connections are refused.
            A server recovers its store in this state.
 open       The kernel and the event loop accept connections.
 closed     Connections are refused, and the port is free again.
 =========  ==================================================================================================
 
-Two processes can bind one port at the same moment, because both set SO_REUSEADDR to get past connections in TIME_WAIT.
-Only ``listen`` settles who owns the port, so `open` calls ``listen`` on its own sockets and raises. The event loops do
-not report it: ``start_serving()`` of uvloop 0.23 ignores EADDRINUSE.
+Two processes can bind one port at the same moment, because both set SO_REUSEADDR. They set this option so that old
+connections in TIME_WAIT do not block the port. Only ``listen`` decides which process owns the port. `open` therefore
+calls ``listen`` itself and raises the error: ``start_serving()`` of uvloop 0.23 ignores EADDRINUSE.
 
-The port does not listen while it is only bound. The kernel would complete connections for it, and a request that waits
-there while a store recovers would be executed long after its client has sent it to another broker.
+A bound port must not listen, because the kernel would complete connections. A request would then wait while the store
+recovers, and would be executed long after its client has sent it to another broker.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class ListenFailed(RmqError):
 
 @dataclass(slots=True, kw_only=True)
 class ListeningPort:
-    """One port on every address of a host; loop only.
+    """One port on every address of a host. Loop only.
 
     Attributes:
         protocol: makes the protocol of each accepted connection.
-        host: the host as it was named; errors quote it.
+        host: the host as configured, for errors.
         number: the number of the port.
-        sockets: one for each address of the host.
+        sockets: one socket for each address of the host.
         is_open: True while connections are accepted.
     """
 
@@ -60,8 +60,8 @@ class ListeningPort:
 
     @classmethod
     async def bind(cls, protocol: Callable[[], asyncio.BaseProtocol], host: str, port: int) -> ListeningPort:
-        """Reserve a port without accepting connections; 0 stands for any free port.
-        Raises ListenFailed: another process listens on it, or the address is not this machine's."""
+        """Reserve a port without accepting connections. Port 0 means any free port.
+        Raises ListenFailed: another process listens on the port, or the address does not belong to this machine."""
         loop = asyncio.get_running_loop()
         try:
             resolve = partial(socket.getaddrinfo, host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -70,7 +70,7 @@ class ListeningPort:
             with ExitStack() as bound:
                 sockets: list[socket.socket] = []
                 for family, address in dict.fromkeys((family, address) for family, _, _, _, address in found):
-                    # The addresses of one host share the number that the system chose for the first of them.
+                    # For port 0, all addresses use the number that the system chose for the first address.
                     number = sockets[0].getsockname()[1] if sockets else port
                     sockets.append(bound.enter_context(_bound(family, (address[0], number, *address[2:]))))
                 bound.pop_all()
@@ -107,11 +107,11 @@ class ListeningPort:
 
 def _bound(family: int, address: tuple[object, ...]) -> socket.socket:
     """Return a socket that is bound to an address. Raises OSError."""
-    # The protocol is named because asyncio sets TCP_NODELAY only on accepted sockets whose listener names it.
+    # Name the protocol (IPPROTO_TCP): otherwise asyncio does not set TCP_NODELAY on the accepted sockets.
     bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         bound.setblocking(False)
-        if os.name == "posix":  # elsewhere SO_REUSEADDR would share a port with a process that listens on it
+        if os.name == "posix":  # on Windows, SO_REUSEADDR would share the port with a process that listens on it
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)

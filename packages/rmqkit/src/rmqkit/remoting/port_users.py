@@ -1,7 +1,7 @@
-"""The programs that listen on a port of this machine, from Linux's ``/proc``.
+"""The programs that listen on a port of this machine, read from Linux's ``/proc``.
 
-`in_use_by` gives errors a text such as ``in use by the rmq broker, pid 4711``. Processes of other users and of other
-containers are not visible, and on macOS no process is.
+`in_use_by` returns a text for errors, such as ``in use by the rmq broker, pid 4711``. Processes of other users and of
+other containers are not visible. On macOS no process is visible.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _SERVERS = {
     "proxy": "proxy",
     "console": "console",
 }
-"""Commands of ``rmq`` that listen → their names in texts."""
+"""Command of ``rmq`` that listens on a port → name of the program in texts."""
 
 
 @dataclass(frozen=True, slots=True)
 class PortUser:
-    """A process that listens on a port. ``is_broker``: it is a broker of rmqkit."""
+    """A process that listens on a port. ``is_broker``: the process is a broker of rmqkit."""
 
     pid: int
     program: str
@@ -37,13 +37,13 @@ class PortUser:
 
 
 def in_use_by(port: int, proc: Path = _PROC) -> str:
-    """Return which programs use a port, as a part of a sentence."""
+    """Return a part of a sentence that names the programs on a port."""
     users = port_users(port, proc)
     return f"in use by {' and '.join(map(str, users)) or 'a program that cannot be seen from here'}"
 
 
 def port_users(port: int, proc: Path = _PROC) -> list[PortUser]:
-    """Return the processes that listen on a port, as far as they are visible to this user."""
+    """Return the processes that listen on a port and are visible to this user."""
     sockets = set()
     for table in ("net/tcp", "net/tcp6"):
         for line in _read(proc / table).splitlines()[1:]:

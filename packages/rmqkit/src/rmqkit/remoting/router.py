@@ -1,32 +1,32 @@
 """The table from request codes to handlers (``processRequestCommand`` and its processor table).
 
 `Router` holds the handlers of a port. `answers` marks a method as the handler of a code. `AdminAddresses` are the
-addresses that may change a server: by default only its own machine (``adminAllowedAddresses``). Apache's servers accept
-administrative requests from all addresses.
+addresses from which a server may be changed, by default only its own machine (``adminAllowedAddresses``). Apache's
+servers accept administrative requests from all addresses.
 
-A hot handler is a plain function. It returns the reply, or None if it replies later with `Connection.send` or not at
-all (one-way). `Router.fast_path` handles the hottest requests before that, many at once. A rare handler may be a
-coroutine function; the router owns its task. An exception becomes SYSTEM_ERROR with its text, as in the reference, and
-is logged once.
+A handler of frequent requests is a plain function. It returns the reply, or None if it replies later with
+`Connection.send` or not at all (one-way). `Router.fast_path` handles the most frequent requests earlier, many together.
+A handler of rare requests may be a coroutine function; the router owns its task. An exception becomes SYSTEM_ERROR with
+its text, as in the reference, and is logged once.
 Source: remoting.md §2, behaviour.md §2.4.
 
-JSON bodies that can be read quickly are read on the loop (`decode_body`):
+`decode_body` reads JSON bodies on the loop, if they can be read quickly:
 
 =======================  ===================  =======================================================================
 body                     maximum on the loop  examples
 =======================  ===================  =======================================================================
 strict JSON of the type  1 MiB                nearly all: heartbeats, locks, lists of topics and groups
-anything else            16 KiB               Java's dialect, enums as numbers: read by Python, 2 µs for each byte
+other JSON               16 KiB               Java's dialect, enums as numbers: read by Python, 2 µs for each byte
 =======================  ===================  =======================================================================
 
-Longer bodies are refused, and so are bodies with more than `OBJECTS_MAX` objects: small objects take as much time as
-large ones. For codes whose valid bodies may be longer and in the dialect, as for static topics and registrations,
-the handler has them read in a thread (`decode_aside`).
+Longer bodies are refused. Bodies with more than `OBJECTS_MAX` objects are refused, too, because small objects take as
+much time as large objects. Some codes, such as those for static topics, have longer valid bodies in the dialect. Their
+handlers read the bodies in a thread (`decode_aside`).
 
-Operators read and change the settings of brokers and name servers in the same way (``Configuration``;
-`settings_reply`, `change_settings`). A request changes all its settings or none. Keys that need a restart and keys of
-the black list get NO_PERMISSION with Java's remark; invalid keys and values get SYSTEM_ERROR with the reason. When the
-reply is sent, the changes are in effect and in the configuration file.
+`settings_reply` and `change_settings` let operators read and change the settings of brokers and name servers
+(``Configuration``). A request changes all its settings or none. Keys that need a restart and keys of the black list get
+NO_PERMISSION with Java's remark. Invalid keys and values get SYSTEM_ERROR with the reason. When the reply is sent, the
+changes are in effect and stored in the configuration file.
 Source: remoting.md §4.2, §4.4; behaviour.md §1.7, §9.9.
 """
 
@@ -52,14 +52,14 @@ from rmqkit.settings import Configuration, parse_properties
 
 Handler = Callable[[Connection, Command], "Command | Awaitable[Command | None] | None"]
 
-# Checks a request before it is handled: returns the remark of the refusal (NO_PERMISSION), or None.
+# A check before a request is handled. It returns the remark of the refusal (NO_PERMISSION), or None.
 Refusal = Callable[[Connection, Command], str | None]
 
-# Handles acks of popped messages together; returns False, without changes, if each must be handled on its own.
+# A handler of several acks of popped messages. It returns False, without changes, if each ack must be handled alone.
 TakeAcks = Callable[[Connection, list[AckedOffsets]], bool]
 FastPath = Callable[[Connection, list[Frame | Sends]], Iterable[Frame]]
 
-# The reference's remark if a lane is full.
+# The remark of the reference for a full lane.
 OVERLOADED = "[OVERLOAD]system busy, start flow control for a while"
 
 _GO_AWAY_SINCE = version_number(5, 3, 1)
@@ -69,8 +69,8 @@ _log = logging.getLogger(__name__)
 
 
 class Lane:
-    """The limit of running requests of one kind (a thread pool's queue in the reference).
-    Requests beyond ``requests_max`` get SYSTEM_BUSY; one-way requests are dropped."""
+    """A limit for the running requests of one kind, like the queue of a thread pool in the reference.
+    Requests beyond ``requests_max`` get SYSTEM_BUSY. One-way requests are dropped."""
 
     __slots__ = ("name", "requests", "requests_max")
 
@@ -81,13 +81,14 @@ class Lane:
 
 
 class Router:
-    """The handlers of one listening port or one client; loop only.
+    """The handlers of one listening port or one client. Loop only.
     ``refusal``: checks every request before its handler.
-    ``batch``: a context in which several requests of one read are handled.
-    ``sends``: reads plain sends for `fast_path`, and acks for ``take_acks``.
-    ``fast_path(connection, frames)`` stores and answers sequences of plain sends and yields every other frame. Handle
-    each yielded frame before the next one is taken, to keep the order within a connection. It is not called for a
-    single frame without a body, which cannot be a send."""
+    ``batch``: a context manager around the handling of several requests of one read.
+    ``sends``: reads plain sends for ``fast_path``, and acks for ``take_acks``.
+    ``take_acks``: handles several acks of popped messages together.
+    ``fast_path(connection, frames)`` stores and answers sequences of plain sends, and yields every other frame. Handle
+    each yielded frame before requesting the next frame, to preserve the order within a connection. It is not called for
+    a single frame without a body, which cannot be a send."""
 
     def __init__(self, refusal: Refusal | None = None) -> None:
         self.batch: Callable[[], AbstractContextManager[None]] | None = None
@@ -111,22 +112,23 @@ class Router:
 
     @property
     def is_idle(self) -> bool:
-        """Return True if no coroutine handler runs."""
+        """Return True if no coroutine handler is running."""
         return not self._tasks
 
     def register(self, code: int, handler: Handler, lane: Lane | None = None) -> None:
-        """Set the only handler of a request code; a lane limits how many of its coroutines run at once."""
+        """Set the handler of a request code, which must have no handler yet. A lane limits the number of its running
+        coroutines."""
         assert code not in self._handlers, f"code {code} has no handler yet"
         self._handlers[int(code)] = (handler, lane)
 
     def go_away(self) -> None:
-        """From now on, answer requests with GO_AWAY if the peer knows this code. Source: remoting.md §2."""
+        """Answer all further requests with GO_AWAY, if the peer knows this code. Source: remoting.md §2."""
         self._is_going_away = True
 
     def remaining(self, connection: Connection, units: list[Frame | Sends | Acks]) -> Iterable[Frame]:
-        """Return the requests of one read that must be handled one by one, after `fast_path`
-        has handled those before."""
-        # If every request must be checked or refused, none is handled as a plain send.
+        """Return the requests of one read that must be handled one by one. While the caller iterates, `fast_path`
+        handles the plain sends in between."""
+        # The fast path neither checks nor refuses requests.
         if self.fast_path is None or self._refusal is not None or self._is_going_away:
             return each_frame(units)
         if len(units) == 1:  # the usual case, without a loop
@@ -141,7 +143,7 @@ class Router:
         return self.fast_path(connection, units)  # type: ignore[arg-type]
 
     def _remaining_of_acks(self, connection: Connection, units: list[Any]) -> Iterator[Frame]:
-        """Return what `remaining` returns, for units that contain acks."""
+        """Yield the requests that `remaining` returns, for units that contain acks."""
         assert self.fast_path is not None, "the port has a fast path"
         for unit in units:
             if type(unit) is not ACKS:
@@ -150,15 +152,15 @@ class Router:
                 yield from each_frame([unit])
 
     def acks_at_once(self, connection: Connection, acks: list[AckedOffsets]) -> bool:
-        """Handle acks together; return False, without changes, if each must be handled on its own."""
+        """Handle several acks together. Return False, without changes, if each ack must be handled alone."""
         if self.take_acks is None or self._refusal is not None or self._is_going_away:
             return False
         return self.take_acks(connection, acks)
 
     def handle(self, connection: Connection, command: Command) -> None:
-        """Handle one request; its reply is written with the others of this tick."""
+        """Handle one request. Its reply is written together with the other replies of this tick."""
         handler, lane = self._handlers.get(command.code, _NOBODY)
-        # A full lane refuses before signatures are checked, because checking them takes time.
+        # Check the lane before the signature, because checking signatures takes time.
         if self._is_going_away and command.version > _GO_AWAY_SINCE:
             answer: Command | Awaitable[Command | None] | None = reply(
                 command, ResponseCode.GO_AWAY, "this process is shutting down"
@@ -188,7 +190,7 @@ class Router:
         self._tasks.start(self._finish(connection, command, answer, lane), "request")
 
     async def close(self) -> None:
-        """Cancel the coroutine handlers that still run."""
+        """Cancel the running coroutine handlers."""
         await self._tasks.close()
 
     async def _finish(
@@ -200,14 +202,14 @@ class Router:
             response = failure(connection, command, error)
         finally:
             if lane is not None:
-                lane.requests -= 1  # also after a cancellation, or the lane would fill up
+                lane.requests -= 1  # also after a cancellation; otherwise the lane would fill up
                 assert lane.requests >= 0, f"no more requests leave lane {lane.name} than enter it"
         if response is not None:
             (connection.on_one_way_reply(command, response) if command.is_one_way else connection.send(response))
 
 
 def failure(connection: Connection, command: Command, error: Exception) -> Command:
-    """Return the reply to a request whose handler raised."""
+    """Return the reply to a request after its handler raised an error, and log the error."""
     if isinstance(error, PeerRefused):
         return reply(command, error.code, error.remark)
     if isinstance(error, ProtocolError):
@@ -220,7 +222,7 @@ def failure(connection: Connection, command: Command, error: Exception) -> Comma
 
 
 def for_admins(handler: Handler, allowed: AdminAddresses) -> Handler:
-    """Return a handler that sends NO_PERMISSION to peers that may not administer."""
+    """Return a handler that accepts requests from allowed addresses and replies NO_PERMISSION to all others."""
 
     def guarded(connection: Connection, command: Command) -> object:
         if allowed.include(connection.hops):
@@ -235,7 +237,7 @@ def for_admins(handler: Handler, allowed: AdminAddresses) -> Handler:
     return guarded  # type: ignore[return-value]
 
 
-# Maximum number of running requests of a lane (the thread pools' queues of behaviour.md §1.1, §2.4).
+# The maximum number of running requests of a lane (the queues of thread pools in behaviour.md §1.1, §2.4).
 LANE_REQUESTS_MAX = 10_000
 
 M = TypeVar("M", bound=Callable[..., object])
@@ -250,8 +252,8 @@ class _Answered:
 
 def answers(code: int, *, admins_only: bool = False, lane: str | None = None) -> Callable[[M], M]:
     """Mark a method of an `Answering` as the handler of a code.
-    ``admins_only``: the request changes the server; ``adminAllowedAddresses`` says who may send it.
-    ``lane``: limits the running requests, together with the other codes of that lane in the class."""
+    ``admins_only``: accept the request only from ``adminAllowedAddresses``, because it changes the server.
+    ``lane``: the name of the lane that limits the running requests of all codes with this lane in the class."""
 
     def mark(method: M) -> M:
         method.__dict__.setdefault("answered", []).append(_Answered(code, admins_only, lane))
@@ -261,15 +263,15 @@ def answers(code: int, *, admins_only: bool = False, lane: str | None = None) ->
 
 
 class Answering:
-    """A base of classes whose methods handle requests; `answers` marks each method."""
+    """A base class for classes with handlers. `answers` marks the methods that are handlers."""
 
     def __init__(self, admins: AdminAddresses) -> None:
         self._admins = admins
         self._lanes: dict[str, Lane] = {}
 
     def register(self, router: Router) -> None:
-        """Register the handlers at a port; lanes are shared by all ports."""
-        # Register only methods of the class itself, as the codes of a base class would be registered twice.
+        """Register the handlers at a port. All ports share the lanes."""
+        # Register only methods of the class itself: otherwise the codes of a base class would be registered twice.
         for name, method in vars(type(self)).items():
             for answered in getattr(method, "answered", ()):
                 handler = getattr(self, name)
@@ -287,13 +289,13 @@ STRICT_BYTES_MAX = 1 << 20
 OBJECTS_MAX = 24_000
 _SURELY_FEW_BYTES = 64 << 10
 SLOW_BYTES_MAX = 16 << 10
-# Maximum bytes of a body that a thread reads: a static topic with about 5,000 queues.
+# The maximum size of a body for a thread: a static topic with about 5,000 queues.
 ASIDE_BYTES_MAX = 1 << 20
 
 
 def decode_body(command: Command, body_type: type[T]) -> T:
-    """Return the body of a request as a value.
-    Raises BodyError: it is not of the type, or longer than the loop reads."""
+    """Return the body of a request as a value of a type.
+    Raises BodyError: the body does not fit the type, or is too long to be read on the loop."""
     body = command.payload
     if len(body) > STRICT_BYTES_MAX:
         raise BodyError(f"the body has {len(body)} bytes: {STRICT_BYTES_MAX} are read of {request_name(command.code)}")
@@ -303,8 +305,9 @@ def decode_body(command: Command, body_type: type[T]) -> T:
 
 
 async def decode_aside(command: Command, body_type: type[T]) -> T:
-    """Call `decode_body` in a thread, for valid bodies in the dialect that may be long.
-    Raises BodyError: it is not of the type, or too long."""
+    """Return the body of a request as a value of a type, read in a thread. Use this for codes with long bodies in the
+    dialect.
+    Raises BodyError: the body does not fit the type, or is too long."""
     body = command.payload
     if len(body) > ASIDE_BYTES_MAX:
         raise BodyError(f"the body has {len(body)} bytes: {ASIDE_BYTES_MAX} are read of {request_name(command.code)}")
@@ -313,12 +316,12 @@ async def decode_aside(command: Command, body_type: type[T]) -> T:
 
 # Three times the length of all settings of Apache's broker.
 _TEXT_BYTES_MAX = 64 << 10
-# An escape that Java's properties reader cannot read.
+# An escape that Java's reader of properties rejects.
 _BAD_ESCAPE = re.compile(r"(?<!\\)(?:\\\\)*\\u(?![0-9a-fA-F]{4})")
 
 
 def settings_reply(configuration: Configuration, command: Command, header: Any = None) -> Command:
-    """Return the reply with all settings, sorted, one per line."""
+    """Return a reply with all settings, sorted, one setting per line."""
     text = "".join(f"{key}={value}\n" for key, value in configuration.texts().items())
     return reply(command, header=header, body=text.encode())
 
@@ -326,7 +329,7 @@ def settings_reply(configuration: Configuration, command: Command, header: Any =
 def change_settings(
     configuration: Configuration, command: Command, black_list: str, without_effect: Collection[str]
 ) -> Command:
-    """Change all requested settings or none. ``black_list``: keys separated by semicolons."""
+    """Change all requested settings or none, and return the reply. ``black_list``: keys, separated by semicolons."""
     if len(command.payload) > _TEXT_BYTES_MAX:
         remark = f"settings of {len(command.payload)} bytes: {_TEXT_BYTES_MAX} are read"
         return reply(command, ResponseCode.SYSTEM_ERROR, remark)
@@ -346,7 +349,7 @@ def change_settings(
 
 
 def _properties(body: bytes) -> dict[str, str] | None:
-    """Return the properties in a text, or None if Java could not read it."""
+    """Return the properties in a text, or None if Java cannot read the text."""
     try:
         text = body.decode()
     except UnicodeDecodeError:

@@ -1,4 +1,5 @@
-"""The listening side: one port, its connections, and the task that closes idle ones. Source: remoting.md §2."""
+"""The server side of the transport: a port, its connections, and the task that closes idle connections.
+Source: remoting.md §2."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from rmqkit.remoting.sniffer import ProtocolSniffer
 from rmqkit.remoting.tasks import Tasks
 from rmqkit.remoting.tls import ServerTls
 
-# A connection without traffic for this long is closed (``serverChannelMaxIdleTimeSeconds``).
+# The time without traffic after which a connection is closed (``serverChannelMaxIdleTimeSeconds``).
 IDLE_MS_MAX = 120_000
 
 _SWEEP_SECONDS = 5.0
@@ -28,12 +29,12 @@ _log = logging.getLogger(__name__)
 
 
 class RemotingServer:
-    """A server that accepts connections on one port and passes their requests to a router; loop only.
-    ``balancers``: returns the addresses whose PROXY preamble is trusted; called for each preamble.
-    ``limits``: the limits of all its connections together; several ports can share them.
+    """A server that accepts connections on one port and passes their requests to a router. Loop only.
+    ``balancers``: called for each PROXY preamble; returns the addresses of trusted load balancers.
+    ``limits``: the limits of all connections together. Several ports can share limits.
 
     Attributes:
-        http2: makes the protocol of a connection that begins like HTTP/2; None if the port does not speak HTTP/2.
+        http2: makes the protocol of a connection that begins like HTTP/2. None if the port does not support HTTP/2.
     """
 
     def __init__(
@@ -68,28 +69,28 @@ class RemotingServer:
         self.connections: set[Link] = set()
 
     async def listen(self, host: str, port: int) -> int:
-        """Reserve a port and accept connections on it; return its number (0 stands for any free port).
-        Raises ListenFailed: the port is in use or the address is not this machine's."""
+        """Reserve a port, accept connections, and return the number of the port. Port 0 means any free port.
+        Raises ListenFailed: the port is in use, or the address does not belong to this machine."""
         bound = await self.bind(host, port)
         await self.serve()
         return bound
 
     async def bind(self, host: str, port: int) -> int:
-        """Reserve a port without accepting connections yet; return its number (0 stands for any free port).
-        Raises ListenFailed: as `listen`."""
+        """Reserve a port without accepting connections, and return its number. Port 0 means any free port.
+        Raises ListenFailed: see `listen`."""
         self._port = await ListeningPort.bind(self._connection, host, port)
         return self._port.number
 
     async def serve(self) -> None:
         """Accept connections on the port that `bind` reserved.
-        Raises ListenFailed: another process has begun to listen on it since."""
+        Raises ListenFailed: another process has begun to listen on the port since then."""
         assert self._port is not None, "the port was bound"
         await self._port.open()
         self._tasks.start(self._close_idle(), "idle connections")
 
     async def drain(self, grace_ms: int) -> None:
-        """Send GO_AWAY to peers that know it, until all have closed or ``grace_ms`` has passed."""
-        # Running requests are finished. New requests get GO_AWAY, and their clients connect to other servers.
+        """Answer new requests with GO_AWAY until all connections are closed or ``grace_ms`` has passed."""
+        # Running requests are completed. Clients that get GO_AWAY connect to other servers.
         self._router.go_away()
         until_ms = self._clock.monotonic_ms() + grace_ms
         while (self.connections or not self._router.is_idle) and self._clock.monotonic_ms() < until_ms:  # noqa: ASYNC110
@@ -103,7 +104,7 @@ class RemotingServer:
         waiting = [connection.closed for connection in self.connections]
         for connection in list(self.connections):
             connection.close()
-        # A peer that reads nothing would delay this stop for ever.
+        # Limit the wait, because a peer that reads nothing would delay the stop for ever.
         if waiting:
             _, late = await asyncio.wait(waiting, timeout=1.0)
             for connection in list(self.connections):
@@ -149,15 +150,15 @@ class RemotingServer:
         self.connections.add(connection)
         self._addresses[connection] = address = connection.hops[0] if connection.hops else None
         if not self.limits.opened(connection, address):
-            connection.abort()  # it is counted, as `_forget` follows
+            connection.abort()  # `_forget` subtracts this connection later
         if self._port is not None and not self._port.is_open:
-            connection.abort()  # accepted while the port closed: nothing else would close it
-        if self._on_open is not None and isinstance(connection, Connection):  # not again when it was handed over
+            connection.abort()  # the port closed during the accept, and nothing else would close this connection
+        if self._on_open is not None and isinstance(connection, Connection):  # not after a hand-over
             self._on_open()
 
     def _forget(self, connection: Link) -> None:
         self.connections.discard(connection)
-        # Use the address of the start, because a preamble may have changed it.
+        # Use the address that was counted, because a preamble may have changed the hops.
         self.limits.closed(connection, self._addresses.pop(connection))
         if self._on_close is not None and isinstance(connection, Connection):
             self._on_close(connection)

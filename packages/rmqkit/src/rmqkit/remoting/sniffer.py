@@ -1,8 +1,8 @@
-"""The first bytes of an accepted connection: a load balancer's PROXY preamble, then TLS or plain frames.
+"""The first bytes of an accepted connection: an optional PROXY preamble of a load balancer, then TLS or plain frames.
 
 PROXY v1: ``PROXY TCP4 <source> <destination> <source port> <destination port>\\r\\n``, at most 107 bytes.
-PROXY v2: a 12-byte signature, version and command, address family, length, addresses, extensions (skipped here).
-After the preamble the connection is read as if it came directly from the source.
+PROXY v2: a 12-byte signature, version and command, address family, length, addresses, extensions (ignored here).
+The bytes after the preamble are read as if the source had connected directly.
 Source: remoting.md §2.1, §2.2 and the published description of the PROXY protocol.
 """
 
@@ -26,8 +26,8 @@ _V2_LOCAL, _V2_PROXY = 0x20, 0x21
 
 
 class ProxyHeader(Struct):
-    """A complete preamble: its length (0 if there is none) and IP and port of the real peer.
-    The source is None if the balancer sends its own health check or does not know the peer."""
+    """A complete preamble. ``size`` is its length, or 0 without a preamble. ``source`` is IP and port of the real peer,
+    or None if the balancer sends its own health check or does not know the peer."""
 
     size: int
     source: tuple[str, int] | None
@@ -35,7 +35,7 @@ class ProxyHeader(Struct):
 
 def parse_proxy_header(data: bytes) -> ProxyHeader | None:
     """Return the preamble at the start of a stream, or None while more bytes are needed.
-    Raises FrameError: the stream begins like a preamble, but is not a valid one."""
+    Raises FrameError: the stream begins like a preamble, but the preamble is not valid."""
     if data.startswith(_V1_START):
         return _parse_v1(data)
     if data.startswith(_V2_START):
@@ -46,7 +46,7 @@ def parse_proxy_header(data: bytes) -> ProxyHeader | None:
 
 
 def _parse_v1(data: bytes) -> ProxyHeader | None:
-    # Search only as far as a header can be, because a stranger's endless line would be searched with each read.
+    # Limit the search to the maximum length: a peer could send an endless line, which each read would search again.
     end = data.find(b"\r\n", 0, _V1_BYTES_MAX)
     if end < 0:
         if len(data) >= _V1_BYTES_MAX:
@@ -74,7 +74,7 @@ def _parse_v2(data: bytes) -> ProxyHeader | None:
         raise FrameError(f"PROXY header v2 has version and command {command:#x}: only 0x20 and 0x21 are known")
     if len(data) < size:
         return None
-    # LOCAL is the balancer's own health check; an unknown family (Unix sockets) contains no address.
+    # LOCAL is the balancer's own health check. An unknown family, such as Unix sockets, has no IP address.
     address_bytes = _V2_ADDRESS_BYTES.get(family >> 4)
     if command == _V2_LOCAL or address_bytes is None:
         return ProxyHeader(size, None)
@@ -92,9 +92,9 @@ class Sniffed(Struct):
     """The result for an accepted connection, after its first bytes.
 
     Attributes:
-        source: IP and port of the real peer, as a balancer reports them, or None.
-        tls: decrypts the following bytes; None for a plain connection.
-        rest: the bytes that were read after the preamble; with TLS they are still encrypted.
+        source: IP and port of the real peer according to a balancer, or None.
+        tls: the layer that decrypts the following bytes, or None for a plain connection.
+        rest: the bytes that were read after the preamble, still encrypted if TLS is used.
     """
 
     source: tuple[str, int] | None
@@ -103,9 +103,9 @@ class Sniffed(Struct):
 
 
 class ProtocolSniffer:
-    """Reads the first bytes of one connection. If ``tls`` is None, TLS is disabled.
-    ``accepts_proxy``: a PROXY preamble is allowed. ``believes``: returns True if a preamble from these hops is trusted.
-    Any peer can write one, so other preambles are read and ignored."""
+    """A reader of the first bytes of one connection. If ``tls`` is None, TLS is disabled.
+    ``accepts_proxy``: a PROXY preamble is allowed. ``believes``: returns True if preambles from these hops are trusted.
+    Other preambles are read and ignored, because any peer can write a preamble."""
 
     __slots__ = ("_accepts_proxy", "_held", "_source", "_tls", "believes")
 
@@ -123,16 +123,15 @@ class ProtocolSniffer:
         self._held = b""
 
     def feed(self, data: bytes) -> Sniffed | None:
-        """Read data; return the result, or None while more data is needed.
-        Raises FrameError: the preamble is damaged, or the mode forbids TLS or plain connections and the peer uses
-        that."""
+        """Read data. Return the result, or None while more data or a certificate is needed.
+        Raises FrameError: the preamble is damaged, or the mode forbids the kind of connection, TLS or plain."""
         self._held += data
         if self._accepts_proxy:
             header = parse_proxy_header(self._held)
             if header is None:
                 return None
             if header.size:
-                # Accept only one preamble: a second one was written by the peer itself, and is not a frame.
+                # Accept only one preamble. The peer itself has written a second preamble, which is not a frame.
                 self._accepts_proxy = False
                 self._source = header.source
                 self._held = self._held[header.size :]
@@ -145,7 +144,7 @@ class ProtocolSniffer:
 
     @property
     def waits_for(self) -> OwnCertificate | None:
-        """The certificate that must be created before TLS can start, or None. The caller reads nothing until then."""
+        """The certificate that must be made before TLS can start, or None. Until then the caller must pause reading."""
         own = None if self._tls is None else self._tls.own
         if own is None or own.is_settled or self._held[:1] != _HELLO:
             return None

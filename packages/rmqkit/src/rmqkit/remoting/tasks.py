@@ -1,10 +1,10 @@
-"""Work on the event loop: tasks with an owner, periodic work, and long work that is cut into slices.
+"""Work on the event loop: tasks with an owner, periodic work, and long work in slices.
 
-A `Tasks` starts, names, cancels and awaits its tasks; `keep_doing` and `repeat` run periodic work.
+`Tasks` starts, names, cancels and awaits its tasks. `keep_doing` and `repeat` run periodic work.
 
-No request may block the loop for long. Work that grows with the size of a request checks `Slice.is_over` between two
-steps, and gives up control if it is True. A slice is measured in CPU time of the loop's thread, so it is not shorter on
-a busy machine. Loop only.
+No request may block the loop for long. If work grows with the size of a request, it checks `Slice.is_over` between
+steps and returns control to the loop when the slice is over. A slice is measured in CPU time of the loop's thread, so
+that a slice contains the same amount of work on a busy machine. Loop only.
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ _log = logging.getLogger(__name__)
 
 
 class Tasks:
-    """A set of running tasks with one owner; loop only."""
+    """A set of running tasks with one owner. Loop only."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        """Run a coroutine until it ends or `close` cancels it. Log its error."""
+        """Run a coroutine until it returns or `close` cancels it. Log its error."""
         task = self.own(work, name)
         task.add_done_callback(_log_error)
         return task
 
     def own(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-        """Run a coroutine until it ends or `close` cancels it. The caller awaits the task and gets its error."""
+        """Run a coroutine until it returns or `close` cancels it. The caller must await the task and handle its
+        error."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)  # the loop holds only weak references to tasks
         task.add_done_callback(self._tasks.discard)
@@ -48,7 +49,7 @@ class Tasks:
         return len(self._tasks)
 
     async def finish(self) -> None:
-        """Wait until all running tasks have ended; they continue if the wait is cancelled."""
+        """Wait until all running tasks are done. If the wait is cancelled, the tasks continue."""
         if self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -65,7 +66,7 @@ def _log_error(task: asyncio.Task[None]) -> None:
 
 
 def is_cancelled() -> bool:
-    """Return True if the running task itself was cancelled, and not only something that the task awaits."""
+    """Return True if the current task itself was cancelled, and not only an object that it awaits."""
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
 
@@ -78,15 +79,15 @@ async def keep_doing(
     gap_ms: float = 100.0,
     pause_after_error_ms: float = 1000.0,
 ) -> None:
-    """Repeat an action for ever: it returns the ms to the next run, and ``wake`` ends this pause early.
+    """Repeat an action for ever. The action returns the pause until its next run in ms; ``wake`` ends the pause early.
 
-    Wake-ups that arrive while the action runs lead to one more run. Runs after wake-ups begin at least ``gap_ms``
-    apart. An error is logged and followed by a pause; the same error is logged again only after the action has worked.
+    If ``wake`` is set while the action runs, the action runs again. Runs after wake-ups begin at least ``gap_ms``
+    apart. An error is logged and followed by a pause. The same error is logged again only after a successful run.
     """
     loop = asyncio.get_running_loop()
     last_error = ""
     while True:
-        wake.clear()  # before the action: a wake-up while it runs is for the next run
+        wake.clear()  # before the action, so that a wake-up during the action causes another run
         not_before = loop.time() + gap_ms / 1000.0
         try:
             pause_ms = await action()
@@ -109,16 +110,17 @@ async def keep_doing(
 async def repeat(
     work: Callable[[], object], *, name: str, seconds: float, end: asyncio.Event, first_seconds: float | None = None
 ) -> None:
-    """Call a function or coroutine function regularly, first after ``first_seconds``; ``end`` stops it after the
-    running call. An error is logged, and the next call follows as usual; the same error is logged again only after a
-    call that worked. Expected errors, such as a full disk, take one line; others have a traceback.
+    """Call a function or coroutine function regularly, first after ``first_seconds``, until ``end`` is set.
+
+    An error is logged, and the next call follows as usual. The same error is logged again only after a successful call.
+    An expected error, such as a full disk, is logged in one line; other errors have a traceback.
     """
     pause_seconds = seconds if first_seconds is None else first_seconds
     last_error = ""
     while not end.is_set():
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(end.wait(), pause_seconds)
-            return  # it was set: no time-out
+            return  # `end` was set
         pause_seconds = seconds
         try:
             done = work()
@@ -132,14 +134,14 @@ async def repeat(
             last_error = repr(error)
 
 
-# CPU time of one slice of a request.
+# The CPU time of a slice of a request.
 SLICE_SECONDS = 0.01
-# CPU time of one slice of periodic work, during which requests wait in each tick.
+# The CPU time of a slice of periodic work. It is shorter, because requests wait for a slice in each tick.
 ROUND_SLICE_SECONDS = 0.003
 
 
 class Slice:
-    """A time slice of some work, measured in CPU seconds."""
+    """A time slice of work, in CPU seconds of the current thread."""
 
     __slots__ = ("_seconds", "_until")
 
@@ -164,8 +166,8 @@ class Slice:
 
 
 class Turns:
-    """A queue of work without tasks: each piece is an iterator, and its steps are executed in slices, one piece after
-    the other. ``on_error``: called with the error of a failed step; this ends its piece."""
+    """A queue of pieces of work, without tasks. Each piece is an iterator. The loop executes the steps of one piece
+    after the other, in slices. ``on_error``: called with the error of a failed step, which ends its piece."""
 
     def __init__(self, on_error: Callable[[Exception], None]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -178,13 +180,13 @@ class Turns:
         return len(self._pieces)
 
     def add(self, piece: Iterator[object]) -> None:
-        """Add a piece of work. If no other piece waits, execute a first slice of this one at once."""
+        """Add a piece of work. If no other piece waits, execute its first slice immediately."""
         self._pieces.append(piece)
         if len(self._pieces) == 1 and not self._is_working:
             self._work()
 
     def finish(self) -> None:
-        """Execute all remaining steps now, for the shutdown."""
+        """Execute all remaining steps now. Servers call this method at their shutdown."""
         while self._pieces:
             self._step()
 

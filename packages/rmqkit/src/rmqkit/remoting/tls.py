@@ -1,19 +1,20 @@
-"""TLS on a port that also accepts plain connections, by the first byte of each (``TlsHelper``, ``TlsMode``).
+"""TLS on a port that also accepts plain connections. The first byte of a connection decides (``TlsHelper``,
+``TlsMode``).
 
 ===========  ==========================================  ===============================
-mode         first byte 0x16 (a ClientHello)             anything else
+mode         first byte 0x16 (a ClientHello)             other first byte
 ===========  ==========================================  ===============================
 disabled     closed (it is not a frame)                  plain
 permissive   TLS                                         plain
 enforcing    TLS                                         closed, with one log line
 ===========  ==========================================  ===============================
 
-A permissive port without certificate files answers TLS with a certificate of its own (`OwnCertificate`), as Apache's
-does, unless ``tls.test.mode.enable`` is false.
+A permissive port without certificate files uses a certificate that it makes itself (`OwnCertificate`), like Apache's
+servers, unless ``tls.test.mode.enable`` is false.
 
-The standard library does the TLS and is fed with bytes (`TlsLayer`), so that no bytes have to be put back into a
-socket. Certificate files are checked at each new connection and loaded again when they have changed. If the new files
-cannot be used, the earlier certificate stays in force. TLS 1.2 or newer. Source: remoting.md §2.1.
+`TlsLayer` passes bytes to the standard library's TLS, because the first bytes are already read from the socket and
+cannot be put back. Certificate files are checked at each new connection, and loaded again if they have changed. If the
+new files cannot be used, the earlier certificate stays in use. TLS 1.2 or newer. Source: remoting.md §2.1.
 """
 
 from __future__ import annotations
@@ -42,15 +43,15 @@ _log = logging.getLogger(__name__)
 
 
 class OwnCertificate:
-    """The certificate that a server makes when the first peer wants TLS and no certificate files are configured.
+    """The certificate that a server makes when the first peer uses TLS and no certificate files are configured.
 
-    Apache's servers make one at each start (``tls.test.mode.enable``). rmqkit makes it once per run, with the
-    ``openssl`` command, in a thread, while the first peer waits. It is stored in no file. It protects against
-    eavesdropping, but proves nothing: a man in the middle can make one, too. Loop only.
+    Apache's servers make a certificate at each start (``tls.test.mode.enable``). rmqkit makes it once per run with the
+    ``openssl`` command, in a thread, while the first peer waits. The certificate is not stored. It protects against
+    eavesdropping, but not against a man in the middle, who can make a certificate, too. Loop only.
 
     Attributes:
-        context: the TLS context, or None if it is not made yet or could not be made.
-        is_settled: True if the certificate was made, or cannot be made.
+        context: the TLS context, or None if the certificate is not made yet or could not be made.
+        is_settled: True after the certificate was made, or could not be made.
     """
 
     def __init__(self) -> None:
@@ -59,8 +60,8 @@ class OwnCertificate:
         self._waiting: list[Callable[[], None]] = []
 
     def when_settled(self, go_on: Callable[[], None]) -> None:
-        """Register a function that is called after the certificate was made or could not be made. The first
-        registration starts to make the certificate."""
+        """Call a function after the certificate was made or could not be made. The first call of this method starts the
+        making."""
         assert not self.is_settled, "the certificate is not settled yet"
         self._waiting.append(go_on)
         if len(self._waiting) == 1:
@@ -70,7 +71,7 @@ class OwnCertificate:
     def _settle(self, made: asyncio.Future[ssl.SSLContext]) -> None:
         assert not self.is_settled, "the certificate is made only once"
         waiting, self._waiting = self._waiting, []
-        if made.cancelled():  # the loop ends
+        if made.cancelled():  # the loop is closing
             return
         self.is_settled = True
         error = made.exception()
@@ -93,8 +94,8 @@ class OwnCertificate:
 
 
 def make_context() -> ssl.SSLContext:
-    """Return the server's TLS context with a new certificate; takes about 20 ms, in any thread.
-    Raises OSError, subprocess.SubprocessError: openssl is missing, or failed."""
+    """Return a server's TLS context with a new certificate. This takes about 20 ms and works in any thread.
+    Raises OSError, subprocess.SubprocessError: openssl is missing or failed."""
     with tempfile.TemporaryDirectory(prefix="rmq-tls-") as folder:
         certificate, key = Path(folder, "own.crt"), Path(folder, "own.key")
         files = ("-out", str(certificate), "-keyout", str(key))
@@ -115,13 +116,13 @@ def _reason(error: Exception) -> str:
 
 
 CLIENT_HELLO = 0x16
-# gRPC clients require this answer to their ALPN offer. Remoting clients offer nothing and get no answer.
+# gRPC clients require this answer to their ALPN offer. Remoting clients offer no protocols and get no answer.
 PROTOCOLS = ["h2"]
 _READ_BYTES = 256 << 10
 
 
 class TlsMode(enum.Enum):
-    """The modes of a port: plain connections only, both, or TLS only."""
+    """The modes of a port: only plain connections, both kinds, or only TLS."""
 
     DISABLED = "disabled"
     PERMISSIVE = "permissive"
@@ -137,8 +138,8 @@ class NeedClientAuth(enum.Enum):
 
 
 class ServerTlsSettings(Struct, kw_only=True):
-    """The settings of a server in ``tls.properties``. A permissive server without configured files creates its own
-    certificate if ``makes_own`` is set and client certificates are not required."""
+    """The settings of a server in ``tls.properties``. A permissive server without certificate files makes its own
+    certificate, if ``makes_own`` is set and client certificates are not required."""
 
     mode: Annotated[TlsMode, Setting("tls.server.mode", "disabled, permissive or enforcing")] = TlsMode.PERMISSIVE
     makes_own: Annotated[
@@ -158,8 +159,8 @@ class ServerTlsSettings(Struct, kw_only=True):
 
 
 class Tls(Struct, kw_only=True, frozen=True):
-    """TLS for every connection of a client: ``Tls(trusted="ca.pem")``. The names of hosts are not compared, because
-    brokers are reached by their addresses."""
+    """TLS for every connection of a client: ``Tls(trusted="ca.pem")``. Host names in certificates are not checked,
+    because clients connect to the addresses of brokers."""
 
     trusted: Annotated[str, Setting("tls.client.trustCertPath", "CA certificates for server certificates, PEM")] = ""
     verify: Annotated[
@@ -171,7 +172,7 @@ class Tls(Struct, kw_only=True, frozen=True):
 
 
 class ClientTlsSettings(Struct, kw_only=True):
-    """The part of ``tls.properties`` about clients, as servers and tools read it."""
+    """The client part of ``tls.properties``, which servers and tools read."""
 
     tls_enable: Annotated[bool, Setting("tls.enable", "use TLS on every connection")] = False
     tls_verify_server: Annotated[bool, Setting("tls.client.authServer", "verify the certificate of the server")] = False
@@ -201,8 +202,8 @@ class ServerTls:
     Raises SettingsError: the files cannot be used.
 
     Attributes:
-        mode: the mode of the port; disabled without certificate files.
-        own: the certificate used without files, or None if that is not allowed.
+        mode: the mode of the port, or disabled without certificate files.
+        own: the certificate for a port without files, or None if it is not allowed.
     """
 
     def __init__(self, settings: ServerTlsSettings) -> None:
@@ -226,13 +227,13 @@ class ServerTls:
 
     def layer(self) -> TlsLayer:
         """Return the TLS side of a new connection."""
-        # The certificate of this run has no files to check.
+        # The own certificate has no files to check.
         if self.own is not None:
             assert self.own.context is not None, "the certificate has been made"
             return TlsLayer(self.own.context, server_side=True)
         seen = self._file_states()
         if seen != self._seen:
-            self._seen = seen  # also if they cannot be used, so that this is logged only once
+            self._seen = seen  # set it even if the files cannot be used, so that the error is logged only once
             try:
                 self._context = self._load()
                 _log.info("reloaded certificate files %s", ", ".join(map(str, self._files)))
@@ -242,7 +243,7 @@ class ServerTls:
         return TlsLayer(self._context, server_side=True)
 
     def _file_states(self) -> list[tuple[int, int] | None]:
-        """Return the modification time and size of each file; None for a missing file."""
+        """Return the modification time and size of each file, or None for a missing file."""
         seen: list[tuple[int, int] | None] = []
         for path in self._files:
             try:
@@ -279,7 +280,7 @@ class ClientTls:
     Raises SettingsError: the files cannot be used.
 
     Attributes:
-        context: the context for transports that do the TLS themselves.
+        context: the context, for transports with their own TLS code.
         settings: the settings of the context.
     """
 
@@ -287,7 +288,7 @@ class ClientTls:
         self.settings = settings
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.check_hostname = False  # brokers are reached by address; only the signer is checked
+        context.check_hostname = False  # clients connect to addresses, so only the CA is checked
         context.verify_mode = ssl.CERT_REQUIRED if settings.verify else ssl.CERT_NONE
         if settings.verify:
             _load_trusted(context, settings.trusted)
@@ -303,8 +304,8 @@ class ClientTls:
 
 
 class TlsLayer:
-    """The TLS of one connection, from bytes to bytes; it uses no socket.
-    After every call the owner writes what `outgoing` holds."""
+    """The TLS of one connection, from bytes to bytes, without a socket.
+    After every call, the owner must write the bytes from `outgoing`."""
 
     def __init__(self, context: ssl.SSLContext, *, server_side: bool) -> None:
         self._incoming = ssl.MemoryBIO()
@@ -316,7 +317,7 @@ class TlsLayer:
             self._handshake()
 
     def feed(self, data: bytes) -> bytes:
-        """Decrypt the bytes that were read. Return the plain bytes, of which there may be none yet.
+        """Decrypt received bytes and return the plain bytes, which may be empty.
         Raises FrameError: the data is not TLS, or the peer is refused."""
         self._incoming.write(data)
         if not self._is_established and not self._handshake():
@@ -326,13 +327,13 @@ class TlsLayer:
             while piece := self._tls.read(_READ_BYTES):
                 plain.append(piece)
         except (ssl.SSLWantReadError, ssl.SSLZeroReturnError):
-            pass  # all is read, or the peer closes
+            pass  # all data is decrypted, or the peer closes the connection
         except ssl.SSLError as error:
             raise FrameError(f"TLS failed: {error.reason or error}") from None
         return b"".join(plain)
 
     def send(self, pieces: Iterable[bytes | bytearray | memoryview]) -> None:
-        """Encrypt pieces, or store them until the handshake is complete."""
+        """Encrypt pieces, or hold them until the handshake is complete."""
         plain = b"".join(pieces)
         if self._is_established:
             self._tls.write(plain)
@@ -340,7 +341,7 @@ class TlsLayer:
             self._unsent.append(plain)
 
     def outgoing(self) -> bytes:
-        """Return the encrypted bytes that must be written to the peer now."""
+        """Return the encrypted bytes to write to the peer now."""
         return self._outgoing.read()
 
     def _handshake(self) -> bool:

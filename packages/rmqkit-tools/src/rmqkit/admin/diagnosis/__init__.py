@@ -1,1 +1,1 @@
-"""Diagnosis: faults of a cluster and of its machines, and the reason why a message was not consumed."""
+"""The diagnosis of faults in clusters and machines, and of messages that were not consumed."""

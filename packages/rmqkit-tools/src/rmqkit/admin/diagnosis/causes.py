@@ -17,9 +17,9 @@ not shared out       queue has no owner
 waiting              retrying, waiting
 ===================  ============================================================================================
 
-A broker knows the messages that it delivered to a group and the offsets that the group committed. It does not know the
-results of handlers. The sentences therefore say that the group "is past" a message. They say "succeeded" only if a
-trace shows the success.
+A broker knows which messages it delivered to a group, and the offsets that the group committed. It does not know the
+results of handlers. The sentences therefore say that a group "is past" a message, and "succeeded" only if a trace shows
+the success.
 
 A message may be stored several times under one unique key: as a half message, as a scheduled message, in its topic, in
 a retry topic, and as a dead letter. Each copy is a separate record in a separate topic.
@@ -58,7 +58,7 @@ __all__ = ["Cause", "Explanation", "Fact", "Facts", "Lookup", "Place", "Transact
 _SKEW_MS = 5_000
 """Smaller differences between clocks are ignored, because a send may take 5 s."""
 _LATE_MS = 5_000
-"""A message is late if it is not delivered this long after its due time."""
+"""The delay after the due time from which a message counts as late."""
 _SHOWN = 5
 
 
@@ -150,11 +150,11 @@ class Cause(enum.StrEnum):
 UNKNOWN = frozenset(
     {Cause.GROUP_UNKNOWN, Cause.NOT_STORED, Cause.WRONG_KIND_OF_ID, Cause.WRONG_TOPIC, Cause.NOT_IN_CLUSTER}
 )
-"""Causes for an unknown group or message. The name in the question is often wrong."""
+"""Causes of an unknown group or message. Often the name in the question is wrong."""
 
 
 class Fact(Struct):
-    """One fact, and the ``source`` that shows it."""
+    """A fact, and the ``source`` that shows the fact."""
 
     name: str
     value: str | int
@@ -290,7 +290,7 @@ def _dead(f: Facts) -> _Verdict | None:
 
 
 def why_dead(f: Facts, letter: ReceivedMessage) -> str:
-    """Return the reason that a dead letter carries, as text for operators."""
+    """Return the reason in a dead letter as a text for operators."""
     if f.hides_bodies:
         return _("its reason is hidden from you here")
     if not (reason := letter.properties.get(prop.DEAD_LETTER_REASON)):
@@ -429,7 +429,7 @@ def _not_wanted(f: Facts) -> _Verdict | None:
         return Cause.SUBSCRIPTIONS_DIFFER, _(
             "the clients of group {group} subscribe to {topic} differently: {each}", each=each, **f.named
         )
-    if subscription is None:  # the group may have had a subscription when it passed the message
+    if subscription is None:  # a group that is past the message may have had a subscription before
         return (
             None
             if f.is_past
@@ -472,7 +472,7 @@ def _waiting(f: Facts) -> _Verdict:
 
 
 def _holder(f: Facts, place: Place) -> str:
-    """Return a description of the client that has the queue, and the reason why it does not handle the message."""
+    """Return a text about the client that has the queue, and the reason why this client has not handled the message."""
     if not f.owners:
         return (
             _("{client} pops it", client=next(iter(f.waiting_acks)))
@@ -669,7 +669,7 @@ class Place(Struct):
 
     Attributes:
         min_offset, max_offset: the first stored offset of the queue, and its end.
-        committed: the group's offset at the broker; None if the broker has no offset of the group.
+        committed: the offset of the group at the broker, or None if the broker has no offset.
         perm: the `Permission` bits of the topic on the broker.
     """
 
@@ -707,7 +707,7 @@ class Transaction(Struct, kw_only=True):
 
     @property
     def checks(self) -> int:
-        """Return the number of check-backs that the broker has sent to the producer."""
+        """The number of check-backs that the broker has sent to the producer."""
         text = self.half.properties.get(prop.TRANSACTION_CHECK_TIMES, "")
         return int(text) if text.isdecimal() else 0
 
@@ -748,12 +748,12 @@ class Facts(Struct, kw_only=True):
         config: the group's configuration at the broker; None if the broker does not have the group.
         is_read_forbidden: True if the group is forbidden to read the topic.
         connection: the online members and their subscriptions, as the brokers report them; None if no member is online.
-        members: the running info of each member by client id; None if the member did not answer.
+        members: the running info of each member by client id, or None if the member did not answer.
         is_fetched: True if the broker's counters show that the group got messages of the queue since the message was
-            stored; None if the counters do not show it.
-        traces: the records in the trace topic in which clients of the group report that they handled the message.
-        hides_bodies: True if the reader may not see bodies. Reasons in dead letters are then hidden too: they often
-            quote bodies.
+            stored; None if the counters do not show this.
+        traces: the trace records of clients of the group that handled the message.
+        hides_bodies: True if the user may not see bodies. The reasons in dead letters are then hidden, too, because
+            they often quote bodies.
     """
 
     topic: str
@@ -817,7 +817,8 @@ class Facts(Struct, kw_only=True):
 
     @property
     def subscriptions(self) -> dict[str, SubscriptionData | None]:
-        """The subscription of each member to the topic, without members that did not answer; None: no subscription."""
+        """The subscription of each member to the topic, or None if the member has no subscription. Members that did not
+        answer are missing."""
         return {
             client: next((one for one in info.subscription_set if one.topic == self.topic), None)
             for client, info in self.members.items()
@@ -843,7 +844,8 @@ class Facts(Struct, kw_only=True):
 
     @property
     def retries_max(self) -> int:
-        """The number of retries before a dead letter: the lowest limit of a client, or else the limit of the group."""
+        """The maximum number of retries: the lowest limit of a client, or the limit of the group if no client has
+        one."""
         limits = [info.properties.get("maxReconsumeTimes", "") for info in self.members.values() if info is not None]
         own = [int(text) for text in limits if text.isdecimal()]
         return min(own) if own else self.config.retry_max_times if self.config is not None else 16

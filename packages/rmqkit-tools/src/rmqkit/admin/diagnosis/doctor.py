@@ -1,12 +1,12 @@
-"""The checks of ``rmq doctor``: they show if a machine is fit for a broker with a certain configuration.
+"""The checks of ``rmq doctor``, which show if a machine is ready for a broker with a certain configuration.
 
 The checks read ``/proc`` and ``/sys`` of Linux, the store and the certificates, and send requests to the name servers.
-They change nothing. If the broker's port is free, a check listens on the port for a moment, to see if clients reach
-it. A value that cannot be read is reported as unknown.
+They change nothing. If the broker's port is free, a check listens on the port for a moment, to see if clients can reach
+the port. A value that cannot be read is reported as unknown.
 
-A check is a function of a `Target`. `CHECKS` are for every machine, `OF_PRODUCTION` are for machines that serve other
-machines, and `OF_EACH_SHARD` check the ports and the store of one broker. On a development machine, any broker of
-rmqkit may use the ports.
+A check is a function of a `Target`. The checks in `CHECKS` are for every machine, those in `OF_PRODUCTION` for machines
+that serve other machines, and those in `OF_EACH_SHARD` for the ports and the store of one broker. On a development
+machine, any broker of rmqkit may use the ports.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _VM: dict[str, tuple[int, int | None, str]] = {
     "dirty_ratio": (0, 50, "so much unwritten data makes long pauses of the disk: sysctl -w vm.dirty_ratio=20"),
     "dirty_background_ratio": (0, 25, "writing begins late and takes long: sysctl -w vm.dirty_background_ratio=10"),
 }
-"""The lowest value, the highest value, and the remedy for other values, by the name of the setting."""
+"""Name of a kernel setting → lowest value, highest value, and the remedy for other values."""
 
 
 class State(enum.Enum):
@@ -80,7 +80,7 @@ class State(enum.Enum):
 
 
 class Finding(Struct):
-    """The result of one check: the name of the check, its state, the value that it found, and a remedy."""
+    """The result of a check: the name of the check, the state, the value that was found, and a remedy."""
 
     check: str
     state: State
@@ -96,7 +96,7 @@ class Host:
     sys: Path = Path("/sys")
 
     def text(self, path: Path) -> str | None:
-        """Return the text of a file, without white space at its ends; None if the file cannot be read."""
+        """Return the text of a file without white space at both ends, or None if the file cannot be read."""
         try:
             return path.read_text().strip()
         except (OSError, UnicodeDecodeError):
@@ -105,7 +105,7 @@ class Host:
 
 @dataclass(slots=True)
 class Target:
-    """A broker's configuration, and the running process of the broker."""
+    """The configuration of a broker, and the running process of the broker if there is one."""
 
     broker: BrokerSettings
     store: StoreSettings
@@ -128,7 +128,7 @@ class Target:
 
     @property
     def pid(self) -> int | None:
-        """The process id of the broker that uses the store; None if it is not known."""
+        """The process id of the broker that uses the store, or None if it is not known."""
         text = self.machine.text(self.root / "abort") or ""
         return int(text) if self.is_running and text.isdecimal() else None
 
@@ -138,7 +138,7 @@ class Target:
 
     @property
     def mount(self) -> tuple[str, str] | None:
-        """The device number (such as ``8:1``) and the type of the store's file system; None if they are not known."""
+        """The device number (such as ``8:1``) and the type of the store's file system, or None if not known."""
         best: tuple[int, str, str] | None = None
         for line in (self.machine.text(self.machine.proc / "self/mountinfo") or "").splitlines():
             own, _, rest = line.partition(" - ")
@@ -165,7 +165,7 @@ def configuration(target: Target) -> Iterator[Finding]:
 
 
 def open_files(target: Target) -> Iterator[Finding]:
-    """Check the limit of open files of the running broker, or of this shell if no broker runs."""
+    """Check the limit of open files of the running broker, or of this shell if no broker is running."""
     pid = target.pid
     limits = target.machine.text(target.machine.proc / str(pid or "self") / "limits") or ""
     match = re.search(r"^Max open files +(\w+)", limits, re.MULTILINE)
@@ -300,7 +300,7 @@ def advertised(target: Target) -> Iterator[Finding]:
         yield Finding("advertised address", State.FAIL, f"{where} is no address of anything", remedy)
         return
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):  # a process listens on the port already
+        with contextlib.suppress(OSError):  # another process may already listen on the port
             family = socket.AF_INET6 if ":" in settings.bind_address else socket.AF_INET
             own = (settings.bind_address, settings.listen_port)
             stack.enter_context(socket.create_server(own, family=family))
@@ -354,7 +354,8 @@ async def _ask(target: Target, addresses: list[str]) -> list[Finding]:
 
 
 async def clock_of(admin: Admin, broker: str) -> Finding:
-    """Check a broker's clock. It is calculated from the broker's start time and run time, to the second."""
+    """Check the clock of a broker. The difference is calculated from the broker's start time and run time, to the
+    second."""
     check = f"clock of {broker}"
     try:
         asked_ms = time.time() * 1000
@@ -403,7 +404,8 @@ def validity(pem: str) -> datetime:
 
 
 def _not_after(block: str) -> datetime:
-    """Return the end of a certificate's validity, from the first sequence of two times in tbsCertificate."""
+    """Return the end of a certificate's validity: the second time in the first sequence of two times in
+    tbsCertificate."""
     try:
         (_, certificate), *_ = _der(base64.b64decode(block))
         (_, signed), *_ = _der(certificate)
@@ -431,8 +433,8 @@ def _der(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def leftovers(target: Target) -> Iterator[Finding]:
-    """Check the files that a broker, Java's or ours, has in its store: the broker holds ``lock`` while it runs, and
-    deletes ``abort`` when it stops cleanly."""
+    """Check the files ``lock`` and ``abort`` in the store. Brokers of Java and of rmqkit lock ``lock`` while they run,
+    and delete ``abort`` when they stop cleanly."""
     abort = target.root / "abort"
     if target.is_running:
         by = f"process {target.pid}" if target.pid else "a process"
@@ -447,7 +449,7 @@ def leftovers(target: Target) -> Iterator[Finding]:
 
 
 def sends(target: Target) -> Iterator[Finding]:
-    """Check if the compiled core reads plain sends. The core doubles the messages per CPU second."""
+    """Check if the compiled core reads plain sends, which doubles the messages per CPU second."""
     fault = CORE.fault
     if not fault:
         yield Finding("sends", State.OK, "read by the compiled core")
@@ -473,5 +475,5 @@ def grpc(target: Target) -> Iterator[Finding]:
 Check = Callable[[Target], Iterator[Finding]]
 CHECKS: tuple[Check, ...] = (configuration, disk, name_servers, certificates, sends, grpc)
 OF_PRODUCTION: tuple[Check, ...] = (open_files, file_system, block_device, memory, clock)
-"""Checks of a machine that serves other machines. A development machine does not need them."""
+"""The checks for machines that serve other machines. A development machine does not need these checks."""
 OF_EACH_SHARD: tuple[Check, ...] = (leftovers, ports, advertised)

@@ -1,21 +1,21 @@
-"""The faults of a cluster: `findings` reads a `Snapshot` of the figures that brokers report, and sends no request.
+"""The faults of a cluster. `findings` returns the faults in a `Snapshot` of reported figures, and sends no request.
 
 ===========================  =======================================================================================
 finding                      when
 ===========================  =======================================================================================
-name server does not answer  a configured address gave no answer
-broker does not answer       the name servers list it, and it reported no figures
-broker is gone               an earlier sample had it, and the name servers no longer list it
+name server does not answer  a configured name server did not respond
+broker does not answer       a broker that the name servers list did not respond
+broker is gone               the name servers no longer list a broker of the first sample
 disk nearly full             `DISK_WARN` of the disk is used; from `DISK_BAD` on brokers delete early or refuse sends
 clock is wrong               it differs from this machine's clock by `CLOCK_WARN_MS`; bad from `CLOCK_BAD_MS` on
 broker takes no messages     a master reports that it is not active
-master without a slave       slaves of its name are registered, and no slave is connected to it
-slave is behind              it has to copy more than `SLAVE_BYTES`
+master without a slave       slaves with the master's name are registered, but no slave is connected
+slave is behind              the slave must copy more than `SLAVE_BYTES`
 half messages wait           the oldest half message has waited for a decision longer than `HALF_AGE_MS`
-group falls back             messages of the first sample are not consumed at the second one, and its lag grew
-group is behind              messages of the first sample are not consumed at the second one, and its lag is
+group falls back             messages of the first sample are not consumed at the second sample, and the lag grew
+group is behind              messages of the first sample are not consumed at the second sample, and the lag is
                              `LAG_COUNT`, or its oldest message is `LAG_AGE_MS` old
-popped messages pile up      more wait for an ack than in the first sample, the oldest for `POP_AGE_MS`
+popped messages pile up      more messages wait for an ack than in the first sample, the oldest for `POP_AGE_MS`
 dead letters                 their number grew since the first sample, or the last one is younger than
                              `DEAD_AGE_MS`; older dead letters are a note
 versions mixed               brokers of one cluster run different versions
@@ -23,11 +23,11 @@ client id twice              two hosts use one client id
 ===========================  =======================================================================================
 
 A finding about a lag needs two samples (``compared_ms``). One sample shows neither growth nor progress: even a group
-that keeps up has a lag at any moment, because consumers commit their offsets every 5 s. If more than 5 s are between
-the samples, a group that keeps up has consumed all messages of the first sample at the second one.
+that keeps up always has a lag, because consumers commit their offsets every 5 s. If more than 5 s are between the
+samples, a group that keeps up has consumed all messages of the first sample at the second sample.
 
-A figure that no broker reported is None, not 0, and causes no finding. ``rmq cluster findings`` and the pages of the
-console use the same rules. Everything here is pure. Source: behaviour.md §1.5, §5, §9.10.
+A figure that no broker reported is None instead of 0, and causes no finding. ``rmq cluster findings`` and the pages of
+the console use the same rules. All functions here are pure. Source: behaviour.md §1.5, §5, §9.10.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ LAG_COUNT = 10_000
 SLAVE_BYTES = 64 << 20
 CLOCK_WARN_MS, CLOCK_BAD_MS = 5_000, 60_000
 HALF_AGE_MS = 120_000
-"""Brokers send a check-back every 30 or 60 s, so at this age at least two check-backs had no answer."""
+"""The maximum age of a half message. Brokers send a check-back every 30 or 60 s, so at least two had no answer then."""
 POP_AGE_MS = 30_000
 DEAD_AGE_MS = 24 * 3_600_000
 _GROWTH = 0.5
-"""Messages per second. A lag that changes more slowly counts as steady."""
+"""The minimum change of a lag in messages per second. A lag that changes more slowly counts as steady."""
 
 
 class Severity(enum.StrEnum):
@@ -83,12 +83,12 @@ class Severity(enum.StrEnum):
 
 
 class Finding(Struct, rename="camel", kw_only=True):
-    """One fault of a cluster.
+    """A fault of a cluster.
 
     Attributes:
         text: a sentence for the user.
-        kind: ``broker``, ``group``, ``topic`` or ``client``.
-        name: the name of the broker, group, topic or client.
+        kind: ``name server``, ``broker``, ``group`` or ``client``.
+        name: the name of the broker, group or client, or the address of the name server.
         remedy: the recommended action, or empty.
     """
 
@@ -104,8 +104,8 @@ class BrokerState(Struct, rename="camel", kw_only=True):
 
     Attributes:
         row: the figures that ``rmq cluster list`` shows.
-        figures: all runtime information of the broker; empty if the broker never answered.
-        ha: the state of replication, None if the broker does not report it.
+        figures: all runtime information of the broker, empty if the broker never answered.
+        ha: the state of replication, or None if the broker does not report it.
         trouble: the reason why there are no fresh figures, or empty.
         since_ms: the time of the last answer.
         half_since_ms: the born time of the oldest half message that the check-back of the broker has not passed; 0 if
@@ -127,11 +127,11 @@ class BrokerState(Struct, rename="camel", kw_only=True):
 
 
 class TopicState(Struct, rename="camel", kw_only=True):
-    """A topic over all brokers; None means that no broker has reported the figure.
+    """A topic on all brokers. None means that no broker has reported the figure.
 
     Attributes:
         kind: ``normal``, ``retry``, ``dlq``, ``system``.
-        message_type: the type of its messages, such as ``FIFO``.
+        message_type: the type of messages in the topic, such as ``FIFO``.
         stored: the number of messages in its queues.
         end: the sum of the end offsets of its queues.
         in_tps: messages per second that were stored in the topic between the last two samples.
@@ -157,19 +157,19 @@ class TopicState(Struct, rename="camel", kw_only=True):
 
 
 class GroupState(Struct, rename="camel", kw_only=True):
-    """A consumer group over all brokers; None means that no broker has reported the figure.
+    """A consumer group on all brokers. None means that no broker has reported the figure.
 
     Attributes:
-        late: the number of messages that were stored at the first sample and are not consumed at the second one.
-        trend: the growth of its lag in messages per second; negative while it catches up.
-        consumed: the growth of its committed offsets in messages per second.
-        members: the number of its clients online.
-        popped: the number of messages that its clients have popped and not acknowledged.
+        late: the number of messages that were stored at the first sample and are not consumed at the second sample.
+        trend: the growth of the lag in messages per second, negative while the group catches up.
+        consumed: the growth of the committed offsets in messages per second.
+        members: the number of online clients.
+        popped: the number of messages that clients have popped and not acknowledged.
         popped_since_ms: the time at which the oldest of these messages was popped.
-        popped_grew: the number of messages by which ``popped`` rose since the first sample.
-        dead: the number of dead letters that are stored.
+        popped_grew: the growth of ``popped`` since the first sample.
+        dead: the number of stored dead letters.
         dead_last_ms: the store time of the last dead letter.
-        dead_grew: the number of dead letters by which ``dead`` rose since the first sample.
+        dead_grew: the growth of ``dead`` since the first sample.
     """
 
     name: str
@@ -200,7 +200,7 @@ class Snapshot(Struct, rename="camel", kw_only=True):
     Attributes:
         at_ms: the time at which the last answers were complete.
         compared_ms: the time between the first sample and ``at_ms``; None if there is only one sample.
-        name_servers: the reason why a name server does not answer, or an empty text, for each configured name server.
+        name_servers: for each configured name server, the reason why it does not answer, or an empty text.
         gone: brokers that the name servers no longer list.
         lags: the lag of each group on each topic.
         troubles: the errors of failed requests, by the subject of the request.
@@ -234,7 +234,7 @@ def findings(snapshot: Snapshot) -> list[Finding]:
 
 def clock_skew_ms(figures: dict[str, str], here_ms: float) -> int | None:
     """Return the milliseconds by which a broker's clock is ahead of this machine's clock. The result is calculated from
-    the broker's start time and its run time in seconds. It is None if the broker does not report them."""
+    the broker's start time and its run time in seconds. Return None if the broker does not report these times."""
     parts = re.findall(r"(\d+) [dhms]", figures.get("runtime", ""))
     boot = figures.get("bootTimestamp", "")
     if len(parts) != 4 or not boot.isdecimal():
@@ -354,7 +354,7 @@ def group_findings(snapshot: Snapshot, name: str) -> list[Finding]:
 
 def _lag(snapshot: Snapshot, group: GroupState) -> Iterator[Finding]:
     lag, trend = group.lag or 0, group.trend or 0.0
-    # Every message of the first sample is consumed: the group keeps up, even if its lag is large at the moment.
+    # If every message of the first sample is consumed, the group keeps up, even if its current lag is large.
     if not group.late or not lag:
         return
     age_ms = snapshot.at_ms - group.behind_since_ms if group.behind_since_ms else 0
@@ -467,14 +467,14 @@ def _clients(snapshot: Snapshot) -> Iterator[Finding]:
 
 
 def broker_label(row: BrokerRow) -> str:
-    """Return the name of a broker for the user."""
+    """Return the name of a broker for users. The name of a slave includes its id."""
     return (
         row.broker_name if row.broker_id == 0 else _("{broker} (slave {id})", broker=row.broker_name, id=row.broker_id)
     )
 
 
 def span_text(ms: float) -> str:
-    """Return a span of time in at most two units: ``12 min``, ``3 d 4 h``."""
+    """Return a span of time as a text with at most two units: ``12 min``, ``3 d 4 h``."""
     seconds = max(0, int(ms / 1000))
     units = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
     parts = []

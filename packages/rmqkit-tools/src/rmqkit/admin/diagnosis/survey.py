@@ -1,10 +1,10 @@
 """Two samples of a whole cluster for `rmqkit.admin.diagnosis.health`, without stored state.
 
-`look` makes a `Snapshot` of name servers, brokers, replication, half messages, groups and clients. A group has its lag,
-its dead letters, its popped messages and its members. `survey` takes two snapshots and compares them, because only a
-comparison shows if a group keeps up. The web console updates one snapshot periodically
-(`rmqkit.console.watch.watcher`). The error of a failed request is stored in ``troubles``, and does not hide the other
-answers.
+`look` makes a `Snapshot` of name servers, brokers, replication, half messages, groups and clients. The state of a group
+includes its lag, its dead letters, its popped messages and its members. `survey` takes two snapshots and compares them,
+because only a comparison shows if a group keeps up. The web console updates one snapshot periodically
+(`rmqkit.console.watch.watcher`). If a request fails, its error is stored in ``troubles``, and the other answers are
+used.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 APART_S = 10.0
-"""Seconds between the two samples. Consumers commit their offsets every 5 s, so every consumer commits in between."""
+"""The seconds between the two samples. Consumers commit offsets every 5 s, so every consumer commits in between."""
 POP_BUDGET = Budget(ms=2_000.0, messages=20_000)
 
 _AT_ONCE = 4
@@ -55,7 +55,7 @@ T = TypeVar("T")
 
 
 class Look(Struct):
-    """One sample: the snapshot, and the progress of every group in every queue."""
+    """A sample: the snapshot, and the progress of every group in every queue."""
 
     snapshot: Snapshot
     progress: list[GroupProgress]
@@ -63,7 +63,7 @@ class Look(Struct):
 
 
 async def survey(admin: Admin, cluster: str | None = None, apart_s: float = APART_S) -> Snapshot:
-    """Take two samples of a cluster, or of all clusters, and compare them.
+    """Take two samples of a cluster, or of all clusters, compare them, and return the second snapshot.
     Raises UnknownName: there is no such cluster.
     Raises NoNameServer: no name server answers."""
     before = await look(admin, cluster)
@@ -75,7 +75,7 @@ async def survey(admin: Admin, cluster: str | None = None, apart_s: float = APAR
 
 
 def compare(before: Look, now: Look) -> None:
-    """Add the changes since the first snapshot to the second one."""
+    """Add the changes since the first sample to the second snapshot."""
     span_ms = now.taken_ms - before.taken_ms
     snapshot, old = now.snapshot, before.snapshot
     snapshot.compared_ms = span_ms
@@ -132,7 +132,7 @@ async def look(admin: Admin, cluster: str | None = None) -> Look:
 
 
 async def name_server_troubles(admin: Admin) -> dict[str, str]:
-    """Return the reason why a name server does not answer, by address. The reason is empty if it answers."""
+    """Return for each name server the reason why it does not answer, or an empty text if it answers."""
 
     async def one(address: str) -> str:
         try:
@@ -182,7 +182,8 @@ async def add_popped(admin: Admin, broker: str, groups: dict[str, GroupState], t
 
 
 async def oldest_half(admin: Admin, broker: str) -> int:
-    """Return the born time of the half message that a broker's check-back reads next; 0 if it has passed them all."""
+    """Return the born time of the half message that a broker's check-back reads next, or 0 if there is no such
+    message."""
     queue, calls = MessageQueue(names.HALF_TOPIC, broker, 0), admin.calls
     at = await calls.committed_offset(await calls.address(broker), names.TRANSACTION_GROUP, queue, is_stored=True)
     try:
@@ -217,7 +218,7 @@ async def everybody(admin: Admin, cluster: str | None = None) -> list[FleetRow]:
 
 
 async def _state(admin: Admin, row: BrokerRow, troubles: dict[str, str]) -> BrokerState:
-    """Return a broker's figures and, for a master, its replication and half messages."""
+    """Return the state of a broker. The state of a master includes its replication and half messages."""
     state, clock = BrokerState(row=row), admin.calls.clock
     asked_ms = clock.now_ms()
     try:
@@ -235,7 +236,7 @@ async def _state(admin: Admin, row: BrokerRow, troubles: dict[str, str]) -> Brok
             troubles[f"half messages of {row.broker_name}"] = str(error)
         try:
             state.ha = await admin.calls.fetch(HaRuntimeInfo, row.addr, RequestCode.GET_BROKER_HA_STATUS)
-        except PeerRefused:  # brokers before 5.0 do not know the request
+        except PeerRefused:  # brokers before 5.0 do not know this request
             state.ha = None
         except RmqError as error:
             state.trouble = str(error)
@@ -245,7 +246,7 @@ async def _state(admin: Admin, row: BrokerRow, troubles: dict[str, str]) -> Brok
 async def _answers(
     masters: dict[str, str], asking: Callable[[str], Awaitable[T]], what: str, troubles: dict[str, str]
 ) -> dict[str, T]:
-    """Return the answers of masters by broker name. Store the error of a failed request in ``troubles``."""
+    """Return the answers of masters by broker name. Errors of failed requests are added to ``troubles``."""
 
     async def one(name: str, address: str) -> tuple[str, T] | None:
         try:
@@ -258,7 +259,8 @@ async def _answers(
 
 
 async def _members(admin: Admin, groups: Iterable[str], troubles: dict[str, str]) -> dict[str, ConsumerConnection]:
-    """Return the members of groups. At most `_AT_ONCE` requests run at a time. A group may have no members."""
+    """Return the members of groups, which may be none. At most `_AT_ONCE` requests run at the same time. Errors of
+    failed requests are added to ``troubles``."""
     turns = asyncio.Semaphore(_AT_ONCE)
 
     async def one(group: str) -> tuple[str, ConsumerConnection] | None:

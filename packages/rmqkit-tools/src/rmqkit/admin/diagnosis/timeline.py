@@ -1,19 +1,19 @@
-"""The events of one message, reconstructed from its stored copies. Traces only add the duration of handlers.
+"""The events of a message, reconstructed from its stored copies. Traces only add the duration of handlers.
 
-RocketMQ stores a message again at every step, each time under the same unique key: as a half message, as a scheduled
-message, in its topic, in a retry topic, and as a dead letter. The store times of the copies make a timeline.
+RocketMQ stores a message again at every step, each time with the same unique key: as a half message, as a scheduled
+message, in its topic, in a retry topic, and as a dead letter. The store times of the copies form a timeline.
 
 ==============  =====================================================================
 source          content
 ==============  =====================================================================
-the message     when and where it was born (the producer's clock), when it was stored
+the message     its born time (by the producer's clock), its born host and its store time
 a copy          half message, delay or timer, retry n, dead letter
-a queue entry   when a scheduled copy is due
-the group       if its offset is past the message now
-a trace         when a handler began, how long it took, how it ended
+a queue entry   the due time of a scheduled copy
+the group       its current offset
+a trace         the start, the duration and the result of a handler
 ==============  =====================================================================
 
-Everything here is pure. Source: behaviour.md §3, §5, §6, §9.1.
+All functions here are pure. Source: behaviour.md §3, §5, §6, §9.1.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _KINDS = {
 
 
 class Event(Struct, frozen=True, rename="camel"):
-    """One past or future event of a message.
+    """A past or future event of a message.
 
     Attributes:
         at_ms: the time of the event, in ms since the epoch.
         what: the event in words.
-        where: topic, broker, queue and offset, or empty.
+        where: broker, queue and offset, or empty.
         who: the client or group of the event, or empty.
         source: the record that shows the event.
         is_due: True if the event is in the future.
@@ -60,7 +60,7 @@ class Event(Struct, frozen=True, rename="camel"):
 
 
 def timeline(facts: Facts) -> list[Event]:
-    """Return the events of a message on its way to a group, in order. Future events are last."""
+    """Return the events of a message and a group, in order. Future events are last."""
     return merged([_events(facts)])
 
 
@@ -147,7 +147,7 @@ def _trace(trace: TraceRow) -> Event:
 
 
 def _standing(facts: Facts) -> Iterator[Event]:
-    """Yield the current position of the group. Brokers do not record the time at which a group passed a message."""
+    """Yield the current position of the group as an event. Brokers do not record when a group passed a message."""
     place = facts.place
     if place is None or (facts.message is None and facts.retry is None) or not facts.group:
         return

@@ -1,7 +1,6 @@
 """The load of a cluster: rates, lags and members, from two samples (``rmq top``).
 
-`Sampler.look` takes one sample and returns a `Snapshot`. `compare` is a pure function. It makes a `Report` of two
-snapshots.
+`Sampler.look` takes a sample and returns a `Snapshot`. `compare`, a pure function, makes a `Report` from two snapshots.
 
 ======================  ==============================  ==================================================
 figures                 request                         sent to
@@ -14,14 +13,14 @@ members                 GET_CONSUMER_CONNECTION_LIST    every master, for each g
 load and disk           GET_BROKER_RUNTIME_INFO         every broker, slaves too
 ======================  ==============================  ==================================================
 
-- Rates are differences of offsets: the ends of queues, and the offsets that groups have committed. Clients commit every
-  few seconds, so rates over a shorter time vary.
-- A rate includes a queue if its broker answered at both samples. A new queue counts from 0. A group's first offset in a
-  queue does not count as consumption, because the offset at which the group began is not known.
+- Rates are differences of the end offsets of queues, and of the offsets that groups have committed. Clients commit
+  every few seconds, so rates over a shorter time vary.
+- A rate includes a queue if its broker answered in both samples. A new queue counts from 0. The first offset of a group
+  in a queue does not count as consumption, because the offset at which the group began is not known.
 - An offset that moved backwards (a reset, or a topic that was deleted and created again) counts as 0.
 - A broker that does not answer has a row with the reason. Its messages are missing from the other rows.
 
-At most `_ASKED_AT_ONCE` requests run at a time. Source: behaviour.md §5.4, §9.9; remoting.md §6.4.8.
+At most `_ASKED_AT_ONCE` requests run at the same time. Source: behaviour.md §5.4, §9.9; remoting.md §6.4.8.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ class QueueEnds(Struct, frozen=True):
 
 
 class QueueOffset(Struct, frozen=True):
-    """A group's offset in a queue (0 if the group has no offset), and the end of the queue at the same time."""
+    """The offset of a group in a queue, 0 if the group has no offset, and the end of the queue at the same time."""
 
     offset: int
     end: int
@@ -79,11 +78,13 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     """A cluster at one moment.
 
     Attributes:
-        monotonic_ms, now_ms: the time of the sample, for spans and for display.
+        monotonic_ms, now_ms: the time of the sample, by the monotonic clock for spans and by the wall clock for
+            display.
         answered: names of the brokers that answered every request. Data of other brokers may be missing.
         queues: the queues of all topics.
         groups: the offsets by group and queue.
-        ages_ms: the age of the oldest message that is not consumed, by group and topic. Only lags have an age.
+        ages_ms: the age of the oldest message that is not consumed, by group and topic. Groups without a lag are
+            missing.
         members: the number of online clients, by group.
         servers: names of clusters and brokers, which are also names of topics.
     """
@@ -100,8 +101,9 @@ class Snapshot(Struct, frozen=True, kw_only=True):
 
 
 class TopicRow(Struct, rename="camel", kw_only=True):
-    """A topic: the messages per second that are stored in it and that all its groups consume, the number of stored
-    messages, and the number of groups with offsets in it. A rate is None if no queue could be compared."""
+    """A topic with its rates, in messages per second: stored, and consumed by all its groups. A rate is None if no
+    queue could be compared. ``stored``: the number of stored messages. ``groups``: the number of groups with
+    offsets."""
 
     topic: str
     in_per_second: float | None
@@ -111,8 +113,8 @@ class TopicRow(Struct, rename="camel", kw_only=True):
 
 
 class GroupRow(Struct, rename="camel", kw_only=True):
-    """A group on a topic: the messages per second that it consumes, its lag, the age of the lag's oldest message in ms,
-    and the number of its online clients. The age is None if there is no lag, or if no broker reported the age."""
+    """A group on a topic: its rate in messages per second, its lag, the age of the oldest message of the lag in ms, and
+    the number of online clients. The age is None if there is no lag, or if no broker reported the age."""
 
     group: str
     topic: str
@@ -123,7 +125,7 @@ class GroupRow(Struct, rename="camel", kw_only=True):
 
 
 class Report(Struct, rename="camel", kw_only=True):
-    """The difference of two snapshots: times in ms, rows sorted by name."""
+    """The difference of two snapshots. Times are in ms, and rows are sorted by name."""
 
     time_ms: int
     span_ms: int
@@ -133,8 +135,8 @@ class Report(Struct, rename="camel", kw_only=True):
 
 
 def compare(before: Snapshot, after: Snapshot, *, system: bool = False) -> Report:
-    """Return the rates between two snapshots, with the other values of the later snapshot. ``system``: include topics
-    that no application created. A group's retry topic is included while the group has a lag in it."""
+    """Return the rates between two snapshots, with the other values of the later snapshot. Retry topics are included if
+    their group has a lag in them. ``system``: include topics that no application created."""
     span_ms = after.monotonic_ms - before.monotonic_ms
     assert span_ms >= 0, "the first snapshot is not later than the second"
     stored, consumed = _Counts(span_ms), _Counts(span_ms)
@@ -189,7 +191,7 @@ class _Counts:
         self._counts[key] = self._counts.get(key, 0) + max(0, count)
 
     def rate(self, key: _Key) -> float | None:
-        """Return the messages per second; None if no queue could be compared."""
+        """Return the messages per second, or None if no queue could be compared."""
         return self._counts[key] * 1000 / self._span_ms if key in self._counts and self._span_ms else None
 
 
@@ -200,7 +202,7 @@ def _is_shown(row: GroupRow, servers: Collection[str]) -> bool:
 
 
 class Sampler:
-    """The source of samples of a cluster. Loop only."""
+    """A sampler of a cluster. Loop only."""
 
     def __init__(self, admin: Admin) -> None:
         self._calls = admin.calls
@@ -250,7 +252,7 @@ class Sampler:
                 self._one(self._calls.fetch(ConsumeStatsList, address, code, AllConsumeStatsRequest(False))),
             )
             tables = await asyncio.gather(*(self._ends(address, topic) for topic in topics.topic_config_table))
-        except RmqError:  # the row of the broker shows the reason
+        except RmqError:  # the row of this broker contains the reason
             look.answered.discard(name)
             return
         for table in tables:
@@ -275,7 +277,7 @@ class Sampler:
             return TopicStatsTable()
 
     async def _age(self, address: str, key: tuple[str, str], look: _Look) -> None:
-        """Add the age of a group's lag on a topic at a broker. After an error, the age is missing."""
+        """Add the age of a group's lag on a topic at a broker. If the request fails, the age is missing."""
         (group, topic), code = key, RequestCode.QUERY_CONSUME_TIME_SPAN
         try:
             spans = await self._one(self._calls.fetch(ConsumeTimeSpans, address, code, TimeSpanRequest(topic, group)))
@@ -302,7 +304,7 @@ class Sampler:
 
 
 class _Look:
-    """The data of a sample that is being taken."""
+    """The data of an unfinished sample."""
 
     def __init__(self, monotonic_ms: float, masters: Iterable[str]) -> None:
         self.monotonic_ms = monotonic_ms

@@ -1,7 +1,7 @@
-"""Typed requests, one module per noun, with header and body of the request and of the response.
+"""Typed requests, one module per noun: the headers and bodies of requests and responses.
 
-Headers are declared once, with wire names by ``rename``. Required fields have no default;
-`rmqkit.protocol.command.decode_header` names the missing field. Bodies are JSON in the dialect of
-`rmqkit.protocol.fastjson`; absent keys have Java's defaults, unknown keys are ignored. All classes are public.
+``rename`` defines the wire names of headers. Required fields have no default, and the error of
+`rmqkit.protocol.command.decode_header` names a missing field. Bodies are JSON in the dialect of
+`rmqkit.protocol.fastjson`. Missing keys have Java's defaults, and unknown keys are ignored. All classes are public.
 Source: remoting.md §4, §6.
 """

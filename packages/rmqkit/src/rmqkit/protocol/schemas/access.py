@@ -1,4 +1,5 @@
-"""Users and policies of access control: auth 3001 to 3010, from 5.3 on. Source: remoting.md §4.4.1, §6.4.14."""
+"""Users and policies of access control: requests 3001 to 3010 of auth, since 5.3.
+Source: remoting.md §4.4.1, §6.4.14."""
 
 from __future__ import annotations
 
@@ -21,13 +22,13 @@ class ListUsersRequest(Struct, gc=False):
 
 
 class SubjectRequest(Struct, gc=False):
-    """AUTH_CREATE_ACL, AUTH_UPDATE_ACL and AUTH_GET_ACL; a subject is ``User:<name>``."""
+    """AUTH_CREATE_ACL, AUTH_UPDATE_ACL and AUTH_GET_ACL. A subject is ``User:<name>``."""
 
     subject: str
 
 
 class DeleteAclRequest(Struct, rename="camel", gc=False):
-    """AUTH_DELETE_ACL; without type and resource, all policies of the subject are deleted."""
+    """AUTH_DELETE_ACL. Without type and resource, the broker deletes all policies of the subject."""
 
     subject: str
     policy_type: str | None = None
@@ -42,7 +43,7 @@ class ListAclsRequest(Struct, rename="camel", gc=False):
 
 
 class UserInfo(Struct, rename="camel", kw_only=True, omit_defaults=True):
-    """A user; type ``Super`` or ``Normal``, status ``enable`` or ``disable``."""
+    """A user. The type is ``Super`` or ``Normal``, the status is ``enable`` or ``disable``."""
 
     username: str | None = None
     password: str | None = None
@@ -51,7 +52,7 @@ class UserInfo(Struct, rename="camel", kw_only=True, omit_defaults=True):
 
 
 class AclEntry(Struct, rename="camel", kw_only=True, omit_defaults=True):
-    """The actions that are allowed or denied on one resource (``Topic:orders``, ``Group:*``), and the networks."""
+    """The actions that a policy allows or denies on one resource (``Topic:orders``, ``Group:*``) from some networks."""
 
     resource: str
     actions: list[str] = field(default_factory=list)

@@ -1,5 +1,5 @@
-"""Brokers: their registration and membership 103, 104, 322, 901, 904, 905, their configuration 26, and the requests of
-slaves and tools to a master: HA state 906 to 908, delay offsets 45, timer state 60 and 61.
+"""Brokers: requests for registration and membership (103, 104, 322, 901, 904, 905) and configuration (26), and requests
+of slaves and tools to a master: HA state (906 to 908), delay offsets (45) and timer state (60, 61).
 
 A registration (REGISTER_BROKER) has three forms:
 
@@ -8,7 +8,7 @@ form                   sender
 =====================  =============================================================================================
 `TopicConfigTable`     brokers before 3.0.11 (`SINCE_REGISTER_BODY`): JSON, only the topic table
 `RegisterBrokerBody`   all later brokers: JSON
-compressed             with ``compressedRegister``: one zlib stream (RFC 1950) of the parts below, lengths big-endian
+compressed             with ``compressedRegister``: a zlib stream (RFC 1950) of these parts, lengths big-endian:
 
   i32 n, data version JSON
   i32 count, then per topic: i32 n, ``<name> <read queues> <write queues> <perm> <filter type>[ <attributes JSON>]``
@@ -16,8 +16,8 @@ compressed             with ``compressedRegister``: one zlib stream (RFC 1950) o
   i32 count, then per static topic: i32 n, `TopicQueueMappingInfo` JSON       (only from 5.0.0 on, `SINCE_MAPPINGS`)
 =====================  =============================================================================================
 
-4.x omits the attributes; ``topicSysFlag`` and ``order`` are not included. The header states whether the body is
-compressed. Some 5.3 brokers compress with a wrong header, so a body that is not JSON is tried as zlib.
+The compressed form lacks ``topicSysFlag`` and ``order``, and in 4.x the attributes. A flag in the header marks a
+compressed body. Some 5.3 brokers compress without this flag, so the decoder tries zlib if a body is not JSON.
 
 The block of GET_TIMER_CHECK_POINT:
 
@@ -33,7 +33,8 @@ offset  size  field (big-endian)
 48         8  data version: counter
 ======  ====  ==================================================================
 
-The connection for the log itself is in `rmqkit.protocol.ha`. Source: remoting.md §4.2, §4.4, §6.4.1, §6.4.7, §6.4.13.
+`rmqkit.protocol.ha` defines the connection that copies the log.
+Source: remoting.md §4.2, §4.4, §6.4.1, §6.4.7, §6.4.13.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ from rmqkit.protocol.schemas.topics import DataVersion, KVTable, TopicConfig, To
 
 
 class BrokerIdentity(Struct, rename="camel", gc=False):
-    """UNREGISTER_BROKER and QUERY_DATA_VERSION: the identity of a broker; id 0 is the master."""
+    """UNREGISTER_BROKER and QUERY_DATA_VERSION, with the identity of a broker. Id 0 is the master."""
 
     broker_name: str
     broker_addr: str
@@ -69,11 +70,11 @@ class RegisterBrokerRequest(BrokerIdentity, gc=False):
     """REGISTER_BROKER.
 
     Attributes:
-        heartbeat_timeout_millis: how long the broker may be silent; missing means 120 s.
-        enable_acting_master: missing from brokers before 5.0, which differs from false.
-        compressed: whether the body is in the compressed form.
-        body_crc32: CRC-32 of the body as sent, without its top bit; 0 or missing means unchecked.
-        zone_name: zone of the broker, for clients that request only one zone.
+        heartbeat_timeout_millis: maximum time between heartbeats of the broker; 120 s if missing.
+        enable_acting_master: None from brokers before 5.0, which has another meaning than False.
+        compressed: True if the body is in the compressed form.
+        body_crc32: CRC-32 of the body as sent, with the top bit cleared. 0 or a missing field means no check.
+        zone_name: zone of the broker, for clients that request the route of one zone.
     """
 
     ha_server_addr: str | None = None
@@ -85,7 +86,7 @@ class RegisterBrokerRequest(BrokerIdentity, gc=False):
 
 
 class RegisterBrokerResponse(Struct, rename="camel", gc=False):
-    """Filled for a slave with a known master."""
+    """Response to REGISTER_BROKER. The fields are set for a slave with a known master."""
 
     ha_server_addr: str | None = None
     master_addr: str | None = None
@@ -113,7 +114,7 @@ class BrokerMemberGroupRequest(Struct, rename="camel", gc=False):
 
 
 class MinBrokerIdChange(Struct, rename="camel", gc=False):
-    """NOTIFY_MIN_BROKER_ID_CHANGE; ``offline_broker_addr`` is missing if a broker joined."""
+    """NOTIFY_MIN_BROKER_ID_CHANGE. ``offline_broker_addr`` is missing if a broker joined."""
 
     min_broker_id: Int64
     broker_name: str
@@ -123,13 +124,13 @@ class MinBrokerIdChange(Struct, rename="camel", gc=False):
 
 
 class BrokerConfigResponse(Struct, gc=False):
-    """GET_BROKER_CONFIG; ``version`` is a DataVersion as JSON."""
+    """Response to GET_BROKER_CONFIG. ``version`` is a DataVersion as JSON."""
 
     version: str | None = None
 
 
 class RegisterBrokerBody(Struct, rename="camel"):
-    """Body of REGISTER_BROKER; if the filter server list is null, the known list stays as it is."""
+    """Body of REGISTER_BROKER. If the filter server list is null, the name server keeps its list."""
 
     filter_server_list: list[str] | None = field(default_factory=list)
     topic_config_serialize_wrapper: TopicConfigTable = field(default_factory=TopicConfigTable)
@@ -148,13 +149,14 @@ _ZLIB = COMPRESSED | Compression.ZLIB
 _LINE_PARTS = (5, 6)
 _SURELY_FEW_BYTES = 1 << 20
 _OBJECTS_MAX = 200_000
-"""Limit of objects: a topic has two, and needs 160 bytes, so a frame can only contain more in an attack."""
+"""The limit of objects. A topic has two objects and 160 bytes, so only an attack has more objects in a frame."""
 _DIALECT_BYTES_MAX = 4 << 20
-"""Greatest size of a registration in the dialect, which brokers with static topics send: some 20,000 topics."""
+"""The maximum size of a registration in the dialect, about 20,000 topics. Brokers with static topics use the
+dialect."""
 
 
 class BrokerMemberGroup(Struct, rename="camel"):
-    """The brokers of one name: id → address."""
+    """The brokers of one name, as id → address."""
 
     broker_addrs: dict[int, str]
     broker_name: str
@@ -168,8 +170,9 @@ class BrokerMemberGroupBody(Struct, rename="camel"):
 
 
 def decode_registration(body: bytes, *, is_compressed: bool, version: int) -> RegisterBrokerBody:
-    """Return the registration of a broker with a protocol version. An empty body means an empty table with a zero data
-    version. ``is_compressed``: the flag in the header; an uncompressed body that is not JSON is tried as compressed.
+    """Return the registration in a body. An empty body means an empty table with a zero data version.
+    ``is_compressed``: the flag in the header. Without the flag, a body that is not JSON is tried as compressed.
+    ``version``: the protocol version of the broker.
     Raises BodyError: the body has none of the forms."""
     if not body:
         return RegisterBrokerBody()
@@ -199,7 +202,7 @@ def compress_registration(registration: RegisterBrokerBody, *, version: int) -> 
     lines = [_topic_line(name, config, version) for name, config in table.topic_config_table.items()]
     parts = [_with_length(msgspec.json.encode(table.data_version)), _I32.pack(len(lines)), *map(_with_length, lines)]
     parts.append(_with_length(msgspec.json.encode(registration.filter_server_list or [])))
-    # A name server decodes by the version in the command, which must be the same.
+    # A name server decodes by the version in the command, which must be equal to ``version``.
     if version >= SINCE_MAPPINGS:
         mappings = list((table.topic_queue_mapping_info_map or {}).values())
         parts.append(_I32.pack(len(mappings)))
@@ -223,15 +226,15 @@ def _decode_compressed(body: bytes, version: int) -> RegisterBrokerBody:
 
 
 class _Parts:
-    """Reads parts, each of which follows its length."""
+    """A reader of parts, each of which has its length in front."""
 
     def __init__(self, content: bytes) -> None:
         self._content = content
         self._at = 0
 
     def count(self, what: str) -> int:
-        """Return a count or size. Each counted item has at least one byte, so no count can be greater than the size of
-        the content."""
+        """Return the next number, a count or a size. Each counted item has at least one byte.
+        Raises BodyError: the number is greater than the number of remaining bytes."""
         end = self._at + _I32.size
         if end > len(self._content):
             raise BodyError(f"compressed registration ends at byte {len(self._content)} before its {what}")
@@ -257,7 +260,7 @@ def _topic_line(name: str, config: TopicConfig, version: int) -> bytes:
 
 def _topic_of(line: bytes) -> TopicConfig:
     try:
-        # Split no further: the attributes at the end are JSON, which may contain blanks.
+        # Limit the number of splits: the last part is the JSON of the attributes, which may contain blanks.
         parts = line.decode().split(" ", _LINE_PARTS[-1] - 1)
         if len(parts) not in _LINE_PARTS:
             raise ValueError(f"it has {len(parts)} items")
@@ -274,9 +277,9 @@ def _with_length(content: bytes) -> bytes:
 
 
 class HaInfo(Struct, rename="camel", gc=False):
-    """The body of EXCHANGE_BROKER_HA_INFO, in both directions.
+    """The header of requests and responses of EXCHANGE_BROKER_HA_INFO.
 
-    An empty request is a query; others set a slave's master.
+    An empty request is a query. Other requests set the master of a slave.
     """
 
     master_ha_address: str | None = None
@@ -291,7 +294,7 @@ class MasterFlushOffsetRequest(Struct, rename="camel", gc=False):
 
 
 class HaClientInfo(Struct, rename="camel", kw_only=True):
-    """The slave's side. Times are in ms, and offsets are positions in the log in bytes."""
+    """The state of a slave's connection to its master. Times are in ms; offsets are positions in the log, in bytes."""
 
     master_addr: str | None = None
     transferred_byte_in_second: Int64 = 0
@@ -302,9 +305,9 @@ class HaClientInfo(Struct, rename="camel", kw_only=True):
 
 
 class HaConnectionInfo(Struct, rename="camel", kw_only=True):
-    """A slave according to its master.
-    ``diff``: its lag in bytes. ``lag_ms``: the age of the oldest data that it has not acknowledged; only rmqkit's
-    masters send it, if they know it, and Java's tools ignore it."""
+    """The state of a slave, as its master reports it.
+    ``diff``: the lag of the slave in bytes. ``lag_ms``: the age of the oldest data that the slave has not acknowledged.
+    Only rmqkit's masters send ``lag_ms``, if the age is known. Java's tools ignore it."""
 
     addr: str
     slave_ack_offset: Int64 = 0
@@ -316,7 +319,7 @@ class HaConnectionInfo(Struct, rename="camel", kw_only=True):
 
 
 class HaRuntimeInfo(Struct, rename="camel", kw_only=True):
-    """Response to GET_BROKER_HA_STATUS; a slave fills only the client part."""
+    """Response to GET_BROKER_HA_STATUS. A slave sets only ``ha_client_runtime_info``."""
 
     master: bool = False
     master_commit_log_max_offset: Int64 = 0
@@ -326,7 +329,7 @@ class HaRuntimeInfo(Struct, rename="camel", kw_only=True):
 
 
 class DelayOffsets(Struct, rename="camel"):
-    """Response to GET_ALL_DELAY_OFFSET: delay level → offset; 4.x sends only the table."""
+    """Response to GET_ALL_DELAY_OFFSET: delay level → offset. 4.x sends only the table."""
 
     data_version: DataVersion | UnsetType = UNSET
     offset_table: dict[Int32, Int64] = field(default_factory=dict)
@@ -337,7 +340,7 @@ TIMER_CHECKPOINT_BYTES = _BLOCK.size
 
 
 class TimerCheckpoint(Struct, kw_only=True):
-    """The progress of the timer: time in ms, position in the timer log in bytes, offsets in the timer queue."""
+    """The progress of the timer: a time in ms, a position in the timer log in bytes, and offsets in the timer queue."""
 
     last_read_time_ms: int = 0
     last_timer_log_flush_position: int = 0
@@ -360,7 +363,7 @@ def encode_timer_checkpoint(checkpoint: TimerCheckpoint) -> bytes:
 
 
 def decode_timer_checkpoint(body: bytes | bytearray | memoryview) -> TimerCheckpoint:
-    """Return the checkpoint in a body. Raises BodyError: it does not have 56 bytes."""
+    """Return the checkpoint in a body. Raises BodyError: the body does not have 56 bytes."""
     if len(body) != _BLOCK.size:
         raise BodyError(f"timer checkpoint has {len(body)} bytes: it must have {_BLOCK.size}")
     read_ms, flushed, queue_offset, master_offset, state_version, timestamp, counter = _BLOCK.unpack(body)
@@ -374,22 +377,22 @@ def decode_timer_checkpoint(body: bytes | bytearray | memoryview) -> TimerCheckp
 
 
 class TimingCount(Struct, rename="camel", gc=False):
-    """The number of waiting timer messages of one topic; ``time_stamp`` is the last change in ms."""
+    """The number of waiting timer messages of a topic. ``time_stamp`` is the time of the last change in ms."""
 
     count: Int64 = 0
     time_stamp: Int64 = 0
 
 
 class TimerMetricsRequest(Struct, rename="camel", gc=False):
-    """GET_TIMER_METRICS. ``due_within`` is specific to rmqkit: slaves do not set it, Apache's brokers ignore it."""
+    """GET_TIMER_METRICS. ``due_within`` is specific to rmqkit. Slaves do not set it, and Apache's brokers ignore it."""
 
     due_within: bool = False
 
 
 class TimerMetrics(Struct, rename="camel"):
     """Response to GET_TIMER_METRICS: topic → waiting messages.
-    ``due_within_s`` is specific to rmqkit, sent on request: seconds → messages due within them, without those counted
-    for the next lower number."""
+    ``due_within_s``, specific to rmqkit, is sent if the request sets ``due_within``. It maps a number of seconds to the
+    number of messages that are due within this time, without the messages of the smaller numbers of seconds."""
 
     data_version: DataVersion = field(default_factory=DataVersion)
     timing_count: dict[str, TimingCount] = field(default_factory=dict)
@@ -397,7 +400,8 @@ class TimerMetrics(Struct, rename="camel"):
 
 
 def bytes_text(count: int) -> str:
-    """Return bytes as readable text, in the largest unit with at least 1: ``0 B``, ``1.5 KiB``, ``252.0 GiB``."""
+    """Return a number of bytes as readable text, in the largest unit with a value of at least 1: ``0 B``, ``1.5 KiB``,
+    ``252.0 GiB``."""
     if count < 1024:
         return f"{count} B"
     exponent = min(6, (count.bit_length() - 1) // 10)

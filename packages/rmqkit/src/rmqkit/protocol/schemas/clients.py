@@ -1,8 +1,8 @@
-"""Clients at a broker: heartbeats, connections, locks of queues, and requests to running clients: 34, 35, 38, 40 to 42,
-46, 203, 204, 307, 309, 328.
+"""Clients at a broker: heartbeats, connections, locks of queues, and requests to running clients (34, 35, 38, 40 to 42,
+46, 203, 204, 307, 309, 328).
 
-All of them use `MessageQueue`. This module also has the two strategies by which both clients and brokers divide queues
-among members:
+This module also defines `MessageQueue`, and the two strategies with which both clients and brokers divide queues among
+members:
 
 ===========================  ============  ====================
 8 queues, 3 clients          averagely     averagely_by_circle
@@ -10,7 +10,7 @@ among members:
 first, second, third client  012, 345, 67  036, 147, 25
 ===========================  ============  ====================
 
-Maps whose keys are queues need the dialect: write them with `fastjson.dumps`, read them with `fastjson.decode_as`.
+Maps with queues as keys need the dialect: write them with `fastjson.dumps`, and read them with `fastjson.decode_as`.
 Source: remoting.md §4.3.4, §4.4, §4.5, §6.3, §6.4.4, §6.4.8, §6.4.10 to §6.4.12; behaviour.md §4.15, §8.5.
 """
 
@@ -34,8 +34,8 @@ class MessageQueue(Struct, rename="camel", frozen=True, order=True, gc=False):
         queue_id: the number of the queue on this broker, from 0.
     """
 
-    # Members sort by the fields in this order. If two members sorted differently, they would take some queues twice
-    # and leave others without an owner.
+    # The order of the fields is the sort order of queues. If members of a group sorted differently, some queues would
+    # have two owners and other queues none.
     topic: str
     broker_name: str
     queue_id: Int32
@@ -53,7 +53,7 @@ class SubscriptionData(Struct, rename="camel", kw_only=True):
         sub_string: ``*``, ``A || B`` or an SQL92 text.
         tags_set: the tags of a tag expression.
         code_set: `java_hash` of each tag; the broker filters by these hashes.
-        sub_version: ms since the epoch; a newer one replaces an older one.
+        sub_version: ms since the epoch. A newer subscription replaces an older one.
         expression_type: ``TAG`` or ``SQL92``.
     """
 
@@ -92,8 +92,8 @@ class HeartbeatData(Struct, kw_only=True):
     consumerDataSet: list[ConsumerData] = field(default_factory=list)  # noqa: N815
     # 0 means none, as for all clients before 5.1.
     heartbeatFingerprint: Int32 = 0  # noqa: N815
-    # This is only for brokers that answered IS_SUPPORT_HEART_BEAT_V2: an older broker ignores this member and concludes
-    # from the missing subscriptions that the group has no subscription.
+    # Set only for brokers that answered IS_SUPPORT_HEART_BEAT_V2. An older broker ignores this member, and would
+    # conclude that the group has no subscription.
     withoutSub: bool = False  # noqa: N815
 
 
@@ -113,14 +113,14 @@ class ConsumerIds(Struct, rename="camel"):
 
 
 class HeartbeatResponse(Struct, gc=False):
-    """HEART_BEAT, 5.x: whether the broker supports fingerprints, and whether the stored fingerprint differed."""
+    """The response to HEART_BEAT of 5.x: the broker supports fingerprints, and the fingerprint has changed."""
 
     is_support_heart_beat_v2: bool | None = field(default=None, name="IS_SUPPORT_HEART_BEAT_V2")
     is_sub_change: bool | None = field(default=None, name="IS_SUB_CHANGE")
 
 
 class UnregisterClientRequest(Struct, gc=False):
-    """UNREGISTER_CLIENT; either group may be missing."""
+    """UNREGISTER_CLIENT. One of the groups may be missing."""
 
     clientID: str  # noqa: N815 - the wire spelling
     producerGroup: str | None = None  # noqa: N815
@@ -140,7 +140,7 @@ class ProducerGroupRequest(Struct, rename="camel", gc=False):
 
 
 class ClientConnection(Struct, rename="camel", kw_only=True):
-    """A client of a group (``Connection``); ``version`` is a protocol version number."""
+    """A client of a group (``Connection``). ``version`` is a protocol version number."""
 
     client_id: str
     client_addr: str
@@ -165,10 +165,10 @@ class ConsumerConnection(Struct, rename="camel", kw_only=True):
 
 
 class ProducerInfo(Struct, rename="camel", kw_only=True):
-    """A producer; ``last_update_timestamp`` is the time of its last heartbeat in ms."""
+    """A producer. ``last_update_timestamp`` is the time of its last heartbeat in ms."""
 
     client_id: str
-    # Camel case would make it remoteIp, which Java does not find.
+    # The default name would be remoteIp, which Java does not find.
     remote_ip: str = field(name="remoteIP")
     language: str = "JAVA"
     version: Int32 = 0
@@ -191,7 +191,7 @@ class LockBody(Struct, kw_only=True):
 
 
 class LockedQueues(Struct):
-    """Response to LOCK_BATCH_MQ: the queues that the client has now locked."""
+    """Response to LOCK_BATCH_MQ: the queues for which the client now holds the lock."""
 
     queues: list[MessageQueue] = field(default_factory=list, name="lockOKMQSet")
 
@@ -205,7 +205,7 @@ class RunningInfoRequest(Struct, rename="camel", gc=False):
 
 
 class ConsumeDirectlyRequest(Struct, rename="camel", kw_only=True, gc=False):
-    """CONSUME_MESSAGE_DIRECTLY; ``msg_id`` is an offset message id. The broker adds the last three fields."""
+    """CONSUME_MESSAGE_DIRECTLY. ``msg_id`` is an offset message id. The broker adds the last three fields."""
 
     consumer_group: str
     client_id: str | None = None
@@ -217,13 +217,13 @@ class ConsumeDirectlyRequest(Struct, rename="camel", kw_only=True, gc=False):
 
 
 class ProcessQueueInfo(Struct, rename="camel", kw_only=True, gc=False):
-    """The state of a queue in a client; times in ms, ``droped`` is the reference's spelling."""
+    """The state of a queue in a client. Times are in ms. ``droped`` is the reference's spelling."""
 
     commit_offset: Int64 = 0
     cached_msg_min_offset: Int64 = 0
     cached_msg_max_offset: Int64 = 0
     cached_msg_count: Int32 = 0
-    # Camel case would make it …InMib.
+    # The default name would be cachedMsgSizeInMib.
     cached_msg_size_in_mib: Int32 = field(default=0, name="cachedMsgSizeInMiB")
     transaction_msg_min_offset: Int64 = 0
     transaction_msg_max_offset: Int64 = 0
@@ -245,7 +245,7 @@ class PopProcessQueueInfo(Struct, rename="camel", kw_only=True, gc=False):
 
 
 class ConsumeStatus(Struct, kw_only=True, gc=False):
-    """The rates of a topic on a client: ``rt`` is mean ms per call, ``tps`` messages per second."""
+    """The rates of a topic on a client. ``rt`` is the mean time per call in ms, ``tps`` is messages per second."""
 
     pull_rt: float = field(default=0.0, name="pullRT")
     pull_tps: float = field(default=0.0, name="pullTPS")
@@ -256,7 +256,7 @@ class ConsumeStatus(Struct, kw_only=True, gc=False):
 
 
 class ConsumerRunningInfo(Struct, rename="camel", kw_only=True):
-    """Response to GET_CONSUMER_RUNNING_INFO; names of ``properties`` are in remoting.md §6.4.12."""
+    """Response to GET_CONSUMER_RUNNING_INFO. The names in ``properties`` are in remoting.md §6.4.12."""
 
     properties: dict[str, str] = field(default_factory=dict)
     subscription_set: list[SubscriptionData] = field(default_factory=list)
@@ -268,7 +268,7 @@ class ConsumerRunningInfo(Struct, rename="camel", kw_only=True):
 
 
 class ConsumeMessageDirectlyResult(Struct, rename="camel", kw_only=True, gc=False):
-    """Response to CONSUME_MESSAGE_DIRECTLY; ``consume_result`` is one of the ``CR_`` names of remoting.md §6.3."""
+    """Response to CONSUME_MESSAGE_DIRECTLY. ``consume_result`` is one of the ``CR_`` names of remoting.md §6.3."""
 
     order: bool = False
     auto_commit: bool = True
@@ -279,9 +279,9 @@ class ConsumeMessageDirectlyResult(Struct, rename="camel", kw_only=True, gc=Fals
 
 
 def averagely(queues: Sequence[MessageQueue], client_ids: Sequence[str], own_id: str) -> list[MessageQueue]:
-    """Assign contiguous blocks of queues. The first ``len(queues) % len(client_ids)`` clients get one more queue (AVG,
-    the default)."""
-    # A member that the broker does not list yet waits: otherwise it would take queues of others.
+    """Return a contiguous block of the queues for a client. The first ``len(queues) % len(client_ids)`` clients get one
+    more queue (AVG, the default)."""
+    # A member that the broker does not list yet gets no queues. Otherwise it would get queues of other members.
     if own_id not in client_ids:
         return []
     index = client_ids.index(own_id)
@@ -291,7 +291,7 @@ def averagely(queues: Sequence[MessageQueue], client_ids: Sequence[str], own_id:
 
 
 def averagely_by_circle(queues: Sequence[MessageQueue], client_ids: Sequence[str], own_id: str) -> list[MessageQueue]:
-    """Assign queue ``i`` to client ``i % len(client_ids)`` (AVG_BY_CIRCLE)."""
+    """Return the queues of a client, where client ``i % len(client_ids)`` gets queue ``i`` (AVG_BY_CIRCLE)."""
     if own_id not in client_ids:
         return []
     return list(queues[client_ids.index(own_id) :: len(client_ids)])

@@ -1,8 +1,8 @@
-"""Consumer groups at a broker: their configuration 200, 201, 207, 225, 352, their subscriptions 300, 343, 345, their
-forbidden topics 353.
+"""Consumer groups at a broker: requests for their configuration (200, 201, 207, 225, 352), their subscriptions (300,
+343, 345) and their forbidden topics (353).
 
-`SubscriptionGroupTable` is also the file ``subscriptionGroup.json``; `FilterFile` is only a file. Source: remoting.md
-§4.4, §6.4.4, §6.4.6, §6.4.13; store.md §9.6.
+`SubscriptionGroupTable` is also the content of ``subscriptionGroup.json``. `FilterFile` is only used in a file.
+Source: remoting.md §4.4, §6.4.4, §6.4.6, §6.4.13; store.md §9.6.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class CustomizedRetryPolicy(Struct, rename="camel"):
 
 class GroupRetryPolicy(Struct, rename="camel"):
     """The delays before retries (``groupRetryPolicy``), which proxies send to their clients.
-    Brokers store and show the policy, but use their delay levels (checked with 5.4.0). An unknown type
-    is treated as the default."""
+    Brokers store and show the policy, but use their delay levels (checked with 5.4.0). An unknown type counts as the
+    default type."""
 
     type: str | None = _CUSTOMIZED
     exponential_retry_policy: ExponentialRetryPolicy | UnsetType | None = UNSET
@@ -48,7 +48,7 @@ class GroupRetryPolicy(Struct, rename="camel"):
     def __post_init__(self) -> None:
         if self.type != "EXPONENTIAL":
             self.type = _CUSTOMIZED
-        # Java writes no null members. Omit them, too, so that the file stays the same after a write by either program.
+        # Omit null members like Java, so that both programs write the same file.
         self.exponential_retry_policy = self.exponential_retry_policy or UNSET
         self.customized_retry_policy = self.customized_retry_policy or UNSET
 
@@ -101,7 +101,7 @@ class GroupTopicRequest(Struct, gc=False):
 
 
 class GroupConfigsRequest(Struct, rename="camel", gc=False):
-    """GET_ALL_SUBSCRIPTIONGROUP_CONFIG; slaves of 5.3 or later may request pages."""
+    """GET_ALL_SUBSCRIPTIONGROUP_CONFIG. Slaves of 5.3 or later may request pages."""
 
     group_seq: Int32 | None = None
     data_version: str | None = None
@@ -109,20 +109,20 @@ class GroupConfigsRequest(Struct, rename="camel", gc=False):
 
 
 class GroupConfigsResponse(Struct, rename="camel", gc=False):
-    """The total number of groups."""
+    """The response to a request for a page of groups, with the total number of groups."""
 
     total_group_num: Int32 | None = None
 
 
 class DeleteGroupRequest(Struct, rename="camel", gc=False):
-    """DELETE_SUBSCRIPTIONGROUP; with ``clean_offset`` its offsets are deleted, too."""
+    """DELETE_SUBSCRIPTIONGROUP. With ``clean_offset`` the broker also deletes the offsets of the group."""
 
     group_name: str
     clean_offset: bool | None = None
 
 
 class GroupForbiddenRequest(Struct, gc=False):
-    """UPDATE_AND_GET_GROUP_FORBIDDEN; without ``readable`` it is only a query."""
+    """UPDATE_AND_GET_GROUP_FORBIDDEN. A request without ``readable`` is only a query."""
 
     group: str
     topic: str
@@ -155,7 +155,7 @@ class GroupForbidden(Struct, kw_only=True):
 
 
 class BloomData(Struct, rename="camel"):
-    """``bloomFilterData``: the bits of a subscription."""
+    """``bloomFilterData``, the bits of a subscription in the Bloom filter."""
 
     bit_num: int
     bit_pos: list[int]
@@ -165,9 +165,9 @@ class FilterData(Struct, rename="camel", kw_only=True):
     """The SQL92 expression of a group.
 
     Attributes:
-        born_time: ms since the epoch; bitmaps of messages stored later include this expression.
-        client_version: the subscription's version; an older version changes nothing.
-        dead_time: when the group left; the filter is dead if this is not before ``born_time``.
+        born_time: ms since the epoch. Bitmaps of messages that were stored later include this expression.
+        client_version: the version of the subscription. A subscription with an older version is ignored.
+        dead_time: the time when the group left, in ms. The filter is dead if ``dead_time`` ≥ ``born_time``.
     """
 
     bloom_filter_data: BloomData | None = None

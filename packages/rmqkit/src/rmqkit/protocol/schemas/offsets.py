@@ -1,7 +1,7 @@
-"""Offsets of queues 29 to 32 and of groups 14, 15, 43, 308, 314, their resets 220, 222, offsets reported by members
-221, 223; and statistics: of topics 202, lag of groups 208 and 317, time spans 303, counters 315.
+"""Requests for the offsets of queues (29 to 32), of groups (14, 15, 43, 308, 314) and of members (221, 223), for resets
+of offsets (220, 222), and for statistics: topics (202), lag of groups (208, 317), time spans (303) and counters (315).
 
-Maps whose keys are queues need the dialect: write them with `fastjson.dumps`, read them with `fastjson.decode_as`.
+Maps with queues as keys need the dialect: write them with `fastjson.dumps`, and read them with `fastjson.decode_as`.
 Source: remoting.md §4.3.3, §4.4, §4.5, §6.4.7, §6.4.9, §6.4.11 to §6.4.13, §6.7, §10.6.
 """
 
@@ -27,7 +27,8 @@ class QueryConsumerOffsetRequest(Struct, rename="camel", gc=False):
 
 
 class UpdateConsumerOffsetRequest(Struct, rename="camel", gc=False):
-    """UPDATE_CONSUMER_OFFSET; a missing queue or offset gets a specific remark of the reference."""
+    """UPDATE_CONSUMER_OFFSET. Queue and offset have defaults, because the reference refuses a request without them with
+    its own remark."""
 
     consumer_group: str
     topic: str
@@ -37,8 +38,8 @@ class UpdateConsumerOffsetRequest(Struct, rename="camel", gc=False):
 
 
 class QueueRequest(Struct, rename="camel", gc=False):
-    """GET_MAX_OFFSET, GET_MIN_OFFSET, GET_EARLIEST_MSG_STORETIME: a queue of a topic.
-    With ``committed`` False, GET_MAX_OFFSET includes stored messages that are not readable yet."""
+    """GET_MAX_OFFSET, GET_MIN_OFFSET and GET_EARLIEST_MSG_STORETIME for a queue of a topic.
+    If ``committed`` is False, GET_MAX_OFFSET includes stored messages that are not readable yet."""
 
     topic: str
     queue_id: Int32
@@ -47,7 +48,7 @@ class QueueRequest(Struct, rename="camel", gc=False):
 
 
 class SearchOffsetRequest(Struct, rename="camel", gc=False):
-    """SEARCH_OFFSET_BY_TIMESTAMP; ``boundary_type`` LOWER (default) or UPPER, case does not matter."""
+    """SEARCH_OFFSET_BY_TIMESTAMP. ``boundary_type`` is LOWER (default) or UPPER, in any case."""
 
     topic: str
     queue_id: Int32
@@ -63,13 +64,13 @@ class OffsetResponse(Struct, gc=False):
 
 
 class StoreTimeResponse(Struct, gc=False):
-    """A store time in ms since the epoch, -1 for an empty queue."""
+    """A store time in ms since the epoch, or -1 for an empty queue."""
 
     timestamp: Int64
 
 
 class ConsumerOffsets(Struct, rename="camel"):
-    """Response to GET_ALL_CONSUMER_OFFSET: ``topic@group`` → queue id → offset; 4.x sends only the table."""
+    """Response to GET_ALL_CONSUMER_OFFSET: ``topic@group`` → queue id → offset. 4.x sends only the table."""
 
     data_version: DataVersion | UnsetType = UNSET
     group_topic_map: dict[str, list[str]] | UnsetType = UNSET
@@ -77,7 +78,7 @@ class ConsumerOffsets(Struct, rename="camel"):
 
 
 class LightOffsets(ConsumerOffsets, rename="camel"):
-    """``lmqConsumerOffset.json``: additionally ``topic@group`` → offset for groups ``%LMQ%…``."""
+    """The content of ``lmqConsumerOffset.json``, which adds ``topic@group`` → offset for groups ``%LMQ%…``."""
 
     lmq_offset_table: dict[str, Int64] = field(default_factory=dict)
 
@@ -89,7 +90,7 @@ class CorrectionOffsets(Struct, rename="camel"):
 
 
 class CorrectionOffsetRequest(Struct, rename="camel", gc=False):
-    """QUERY_CORRECTION_OFFSET; ``filter_groups`` is separated by commas."""
+    """QUERY_CORRECTION_OFFSET. ``filter_groups`` are names, separated by commas."""
 
     compare_group: str
     topic: str
@@ -106,7 +107,7 @@ class CloneGroupOffsetRequest(Struct, rename="camel", gc=False):
 
 
 class ResetOffsetRequest(Struct, rename="camel", kw_only=True, gc=False):
-    """INVOKE_BROKER_TO_RESET_OFFSET; ``timestamp`` in ms, -1 for the end; ``queue_id`` -1 means every queue."""
+    """INVOKE_BROKER_TO_RESET_OFFSET. ``timestamp`` is in ms, or -1 for the end. ``queue_id`` -1 means every queue."""
 
     topic: str
     group: str
@@ -117,7 +118,7 @@ class ResetOffsetRequest(Struct, rename="camel", kw_only=True, gc=False):
 
 
 class ResetClientOffsetRequest(Struct, rename="camel", kw_only=True, gc=False):
-    """RESET_CONSUMER_CLIENT_OFFSET, pushed to clients."""
+    """RESET_CONSUMER_CLIENT_OFFSET, which a broker sends to clients."""
 
     topic: str
     group: str
@@ -126,7 +127,7 @@ class ResetClientOffsetRequest(Struct, rename="camel", kw_only=True, gc=False):
 
 
 class ConsumerStatusRequest(Struct, rename="camel", gc=False):
-    """INVOKE_BROKER_TO_GET_CONSUMER_STATUS and GET_CONSUMER_STATUS_FROM_CLIENT; ``client_addr`` is a client id."""
+    """INVOKE_BROKER_TO_GET_CONSUMER_STATUS and GET_CONSUMER_STATUS_FROM_CLIENT. ``client_addr`` is a client id."""
 
     topic: str
     group: str
@@ -149,7 +150,7 @@ class QueueOffset(Struct, rename="camel", kw_only=True, gc=False):
 
 
 class ResetOffsetList(Struct, rename="camel"):
-    """`ResetOffsetBody` for clients whose language is C++ (``ResetOffsetBodyForC``)."""
+    """`ResetOffsetBody` for clients in C++ (``ResetOffsetBodyForC``)."""
 
     offset_table: list[QueueOffset] = field(default_factory=list)
 
@@ -165,14 +166,15 @@ class ResetOffsetList(Struct, rename="camel"):
 
 
 class ConsumerStatus(Struct, rename="camel"):
-    """Committed offsets (``GetConsumerStatusBody``): of one client in 221, of client ids in 223."""
+    """The committed offsets of one client (response to 221), or of several clients by id (response to 223)
+    (``GetConsumerStatusBody``)."""
 
     message_queue_table: dict[MessageQueue, Int64] = field(default_factory=dict)
     consumer_table: dict[str, dict[MessageQueue, Int64]] = field(default_factory=dict)
 
 
 class StatsDataRequest(Struct, rename="camel", gc=False):
-    """VIEW_BROKER_STATS_DATA: a counter by name and key (remoting.md §6.7)."""
+    """VIEW_BROKER_STATS_DATA for a counter with this name and key (remoting.md §6.7)."""
 
     stats_name: str
     stats_key: str
@@ -186,7 +188,7 @@ class TimeSpanRequest(Struct, gc=False):
 
 
 class ConsumeStatsRequest(Struct, rename="camel", gc=False):
-    """GET_CONSUME_STATS; ``topic_list`` is separated by ``;`` (5.3)."""
+    """GET_CONSUME_STATS. ``topic_list`` (5.3) are names, separated by ``;``."""
 
     consumer_group: str
     topic: str | None = None
@@ -200,7 +202,7 @@ class AllConsumeStatsRequest(Struct, rename="camel", gc=False):
 
 
 class TopicOffsets(Struct, rename="camel", gc=False):
-    """A queue of a topic; ``last_update_timestamp`` is the store time of its newest message in ms, 0 if empty."""
+    """The offsets of a queue. ``last_update_timestamp`` is the store time of its newest message in ms, 0 if empty."""
 
     min_offset: Int64 = 0
     max_offset: Int64 = 0
@@ -208,14 +210,14 @@ class TopicOffsets(Struct, rename="camel", gc=False):
 
 
 class TopicStatsTable(Struct, rename="camel"):
-    """Response to GET_TOPIC_STATS_INFO; ``topic_put_tps`` is messages per second."""
+    """Response to GET_TOPIC_STATS_INFO. ``topic_put_tps`` is messages per second."""
 
     offset_table: dict[MessageQueue, TopicOffsets] = field(default_factory=dict)
     topic_put_tps: float = 0.0
 
 
 class ConsumeOffsets(Struct, rename="camel", gc=False):
-    """The offsets of a group in one queue (``OffsetWrapper``); ``pull_offset`` from 5.0 on."""
+    """The offsets of a group in one queue (``OffsetWrapper``). ``pull_offset`` exists since 5.0."""
 
     broker_offset: Int64 = 0
     consumer_offset: Int64 = 0
@@ -224,14 +226,14 @@ class ConsumeOffsets(Struct, rename="camel", gc=False):
 
 
 class ConsumeStats(Struct, rename="camel"):
-    """Response to GET_CONSUME_STATS; ``consume_tps`` is messages per second."""
+    """Response to GET_CONSUME_STATS. ``consume_tps`` is messages per second."""
 
     consume_tps: float = 0.0
     offset_table: dict[MessageQueue, ConsumeOffsets] = field(default_factory=dict)
 
 
 class ConsumeStatsList(Struct, rename="camel"):
-    """Response to GET_BROKER_CONSUME_STATS: one map per group, group → the stats of its topics."""
+    """Response to GET_BROKER_CONSUME_STATS. Each map has one group: group → the stats of its topics."""
 
     broker_addr: str | None = None
     consume_stats_list: list[dict[str, list[ConsumeStats]]] = field(default_factory=list)
@@ -240,7 +242,7 @@ class ConsumeStatsList(Struct, rename="camel"):
 
 
 class StatsItem(Struct, gc=False):
-    """A counter over a time span: its total, its rate per second, and the average size or time of an item."""
+    """A counter over a time span: the total, the rate per second, and the average size or time of an item."""
 
     sum: Int64 = 0
     tps: float = 0.0
@@ -256,8 +258,8 @@ class BrokerStatsData(Struct, rename="camel"):
 
 
 class QueueTimeSpan(Struct, rename="camel", kw_only=True):
-    """Store times of a queue in ms; ``delay_time`` is the lag of the group.
-    The ``str`` fields are local time as ``yyyy-MM-dd#HH:mm:ss:SSS``."""
+    """Store times in a queue, and the lag of a group as ``delay_time``, all in ms.
+    The ``str`` fields are local times of the form ``yyyy-MM-dd#HH:mm:ss:SSS``."""
 
     message_queue: MessageQueue
     min_time_stamp: Int64 = 0

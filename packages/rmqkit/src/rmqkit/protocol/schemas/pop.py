@@ -1,7 +1,7 @@
-"""POP: pops and acks 200050 to 200055, 200151, assignments 400 to 402, and the stored data of brokers
-(`PopCheckPoint`, `StoredAck`).
+"""POP: requests for pops and acks (200050 to 200055, 200151) and for assignments (400 to 402), and the data that
+brokers store (`PopCheckPoint`, `StoredAck`).
 
-Codes of POP need a JSON header. Source: remoting.md §4.6.1; store.md §19.
+Codes of pops and acks fit only in a JSON header. Source: remoting.md §4.6.1; store.md §19.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rmqkit.protocol.schemas.clients import MessageQueue
 
 
 class PollingInfoRequest(Struct, rename="camel", kw_only=True, gc=False):
-    """POLLING_INFO, and the common fields of most requests about a queue."""
+    """POLLING_INFO, and the base class of other requests about a queue."""
 
     consumer_group: str
     topic: str
@@ -30,7 +30,8 @@ class PollingInfoResponse(Struct, rename="camel", gc=False):
 
 
 class PopMessageRequest(PollingInfoRequest, kw_only=True, gc=False):
-    """POP_MESSAGE; times in ms, ``queue_id`` -1 for any queue, ``init_mode`` 0 from the start or 1 from the end."""
+    """POP_MESSAGE. Times are in ms. ``queue_id`` -1 means any queue. ``init_mode`` is 0 for the start, 1 for the
+    end."""
 
     max_msg_nums: Int32
     invisible_time: Int64
@@ -52,7 +53,7 @@ class ChangeInvisibleTimeResponse(Struct, rename="camel", kw_only=True, gc=False
 
 
 class PopMessageResponse(ChangeInvisibleTimeResponse, kw_only=True, gc=False):
-    """POP_MESSAGE and PEEK_MESSAGE; the three strings are those of `rmqkit.protocol.ids`."""
+    """The response to POP_MESSAGE and PEEK_MESSAGE. `rmqkit.protocol.ids` decodes the three texts."""
 
     rest_num: Int64 = 0
     start_offset_info: str | None = None
@@ -61,7 +62,7 @@ class PopMessageResponse(ChangeInvisibleTimeResponse, kw_only=True, gc=False):
 
 
 class AckMessageRequest(PollingInfoRequest, kw_only=True, gc=False):
-    """ACK_MESSAGE; ``extra_info`` is the POP_CK property of the message."""
+    """ACK_MESSAGE. ``extra_info`` is the POP_CK property of the message."""
 
     extra_info: str
     offset: Int64
@@ -80,7 +81,7 @@ class ChangeInvisibleTimeRequest(AckMessageRequest, kw_only=True, gc=False):
 
 
 class NotificationRequest(PollingInfoRequest, kw_only=True, gc=False):
-    """NOTIFICATION: wait until a message can be popped."""
+    """NOTIFICATION, which waits until a message can be popped."""
 
     poll_time: Int64
     born_time: Int64
@@ -89,9 +90,9 @@ class NotificationRequest(PollingInfoRequest, kw_only=True, gc=False):
 
 
 class NotificationResponse(Struct, rename="camel", gc=False):
-    """The response to NOTIFICATION:
+    """The response to NOTIFICATION.
 
-    ``has_msg`` if messages are available, ``polling_full`` if the broker cannot let more requests wait.
+    ``has_msg``: messages are available. ``polling_full``: too many requests are waiting at the broker.
     """
 
     has_msg: bool = False
@@ -99,8 +100,8 @@ class NotificationResponse(Struct, rename="camel", gc=False):
 
 
 class BatchAck(Struct, kw_only=True):
-    """Acks of one queue and one pop; `rmqkit.protocol.ids` reads and writes ``acked``, base64 in JSON.
-    ``retry`` is ``0`` for the normal topic, ``1`` and ``2`` for the two forms of the retry topic."""
+    """The acks of one pop from one queue. `rmqkit.protocol.ids` encodes and decodes ``acked``, which is base64 in JSON.
+    ``retry`` is ``0`` for the normal topic, ``1`` or ``2`` for the two spellings of the retry topic."""
 
     group: str = field(name="c")
     topic: str = field(name="t")
@@ -121,7 +122,7 @@ class BatchAckBody(Struct, rename="camel", kw_only=True):
 
 
 class QueryAssignmentBody(Struct, rename="camel", kw_only=True):
-    """Body of QUERY_ASSIGNMENT; ``strategy_name`` is ``AVG``, ``AVG_BY_CIRCLE`` and so on."""
+    """Body of QUERY_ASSIGNMENT. ``strategy_name`` is ``AVG``, ``AVG_BY_CIRCLE`` or another strategy."""
 
     topic: str
     consumer_group: str
@@ -131,7 +132,7 @@ class QueryAssignmentBody(Struct, rename="camel", kw_only=True):
 
 
 class Assignment(Struct, rename="camel", kw_only=True):
-    """A queue for the requesting client, to be pulled or popped."""
+    """A queue that the requesting client must pull or pop, according to ``mode``."""
 
     message_queue: MessageQueue
     mode: str = "PULL"
@@ -139,13 +140,13 @@ class Assignment(Struct, rename="camel", kw_only=True):
 
 
 class Assignments(Struct, rename="camel"):
-    """Response to QUERY_ASSIGNMENT; empty for a client that the broker does not know."""
+    """Response to QUERY_ASSIGNMENT. The list is empty for a client that the broker does not know."""
 
     message_queue_assignments: list[Assignment] = field(default_factory=list)
 
 
 class MessageRequestMode(Struct, rename="camel", kw_only=True):
-    """Body of SET_MESSAGE_REQUEST_MODE: whether a group pulls or pops a topic."""
+    """Body of SET_MESSAGE_REQUEST_MODE, which makes a group pull or pop a topic."""
 
     topic: str
     consumer_group: str
@@ -160,15 +161,15 @@ class MessageRequestModes(Struct, rename="camel"):
 
 
 class PopCheckPoint(Struct, kw_only=True, gc=False):
-    """``ck``: messages of one queue that were popped together; times in ms.
+    """A stored ``ck`` for messages of one queue that were popped together. Times are in ms.
 
     Attributes:
-        diffs: their offsets, relative to ``start_offset``.
+        diffs: the offsets of the messages, relative to ``start_offset``.
         acked_bits: bit i is set if the message ``diffs[i]`` is acknowledged.
-        tries: how often it was stored again because its messages could not be retried.
+        tries: how often the check point was stored again because its messages could not be retried.
     """
 
-    # Java's int, with a bit for each of at most 32 messages.
+    # A Java int with one bit for each of at most 32 messages.
     acked_bits: Int32 = field(default=0, name="bm")
     broker_name: str = field(name="bn")
     group: str = field(name="c")
@@ -185,14 +186,14 @@ class PopCheckPoint(Struct, kw_only=True, gc=False):
 
     @property
     def offsets_left(self) -> set[int]:
-        """The queue offsets that are not acknowledged."""
-        # With bit 31 the number is negative, and Python's shift still finds each bit.
+        """The queue offsets of messages that are not acknowledged."""
+        # The number is negative if bit 31 is set. Python's shift still returns each bit.
         diffs = self.diffs or range(self.count)
         return {self.start_offset + diff for i, diff in enumerate(diffs) if not self.acked_bits >> i & 1}
 
 
 class StoredAck(Struct, kw_only=True, gc=False):
-    """A stored ``ack`` is for one message, a ``bAck`` for several. The ``ack_offset`` of a ``bAck`` is -1."""
+    """A stored ``ack`` of one message, or a ``bAck`` of several messages with ``ack_offset`` -1."""
 
     ack_offset: Int64 = field(name="ao")
     ack_offsets: list[Int64] | UnsetType | None = field(default=UNSET, name="aol")

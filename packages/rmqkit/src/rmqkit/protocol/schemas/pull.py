@@ -1,4 +1,4 @@
-"""Pulls 11 and 361, and other ways to read messages: by key 12, by offset id 33, entries of a queue 321.
+"""Requests for messages: pulls (11, 361), queries by key (12) and by offset id (33), and entries of a queue (321).
 
 Responses to pulls and queries are sequences of records, not JSON. Source: remoting.md §4.3.2, §4.3.6, §4.4, §6.4.13.
 """
@@ -26,7 +26,7 @@ class PullFlag(enum.IntFlag):
 
 
 class ForbiddenType(enum.IntEnum):
-    """The reason why a pull got NO_PERMISSION."""
+    """The reason for a NO_PERMISSION response to a pull."""
 
     BROKER = 1
     GROUP = 2
@@ -36,7 +36,7 @@ class ForbiddenType(enum.IntEnum):
 
 
 class PullMessageRequest(Struct, rename="camel", gc=False):
-    """A pull: the queue, the offset, the limits, and the time to wait for a message (``suspend_timeout_millis``)."""
+    """A pull of a queue from an offset, with limits and the time to wait for a message (``suspend_timeout_millis``)."""
 
     consumer_group: str
     topic: str
@@ -56,7 +56,7 @@ class PullMessageRequest(Struct, rename="camel", gc=False):
 
 
 class PullMessageResponse(Struct, rename="camel", gc=False):
-    """Part of every response to a pull, even if it has no messages: Java clients need all four numbers."""
+    """The header of every response to a pull, even without messages: Java clients require the first four numbers."""
 
     suggest_which_broker_id: Int64
     next_begin_offset: Int64
@@ -69,7 +69,7 @@ class PullMessageResponse(Struct, rename="camel", gc=False):
 
 
 class ViewMessageRequest(Struct, gc=False):
-    """VIEW_MESSAGE_BY_ID; ``offset`` is physical."""
+    """VIEW_MESSAGE_BY_ID. ``offset`` is physical."""
 
     offset: Int64
     topic: str | None = None
@@ -77,7 +77,7 @@ class ViewMessageRequest(Struct, gc=False):
 
 class QueryMessageRequest(Struct, rename="camel", kw_only=True, gc=False):
     """QUERY_MESSAGE by key and store times in ms. A query by unique key finds at most 32 messages, even if ``max_num``
-    is larger. ``index_type``: ``K`` keys, ``U`` unique key, ``T`` tags (5.4); ``last_key``: start of the next page."""
+    is larger. ``index_type``: ``K`` keys, ``U`` unique key, ``T`` tags (5.4). ``last_key``: start of the next page."""
 
     topic: str
     key: str
@@ -97,7 +97,7 @@ class QueryMessageResponse(Struct, rename="camel", gc=False):
 
 
 class QueryConsumeQueueRequest(Struct, rename="camel", kw_only=True, gc=False):
-    """QUERY_CONSUME_QUEUE: ``count`` entries from ``index``; with a group, each entry also has the result of the
+    """QUERY_CONSUME_QUEUE for ``count`` entries from ``index``. With a group, each entry also has the result of the
     group's filter."""
 
     topic: str | None = None
@@ -113,7 +113,7 @@ class ConsumeQueueEntry(Struct, rename="camel", kw_only=True):
 
     physic_offset: Int64
     physic_size: Int32
-    # It may exceed 32 bits: for a message that waits for its delay level it is the delivery time.
+    # The code may exceed 32 bits: it is the delivery time for a message that waits for its delay level.
     tags_code: Int64
     eval: bool = False
     extend_data_json: str | None = None

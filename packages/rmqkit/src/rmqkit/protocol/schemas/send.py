@@ -1,5 +1,5 @@
-"""Sends 10, 310, 320, replies 324 to 326, messages sent back 36, recalls 370, transactions 37, 39, 323. Bodies are
-messages, not JSON.
+"""Requests for sends (10, 310, 320), replies (324 to 326), messages sent back (36), recalls (370) and transactions (37,
+39, 323). Bodies are messages, not JSON.
 
 Source: remoting.md §4.3.1, §4.3.5, §4.3.7, §4.4.
 """
@@ -19,8 +19,8 @@ from rmqkit.protocol.operation import BROKER, CLIENT, Content, Operation, Right
 class _Sent(Struct, rename="camel", gc=False):
     """The fields of a sent message: its group, its topic and queue, its flags and properties."""
 
-    # The order of the fields here and in SendMessageRequest determines the letters a to n of the short form. A new
-    # field in between would rename all later fields, and every peer would read wrong values without an error.
+    # The order of the fields here and in SendMessageRequest determines the letters a to n of the short form. A field
+    # inserted in the middle would rename all later fields, and peers would read wrong values without an error.
     producer_group: str
     topic: str
     default_topic: str
@@ -35,7 +35,7 @@ class _Sent(Struct, rename="camel", gc=False):
 
 
 class SendMessageRequest(_Sent, gc=False):
-    """The long-named form (codes 10 and 324)."""
+    """The form with long names, for codes 10 and 324."""
 
     max_reconsume_times: Int32 | None = None
     batch: bool | None = None
@@ -45,7 +45,7 @@ class SendMessageRequest(_Sent, gc=False):
 if TYPE_CHECKING:
 
     class SendMessageV2Request(SendMessageRequest):
-        """The short-named form (codes 310, 320 and 325): same fields, names ``a`` … ``n``."""
+        """The form with the short names ``a`` … ``n`` for the same fields, for codes 310, 320 and 325."""
 
 else:  # an inherited field keeps its wire name, so all fields are declared again
     SendMessageV2Request = msgspec.defstruct(
@@ -61,7 +61,7 @@ assert SendMessageV2Request.__struct_encode_fields__ == tuple("abcdefghijklmn")
 
 
 class SendMessageResponse(Struct, rename="camel", gc=False):
-    """The response to every stored send; for a batch, `queue_offset` is the offset of the first message."""
+    """The response to every stored send. For a batch, ``queue_offset`` is the offset of the first message."""
 
     msg_id: str
     queue_id: Int32
@@ -72,7 +72,7 @@ class SendMessageResponse(Struct, rename="camel", gc=False):
 
 
 class PushReplyRequest(_Sent, kw_only=True, gc=False):
-    """PUSH_REPLY_MESSAGE_TO_CLIENT: a stored reply on its way to the requesting client; hosts are ``ip:port``."""
+    """PUSH_REPLY_MESSAGE_TO_CLIENT, which sends a stored reply to the requesting client. Hosts are ``ip:port``."""
 
     born_host: str
     store_host: str
@@ -80,7 +80,8 @@ class PushReplyRequest(_Sent, kw_only=True, gc=False):
 
 
 class ConsumerSendBackRequest(Struct, rename="camel", gc=False):
-    """CONSUMER_SEND_MSG_BACK; ``offset`` is physical, ``delay_level`` 0 lets the broker choose, -1 is the DLQ."""
+    """CONSUMER_SEND_MSG_BACK. ``offset`` is physical. With ``delay_level`` 0 the broker chooses the level; -1 moves the
+    message to the dead letters."""
 
     offset: Int64
     group: str
@@ -93,7 +94,7 @@ class ConsumerSendBackRequest(Struct, rename="camel", gc=False):
 
 
 class RecallMessageRequest(Struct, rename="camel", kw_only=True, gc=False):
-    """RECALL_MESSAGE; `rmqkit.protocol.ids` decodes the handle."""
+    """RECALL_MESSAGE. `rmqkit.protocol.ids` decodes the handle."""
 
     producer_group: str | None = None
     topic: str
@@ -110,10 +111,10 @@ class RecallMessageResponse(Struct, rename="camel", gc=False):
 class EndTransactionRequest(Struct, rename="camel", kw_only=True, gc=False):
     """END_TRANSACTION; ``commit_or_rollback`` is 8 to commit, 12 to roll back, 0 while unknown.
     ``tran_state_table_offset`` is the queue offset of the send response, ``commit_log_offset`` the physical offset.
-    Brokers require neither the id nor the group (a missing group is treated as a wrong one).
+    Ids and group are optional, but a broker treats a missing group as a wrong group.
 
     ``decided_by_ledger`` is specific to rmqkit; Apache's brokers ignore it. The producer stores its decisions in a
-    ledger and checks before a commit which messages are visible, so its commit is valid also after a rollback
+    ledger and checks before a commit which messages are visible. Its commit is therefore valid even after a rollback
     (decision 6)."""
 
     topic: str | None = None
@@ -129,7 +130,7 @@ class EndTransactionRequest(Struct, rename="camel", kw_only=True, gc=False):
 
 
 class CheckTransactionRequest(Struct, rename="camel", kw_only=True, gc=False):
-    """CHECK_TRANSACTION_STATE; the authoritative topic is that of the record in the body."""
+    """CHECK_TRANSACTION_STATE. The record in the body contains the authoritative topic."""
 
     topic: str | None = None
     tran_state_table_offset: Int64
@@ -141,7 +142,7 @@ class CheckTransactionRequest(Struct, rename="camel", kw_only=True, gc=False):
 
 
 class ResumeCheckRequest(Struct, rename="camel", kw_only=True, gc=False):
-    """RESUME_CHECK_HALF_MESSAGE; ``msg_id`` is the offset message id of the half message."""
+    """RESUME_CHECK_HALF_MESSAGE. ``msg_id`` is the offset message id of the half message."""
 
     topic: str | None = None
     msg_id: str

@@ -1,9 +1,9 @@
-"""Topics at a broker: their configuration 17, 18, 21, 202, 215, 351, 513; and at a name server: routes 105, cluster
-106, KV configuration 100 to 102 and 219, permissions, lists.
+"""Topics at a broker: requests for their configuration (17, 18, 21, 202, 215, 351, 513). Topics at a name server:
+requests for routes (105), the cluster (106), KV configuration (100 to 102, 219), permissions and lists.
 
-`TopicConfigTable` is also the file ``topics.json`` and the topic part of a registration
-(`rmqkit.protocol.schemas.brokers`). Every table of a broker has a `DataVersion`. The queues of a static topic are
-distributed among brokers: `TopicQueueMappingDetail`.
+`TopicConfigTable` is also the content of ``topics.json`` and the topic part of a registration
+(`rmqkit.protocol.schemas.brokers`). Every table of a broker has a `DataVersion`. `TopicQueueMappingDetail` describes
+a static topic, which distributes its queues among brokers.
 Source: remoting.md §4.2, §4.3.7, §4.4, §4.6.2, §6.2, §6.4.1 to §6.4.3, §6.4.6, §6.4.13; store.md §9.2.
 """
 
@@ -27,7 +27,7 @@ class Permission(enum.IntFlag):
 
 
 class DataVersion(Struct, rename="camel", gc=False):
-    """The version of a table; two versions are equal if all three numbers are equal. Source: remoting.md §6.2."""
+    """The version of a table. Two versions are equal if all three numbers are equal. Source: remoting.md §6.2."""
 
     counter: int = 0
     state_version: int = 0
@@ -40,7 +40,7 @@ class DataVersion(Struct, rename="camel", gc=False):
 
 
 class TopicConfig(Struct, rename="camel"):
-    """A topic on a broker; absent fields have Java's defaults."""
+    """The configuration of a topic on a broker. Missing fields have Java's defaults."""
 
     topic_name: str = ""
     read_queue_nums: Int32 = 16
@@ -58,7 +58,7 @@ class TopicConfig(Struct, rename="camel"):
 
 
 class TopicQueueMappingInfo(Struct, rename="camel", kw_only=True):
-    """The queues of a static topic at the broker name ``bname``.
+    """The queues of a static topic on the broker ``bname``.
     ``curr_id_map`` maps the number of a queue in the whole topic to its number on this broker."""
 
     bname: str = ""
@@ -71,8 +71,8 @@ class TopicQueueMappingInfo(Struct, rename="camel", kw_only=True):
 
 
 class LogicQueueMappingItem(Struct, rename="camel"):
-    """A present or former location of a queue of a static topic. The offsets from ``start_offset`` on in queue
-    ``queue_id`` of broker ``bname`` are the offsets from ``logic_offset`` on in the static queue."""
+    """A current or former location of a queue of a static topic: queue ``queue_id`` of broker ``bname``. Offset
+    ``start_offset`` of this location is offset ``logic_offset`` of the static queue."""
 
     gen: int = 0
     queue_id: int = 0
@@ -85,15 +85,15 @@ class LogicQueueMappingItem(Struct, rename="camel"):
 
 
 class TopicQueueMappingDetail(TopicQueueMappingInfo, rename="camel", kw_only=True):
-    """A static topic at a broker. The queues at this broker are listed by their number in the whole topic. The last
-    item of a queue is its present location."""
+    """A static topic on a broker. The keys of ``hosted_queues`` are the numbers of queues in the whole topic. The last
+    item of a queue is its current location."""
 
     hosted_queues: dict[int, list[LogicQueueMappingItem]] = field(default_factory=dict)
 
 
 class TopicConfigTable(Struct, rename="camel"):
-    """``topics.json`` and the topic part of a registration (``TopicConfigSerializeWrapper``).
-    Only registrations carry the static topics (``TopicConfigAndMappingSerializeWrapper``, 5.x)."""
+    """The content of ``topics.json`` and the topic part of a registration (``TopicConfigSerializeWrapper``).
+    Only registrations contain static topics (``TopicConfigAndMappingSerializeWrapper``, 5.x)."""
 
     data_version: DataVersion = field(default_factory=DataVersion)
     topic_config_table: dict[str, TopicConfig] = field(default_factory=dict)
@@ -119,13 +119,13 @@ class CreateTopicRequest(Struct, rename="camel", gc=False):
 
 
 class TopicRequest(Struct, gc=False):
-    """Requests about one topic: 202, 215, 300, 351."""
+    """The header of requests about one topic: 202, 215, 300, 351."""
 
     topic: str
 
 
 class TopicConfigsRequest(Struct, rename="camel", gc=False):
-    """GET_ALL_TOPIC_CONFIG; slaves of 5.3 or later may request pages."""
+    """GET_ALL_TOPIC_CONFIG. Slaves of 5.3 or later may request pages."""
 
     topic_seq: Int32 | None = None
     data_version: str | None = None
@@ -133,7 +133,7 @@ class TopicConfigsRequest(Struct, rename="camel", gc=False):
 
 
 class TopicConfigsResponse(Struct, rename="camel", gc=False):
-    """The total number of topics."""
+    """The response to a request for a page of topics, with the total number of topics."""
 
     total_topic_num: Int32 | None = None
 
@@ -145,7 +145,7 @@ class TopicConfigList(Struct, rename="camel"):
 
 
 class QueueData(Struct, rename="camel", gc=False):
-    """The queues of a topic on one broker name. 4.x spells the flag ``topicSynFlag``."""
+    """The queues of a topic on the brokers of one name. 4.x spells the flag ``topicSynFlag``."""
 
     broker_name: str
     read_queue_nums: int = 0
@@ -156,7 +156,7 @@ class QueueData(Struct, rename="camel", gc=False):
 
 
 class BrokerData(Struct, rename="camel"):
-    """The addresses of a broker name: broker id → ``ip:port``; id 0 is the master."""
+    """The addresses of the brokers of one name: broker id → ``ip:port``. Id 0 is the master."""
 
     cluster: str
     broker_name: str
@@ -183,7 +183,7 @@ class ClusterInfo(Struct, rename="camel"):
 
 
 class RouteRequest(Struct, rename="camel", gc=False):
-    """GET_ROUTEINFO_BY_TOPIC; with zone mode ``true`` the route has only brokers of the zone."""
+    """GET_ROUTEINFO_BY_TOPIC. With zone mode ``true`` the route contains only the brokers of the zone."""
 
     topic: str
     accept_standard_json_only: bool | None = None
@@ -192,11 +192,12 @@ class RouteRequest(Struct, rename="camel", gc=False):
 
 
 class MemberRouteResponse(Struct, gc=False):
-    """Response of rmqkit's name servers to GET_ROUTEINFO_BY_TOPIC for the topic that names the brokers of a group.
+    """Response of rmqkit's name servers to GET_ROUTEINFO_BY_TOPIC for the topic of a broker name
+    (`rmqkit.protocol.names.SYNC_BROKER_MEMBER_PREFIX`).
 
     Attributes:
-        registered_from: JSON, the IP address from which each ``host:port`` registered;
-            Apache's name servers omit it.
+        registered_from: JSON with the IP address from which each ``host:port`` registered. Apache's name servers omit
+            this field.
     """
 
     registered_from: str | None = field(default=None, name="rmqRegisteredFrom")
@@ -209,7 +210,8 @@ class RegisterTopicRequest(Struct, gc=False):
 
 
 class KVPut(Struct, gc=False):
-    """PUT_KV_CONFIG; the reference answers a missing namespace or key with a specific remark."""
+    """PUT_KV_CONFIG. Namespace and key have defaults, because the reference refuses a request without them with its own
+    remark."""
 
     value: str
     namespace: str | None = None
@@ -254,7 +256,7 @@ class AddWritePermResponse(Struct, rename="camel", gc=False):
 
 
 class DeleteTopicRequest(Struct, rename="camel", gc=False):
-    """DELETE_TOPIC_IN_NAMESRV; if a cluster is given, only the brokers of this cluster lose the topic."""
+    """DELETE_TOPIC_IN_NAMESRV. With a cluster, only the routes to brokers of this cluster are deleted."""
 
     topic: str
     cluster_name: str | None = None
@@ -267,13 +269,13 @@ class ClusterRequest(Struct, gc=False):
 
 
 class KVTable(Struct):
-    """Text → text: a KV namespace, a broker's runtime information."""
+    """A map from text to text: a KV namespace, or the runtime information of a broker."""
 
     table: dict[str, str] = field(default_factory=dict)
 
 
 class TopicList(Struct, rename="camel", omit_defaults=True):
-    """A list of topics; only the system topics have a ``broker_addr``."""
+    """A list of topics. Only a list of system topics has a ``broker_addr``."""
 
     topic_list: list[str]
     broker_addr: str | None = None
