@@ -1,5 +1,5 @@
-"""The process of the clients: signals end their run, a fork separates them, and a thread has a loop if the program has
-none.
+"""The process of the clients: signals end a run, a fork separates clients, and a thread has a loop for programs without
+a loop.
 
 ==================  ==================================================================================================
 event               effect
@@ -14,12 +14,12 @@ closed
                     (`register_after_fork`)
 ==================  ==================================================================================================
 
-If a loop cannot watch signals, as on Windows, Python's own signal handlers call it. `run`
-works in the main thread only.
+If a loop cannot watch signals, as on Windows, Python's own signal handlers call it. `run` works only in the main
+thread.
 
-`Portal` is the loop thread: other threads submit work and wait for the result. It starts with the first call and stops
-with the interpreter, after closing the remaining clients. It is a daemon, so that a program that hangs elsewhere can
-still be ended; the child of a fork gets its own portal.
+`Portal` is the loop thread. Other threads submit work and wait for the result. The loop starts with the first call.
+When the interpreter exits, the loop closes the remaining clients and stops. The thread is a daemon, so that a program
+that hangs elsewhere can still be ended. The child of a fork gets its own portal.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ T = TypeVar("T")
 
 
 class Runs(Protocol):
-    """A client that `run` can run. ``closes_last``: whether handlers of the other clients may use it."""
+    """A client that `run` can run. ``closes_last`` is True if handlers of the other clients may use it."""
 
     @property
     def closes_last(self) -> bool: ...
@@ -71,12 +71,13 @@ async def run(*clients: Runs) -> None:
 
         asyncio.run(rmqkit.run(consumer, producer))
 
-    The clients are started if necessary, producers first. On the signal, consumers stop taking messages, wait for their
+    The clients are started if necessary, producers first. On a signal, consumers stop taking messages, wait for their
     handlers, save their offsets and leave the group. Producers close after them. The function also returns when all
-    clients are closed in another way. A second signal ends the process at once.
+    clients are closed in another way. A second signal ends the process immediately.
 
-    Raises ClientError: it is not called in the main thread, which alone receives signals, or there are no clients.
-    Raises NoRoute: as `start` of the clients."""
+    Raises ClientError: there are no clients, or this is not the main thread, which is the only thread that receives
+    signals.
+    Raises NoRoute: the same as for `start` of the clients."""
     if not clients:
         raise ClientError("run() has no clients: give it at least one")
     loop = asyncio.get_running_loop()
@@ -92,7 +93,7 @@ async def run(*clients: Runs) -> None:
             for task in working:
                 task.cancel()
             await asyncio.gather(*working, return_exceptions=True)
-            # Consumers first: their last handlers may still send with the producers.
+            # Close consumers first, because their last handlers may still send with the producers.
             for together in closing_order(clients):
                 await asyncio.gather(*(client.close() for client in together))
     if not working[0].cancelled():
@@ -113,20 +114,22 @@ class _HasOrder(Protocol):
 
 
 def closing_order(clients: Sequence[C]) -> list[list[C]]:
-    """Split clients into those that close first, and those that close after them."""
+    """Split clients into the clients that close first, and the clients that close after them."""
     first = [client for client in clients if not client.closes_last]
     return [first, [client for client in clients if client.closes_last]]
 
 
 def starting_order(clients: Sequence[C]) -> list[C]:
-    """Sort producers before consumers, whose handlers may be called before their start returns."""
+    """Sort producers before consumers, because the handlers of consumers may be called before the start of the
+    consumers returns.
+    """
     first, last = closing_order(clients)
     return [*last, *first]
 
 
 @contextlib.contextmanager
 def calling_on_signals(tell: Callable[[], object], loop: asyncio.AbstractEventLoop | None = None) -> Iterator[None]:
-    """Call a function on the first SIGINT or SIGTERM; with a loop, call it on the loop.
+    """Call a function on the first SIGINT or SIGTERM. With a loop, call it on the loop.
     Raises ClientError: this is not the main thread."""
     if threading.current_thread() is not threading.main_thread():
         raise ClientError("run() is not in the main thread, where signals arrive: use 'with' and close() here")
@@ -141,7 +144,7 @@ def calling_on_signals(tell: Callable[[], object], loop: asyncio.AbstractEventLo
 
     def on_signal(number: int, frame: Any = None) -> None:
         restore()
-        # The old handlers are restored: a second signal ends the process while the first one waits for running work.
+        # The old handlers are active again: a second signal ends the process while running work is finished.
         _log.info("%s: finishing the work in progress", signal.Signals(number).name)
         tell()
 
@@ -149,7 +152,7 @@ def calling_on_signals(tell: Callable[[], object], loop: asyncio.AbstractEventLo
         if loop is None:
             on_signal(number)
         else:
-            # Python calls this between two instructions; a loop that sleeps in select must be woken up.
+            # Python calls this between two instructions. If the loop sleeps in select, it must be woken up.
             loop.call_soon_threadsafe(on_signal, number)
 
     for number in _SIGNALS:
