@@ -162,7 +162,7 @@ def _found(queues: ConsumeQueues, ends: QueueEnds, entries: _Entries) -> list[_B
 
 
 def _missing(root: Path, queues: ConsumeQueues, ends: QueueEnds) -> list[_Broken]:
-    """Return the queues whose files are missing."""
+    """Return the queues with missing files."""
     broken: list[_Broken] = []
     topics: dict[str, object] | None = None
     is_read = False

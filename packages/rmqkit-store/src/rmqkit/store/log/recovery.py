@@ -7,9 +7,9 @@ are the end of the log, ``E``.
 =============  =========================================  ==========================================================
                clean stop                                 crash (``abort`` exists)
 =============  =========================================  ==========================================================
-scan from      the newest record in a queue, if it is      newest file whose first record is sound and not younger
-               sound; else as Java: the newest file       than the checkpoint's minTimestamp; else the first file
-               whose first record is sound and not
+scan from      the newest record in a queue, if it is      the newest file with a sound first record that is not
+               sound; else as Java: the newest file       younger than the checkpoint's minTimestamp; else the
+               with a sound first record that is not      first file
                after D; else the first file
 dispatch       records at or after D                      every record
 =============  =========================================  ==========================================================

@@ -135,7 +135,7 @@ class ConsumeQueueBase(ABC):
 
     @abstractmethod
     def correct_min_offset(self, min_physical_offset: int) -> None:
-        """Move the first readable message to the first message whose record still exists."""
+        """Move the first readable message to the first message that still has a record."""
 
     @abstractmethod
     def place(self, queue_offset: int) -> tuple[int, int]:

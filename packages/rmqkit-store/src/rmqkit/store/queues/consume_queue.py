@@ -241,7 +241,7 @@ class ConsumeQueue(ConsumeQueueBase):
         self._fd = -1
 
     def correct_min_offset(self, min_physical_offset: int) -> None:
-        """Move the first readable message to the first message whose record exists."""
+        """Move the first readable message to the first message that still has a record."""
         if self.queue.files:
             self.min_offset = max(self.min_offset, self.first_behind(min_physical_offset))
 

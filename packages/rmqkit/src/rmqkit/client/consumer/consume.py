@@ -310,7 +310,7 @@ class ConcurrentConsumeService:
         offset = NOTHING_HELD
         for message in messages:
             offset = process_queue.remove(message)
-        # A released queue may have a new owner, whose offset an old commit must not change.
+        # A released queue may have a new owner. An old commit must not change the offset of the new owner.
         if offset != NOTHING_HELD and not process_queue.is_released:
             self.offsets.raise_to(process_queue.queue, offset)
 

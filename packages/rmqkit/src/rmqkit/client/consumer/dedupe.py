@@ -220,7 +220,7 @@ class RedisDedupe:
                 with _reported(name):
                     client.eval(_RELEASE, 1, name, token)
                 raise
-                # A failure now must not cause another delivery of a handled message.
+                # A failure here must not cause another delivery, because the message is handled.
             with _reported(name):
                 client.set(name, _DONE, px=keep_ms)
 
@@ -242,7 +242,7 @@ class RedisDedupe:
 
 
 def _check_done(value: str | bytes | None, name: str) -> None:
-    """Raises ConsumeLater: the key is not marked as done, so another member handles the message."""
+    """Check that a key is marked as done. Raises ConsumeLater: it is not, so another member handles the message."""
     if value not in (_DONE, _DONE.encode()):
         _log.info("key %s is being handled elsewhere: the message is delivered again later", name)
         raise ConsumeLater
@@ -258,7 +258,8 @@ def _reported(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    # Lock at once, not with the first write: two deliveries of a message must not both find its key new.
+    # Lock the database now, not with the first write: two deliveries of a message must not both find that its key is
+    # new.
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield

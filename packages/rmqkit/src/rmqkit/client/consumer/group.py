@@ -163,7 +163,7 @@ class GroupCoordinator:
                 raise
             _log.warning("subscriptions of group %s: %s", self._context.group, error)
             self._runtime.refresh_routes_soon()
-        # Do this before the first rebalance: a broker lists only members whose heartbeat it has received.
+        # Do this before the first rebalance: a broker lists a member only after it has received a heartbeat.
         await self._runtime.heartbeat()
         name = f"rebalance of group {self._context.group}"
         self._tasks.start(keep_doing(self._rebalanced, wake=self._wake, name=name), name)

@@ -7,7 +7,7 @@ a handler …                 effect
 returns                     the messages are consumed, the next messages of the queue follow
 raises                      the queue pauses for ``suspend_queue_ms``; then the same messages are handled again
 … for the last time         after ``retries_max`` failures the message goes to the dead letters, the queue continues
-… `Reject`                  the same at once
+… `Reject`                  the same immediately
 ==========================  ==================================================================================
 
 No other client handles messages of the queue at the same time. The broker locks the queue for this client
@@ -208,7 +208,7 @@ class ClientQueueLocks:
         try:
             if address is None:
                 raise ConnectFailed(broker_name, "no route names its master", NOT_REGISTERED)
-            self.asked.update(queues)  # a lock whose response is lost must be released, too
+            self.asked.update(queues)  # if the response is lost, the lock must be released, too
             granted = await self._runtime.calls.lock_queues(address, self._group, self._runtime.client_id, queues)
         except RmqError as error:
             if self.errors.get(broker_name) is None:

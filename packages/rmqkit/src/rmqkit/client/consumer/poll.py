@@ -23,8 +23,8 @@ _Item = tuple[ProcessQueue, ReceivedMessage]
 
 class PollBuffer:
     """A buffer of pulled messages that also stores the program's position in each queue.
-    With ``auto_commit`` a new position goes to the offset store at once. Otherwise the caller saves the result of
-    `positions`."""
+    With ``auto_commit``, a new position is passed to the offset store immediately. Otherwise the caller saves the
+    result of `positions`."""
 
     def __init__(self, offsets: OffsetStore, *, auto_commit: bool) -> None:
         self._offsets = offsets
@@ -130,7 +130,7 @@ class PollBuffer:
         return "the program to poll or iterate further"
 
     async def consume_directly(self, message: ReceivedMessage) -> ConsumeMessageDirectlyResult:
-        """Raises ClientError: always, because there is no handler."""
+        """Refuse the message. Raises ClientError: always, because there is no handler."""
         raise ClientError(f"message {message.msg_id} has no handler: this consumer polls")
 
     def _next(self, count_max: int | None) -> tuple[ProcessQueue, list[ReceivedMessage]] | None:

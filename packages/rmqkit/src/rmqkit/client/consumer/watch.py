@@ -229,7 +229,7 @@ class LoopWatchdog:
     def stop(self) -> None:
         self._timer.cancel()
         self._ended.set()
-        self._thread.join(1.0)  # the thread wakes up at once
+        self._thread.join(1.0)  # the thread wakes up immediately
 
     def _beat(self) -> None:
         self._beaten = time.monotonic()

@@ -8,7 +8,7 @@ of `send_many`                              in the open batch of its topic and `
                                             selector chooses it
 delayed, with a priority, or large enough   alone: no batch contains these
 to be compressed
-of `send`, to a retry topic, or when        alone and at once, like every send without ``batch.auto``
+of `send`, to a retry topic, or when        alone and immediately, like every send without ``batch.auto``
 ``batch_total_bytes`` wait already
 ==========================================  ========================================================================
 

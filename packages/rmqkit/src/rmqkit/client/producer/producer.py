@@ -78,7 +78,7 @@ class Producer(Client):
         self._clock = self._runtime.clock
         self._sender = Sender(self._runtime, group, self.settings)
         self._announced: set[str] = set()
-        self._endless: set[SendMany] = set()  # sends whose source may be endless
+        self._endless: set[SendMany] = set()  # sends with a source that may be endless
         self._accumulator: Accumulator | None = None
         if self.settings.batch.auto:
             self._accumulator = Accumulator(

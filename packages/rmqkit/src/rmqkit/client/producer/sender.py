@@ -10,7 +10,7 @@ no address, no connection, no response, or  retry, on another broker if possible
 an unreadable response
 refused with a code of `PASSING`            retry, as above
 refused with another code of `RETRYABLE`    retry, as above, at most twice
-refused with any other code                 raise PeerRefused at once
+refused with any other code                 raise PeerRefused immediately
 ==========================================  ========================================================================
 
 All attempts share one timeout. They continue until it expires, unless ``retries`` limits their number. A retry begins

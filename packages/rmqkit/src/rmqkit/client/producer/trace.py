@@ -250,7 +250,7 @@ class MessageTrace(BackgroundHook):
                 acts = [self._acts.popleft() for _ in range(min(self._batch_count * _SENDS_MAX, len(self._acts)))]
                 batches = (acts[at : at + self._batch_count] for at in range(0, len(acts), self._batch_count))
                 await asyncio.gather(*(self._send(batch) for batch in batches))
-                # No await since the check for an empty queue: a later act sets the event again.
+                # There is no await after the check for an empty queue, so a later act sets the event again.
             self._wake.clear()
 
     async def _send(self, acts: list[_Act]) -> None:
@@ -262,7 +262,7 @@ class MessageTrace(BackgroundHook):
         message = Message(topic=self._topic, body=body, keys=keys)
         try:
             prepared = encode_message(message, self._runtime.keys.next(self._clock.now_ms()), self._own)
-            # Send it to a broker that has the traced topic, like the reference.
+            # Send the message to a broker that has the traced topic, as the reference does.
             brokers = set(self._runtime.routes.brokers_of(topic))
             queue = (await self._sender.queues(self._topic)).first(lambda one: one.broker_name in brokers)
             await self._sender.send(prepared, timeout_ms=_SEND_TIMEOUT_MS, queue=queue)
@@ -271,8 +271,8 @@ class MessageTrace(BackgroundHook):
 
 
 def _packed(records: list[tuple[Trace, str]]) -> Iterator[tuple[bytes, list[str]]]:
-    """Pack records into bodies within the limits, each with the keys of its records. Omit records that the format
-    cannot represent."""
+    """Pack records into bodies within the limits, each with the keys of its records. Records that the format cannot
+    represent are omitted."""
     lines: list[bytes] = []
     keys: dict[str, None] = {}
     body_bytes = keys_characters = 0

@@ -7,7 +7,7 @@ event               effect
 `run` is called     clients that are not started are started, in the order given
 SIGINT, SIGTERM     consumers take no more messages, wait for their handlers (``drain_ms``), save their offsets and
                     leave; then producers, with which handlers may send, finish running sends and leave
-a second signal     ends the process at once, as without `run`
+a second signal     ends the process immediately, as without `run`
 every client is     `run` returns
 closed
 ``os.fork``         connections, loops and threads belong to the parent: running objects refuse to be used in the child
@@ -170,16 +170,17 @@ def calling_on_signals(tell: Callable[[], object], loop: asyncio.AbstractEventLo
 
 
 def register_after_fork(one: T, hook: Callable[[T], bool]) -> None:
-    """Call ``hook(one)`` in every child that is forked while ``one`` exists, and again in a child's child.
+    """Call ``hook(one)`` in every child that is forked while ``one`` exists, and again in a child of a child.
 
-    The hook returns True if ``one`` runs in the parent. The child then keeps ``one`` for ever, because the cleanup of
-    ``one`` would change the selector that both processes share."""
+    The hook returns True if ``one`` runs in the parent. The child then holds a reference to ``one`` for ever, because
+    the cleanup of ``one`` would change the selector that both processes share."""
     _hooks_after_fork[one] = hook
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
-        # Copy the items first: a hook may register others, and the dictionary must not change meanwhile.
+        # Copy the items first, because a hook may register others, and the dictionary must not change during the
+        # iteration.
         after_in_child=lambda: _kept.extend([one for one, hook in list(_hooks_after_fork.items()) if hook(one)])
     )
 
@@ -189,39 +190,39 @@ class _Closable(Protocol):
 
 
 class Portal:
-    """A loop thread of one process; every method may be called from any other thread.
-    ``is_from_parent``: whether the thread belongs to the parent of this process."""
+    """A loop thread of one process. Every method may be called from any other thread.
+    ``is_from_parent`` is True if the thread belongs to the parent of this process."""
 
     def __init__(self) -> None:
         self.is_from_parent = False
         self._loop = _new_loop()
         self._clients: weakref.WeakSet[_Closable] = weakref.WeakSet()
-        # A daemon, so that a program that forgets to close can exit; `_exit` closes the clients.
+        # The thread is a daemon, so that a program that forgets to close can exit. `_exit` closes the clients.
         self._thread = threading.Thread(target=self._run, name="rmqkit portal", daemon=True)
         self._thread.start()
         atexit.register(self._exit)
 
     def run(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Call a function on the loop and return its result; an interrupt cancels it.
-        Raises RuntimeError: it is called on the loop, which would then wait for itself."""
+        """Call a function on the loop and return its result. An interrupt cancels the call.
+        Raises RuntimeError: the caller runs on the loop, which would then wait for itself."""
         if threading.current_thread() is self._thread:
             raise RuntimeError("a blocking client cannot be used on its own loop: use rmqkit's coroutines there")
         running = asyncio.run_coroutine_threadsafe(_awaited(work), self._loop)
         try:
             return running.result()
         except BaseException:
-            # An interrupt only stops the wait; without this the coroutine would continue without a caller.
+            # An interrupt only ends the wait. Without this call, the coroutine would continue without a caller.
             running.cancel()
             raise
 
     def close_at_exit(self, client: _Closable) -> None:
-        """Close a client at the exit of the interpreter, if it still exists."""
+        """Close a client at the exit of the interpreter if the client still exists."""
         self._clients.add(client)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
-        # Close them in this thread, because open generators may only be closed on their own loop.
+        # Close the generators in this thread, because open generators may only be closed on their own loop.
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._loop.close()
 
@@ -248,7 +249,7 @@ def portal() -> Portal:
 
 
 class _Own:
-    """Holds the portal of this process, if there is one."""
+    """The holder of this process's portal. It is empty until the first call of `portal`."""
 
     def __init__(self) -> None:
         self.portal: Portal | None = None

@@ -7,12 +7,12 @@ a program passes no name servers, `discover` requests them from a web server (``
 every 2 minutes.
 
 ===========================  ==================================================================================
-queues to publish to         those in ``orderTopicConf``, exactly in its order; otherwise, per writable queue data
-                             whose broker has a master: 0 … writeQueueNums - 1; sorted by broker name
-queues to subscribe to       per readable queue data: 0 … readQueueNums - 1; no master needed
-queues of a static topic     for both: 0 … totalQueues - 1 of broker ``__syslo__global__``, wherever each of them is
-queues of a topic that no    to publish to: those of the template topic (TBW102), so that a broker creates the topic;
-broker has                   to subscribe to: none until it exists
+queues to publish to         the queues in ``orderTopicConf``, exactly in its order; otherwise, for each writable
+                             queue data of a broker with a master: 0 … writeQueueNums - 1; sorted by broker name
+queues to subscribe to       for each readable queue data: 0 … readQueueNums - 1; no master is needed
+queues of a static topic     for both: 0 … totalQueues - 1 of broker ``__syslo__global__``, on any broker
+queues of a topic that no    to publish to: the queues of the template topic (TBW102), so that a broker creates the
+broker has                   topic; to subscribe to: none until the topic exists
 ===========================  ==================================================================================
 
 With the third rule, the members of a group have the same order of queues while queues move (`logical_queues`).
@@ -388,15 +388,14 @@ class ClientRouteTable:
     def _store_route(self, topic: str, route: TopicRoute) -> None:
         assert route.broker_datas, "a stored route has brokers"
         self._routes.pop(topic, None)
-        self._routes[topic] = route  # last, because its broker addresses are newer than those of other routes
+        self._routes[topic] = route  # last, because its broker addresses are newer than those of the other routes
         queues = publish_queues(topic, route)
         if queues:
-            # Start at a random queue: producers that start together would otherwise
-            # all send to the same broker.
+            # Start at a random queue. Otherwise, producers that start together would all send to the same broker.
             self._publish[topic] = PublishQueues(queues, random.randrange(len(queues)))
         else:
             self._publish.pop(topic, None)
-        # Queues of a static topic move between brokers: remove those of the old route.
+        # The queues of a static topic move between brokers, so remove the queues of the old route.
         self._logical = {queue: name for queue, name in self._logical.items() if queue.topic != topic}
         self._logical |= logical_queues(topic, route)
         self.brokers = {name: ids for known in self._routes.values() for name, ids in broker_addresses(known).items()}

@@ -5,8 +5,9 @@ periodic task         when
 ====================  ==========================================================================================
 route refresh         every 30 s; sooner after a failed send and while a subscribed topic does not exist (1, 2, 4 …
                       30 s), so that a consumer may be started before the first message of a topic is sent
-heartbeat             every 30 s to every broker of the routes (only to masters if it only produces); at once when
-                      a subscription changed, or a broker's connection was lost or the broker forgot this client
+heartbeat             every 30 s to every broker of the routes (only to masters if it only produces);
+                      immediately if a subscription changed, a connection to a broker was lost, or the broker has
+                      no data of this client any more
 ====================  ==========================================================================================
 
 Brokers send their own requests over these connections, and `dispatch` answers them (`handlers`). Loop only.
@@ -359,7 +360,7 @@ class ClientRuntime:
             consumer.rebalance_soon()
 
     def _connection_closed(self, address: str, connection: Connection) -> None:
-        # The broker forgets a client with its connection. Only after a heartbeat does it push and notify again.
+        # A broker forgets a client when its connection is lost. It pushes and notifies again only after a heartbeat.
         if self._is_running and address in self._broker_addresses():
             self.heartbeat_soon()
             self.refresh_routes_soon()
