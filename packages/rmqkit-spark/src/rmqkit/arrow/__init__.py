@@ -1,4 +1,4 @@
-"""The messages of a store as Arrow tables, for Polars, pandas and DuckDB; without a broker, Java or Spark.
+"""The messages of a store as Arrow tables for Polars, pandas and DuckDB, without a broker, Java or Spark.
 
 ::
 
@@ -13,20 +13,21 @@
     duckdb.sql("select topic, count(*) from messages where queueId = 0 group by topic").show()
 
 ======================  ========================================================================================
-`scan`                  a ``pyarrow.RecordBatchReader``: read once, memory for a batch at a time
-`dataset`               a ``pyarrow.dataset.Dataset``: read any number of times; DuckDB's and Polars' columns and
-                        filters are applied while it is read
+`scan`                  a ``pyarrow.RecordBatchReader``: can be read once, with one batch in memory at a time
+`dataset`               a ``pyarrow.dataset.Dataset``: can be read any number of times; the columns and filters of
+                        DuckDB and Polars are applied during the read
 `to_polars`,            a whole data frame
 `to_pandas`
 ======================  ========================================================================================
 
-The columns and their types are the same as in Spark's format ``rocketmq-store``, made by the same kernels. The store
-may belong to a running broker: a read returns the records that were complete when it began. Needs the extra ``arrow``.
+The columns and their types are the same as in Spark's format ``rocketmq-store``, and the same kernels create them. The
+store may belong to a running broker: a read returns the records that were complete when the read began. This package
+needs the extra ``arrow``.
 
 `plan` selects the parts of the store to read: files (`fs`), byte ranges of the log (`splits`), records that queues and
-the index point at (`queue_files`). `reader` filters records by head and topic and decodes them, `schema` defines the
-columns, `kernels` makes them in bulk, `store_dataset` pushes columns and filters down, and `query` runs SQL. Spark's
-source is made of the same parts.
+the index point at (`queue_files`). `reader` filters records by head and topic and decodes them. `schema` defines the
+columns, and `kernels` creates them in bulk. `store_dataset` applies columns and filters during the read, and `query`
+runs SQL. Spark's source uses the same parts.
 """
 
 from __future__ import annotations
@@ -79,14 +80,14 @@ def dataset(
         store: the store directory (``storePathRootDir``), or an address of pyarrow.fs such as ``s3://bucket/store``.
         topic, queue: only messages of these topics and queue ids; empty for all.
         tags: only messages with one of these tags, ``a || b``; ``*`` for all.
-        key: only messages with one of these keys or unique keys. Needs a topic, and reads by the index.
+        key: only messages with one of these keys or unique keys. This needs a topic, and reads by the index.
         columns: only these columns, in this order; empty for all (`rmqkit.arrow.schema.MESSAGE_COLUMNS`).
         start, end: only messages stored at or after ``start``, and before ``end``.
-        offsets_from: ``walk`` reads the log. ``consumequeue`` reads the records that the queues point at: this is
-            faster for few messages, and leaves out messages that no consumer can get.
+        offsets_from: ``walk`` reads the log. ``consumequeue`` reads the records that the queues point at. This is
+            faster for few messages, and omits messages that no consumer can get.
         corrupt: treatment of damage: ``fail``, ``skip``, or ``report`` in extra rows, with the column ``_corrupt``.
         verify_crc: ``none``, or the treatment of a wrong CRC: ``fail``, ``drop``, or ``column`` (mark in ``_corrupt``).
-        broker_name: text of the column ``brokerName``; records do not contain it.
+        broker_name: text of the column ``brokerName``, because records do not contain the broker name.
         log_paths: directories of the commit log, if it is not in the store directory.
         index_slot_count: the broker's ``maxHashSlotNum``, for ``key``.
 
@@ -139,7 +140,7 @@ def dataset(
 
 
 def scan(store: str | PathLike[str], **options: Any) -> pa.RecordBatchReader:
-    """Return the messages of a store as record batches, in the order of the log; ``options`` as in `dataset`.
+    """Return the messages of a store as record batches, in the order of the log. ``options`` are those of `dataset`.
 
     The returned reader can be read once. Reading raises StoreError if a file is damaged or was deleted.
     Raises SettingsError: an option is not valid. Raises StoreError: the store does not exist or cannot be read."""
@@ -147,7 +148,7 @@ def scan(store: str | PathLike[str], **options: Any) -> pa.RecordBatchReader:
 
 
 def to_polars(store: str | PathLike[str], **options: Any) -> polars.DataFrame:
-    """Return the messages of a store as a Polars data frame; ``options`` as in `dataset`, errors as in `scan`.
+    """Return the messages of a store as a Polars data frame. Options as in `dataset`, errors as in `scan`.
     For a lazy frame: ``polars.scan_pyarrow_dataset(dataset(store))``."""
     import polars
 
@@ -157,12 +158,12 @@ def to_polars(store: str | PathLike[str], **options: Any) -> polars.DataFrame:
 
 
 def to_pandas(store: str | PathLike[str], **options: Any) -> pandas.DataFrame:
-    """Return the messages of a store as a pandas data frame; ``options`` as in `dataset`, errors as in `scan`."""
+    """Return the messages of a store as a pandas data frame. Options as in `dataset`, errors as in `scan`."""
     return scan(store, **options).read_pandas()
 
 
 def _several(given: Any) -> list[Any]:
-    """Return a list: of one item for a single value, or of all items for several values."""
+    """Return a list: a single value becomes a list of one item."""
     return [given] if isinstance(given, str | int) else list(given)
 
 

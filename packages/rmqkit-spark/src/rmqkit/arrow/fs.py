@@ -1,14 +1,14 @@
-"""The files of a store, on a disk or at any address of pyarrow.fs: listing, and reading by position.
+"""The files of a store, on a disk or at an address of pyarrow.fs: listing files, and reading bytes by position.
 
 ===========  ===================================  =========================================================
              path, or ``file:`` address           any other address of pyarrow.fs (s3:, gs:, abfs:, hdfs:)
 ===========  ===================================  =========================================================
-bytes        mapped: stay readable when the       fetched by ranges, each to its position in an anonymous
+bytes        mapped; they stay readable when the  fetched by ranges, each to its position in an anonymous
              broker deletes the file              mapping: other bytes cost nothing, and read as 0
 end of the   reported by the file system          found with reads at a few places (`rmqkit.arrow.splits`)
 last write   (`data_end`)
 credentials  none                                 from the environment (``AWS_*``), or from the address;
-                                                  `with_s3_settings` adds Hadoop's. `RemotePath` holds the
+                                                  `with_s3_settings` adds Hadoop's. `RemotePath` contains the
                                                   credentials, and no text shows them
 ===========  ===================================  =========================================================
 
@@ -45,14 +45,14 @@ _USER = re.compile(
 _TOKEN = "session_token"
 _HADOOP_S3 = ("s3a", "s3n")  # Spark users write s3a://, pyarrow only supports s3://
 _SIZE = struct.Struct(">i")
-_NEAR_BYTES = 1 << 20  # a smaller gap between two ranges is fetched with them: cheaper than another request
+_NEAR_BYTES = 1 << 20  # a smaller gap between two ranges is fetched, too: cheaper than another request
 _RECORD_GUESS_BYTES = 4096
 _COPIED_BYTES = 4 << 20
 
 
 class RemotePath(str):
     """A file or directory below an address, as a text without user, secret and options.
-    ``root`` is the full address with these parts; ``below`` is the path below it."""
+    ``root`` is the full address with these parts. ``below`` is the path below the address."""
 
     root: str
     below: str
@@ -76,7 +76,7 @@ class Segment(Struct, frozen=True):
 
 
 class StoredFile(Struct, frozen=True):
-    """A file below a directory; ``names`` is its relative path, split into names."""
+    """A file below a directory. ``names`` is its relative path, split into names."""
 
     names: tuple[str, ...]
     path: str
@@ -87,7 +87,7 @@ class StoredFile(Struct, frozen=True):
 
 
 def resolve(text: str) -> str:
-    """Normalize a path or an address: return an absolute path or a `RemotePath`."""
+    """Normalize a path or an address. Return an absolute path or a `RemotePath`."""
     scheme = _SCHEME.match(text)
     if scheme is not None and scheme[1].lower() in _HADOOP_S3 and not isinstance(text, RemotePath):
         return RemotePath(f"s3{text[scheme.end(1) :]}")
@@ -98,7 +98,7 @@ def resolve(text: str) -> str:
 
 def with_s3_settings(text: str, settings: Mapping[str, str]) -> str:
     """Add the values of Hadoop's connector settings (``fs.s3a.access.key``, ``spark.hadoop.fs.s3a.…``,
-    ``fs.s3a.bucket.NAME.…``) to an address of S3 that lacks them; return any other path or address unchanged."""
+    ``fs.s3a.bucket.NAME.…``) to an S3 address that lacks them. Return any other path or address unchanged."""
     scheme = _SCHEME.match(text)
     if isinstance(text, RemotePath) or scheme is None or scheme[1].lower() not in ("s3", *_HADOOP_S3):
         return text
@@ -142,15 +142,15 @@ def join(folder: str, *names: str) -> str:
 
 
 def above(path: str, levels: int) -> str:
-    """Return the directory some levels up."""
+    """Return the directory that is some levels above a path."""
     if isinstance(path, RemotePath):
         return RemotePath(path.root, "/".join(path.below.split("/")[:-levels]))
     return str(Path(path).parents[levels - 1])
 
 
 def list_files(folder: str, *below: str) -> list[StoredFile]:
-    """List the files at any depth of a directory, or of its subdirectory ``below``, in the order of their names; no
-    files if the directory does not exist. Raises StoreError: the directory cannot be listed."""
+    """List the files at any depth of a directory, or of its subdirectory ``below``, sorted by name. Return an empty
+    list if the directory does not exist. Raises StoreError: the directory cannot be listed."""
     listing = _remote_files if isinstance(folder, RemotePath) else _local_files
     return sorted(
         (
@@ -209,7 +209,7 @@ def find_segments(root: str, log_paths: list[str]) -> list[Segment]:
             raise StoreMismatch(
                 f"{segment.path} of {segment.size} bytes reaches into {following.path}: keep one copy of each file"
             )
-        # Also before a file that was only allocated: the missing file may have had the newest records.
+        # Check this also before a file that was only allocated: the missing file may have had the newest records.
         if (end := segment.base_offset + segment.size) < following.base_offset:
             raise StoreMismatch(
                 f"commit log bytes {end} to {following.base_offset} are missing before {following.path}: restore the"
@@ -219,7 +219,7 @@ def find_segments(root: str, log_paths: list[str]) -> list[Segment]:
 
 
 def exists(path: str, *, as_folder: bool = True) -> bool:
-    """Return True if a directory (with ``as_folder`` False: a file or directory) exists.
+    """Return True if a directory exists. With ``as_folder`` False, return True for a file, too.
     Raises StoreError: the path cannot be checked."""
     if not isinstance(path, RemotePath):
         return Path(path).is_dir() if as_folder else Path(path).exists()
@@ -235,15 +235,17 @@ def exists(path: str, *, as_folder: bool = True) -> bool:
 
 
 class StoreFile:
-    """The bytes of a file at their positions; bytes of a remote file that were not fetched are zeros.
+    """The bytes of a file at their positions. Bytes of a remote file that were not fetched are zeros.
 
     Attributes:
-        size: bytes of the file when it was opened.
+        size: size of the file in bytes when it was opened.
         buffer: the mapping.
     """
 
     def __init__(self, path: str) -> None:
-        """Open the file. Raises StoreError: it cannot be opened; if it was deleted, the text suggests a remedy."""
+        """Open the file. Raises StoreError: the file cannot be opened. If it was deleted, the text suggests a
+        remedy.
+        """
         self.path = path
         self._remote: Any = None
         with _reading(path), ExitStack() as stack:
@@ -263,7 +265,7 @@ class StoreFile:
         if self._remote is None or low >= high:
             return
         with _reading(self.path), memoryview(self.buffer) as view:
-            # Into the mapping at the same position, so that callers treat remote and local files alike.
+            # Read into the mapping at the same position, so that callers treat remote and local files alike.
             self._remote.seek(low)
             count = self._remote.readinto(view[low:high])
         if count != high - low:
@@ -278,8 +280,8 @@ def map_file(path: str) -> Buffer:
 
 
 def map_range(path: str, low: int, high: int) -> Buffer:
-    """Map a file and fetch its bytes from ``low`` up to ``high`` to their positions. Do not use the other bytes of the
-    buffer. Raises StoreError: as `StoreFile`, or the file is shorter."""
+    """Map a file and fetch its bytes from ``low`` up to ``high`` to their positions. The other bytes of the buffer must
+    not be used. Raises StoreError: as `StoreFile`, or the file is shorter."""
     file = StoreFile(path)
     if file.size < high:
         raise StoreError(f"{path} has {file.size} bytes, {high} when the query was planned: load it again")
@@ -288,7 +290,7 @@ def map_range(path: str, low: int, high: int) -> Buffer:
 
 
 def map_records(path: str, positions: Sequence[int]) -> Buffer:
-    """Map a file and fetch the records at some ascending positions. Do not use the other bytes of the buffer.
+    """Map a file and fetch the records at some ascending positions. The other bytes of the buffer must not be used.
     Raises StoreError: as `StoreFile`."""
     file = StoreFile(path)
     if isinstance(path, RemotePath):
@@ -316,7 +318,9 @@ def _merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def read_file(path: str) -> bytes | None:
-    """Return the content of a small file, or None if the file does not exist. Raises StoreError: it cannot be read."""
+    """Return the content of a small file, or None if the file does not exist. Raises StoreError: the file cannot be
+    read.
+    """
     with suppress(FileNotFoundError), _reading(path, is_planned=False):
         if not isinstance(path, RemotePath):
             return Path(path).read_bytes()
@@ -343,7 +347,9 @@ def write_file(source: Path, path: str) -> None:
 
 @contextmanager
 def open_input(path: str) -> Iterator[Any]:
-    """Open a file for a reader of pyarrow. Raises StoreError: opening the file, or reading in the block, failed."""
+    """Open a file for a reader of pyarrow. Raises StoreError: opening the file failed, or reading it inside the
+    context.
+    """
     from pyarrow.fs import LocalFileSystem
 
     filesystem, inside = _inside(path) if isinstance(path, RemotePath) else (LocalFileSystem(), path)
@@ -352,9 +358,9 @@ def open_input(path: str) -> Iterator[Any]:
 
 
 def data_end(path: str, size: int) -> int:
-    """Find the end of the written data of a file; after it the file is a hole and reads as zeros.
+    """Return the end of the written data in a file. After it the file is a hole and reads as zeros.
 
-    A preallocated segment is a sparse file: the file system reports the hole, which saves reading up to a gigabyte of
+    A preallocated segment is a sparse file. The file system reports the hole, which saves reading up to a gigabyte of
     zeros. An object store has no holes: the end is ``size``. Raises StoreError: as `StoreFile`."""
     if isinstance(path, RemotePath):
         return size
@@ -384,14 +390,14 @@ def _reading(path: str, *, is_planned: bool = True) -> Iterator[None]:
 
 
 def _inside(path: str) -> tuple[Any, str]:
-    """Return the file system of a remote file, and the name of the file there."""
+    """Return the file system of a remote file, and the name of the file in it."""
     assert isinstance(path, RemotePath), "the path is remote"
     filesystem, top = _connected(path.root)
     return filesystem, "/".join(filter(None, (top.rstrip("/"), path.below)))
 
 
 def filesystem_at(address: str) -> tuple[Any, str]:
-    """Return the file system of pyarrow.fs for an address, and the name that the address has in that file system.
+    """Return the file system of pyarrow.fs for an address, and the name of the address in this file system.
     Raises the errors of pyarrow."""
     from pyarrow.fs import FileSystem, S3FileSystem
 

@@ -21,7 +21,7 @@ class IncludeProperties(enum.Enum):
 
 
 class VerifyCrc(enum.Enum):
-    """The treatment of a message whose stored body does not match its CRC."""
+    """The treatment of a message with a stored body that does not match its CRC."""
 
     NONE = "none"
     FAIL = "fail"

@@ -1,4 +1,4 @@
-"""The plan of a read: the parts of a store that hold the requested messages, and the way to read each part.
+"""The plan of a read: the parts of a store that contain the requested messages, and the way to read each part.
 
 =========================================  ===========================================================================
 request                                    read
@@ -9,8 +9,8 @@ topics, queues by `OffsetsFrom`            the records that the queues point at
 topics and keys                            the records that the index points at, then compared
 =========================================  ===========================================================================
 
-Spark's source passes each part to a task (`rmqkit.spark.source.store`), `rmqkit.arrow.store_dataset` reads the parts in
-sequence.
+Spark's source passes each part to a task (`rmqkit.spark.source.store`). `rmqkit.arrow.store_dataset` reads the parts
+one after the other.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ SPLIT_BYTES = 128 << 20
 INDEX_SLOT_COUNT = 5_000_000
 
 Part = Split | QueueSplit | IndexReads
-"""A piece of a store that is read independently."""
+"""A piece of a store that is read independently of other pieces."""
 
 
 def conditions_on(
     *, topics: Collection[str] = (), queue_ids: Collection[int] = (), start_ms: int = 0, end_ms: int = 0
 ) -> tuple[Condition, ...]:
-    """Return the conditions that select records before they are decoded: stored at or after ``start_ms`` and before
-    ``end_ms`` (ms since the epoch); 0 and empty select all."""
+    """Return conditions that select records before they are decoded: records stored at or after ``start_ms`` and before
+    ``end_ms`` (ms since the epoch), of some topics and queues. 0 and empty collections select all."""
     conditions = [topic_in(sorted(topics))] if topics else []
     if queue_ids:
         conditions.append(Condition("queueId", "In", tuple(queue_ids)))
@@ -59,8 +59,8 @@ def plan_parts(
     index_slot_count: int = INDEX_SLOT_COUNT,
 ) -> list[Part]:
     """List the parts of a log to read for the messages that meet some conditions, in the order of the log.
-    Raises StoreError: a file cannot be read (its subclass StoreMismatch: the files do not fit).
-    Raises SettingsError: a key is given without a topic."""
+    Raises StoreError: a file cannot be read (its subclass StoreMismatch: the files do not match).
+    Raises SettingsError: there is a key, but no topic."""
     topics = wanted(conditions, "topic")
     if keys:
         if not topics:

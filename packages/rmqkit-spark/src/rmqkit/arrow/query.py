@@ -1,8 +1,8 @@
-"""SQL over the messages of a store, run by DuckDB in this process: the table is called ``messages``.
+"""SQL over the messages of a store, run by DuckDB in this process. The table is called ``messages``.
 
 DuckDB passes the columns and the comparisons of a statement to `rmqkit.arrow.store_dataset`, which reads only the parts
-that they need. DuckDB passes comparisons with constants, joined by ``and``, ``or`` and ``in``, but not ``like`` and
-functions of columns.
+that the statement needs. DuckDB passes comparisons with constants, joined by ``and``, ``or`` and ``in``, but not
+``like`` and functions of columns.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _BATCH_ROWS = 8192
 
 
 def query(messages: StoreDataset, sql: str, *, unsafe: bool = False) -> pa.RecordBatchReader | None:
-    """Run a statement and return its rows, which are read on demand; None for a statement without rows.
+    """Run a statement and return its rows, which are read on demand. Return None for a statement without rows.
 
-    A statement can only read the store. Without this limit DuckDB could read and write every file of the user, attach
-    databases, load extensions and use the network (`read_text`, `copy … to`, `attach`, `install`).
+    By default, a statement can only read the store. Without this limit DuckDB could read and write every file of the
+    user, attach databases, load extensions and use the network (`read_text`, `copy … to`, `attach`, `install`).
 
     Args:
-        unsafe: let the statement do all of this.
+        unsafe: whether to remove this limit.
 
-    Raises SettingsError: DuckDB does not understand the statement. Raises ExtraMissing: it is not installed.
+    Raises SettingsError: DuckDB does not understand the statement. Raises ExtraMissing: DuckDB is not installed.
     Raises StoreError: a file of the store is damaged or missing. Raises RmqError: DuckDB fails for another reason."""
     with extras.needed("query", "SQL over a store"):
         import duckdb

@@ -1,13 +1,13 @@
-"""Queue and index files as arrays, and reads of the records that they point at instead of a walk over the log.
+"""Queue and index files as arrays, and reads of the records that their entries point at, without a walk over the log.
 
 A store has two trees of queues. ``consumequeue`` has an entry of 20 bytes for each message. ``batchconsumequeue``
-(topics with ``queue.type=BatchCQ``) has an entry of 46 bytes for each inner batch, with the queue offset of its first
-message.
+(topics with ``queue.type=BatchCQ``) has an entry of 46 bytes for each inner batch, with the queue offset of the first
+message in the batch.
 
-The store may belong to a running broker: only the written part of a file is read, and an entry is either complete or
+The store may belong to a running broker. Only the written part of a file is read, and an entry is either complete or
 missing. A read by queues touches only the requested records: 3 % of the records for a topic with 3 % of the messages.
-The queues contain the messages that consumers can get. A message that is not dispatched (yet), a message of a deleted
-topic, and a half message that was rolled back are only in the log. Source: store.md §4, §6, §7.
+The queues contain the messages that consumers can get. The following messages are only in the log: messages that are
+not dispatched (yet), messages of a deleted topic, and half messages that were rolled back. Source: store.md §4, §6, §7.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ Entries = NDArray[Any]
 
 
 class QueueFile(Struct, frozen=True):
-    """One file of a queue. ``first`` is the number of its first entry; in a file of ``consumequeue`` this number is
-    the queue offset of the entry, too."""
+    """One file of a queue. ``first`` is the number of its first entry. In a file of ``consumequeue``, this number is
+    also the queue offset of the entry."""
 
     path: str
     topic: str
@@ -76,14 +76,14 @@ class QueueFile(Struct, frozen=True):
 
 
 class IndexPart(Struct, frozen=True):
-    """One index file; ``slot_count`` is the ``maxHashSlotNum`` of its broker."""
+    """One index file. ``slot_count`` is the ``maxHashSlotNum`` of its broker."""
 
     path: str
     slot_count: int
 
 
 def find_queue_files(root: str, topics: Sequence[str] = ()) -> list[QueueFile]:
-    """List the queue files of some topics (empty means all topics), in the order of topic, queue and offset.
+    """List the queue files of some topics, sorted by topic, queue and offset. An empty sequence means all topics.
     Raises StoreError: the store has no directory of queues."""
     folders = [(join(resolve(root), tree), is_batch) for tree, is_batch in _TREES]
     there = [(folder, is_batch) for folder, is_batch in folders if exists(folder)]
@@ -102,9 +102,9 @@ def find_queue_files(root: str, topics: Sequence[str] = ()) -> list[QueueFile]:
 
 
 def queue_entries(file: QueueFile, *, with_codes: bool = True) -> tuple[NDArray[np.int64], Entries]:
-    """Return the queue offsets and entries that are written in a file. The queue offset of an inner batch is that of
-    its first message. Blanks, which represent no message, are left out. With ``with_codes``, tag codes in extension
-    units are read from there; the code of a deleted unit remains its address."""
+    """Return the queue offsets and the entries that are written in a file. The queue offset of an inner batch is the
+    offset of its first message. Blanks are omitted, because they represent no message. With ``with_codes``, tag codes
+    in extension units are read. The code of a deleted unit stays its address."""
     kind = _BATCH_ENTRY if file.is_batch else _QUEUE_ENTRY
     written = data_end(file.path, file.size)
     if not written:
@@ -115,7 +115,8 @@ def queue_entries(file: QueueFile, *, with_codes: bool = True) -> tuple[NDArray[
     if file.is_batch:
         return entries["base"].astype("i8"), entries
     kept = np.flatnonzero(entries != _BLANK)
-    # Indexing with an array copies the entries: the mapped file is read-only, and codes are written below.
+    # Indexing with an array copies the entries. A copy is needed: the mapped file is read-only, and codes are written
+    # below.
     entries = entries[kept]
     addresses = np.flatnonzero(entries["tags_code"] <= ADDRESS_MAX) if with_codes else ()
     if len(addresses):
@@ -124,20 +125,20 @@ def queue_entries(file: QueueFile, *, with_codes: bool = True) -> tuple[NDArray[
 
 
 def message_counts(file: QueueFile, entries: Entries) -> NDArray[np.int64]:
-    """Return the number of messages of each entry of a file."""
+    """Return the number of messages in each entry of a file."""
     return entries["count"].astype("i8") if file.is_batch else np.ones(len(entries), "i8")
 
 
 def queue_start(files: Iterable[QueueFile]) -> int | None:
-    """Return the first queue offset of a queue, or None if the queue has no message. Its files must all be given, in
-    order."""
+    """Return the first queue offset of a queue, or None if the queue has no message. ``files`` must be all files of the
+    queue, in order."""
     firsts = (numbers[0] for _, numbers, _ in _numbers_of(files) if len(numbers))
     return None if (first := next(firsts, None)) is None else int(first)
 
 
 def queue_end(files: Sequence[QueueFile]) -> int | None:
-    """Return the queue offset after the last message of a queue, or None if the queue has no message. All its files
-    must be given; they are read from the newest one on until a file has a message."""
+    """Return the queue offset after the last message of a queue, or None if the queue has no message. ``files`` must be
+    all files of the queue. They are read from the newest file on until a file has a message."""
     for file, numbers, entries in _numbers_of(reversed(files)):
         if len(numbers):
             return int(numbers[-1] + message_counts(file, entries[-1:])[0])
@@ -149,7 +150,7 @@ def _numbers_of(files: Iterable[QueueFile]) -> Iterator[tuple[QueueFile, NDArray
 
 
 def _codes_at(file: QueueFile, addresses: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Read the tag codes in the extension units at some addresses."""
+    """Return the tag codes in the extension units at some addresses."""
     folder = join(above(file.path, 4), "consumequeue_ext", file.topic, str(file.queue_id))
     codes, positions = addresses.copy(), addresses ^ np.int64(-ADDRESS_BASE)  # flipping the top bit subtracts the base
     for extension in list_files(folder):
@@ -166,14 +167,14 @@ def _codes_at(file: QueueFile, addresses: NDArray[np.int64]) -> NDArray[np.int64
 
 
 def find_index_files(root: str, slot_count: int) -> list[IndexPart]:
-    """List the index files of a store, oldest first; an empty list if it has no index."""
+    """List the index files of a store, oldest first. Return an empty list if the store has no index."""
     files = list_files(join(resolve(root), "index"))
     return [IndexPart(file.path, slot_count) for file in files if _INDEX_FILE.fullmatch(file.names[0])]
 
 
 def index_entries(part: IndexPart) -> tuple[int, Entries]:
-    """Return the begin time (ms) of a file and its entries, numbered from 1. The time of an entry is in seconds after
-    the begin time.
+    """Return the begin time (ms) of a file and its entries, numbered from 1. The time in an entry is the number of
+    seconds after the begin time.
     Raises StoreError: the file is too small for its slots, or for the number of entries in its header."""
     file = StoreFile(part.path)
     file.fetch(0, min(HEADER.size, file.size))
@@ -200,7 +201,7 @@ class IndexReads(Struct, frozen=True):
 
 
 class QueueSplit(Struct, frozen=True):
-    """Messages of a part of a consume queue file: its entries from queue offset ``low`` up to ``high``."""
+    """A part of a consume queue file: the entries with queue offsets from ``low`` up to ``high``."""
 
     file: QueueFile
     low: int
@@ -218,9 +219,8 @@ def queue_splits(
     low: dict[tuple[str, int], int] | None = None,
 ) -> list[QueueSplit]:
     """Plan reads of some queues, with about ``split_bytes`` of records in each split. Empty collections select all.
-    ``low`` has the first queue offset to read for each topic and queue id. Entries that point outside the log are left
-    out,
-    because retention or a crash removed their records.
+    ``low`` contains the first queue offset to read for each topic and queue id. Entries that point outside of the log
+    are omitted, because retention or a crash removed their records.
     Raises StoreError: the store has no consume queues."""
     splits: list[QueueSplit] = []
     if not segments:
@@ -249,8 +249,9 @@ def queue_splits(
 def key_reads(
     root: str, segments: Sequence[Segment], slot_count: int, topic: str, keys: Collection[str]
 ) -> list[IndexReads]:
-    """Plan reads of the messages that have some keys according to the index. Different keys may have the same hash, so
-    the reads may include messages with other keys. Raises StoreError: an index file does not match ``slot_count``."""
+    """Plan reads of the messages that have one of some keys according to the index. Different keys may have the same
+    hash, so the reads may include messages with other keys. Raises StoreError: an index file does not match
+    ``slot_count``."""
     hashes = [key_hash(topic, key) for key in keys]
     found: set[int] = set()
     for part in find_index_files(root, slot_count):
@@ -278,15 +279,15 @@ def read_queue(split: QueueSplit, plan: ReadPlan) -> Iterator[pa.RecordBatch]:
 
 
 def chosen_entries(split: QueueSplit, *, with_codes: bool = True) -> tuple[NDArray[np.int64], NDArray[np.void]]:
-    """Return the queue offsets and entries of a split, as `queue_entries`."""
+    """Return the queue offsets and entries of a split, like `queue_entries`."""
     numbers, entries = queue_entries(split.file, with_codes=with_codes)
-    # Search by queue offset, not by index: they differ, because blanks are left out.
+    # Search by queue offset, not by index: the two differ, because blanks are omitted.
     within = slice(*np.searchsorted(numbers, [split.low, split.high]))
     return numbers[within], entries[within]
 
 
 def _in_segments(offsets: Sequence[int], segments: Sequence[Segment]) -> list[IndexReads]:
-    """Group ascending offsets by the file that contains them; drop offsets outside of all files."""
+    """Group ascending offsets by the log file that contains them. Drop offsets outside of all files."""
     reads = []
     assert all(one.base_offset < other.base_offset for one, other in itertools.pairwise(segments)), "files are in order"
     for segment in segments:

@@ -1,4 +1,4 @@
-"""The reader decodes one split of a commit log into Arrow batches of the wanted messages, without Spark.
+"""The reader, which decodes one split of a commit log into Arrow batches of the wanted messages, without Spark.
 
 ::
 
@@ -6,7 +6,7 @@
             └─ damage ─────────────────────────────────────────────────→ fail, skip or a row that reports it
 
 Only the requested columns are decoded: without ``body`` no body is copied; without ``properties``, ``keys``, ``tags``
-and ``msgId`` no property string is decoded. A `Condition` is checked on topics and heads, before anything else of a
+and ``msgId`` no property string is decoded. A `Condition` is checked on topics and heads before any other part of a
 record is decoded.
 """
 
@@ -40,16 +40,16 @@ _COMPARISONS: dict[str, Callable[[NDArray[Any], Sequence[Any]], NDArray[np.bool_
     "GreaterThanOrEqual": lambda numbers, values: numbers >= values[0],
     "LessThan": lambda numbers, values: numbers < values[0],
 }
-"""Comparisons for the conditions of options. Other conditions only limit the part of a log that is read (`bounds`,
+"""Comparisons for the conditions of options. All other conditions only limit the part of a log that is read (`bounds`,
 `wanted`)."""
 CLOCK_SLACK_US = 60_000_000
 
 
 class ReadPlan(Struct, frozen=True):
     """The columns and conditions for the messages of every split.
-    Rows that report damage need not meet the conditions. With ``keys`` only messages with one of these keys or unique
-    keys are returned; with ``tags`` only messages with one of these tags. ``choose`` selects the records that may
-    match before they are decoded. Errors end with ``damage_hint`` or ``crc_hint``."""
+    Rows that report damage need not meet the conditions. With ``keys``, only messages with one of these keys or unique
+    keys are returned. With ``tags``, only messages with one of these tags are returned. ``choose`` selects the records
+    that may match before they are decoded. Errors end with ``damage_hint`` or ``crc_hint``."""
 
     columns: tuple[Column, ...]
     conditions: tuple[Condition, ...] = ()
@@ -72,7 +72,7 @@ class ReadPlan(Struct, frozen=True):
 
 def read_split(split: Split, plan: ReadPlan) -> Iterator[pa.RecordBatch]:
     """Read the messages of a split in the order of the log.
-    Raises StoreError: the file was deleted, or it is damaged and the plan requires to fail."""
+    Raises StoreError: the file was deleted, or the file is damaged and the plan does not allow damage."""
     buffer = map_range(split.path, split.low, split.high)
     return read_parts(
         split, scan.walk(buffer, split.base_offset, split.low, split.high, rows_max=plan.batch_rows), plan
@@ -91,15 +91,15 @@ def read_parts(split: Split, parts: Iterable[Records | Damage], plan: ReadPlan) 
 
 
 def decode_pulled(body: bytes, plan: ReadPlan, low: int, high: int) -> Iterator[pa.RecordBatch]:
-    """Decode the messages in a pulled body, but only those with queue offsets from ``low`` up to ``high``.
+    """Decode the messages in a pulled body that have queue offsets from ``low`` up to ``high``.
     Raises BodyError: the body does not consist of records. Raises StoreError: a message body cannot be unpacked."""
     records = scan.pulled(body)
     source = Split("a pulled body", 0, 0, len(body))
     for first in range(0, len(records), plan.batch_rows):
         part = records.take(slice(first, first + plan.batch_rows))
         for batch in _planned(part, plan):
-            # Filter row by row: an inner batch is pulled whole, and some of its members may be outside the range.
-            # Another task reads these members.
+            # Filter row by row: an inner batch is pulled as a whole, and some of its members may be outside of the
+            # range. Another task reads these members.
             offsets = batch.field("queue_offset") + batch.member
             decoded = _decoded(source, batch, np.empty(0, "i8"), plan, (offsets >= low) & (offsets < high))
             if len(decoded):
@@ -145,9 +145,9 @@ def _decoded(
     plan: ReadPlan,
     wanted: NDArray[np.bool_] | None = None,
 ) -> pa.RecordBatch:
-    """Make the columns of the wanted rows of a batch."""
+    """Return the wanted rows of a batch with their columns."""
     arrays = [column.kernel(batch) if column.kernel else None for column in plan.columns]
-    # Check problems only now: kernels may find rows that cannot be decoded.
+    # Check problems only after the kernels have run: kernels may find rows that cannot be decoded.
     if batch.problems and plan.corrupt_records is CorruptRecords.FAIL:
         row = min(batch.problems)
         raise _damaged(split, int(batch.of_record(batch.records.positions)[row]), batch.problems[row], plan)
@@ -165,7 +165,7 @@ def _decoded(
 
 
 def _has_key(batch: MessageBatch, keys: frozenset[str]) -> NDArray[np.bool_]:
-    """Return the mask of the rows that have one of some keys as a key or as the unique key."""
+    """Return a mask of the rows that have one of some keys as a key or as the unique key."""
     unique_keys = batch.properties.values_of(names.UNIQ_KEY).to_pylist()
     texts = batch.properties.values_of(names.KEYS).to_pylist()
     rows = zip(unique_keys, texts, strict=True)
@@ -220,19 +220,18 @@ class Condition(Struct, frozen=True):
 
 
 def topic_in(topics: Iterable[str]) -> Condition:
-    """Return the condition that the topic of a message is one of some topics."""
+    """Return the condition that the topic of a message is in ``topics``."""
     return Condition("topic", "In", tuple(topics))
 
 
 def wanted(conditions: Iterable[Condition], column: str) -> list[Any]:
-    """Return the values to which conditions restrict a column; an empty list means any."""
+    """Return the values to which conditions restrict a column. An empty list means any value."""
     sets = [set(one.values) for one in conditions if one.column == column and one.kind in _EQUAL]
     return sorted(set.intersection(*sets)) if sets else []
 
 
 def bounds(conditions: Iterable[Condition]) -> tuple[int | None, int | None]:
-    """Return the least and the greatest value that conditions on one column allow; each is None if there is no
-    limit."""
+    """Return the minimum and the maximum that conditions on one column allow. A bound is None if there is no limit."""
     lows = [min(one.values) for one in conditions if one.kind in _LOWER]
     highs = [max(one.values) for one in conditions if one.kind in _UPPER]
     return max(lows, default=None), min(highs, default=None)
@@ -241,8 +240,8 @@ def bounds(conditions: Iterable[Condition]) -> tuple[int | None, int | None]:
 def within_times(segments: Sequence[Segment], conditions: Iterable[Condition]) -> list[Segment]:
     """Return the files of a log that may have messages with the wanted store times.
 
-    The messages of a file are older than the first message of the next file, unless the clock was set back (by at most
-    `CLOCK_SLACK_US`). Files are left out only at the two ends, so that the rest is still one log."""
+    The messages in a file are older than the first message in the next file, unless the clock was set back (by at most
+    `CLOCK_SLACK_US`). Files are omitted only at the two ends, so that the remaining files are still one log."""
     low, high = bounds([one for one in conditions if one.column == "storeTimestamp"])
     kept = list(segments)
     while len(kept) > 1 and high is not None and first_stored(kept[-1]) > high + CLOCK_SLACK_US:
@@ -253,7 +252,7 @@ def within_times(segments: Sequence[Segment], conditions: Iterable[Condition]) -
 
 
 def first_stored(segment: Segment) -> int:
-    """Return the store time (µs) of the first message of a file, or 0 (unknown) if the file does not begin with a
+    """Return the store time (µs) of the first message in a file. Return 0 (unknown) if the file does not begin with a
     message."""
     for part in scan.pick(map_records(segment.path, [0]), segment.base_offset, [0]):
         if isinstance(part, Records):
@@ -262,8 +261,8 @@ def first_stored(segment: Segment) -> int:
 
 
 def matches(records: Records, conditions: Iterable[Condition]) -> NDArray[np.bool_]:
-    """Return the mask of the records that meet all conditions. The conditions are on columns that the members of an
-    inner batch share."""
+    """Return a mask of the records that meet all conditions. The conditions are on columns that the members of an inner
+    batch share."""
     met = np.ones(len(records), bool)
     for condition in conditions:
         met &= _meets(records, condition)
@@ -275,7 +274,7 @@ def _meets(records: Records, condition: Condition) -> NDArray[np.bool_]:
     met: NDArray[np.bool_]
     if condition.column == "topic":
         topics = topics_of(records)
-        # Compare each of the few distinct topics of a batch once, then spread the result over its records.
+        # Compare each of the few distinct topics in a batch once, then distribute the result to its records.
         texts = np.array([topic.decode("utf-8", "replace") for topic in topics.dictionary.to_pylist()], object)
         met = compare(texts, values)[topics.indices.to_numpy()]
     elif condition.column == "storeTimestamp":

@@ -1,8 +1,8 @@
-"""The columns of a message, in one table for all readers: name, Spark type, Arrow type, kernel.
+"""The columns of a message in one table for all readers: name, Spark type, Arrow type, kernel.
 
-A column holds the value that a client sees (`rmqkit.protocol.message.ReceivedMessage`). ``commitLogOffset`` and
-``storeSize`` describe the record, which the members of an inner batch share. ``_corrupt`` exists when damage is
-reported in rows: it describes the damage of a row, and is null in sound rows.
+A column contains the value that a client sees (`rmqkit.protocol.message.ReceivedMessage`). ``commitLogOffset`` and
+``storeSize`` describe the record, which the members of an inner batch share. ``_corrupt`` exists if damage is reported
+in rows. It describes the damage of a row, and is null in sound rows.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ CORRUPT = "_corrupt"
 
 
 class Column(Struct, frozen=True):
-    """One column: its name, its Spark type, and the kernel that makes it from a batch of messages.
-    `CORRUPT` and the columns of other tables have no kernel: their reader fills them in."""
+    """A column: its name, its Spark type, and the kernel that computes the column from a batch of messages.
+    `CORRUPT` and the columns of other tables have no kernel: their reader computes them."""
 
     name: str
     spark: str
@@ -44,11 +44,11 @@ class Column(Struct, frozen=True):
 
     @property
     def arrow(self) -> Any:
-        """Arrow type of the column; Spark accepts batches of exactly these types only."""
+        """Arrow type of the column. Spark accepts only batches with exactly these types."""
         return _ARROW_TYPES[self.spark]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the name and type; tasks look the kernel up in their own table."""
+        """Pickle the name and the type. Tasks look up the kernel in their own table."""
         # Kernels are lambdas and closures, which cannot be pickled. Executors have the same table.
         return _column, (self.name, self.spark)
 
@@ -80,8 +80,8 @@ CORRUPT_COLUMN = Column(CORRUPT, "string", None)
 
 
 def choose(available: Sequence[Column], wanted: Iterable[str], source: str) -> list[Column]:
-    """Return the columns with the wanted names, in this order. Raises SettingsError: a name is not available, or is
-    wanted twice."""
+    """Return the columns with the wanted names, in this order. Raises SettingsError: a name is not available, or occurs
+    twice."""
     by_name = {column.name: column for column in available}
     chosen: dict[str, Column] = {}
     for name in wanted:
@@ -96,14 +96,14 @@ def choose(available: Sequence[Column], wanted: Iterable[str], source: str) -> l
 
 
 def message_columns(properties: IncludeProperties) -> list[Column]:
-    """List the columns of messages, with ``properties`` in the given form."""
+    """List the columns of messages, with the requested form of ``properties``."""
     shown = {IncludeProperties.STRING: [PROPERTY_STRING], IncludeProperties.NONE: []}
     kept = ([column] if column.name != "properties" else shown.get(properties, [column]) for column in MESSAGE_COLUMNS)
     return list(itertools.chain.from_iterable(kept))
 
 
 def arrow_schema(columns: Iterable[Column]) -> pa.Schema:
-    """Make the Arrow schema of some columns, all nullable."""
+    """Return the Arrow schema of some columns, all nullable."""
     return pa.schema([pa.field(column.name, column.arrow) for column in columns])
 
 

@@ -1,20 +1,20 @@
-"""A commit log cut into byte ranges, one per task.
+"""The byte ranges of a commit log, one per task.
 
 A split is a part of one file that begins and ends at records, so tasks are independent of each other. The plan is also
-a snapshot: the newest file is read only up to the last record that was complete when the query was planned, and
-preallocated files after it are not read. The plan reads the heads of that one file. Of each other file it reads one
-record per boundary if a consume queue points at this record (`Anchors`), else all heads.
+a snapshot: the newest file is read only up to the last record that was complete when the query was planned.
+Preallocated files after the newest file are not read. The plan reads all heads of the newest file. Of each other file
+it reads one record per boundary if a consume queue points at this record (`Anchors`), otherwise all heads.
 
 **Anchors** distinguish records from bytes in a body that look like a record: an entry of a consume queue points at a
 record. A sender that predicts the offset of its message can write a body that contains a completely valid record. A
-walk from the start of a file steps over the body; a search from the middle finds the false record. But the head of a
+walk from the start of a file steps over the body, but a search from the middle finds the false record. The head of a
 record contains its topic, queue and queue offset, so one read of 20 bytes finds its entry, and only a broker writes
-entries. For deleted topics, batch queues and stores without queues no entry is found; this proves nothing.
+entries. For deleted topics, batch queues and stores without queues no entry is found, which proves nothing.
 
-Of a remote file of any size the plan fetches about twenty times `_LOOK_BYTES`. A bisection finds the zeros at the end;
-the records end where the chain of records before these zeros stops. Two rare states of the newest file are recognised
-only if it is local. In a remote file, records after a hole of zeros are not searched for, and records after the end
-that a recovery cut off are taken for records after damage. Source: store.md §4.
+Of a remote file of any size the plan fetches about twenty times `_LOOK_BYTES`. A bisection finds the zeros at the end.
+The records end where the chain of records before these zeros stops. Two rare states of the newest file are recognised
+only if the file is local. In a remote file, records after a hole of zeros are not searched for, and records after the
+end that a recovery cut off are treated as records after damage. Source: store.md §4.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _MAGICS = (0, MAGIC_V1, MAGIC_V2, BLANK_MAGIC)  # 0: the record is being written
 
 
 class Split(Struct, frozen=True):
-    """A part of a commit log file; ``base_offset`` is the physical offset of the file's first byte.
-    ``low`` and ``high`` are positions in the file where a record begins or the file's records end."""
+    """A part of a commit log file. ``base_offset`` is the physical offset of the file's first byte.
+    ``low`` and ``high`` are positions in the file at which a record begins or the records of the file end."""
 
     path: str
     base_offset: int
@@ -54,7 +54,7 @@ class Split(Struct, frozen=True):
 
 
 def plan_splits(segments: Sequence[Segment], split_bytes: int) -> list[Split]:
-    """Cut a log, whose files are in order, into splits of about ``split_bytes`` and at least one record.
+    """Cut a log into splits of about ``split_bytes`` and at least one record. The files of the log must be in order.
     Raises StoreError: a file cannot be read, or was deleted meanwhile."""
     splits: list[Split] = []
     anchors: dict[str, Anchors] = {}
@@ -72,8 +72,8 @@ def plan_splits(segments: Sequence[Segment], split_bytes: int) -> list[Split]:
 
 
 def grouped(splits: Sequence[Split], split_bytes: int) -> list[tuple[Split, ...]]:
-    """Group consecutive small splits, so that a log of many small files is not read by as many tasks: a task costs as
-    much as several MiB. No group exceeds ``split_bytes``, unless it has only one split."""
+    """Group consecutive small splits. A log of many small files must not be read by as many tasks, because a task costs
+    as much as several MiB. No group exceeds ``split_bytes``, unless it has only one split."""
     sizes = [split.high - split.low for split in splits]
     room = min(split_bytes, max(_TASK_BYTES_MIN, sum(sizes) // _TASKS_MIN))
     groups: list[list[Split]] = []
@@ -88,7 +88,7 @@ def grouped(splits: Sequence[Split], split_bytes: int) -> list[tuple[Split, ...]
 
 
 def records_end(segments: Sequence[Segment]) -> int:
-    """Find the physical offset at which the records of a log end, without reading all heads. An entry that points
+    """Return the physical offset at which the records of a log end, without reading all heads. An entry that points
     after this offset points at a record that a crash tore. Raises StoreError: a file cannot be read."""
     for segment in reversed(segments):
         file = StoreFile(segment.path)
@@ -99,9 +99,8 @@ def records_end(segments: Sequence[Segment]) -> int:
 
 
 def _records_end(segment: Segment) -> int:
-    """Return the end of the records of a file that may be the newest one, or 0 if nothing was written to the file yet.
-    For a
-    file that no broker wrote, return the end of its data: its reader reports the damage."""
+    """Return the end of the records in a file that may be the newest file, or 0 if nothing was written to the file yet.
+    For a file that no broker wrote, return the end of its data: the reader of the file reports the damage."""
     file = StoreFile(segment.path)
     written = _written_end(file, segment.size)
     if written < _HEAD.size:
@@ -114,18 +113,18 @@ def _records_end(segment: Segment) -> int:
 
 
 def _written_end(file: StoreFile, size: int) -> int:
-    """Find the position after which a file contains no written byte."""
+    """Return the position after which a file contains no written byte."""
     return _zeros_behind(file, 0) if isinstance(file.path, RemotePath) else data_end(file.path, size)
 
 
 def _is_foreign(file: StoreFile, base_offset: int) -> bool:
-    """Return True if a file begins neither with a blank nor with a record, which may still be incomplete."""
+    """Return True if a file begins neither with a blank nor with a record. The record may still be incomplete."""
     _, magic, physical_offset, _, born_timestamp = _HEAD.unpack_from(file.buffer)
     return magic not in _MAGICS or bool(physical_offset != base_offset and born_timestamp and magic != BLANK_MAGIC)
 
 
 def _splits_of(segment: Segment, high: int, split_bytes: int, anchors: dict[str, Anchors]) -> Iterator[Split]:
-    """Cut a file into splits up to ``high``; ``anchors`` caches the anchors of each folder of log files."""
+    """Cut a file into splits up to ``high``. ``anchors`` caches the anchors of each folder of log files."""
     bounds = [(0, high)]
     if high > split_bytes:
         file, folder = StoreFile(segment.path), above(segment.path, 1)
@@ -142,8 +141,8 @@ def _splits_of(segment: Segment, high: int, split_bytes: int, anchors: dict[str,
 
 
 def _fetched_boundaries(file: StoreFile, base_offset: int, high: int, split_bytes: int, anchors: Anchors) -> list[int]:
-    """Return the starts of the splits of a remote file: `scan.split` with few requests. If no entry points at one of
-    the next few records, trust the first, because a walk over the records would fetch the whole file."""
+    """Return the starts of the splits of a remote file, like `scan.split` but with few requests. If no entry points at
+    one of the next few records, trust the first record, because a walk over the records would fetch the whole file."""
     lows = [0]
     for target in range(split_bytes, high, split_bytes):
         first = low = _fetched_record(file, base_offset, max(target, lows[-1] + 1), high)
@@ -160,7 +159,7 @@ def _fetched_boundaries(file: StoreFile, base_offset: int, high: int, split_byte
 
 
 def _fetched_record(file: StoreFile, base_offset: int, low: int, high: int) -> int:
-    """Fetch the first record at or after ``low`` and return its start, or return ``high`` if there is no record."""
+    """Fetch the first record at or after ``low`` and return its start. Return ``high`` if there is no record."""
     reach, stop = _LOOK_BYTES, low
     while stop < high:
         stop = min(low + reach, high)
@@ -172,8 +171,8 @@ def _fetched_record(file: StoreFile, base_offset: int, low: int, high: int) -> i
 
 
 def _chained_end(file: StoreFile, base_offset: int, zeros: int) -> int:
-    """Return the end of the records before some zeros. A body may contain more zeros than the bisection reads, so
-    search again after the records that were found, until no record follows them."""
+    """Return the end of the records before some zeros. A body may contain more zeros than the bisection reads.
+    Therefore search again after the last found record, until no record follows."""
     end = 0
     while zeros > end and (further := _chain_end(file, base_offset, end, zeros)) > end:
         end = further
@@ -182,7 +181,7 @@ def _chained_end(file: StoreFile, base_offset: int, zeros: int) -> int:
 
 
 def _zeros_behind(file: StoreFile, low: int) -> int:
-    """Find a position at or after ``low`` where zeros begin, or the end of the file."""
+    """Return a position at or after ``low`` at which zeros begin, or the end of the file."""
 
     def is_written(position: int) -> bool:
         stop = min(position + _LOOK_BYTES, file.size)
@@ -199,7 +198,7 @@ def _zeros_behind(file: StoreFile, low: int) -> int:
 
 
 def _chain_end(file: StoreFile, base_offset: int, low: int, zeros: int) -> int:
-    """Return the end of the records before some zeros. Records may begin at ``low``; return ``low`` if no record
+    """Return the end of the records before some zeros. Records may begin at ``low``. Return ``low`` if no record
     follows."""
     back = _LOOK_BYTES
     while (start := max(low, zeros - back)) > low:
@@ -216,7 +215,7 @@ def _chain_end(file: StoreFile, base_offset: int, low: int, zeros: int) -> int:
 
 
 def _record_end(file: StoreFile, base_offset: int, position: int) -> int:
-    """Return the end of the record at a position, or the position itself if no record is there."""
+    """Return the end of the record at a position, or the position itself if no record begins there."""
     size, magic = _HEAD.unpack_from(file.buffer, position)[:2] if position + _HEAD.size <= file.size else (0, 0)
     if size < 0 or magic not in (MAGIC_V1, MAGIC_V2):
         return position
@@ -226,7 +225,7 @@ def _record_end(file: StoreFile, base_offset: int, position: int) -> int:
 
 
 class Anchors:
-    """The consume queues of the store whose ``commitlog`` contains a log file."""
+    """The consume queues of a store, found by a file of its ``commitlog``."""
 
     def __init__(self, log_file: str) -> None:
         self._folder = join(above(log_file, 2), "consumequeue")

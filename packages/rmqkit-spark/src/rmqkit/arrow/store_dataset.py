@@ -1,4 +1,4 @@
-"""A store as a pyarrow dataset: a scan names columns and a filter, and reads only the parts that these need.
+"""A store as a pyarrow dataset. A scan names columns and a filter, and reads only the parts that the scan needs.
 
 DuckDB and Polars accept a `StoreDataset`. Both pass the columns and the filter of a query::
 
@@ -6,8 +6,8 @@ DuckDB and Polars accept a `StoreDataset`. Both pass the columns and the filter 
            ─→ topic and queue of each record, before it is decoded       no other record is decoded
            ─→ rows                                                       exactly the rows that meet the filter
 
-The filter is an expression of Arrow, whose parts cannot be inspected. Therefore it is simplified under a *guarantee*:
-Arrow simplifies ``(topic == "a") and (body == "x")`` under ``topic == "b"`` to false, and no record of that topic is
+The filter is an expression of Arrow, and its parts cannot be inspected. Therefore it is simplified under a *guarantee*:
+Arrow simplifies ``(topic == "a") and (body == "x")`` under ``topic == "b"`` to false, and no record of topic b is
 decoded. Each pair of topic and queue is checked once. A filter that Arrow cannot simplify selects every record, and is
 evaluated on the rows.
 """
@@ -42,15 +42,15 @@ _FORMAT = pads.IpcFileFormat()
 
 
 class StoreDataset(pads.Dataset):  # type: ignore[misc] # pyarrow ships no types
-    """The messages of a store; each scan reads the current state of the store.
+    """The messages of a store. Each scan reads the current state of the store.
 
     Args:
         root: store directory, or its address.
-        columns: the available columns; a scan decodes the columns that it needs.
-        plan: the options and conditions of the read, as made by `rmqkit.arrow.scan`.
-        log_paths: directories of the log, if not ``root/commitlog``.
-        offsets_from: read the whole log, or the records that consume queues point at.
-        index_slot_count: slots of an index file, as the broker was configured, for a plan with keys.
+        columns: the available columns. A scan decodes only the columns that it needs.
+        plan: the options and conditions of the read, as created by `rmqkit.arrow.scan`.
+        log_paths: directories of the log, if it is not in ``root/commitlog``.
+        offsets_from: whether to read the whole log, or the records that consume queues point at.
+        index_slot_count: slots of an index file in the configuration of the broker, for a plan with keys.
 
     Attributes:
         failure: the error of the last scan that failed. A scanning program may report another text for the error.
@@ -68,7 +68,7 @@ class StoreDataset(pads.Dataset):  # type: ignore[misc] # pyarrow ships no types
         offsets_from: OffsetsFrom = OffsetsFrom.WALK,
         index_slot_count: int = INDEX_SLOT_COUNT,
     ) -> None:
-        # No super().__init__(): it always raises. The methods that consumers call use `scanner`.
+        # Do not call super().__init__(): it always raises. The methods that consumers call use `scanner`.
         self._root = root
         self._columns = tuple(columns)
         self._plan = plan
@@ -90,8 +90,8 @@ class StoreDataset(pads.Dataset):  # type: ignore[misc] # pyarrow ships no types
         filter: pc.Expression | None = None,  # noqa: A002 - the name that consumers use
         **kwargs: Any,
     ) -> StoreScan:
-        """Return a scan of some columns (all, if None) of the rows that meet a filter. Other arguments tune the reading
-        of other kinds of files, and are ignored."""
+        """Return a scan of some columns (all columns, if None) of the rows that meet a filter. Other arguments tune
+        reads of other kinds of files, and are ignored."""
         return StoreScan(self.reader(columns, filter))
 
     def count_rows(
@@ -99,7 +99,7 @@ class StoreDataset(pads.Dataset):  # type: ignore[misc] # pyarrow ships no types
         filter: pc.Expression | None = None,  # noqa: A002 - as above
         **kwargs: Any,
     ) -> int:
-        """Count the rows that meet a filter; only the columns of the filter are decoded."""
+        """Count the rows that meet a filter. Only the columns in the filter are decoded."""
         return sum(map(len, self._batches([], filter)))
 
     def reader(
@@ -107,12 +107,13 @@ class StoreDataset(pads.Dataset):  # type: ignore[misc] # pyarrow ships no types
         columns: Sequence[str] | None = None,
         filter: pc.Expression | None = None,  # noqa: A002 - as above
     ) -> pa.RecordBatchReader:
-        """Read rows in the order of the log, a batch at a time. The returned reader raises StoreError if a file is
-        damaged or missing. Raises SettingsError: a column does not exist. Raises StoreError: the store is missing."""
+        """Return a reader of the rows in the order of the log, a batch at a time. The reader raises StoreError if a
+        file is damaged or missing. Raises SettingsError: a column does not exist. Raises StoreError: the store is
+        missing."""
         names = [column.name for column in self._columns] if columns is None else list(columns)
         chosen = choose(self._columns, names, self._root) if names else []
         try:
-            # Plan now, so that a missing store raises here and not in the middle of a query.
+            # Plan now, so that a missing store raises the error here and not in the middle of a query.
             batches = self._batches(names, filter)
         except RmqError as error:
             self.failure = error
@@ -154,10 +155,10 @@ class StoreDataset(pads.Dataset):  # type: ignore[misc] # pyarrow ships no types
 
 
 class StoreScan:
-    """One scan of a store, with the methods of ``pyarrow.dataset.Scanner`` that consumers call. It can be read once."""
+    """A scan of a store, with the methods of ``pyarrow.dataset.Scanner`` that consumers call. It can be read once."""
 
     # Arrow's Scanner cannot be used: it reads ahead in a thread that needs the GIL to decode. A consumer that stops
-    # early, as for `limit 1`, waits for this thread while it holds the GIL.
+    # early, for example for `limit 1`, waits for this thread while it holds the GIL.
 
     def __init__(self, reader: pa.RecordBatchReader) -> None:
         self._reader = reader
@@ -180,7 +181,7 @@ class StoreScan:
         return self._reader.read_all()
 
     def head(self, num_rows: int) -> pa.Table:
-        """Return the first rows. Reading stops at the batch with the last of these rows."""
+        """Return the first rows. Reading stops at the batch that contains the last of these rows."""
         kept: list[pa.RecordBatch] = []
         while (left := num_rows - sum(map(len, kept))) > 0 and (batch := next(self._reader, None)) is not None:
             kept.append(batch.slice(0, left))
@@ -200,7 +201,7 @@ class _Pairs:
         self._known: dict[tuple[str, int], bool] = {}
 
     def choose(self, records: Records) -> NDArray[np.bool_]:
-        """Return the mask of the records that have to be decoded."""
+        """Return a mask of the records that must be decoded."""
         if not self._asks or not len(records):
             return np.ones(len(records), bool)
         topics, queues = topics_of(records), records.field("queue_id")
@@ -223,15 +224,15 @@ class _Pairs:
 
 
 def may_meet(wanted: pc.Expression, guarantee: pc.Expression) -> bool:
-    """Return True if a row for which a guarantee holds may meet a filter, or if Arrow cannot decide this."""
+    """Return True if a row that meets a guarantee may meet a filter, or if Arrow cannot decide this."""
     fragment = _FORMAT.make_fragment("known", _NOWHERE, partition_expression=guarantee)
     known = pads.FileSystemDataset([fragment], _MESSAGES, _FORMAT)
     return any(True for _ in known.get_fragments(filter=wanted))
 
 
 def _within(segments: list[Segment], wanted: pc.Expression) -> list[Segment]:
-    """Return the files of a log that may have messages with the store times of a filter. Files are left out only at the
-    two ends, so that the rest is still one log."""
+    """Return the files of a log that may have messages with the store times in a filter. Files are omitted only at the
+    two ends, so that the remaining files are still one log."""
     if "storeTimestamp" not in _words(wanted) or len(segments) < 2:
         return segments
     firsts = [first_stored(segment) for segment in segments]
@@ -252,8 +253,8 @@ def _time(microseconds: int) -> pa.Scalar:
 
 
 def _with_fields(wanted: pc.Expression, shown: Sequence[Column], available: Sequence[Column]) -> list[Column]:
-    """Return the shown columns and the columns of a filter, which are all columns whose names are words in the text of
-    the filter."""
+    """Return the shown columns and the columns of a filter. A column belongs to the filter if its name is a word in the
+    text of the filter."""
     found = _words(wanted)
     return [*shown, *(column for column in available if column.name in found and column not in shown)]
 

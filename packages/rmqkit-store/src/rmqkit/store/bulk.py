@@ -1,13 +1,14 @@
 """Dispatch of whole runs of records with numpy: the bulk form of `Dispatcher.apply`.
 
-Recovery after a crash, a rebuild and a slave that catches up dispatch a large part of a log. `DispatchColumns` holds a
-run of dispatch requests in columns: the facts of `request_of` and the `key_hashes` of every record. Tests compare the
-two. `PropertyColumns` reads the property strings. The plain code handles the delay topic and inner batches.
+Three cases dispatch a large part of a log: recovery after a crash, a rebuild, and a slave that catches up.
+`DispatchColumns` stores a run of dispatch requests in columns: the facts of `request_of` and the `key_hashes` of every
+record. Tests compare both forms. `PropertyColumns` reads the property strings. The plain code handles the delay topic
+and inner batches.
 
-For each queue, `BulkDispatcher` skips the records that the queue already has, and writes the entries of the others with
-one call per file. If a queue cannot append a run (it has an extension, is a batch queue, or the numbers are not
-consecutive), its records are entered one by one. Keys are added to the index in bulk. Tests check that the files are
-the same as after one `apply` per record.
+For each queue, `BulkDispatcher` skips the records that the queue already has, and writes the entries of the other
+records with one call per file. If a queue cannot append a run (it has an extension, is a batch queue, or the numbers
+are not consecutive), the records are entered one by one. Keys are added to the index in bulk. Tests check that the
+files are the same as after one `apply` per record.
 
 The queues cost about 1 µs per record, the keys another 1 µs. The import needs numpy: see `rmqkit.store.log.scan`.
 Source: store.md §3.4, §4.2, §7.2, §11, §12.3.
@@ -47,7 +48,7 @@ assert QUEUE_ENTRY.itemsize == ENTRY_BYTES
 
 
 class DispatchColumns:
-    """A run of records in the form that the dispatcher needs.
+    """A run of records in columns, as the dispatcher needs them.
 
     Attributes:
         records: the run.
@@ -84,12 +85,14 @@ class DispatchColumns:
         return np.flatnonzero(self.topic == self.topics.index(topic)) if topic in self.topics else np.empty(0, "i8")
 
     def dispatched(self) -> Ints:
-        """Return the rows of the records that belong in queues: all but the transaction markers of old stores."""
+        """Return the rows of the records that belong in queues: all records except the transaction markers of old
+        stores.
+        """
         kinds = self.sys_flags & TRANSACTION_MASK
         return np.flatnonzero((kinds != TRANSACTION_PREPARED) & (kinds != TRANSACTION_ROLLBACK))
 
     def lost_bytes(self) -> int:
-        """Return the number of lost bytes that the fillers of the run replace; `is_filler` tests a single record."""
+        """Return how many lost bytes the fillers of the run replace. `is_filler` tests a single record."""
         topics = [i for i, topic in enumerate(self.topics) if topic and FILLER_TOPIC.startswith(topic)]
         if not topics:
             return 0
@@ -116,8 +119,8 @@ class DispatchColumns:
         return groups
 
     def newest(self, delays_ms: tuple[int, ...]) -> list[DispatchRequest]:
-        """Return the newest record for each tag code in each queue, but at most `_NEWEST_MAX` records of a queue.
-        The returned records wake the requests that wait for a queue: a request wakes at once if it accepts any tag or a
+        """Return the newest record of each tag code in each queue, at most `_NEWEST_MAX` records of a queue.
+        These records wake the requests that wait for a queue. A request wakes immediately if it accepts any tag or a
         common tag. The cost of waking does not grow with the number of records in the run."""
         codes = self.tags_codes(delays_ms)
         rows: list[int] = []
@@ -128,15 +131,15 @@ class DispatchColumns:
         return [request_of(self.records.record(row), delays_ms) for row in sorted(rows)]
 
     def tags_codes(self, delays_ms: tuple[int, ...]) -> Ints:
-        """Return the tags code for the queue entry of each record; all calls must pass the same delays."""
+        """Return the tag code for the queue entry of each record. All calls must pass the same delays."""
         if self._tags_codes is not None:
             return self._tags_codes
         codes = self._tags_codes = np.zeros(len(self), "i8")
         rows, at, end = self._properties.values(b"TAGS")
         hashes = self._properties.hashes(at, end, np.zeros(len(rows), "u4"))
         codes[rows] = hashes.astype("u4").view("i4")
-        # In the delay topic the tags code is the delivery time. Such records are few, and each
-        # may have an invalid level.
+        # In the delay topic the tag code is the delivery time. Such records are few, and each may have an invalid
+        # level.
         if SCHEDULE_TOPIC in self.topics:
             for row in np.flatnonzero(self.topic == self.topics.index(SCHEDULE_TOPIC)).tolist():
                 timestamp = int(self.store_timestamps[row])
@@ -153,15 +156,15 @@ class DispatchColumns:
         return counts
 
     def keys(self, *, with_tags: bool) -> tuple[Ints, Ints]:
-        """Return the index entries of the run in order: the row and the hash of each.
-        ``with_tags``: whether TAGS is a key, too, as it is for 5.4 brokers."""
+        """Return the index entries of the run in order: the row and the hash of each entry.
+        ``with_tags``: whether TAGS is a key, too, as in brokers from 5.4 on."""
         rows, hashes = self._properties.keys(self.topics, self.topic, with_tags=with_tags)
         is_indexed = self.sys_flags[rows] & TRANSACTION_MASK != TRANSACTION_ROLLBACK
         return rows[is_indexed], hashes[is_indexed]
 
     def suspects(self) -> Ints:
-        """Return the rows that need further checks: their body CRC is wrong, they end with zeros, or they have a CRC of
-        the whole record."""
+        """Return the rows that need further checks: the body CRC is wrong, the record ends with zeros, or the record
+        has a CRC of its whole content."""
         records = self.records
         octets, ends = np.frombuffer(records.buffer, "u1"), records.positions + records.sizes
         has_properties = records.properties_bytes > 0
@@ -173,7 +176,7 @@ class DispatchColumns:
         return np.flatnonzero(is_odd | is_sealed)
 
     def in_light_queues(self) -> Ints:
-        """Return the rows of the records that may also be in light queues."""
+        """Return the rows of the records that may also belong to light queues."""
         return self._properties.values(b"INNER_MULTI_DISPATCH")[0]
 
     @functools.cached_property
@@ -193,7 +196,7 @@ def queue_entries(arrivals: DispatchColumns, rows: Ints, tags_codes: Ints) -> ND
 
 
 class BulkDispatcher:
-    """A dispatcher for runs of records, which it must get in log order.
+    """A dispatcher for runs of records. The caller must pass the runs in log order.
 
     Args:
         dispatcher: enters single records, in the queues only.
@@ -201,7 +204,7 @@ class BulkDispatcher:
         only: topic and queue id of the queues to enter; None for all queues.
 
     Attributes:
-        gap_max: greatest number of blank entries that replace messages missing in the log, so that later messages
+        gap_max: maximum number of blank entries that replace messages missing in the log, so that later messages
             keep their numbers. A larger gap means that a number is damaged. Fillers among the records raise this value.
     """
 
@@ -220,8 +223,8 @@ class BulkDispatcher:
         self.gap_max = 0
 
     def enter(self, arrivals: DispatchColumns) -> list[DispatchRequest]:
-        """Enter a run of records. Records that were entered before are not changed.
-        Returns the newest record of each light queue and tag code.
+        """Enter a run of records. Records that were entered before are skipped.
+        Return the newest record of each light queue and tag code.
 
         Raises:
             OSError: a file cannot be written.
@@ -288,7 +291,8 @@ def append_entries(
     """
     queue.fill_gap(first, gap_max)
     done = 0
-    # Enter the first entry of each part alone: it opens the file, and ``max_offset`` shows if the queue accepted it.
+    # Enter the first entry of each part alone: it opens the file, and ``max_offset`` shows whether the queue accepted
+    # it.
     while done < len(entries):
         enter_one(done)
         done += 1

@@ -1,17 +1,18 @@
-"""The dispatcher, which copies records from the log to the queues and then notifies
-listeners (``ReputMessageService``).
+"""The dispatcher (``ReputMessageService``), which copies records from the log to the queues and then notifies
+listeners.
 
-The log is the only truth. This module alone derives the queues from it, both for a record that was just appended and
-for a record that recovery reads. After an append the facts of the record are known (`DispatchRequest`) and nothing is
-decoded. `request_of` returns the same facts for a decoded record.
+The queues are derived from the log, and only by this module: for a record that was just appended, and for a record that
+recovery reads. After an append the facts of the record are known (`DispatchRequest`), so that nothing is decoded.
+`request_of` returns the same facts for a decoded record.
 
-A record may be dispatched when it counts as stored: at once under ASYNC_FLUSH, when it is on the disk under SYNC_FLUSH.
-Until then it waits in order in ``pending``. If a queue entry cannot be written, the dispatcher stops at that record:
-``failure`` holds the error, the store accepts no more messages, and the next `run` tries again. An unexpected error has
-the same effect; otherwise every later read and put would raise it.
+A record may be dispatched when it counts as stored: immediately under ASYNC_FLUSH, when it is on the disk under
+SYNC_FLUSH. Until then the record waits in order in ``pending``. If a queue entry cannot be written, the dispatcher
+stops at the record: ``failure`` holds the error, the store accepts no more messages, and the next `run` retries. An
+unexpected error is handled in the same way; otherwise every later read and put would raise it.
 
-The index never stops the dispatcher. While its files cannot be written it falls behind (`MessageIndex.behind_from`).
-`catch_up` enters the missing keys from the log, `_MISSED_MAX` records with each dispatch and each retention cycle.
+An index failure never stops the dispatcher. While the index files cannot be written, the index falls behind
+(`MessageIndex.behind_from`). `catch_up` enters the missing keys from the log, `_MISSED_MAX` records with each dispatch
+and each retention cycle.
 Owner thread only. Source: store.md §4.2, §11.
 """
 
@@ -52,14 +53,16 @@ _pack_entry = ENTRY.pack
 _TAGS = b"\x02TAGS\x01"
 _TOGETHER = 1024
 _MISSED_MAX = 128
-"""Records of one `Dispatcher.catch_up`. They are read one by one, which takes a few milliseconds."""
+"""Maximum number of records that one `Dispatcher.catch_up` reads. They are read one by one, which takes a few
+milliseconds.
+"""
 _RETRY_MS = 1000
 _NOT_PLAIN = TRANSACTION_MASK | INNER_BATCH
 _PLAIN = frozenset((0, TRANSACTION_COMMIT))
 
 
 class DispatchRequest(Struct, gc=False):
-    """One record, as the dispatcher passes it to queues, index and owner (``DispatchRequest``).
+    """A record with the facts that queues, index and owner need (``DispatchRequest``).
 
     Attributes:
         queue_offset: number of the message in its queue; for an inner batch, the number of the first message.
@@ -68,7 +71,7 @@ class DispatchRequest(Struct, gc=False):
         properties: the stored property string.
         batch_count: number of messages in an inner batch.
         keys, hashes: the index keys, or their hashes (4 bytes each in the machine's byte order), if the put knew
-            them; otherwise the index reads the keys from ``properties``.
+            them. Otherwise the index reads the keys from ``properties``.
     """
 
     topic: str
@@ -86,11 +89,11 @@ class DispatchRequest(Struct, gc=False):
 
 
 class StoredSends(Sequence[DispatchRequest]):
-    """The requests of plain sends that were stored together. They are created on first access, which is seldom.
+    """The requests of plain sends that were stored together. They are created on first access, which is rare.
 
     Attributes:
-        enter: enters all of them into their queues, or returns False if they must be entered one by one.
-        store_timestamp: storeTimestamp of all of them.
+        enter: enters all requests into their queues, or returns False if they must be entered one by one.
+        store_timestamp: storeTimestamp of all requests.
     """
 
     __slots__ = ("_first_offset", "_made", "_sends", "_with_tags", "enter", "store_timestamp")
@@ -125,14 +128,14 @@ class StoredSends(Sequence[DispatchRequest]):
 
     @property
     def made(self) -> list[DispatchRequest]:
-        """The requests."""
+        """The requests, as a list."""
         if self._made is None:
             self._made = list(starmap(DispatchRequest, self._sends.requests(self._with_tags)))
         return self._made
 
     @property
     def keys(self) -> KeyRows | None:
-        """Return the keys that the index enters, if the compiled core computed them."""
+        """The keys for the index, if the compiled core computed them."""
         rows = self._sends.index_rows(self._with_tags)
         if rows is None:
             return None
@@ -143,8 +146,8 @@ class StoredSends(Sequence[DispatchRequest]):
 def queue_tags_code(
     topic: str, properties: bytes, store_timestamp: int, delays_ms: tuple[int, ...], tags: bytes | None = None
 ) -> int:
-    """Return the tag code of a record: the hash of TAGS, or the delivery time in the delay
-    topic. Source: store.md §4.2.
+    """Return the tag code of a record: the hash of TAGS, or the delivery time in the delay topic. Source: store.md
+    §4.2.
     ``tags``: the value of TAGS if it is known, empty if the record has no tags."""
     if topic == SCHEDULE_TOPIC:
         level = _delay_level(properties)
@@ -203,14 +206,16 @@ class Dispatcher:
         index: the index for the keys; None without an index (``messageIndexEnable``).
         bitmap_of: returns the filter bitmap of a record, or empty bytes; called before the record is entered.
         has_light: whether records are also entered in light queues (``enableMultiDispatch``).
-        read_log: returns the records between two physical offsets, up to a maximum number, and the end of the last.
+        read_log: returns the records between two physical offsets, up to a maximum number, and the end of the last
+            record.
 
     Attributes:
-        is_batching: whether records wait for the next `run` although they could be dispatched. Set while several
-            more records are about to arrive, because all of them together then cost one write per queue.
+        is_batching: whether records wait for the next `run` even if they could be dispatched. Set while more records
+            are about to arrive: dispatching them together costs one write per queue.
         position: physical offset up to which everything was dispatched.
-        pending: the waiting records: a physical end, and the records that were put together before it, as a list or
-            as `StoredSends`. Any other value is a part of a long batch, whose requests are created by the dispatch.
+        pending: the waiting records, as pairs: a physical end, and the records that were put together before this end.
+            The records are a list or `StoredSends`. Any other value is a part of a long batch, and the dispatch creates
+            its requests.
         failure: the error that stopped the dispatcher, or None.
         dispatched_timestamp: storeTimestamp of the newest dispatched record.
         tags_as_keys: whether TAGS are keys of the index.
@@ -249,7 +254,7 @@ class Dispatcher:
 
     def submit(self, arrivals: list[DispatchRequest] | StoredSends, end: int, limit: int) -> None:
         """Accept one or more records that were just appended together, up to ``end``.
-        Dispatch them at once if they end before ``limit`` and ``is_batching`` is False."""
+        Dispatch them immediately if they end at or before ``limit`` and ``is_batching`` is False."""
         if not self.pending and end <= limit and not self.is_batching and self._dispatch(arrivals, end):
             return
         self.pending.append((end, arrivals))
@@ -262,13 +267,13 @@ class Dispatcher:
         return bool(self.pending) and not isinstance(self.pending[0][1], (list, StoredSends))
 
     def submit_parts(self, parts: Iterable[tuple[int, Iterable[DispatchRequest]]]) -> None:
-        """Accept a long batch that was just appended. It comes in parts, each with its physical end.
+        """Accept a long batch that was just appended, as parts with their physical ends.
         Each `run` dispatches one part."""
         self.pending += parts
 
     def run(self, limit: int) -> bool:
         """Dispatch pending records up to a physical offset, but at most one part of a long batch. If a file cannot be
-        written, set ``failure`` and stop. Returns True if more can be dispatched at once."""
+        written, set ``failure`` and stop. Return True if more records can be dispatched immediately."""
         pending = self.pending
         while pending and pending[0][0] <= limit:
             part = pending[0][1]
@@ -277,7 +282,7 @@ class Dispatcher:
                     return False
                 continue
             if not isinstance(part, list):
-                # Dispatch one part per call: a whole batch of 190,000 messages would block the owner's event loop.
+                # Dispatch only one part per call: a whole batch of 190,000 messages would block the owner's event loop.
                 is_done = self._dispatch(list(part), pending[0][0], 1)
                 return is_done and bool(pending) and pending[0][0] <= limit
             ready = list(takewhile(lambda one: _is_ready(one, limit), islice(pending, _TOGETHER)))
@@ -287,7 +292,7 @@ class Dispatcher:
         return False
 
     def _dispatch(self, arrivals: Sequence[DispatchRequest], end: int, pending_count: int = 0) -> bool:
-        """Enter the records that end at a physical offset and notify the listener; return False if a write fails.
+        """Enter the records before a physical end and notify the listener. Return False if a write fails.
         ``pending_count``: the number of items in ``pending`` that contain these records."""
         light = _light_requests(arrivals) if self.has_light else []
         try:
@@ -307,8 +312,8 @@ class Dispatcher:
         assert end >= self.position, "records are dispatched in log order"
         self.failure = None
         self.position = end
-        # Remove the items before listeners are called: a listener may read at once, and a
-        # read dispatches pending items.
+        # Remove the items before the listener is called: a listener may read immediately, and a read dispatches pending
+        # items.
         for _ in range(pending_count):
             self.pending.popleft()
         self._tell(arrivals, light)
@@ -317,8 +322,9 @@ class Dispatcher:
         return True
 
     def catch_up(self, *, is_paced: bool = True) -> bool:
-        """Enter missing keys if the index is behind. Returns True if more can be entered at once.
-        ``is_paced``: whether a failed attempt is repeated only after a message that was stored a second later."""
+        """Enter missing keys if the index is behind. Return True if more keys can be entered immediately.
+        ``is_paced``: whether a retry waits until a message is dispatched that was stored at least a second after the
+        failed attempt."""
         index = self._index
         if index is None or not index.is_behind or (is_paced and self.dispatched_timestamp < self._retry_at):
             return False
@@ -326,7 +332,7 @@ class Dispatcher:
         if is_taken and (start := index.behind_from) is not None:
             missed, end = self._read_log(start, self.position, _MISSED_MAX)
             is_taken = index.put_missed(_indexed(missed), end, is_last=end >= self.position)
-        # Avoid a system call per message while the disk refuses.
+        # Avoid a system call per message while the disk fails.
         self._retry_at = 0 if is_taken else self.dispatched_timestamp + _RETRY_MS
         return is_taken and index.behind_from is not None
 
@@ -335,8 +341,8 @@ class Dispatcher:
             self._on_arrival([*arrivals, *light] if light else arrivals)
 
     def submit_run(self, enter: Callable[[], list[DispatchRequest]], end: int) -> None:
-        """Accept many records up to ``end`` at once, while nothing is pending.
-        ``enter``: enters the records and returns those to report, also for light queues."""
+        """Accept many records up to ``end`` in one call, while nothing is pending.
+        ``enter``: enters the records and returns the records to report, including those of light queues."""
         assert not self.pending, "records are dispatched in log order"
         try:
             arrivals = enter()
@@ -361,7 +367,7 @@ class Dispatcher:
         self.failure = error
 
     def apply(self, arrival: DispatchRequest) -> None:
-        """Enter one record into the queues and the index; a repeated call changes nothing.
+        """Enter one record into the queues and the index. A repeated call changes nothing.
         Raises OSError: a file cannot be written."""
         for one in [arrival, *(_light_requests([arrival]) if self.has_light else [])]:
             self._append(one)
@@ -376,15 +382,16 @@ class Dispatcher:
     def enter_light(
         self, arrival: DispatchRequest, only: Container[tuple[str, int]] | None = None
     ) -> list[DispatchRequest]:
-        """Enter a record into its light queues, or only into those in ``only``; a repeated call changes nothing.
-        Returns a copy of the record for each light queue. Raises OSError: a file cannot be written."""
+        """Enter a record into its light queues, or only into the light queues in ``only``. A repeated call changes
+        nothing.
+        Return a copy of the record for each light queue. Raises OSError: a file cannot be written."""
         light = [one for one in _light_requests([arrival]) if only is None or (one.topic, one.queue_id) in only]
         for one in light:
             self._append(one)
         return light
 
     def enter_own(self, arrival: DispatchRequest) -> None:
-        """Enter a record into its own queue only; a repeated call changes nothing.
+        """Enter a record only into its own queue. A repeated call changes nothing.
         Raises OSError: a file cannot be written."""
         self._append(arrival)
 
@@ -405,9 +412,9 @@ class Dispatcher:
                         self._append(arrival)
 
     def _append_run(self, arrivals: Sequence[DispatchRequest]) -> bool:
-        """Index records of one consume queue with one write; return False if that is not possible.
-        All records are of one queue if the first and the last are, and their numbers differ
-        by the number of records."""
+        """Append the entries of records of one consume queue with one write. Return False if one write is not possible.
+        All records belong to the same queue if the first and the last record do, and the numbers of these two differ by
+        the number of records."""
         first, last = arrivals[0], arrivals[-1]
         if last.queue_offset - first.queue_offset != len(arrivals) - 1 or last.queue_id != first.queue_id:
             return False
@@ -420,7 +427,7 @@ class Dispatcher:
         return queue.append_run(first.queue_offset, first.physical_offset, last.physical_offset + last.size, entries)
 
     def _append(self, arrival: DispatchRequest) -> None:
-        # Old brokers wrote these markers. Only the record that a commit wrote made a half message readable.
+        # Old brokers wrote these markers. A half message became readable only with the record that its commit wrote.
         kind = arrival.sys_flag & TRANSACTION_MASK
         if kind in (TRANSACTION_PREPARED, TRANSACTION_ROLLBACK):
             return
@@ -484,7 +491,7 @@ def _is_ready(pending: tuple[int, Iterable[DispatchRequest]], limit: int) -> boo
 
 
 def _light_requests(arrivals: Sequence[DispatchRequest]) -> list[DispatchRequest]:
-    """Return a copy of each record for each light queue that the record is in."""
+    """Return a copy of each record for each of its light queues."""
     return [
         msgspec.structs.replace(one, topic=name, queue_id=0, queue_offset=number)
         for one in arrivals

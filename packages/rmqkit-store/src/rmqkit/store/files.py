@@ -1,24 +1,24 @@
-"""Files beside the log: how a write survives a power cut, and the system calls that it needs.
+"""Files beside the log: writes that survive a power cut, and the system calls that these writes need.
 
 **Configuration files**, ``config/X.json`` with its backup ``X.json.bak`` (`JsonFile`). A save writes ``X.tmp``, renames
 ``X`` to ``X.bak``, and then ``X.tmp`` to ``X``. At any power cut at least one of the two files is complete, and neither
-is torn. A load reads ``X``. If that file is missing, empty or unreadable, it reads the backup and logs a warning.
-Integer map keys are written without quotes, because old brokers need that. Whitespace and order do not matter.
+is torn. A load reads ``X``. If ``X`` is missing, empty or unreadable, the load reads the backup and logs a warning.
+Integer map keys are written without quotes, because old brokers need this form. Whitespace and order do not matter.
 
 **Notes**, small files of rmqkit beside ``checkpoint``, which Apache's broker does not know (`read_note`, `write_note`).
-The first line is the CRC-32 of the rest in hex, the rest is JSON. A rename replaces a note, so that a kill leaves the
-old note or the new one.
+The first line is the CRC-32 of the rest in hex. The rest is JSON. A rename replaces a note, so that a kill leaves
+either the old note or the new one.
 
-**System calls** whose names differ between systems; they are looked up at each call:
+**System calls** with different names on different systems; they are looked up at each call:
 
 =============  ===================================  ===================================================================
-function       Linux                                where that is missing (macOS)
+function       Linux                                without it (macOS)
 =============  ===================================  ===================================================================
-`sync_data`    fdatasync                            F_FULLFSYNC, as fsync there leaves data in the disk's own cache;
+`sync_data`    fdatasync                            F_FULLFSYNC, as fsync leaves data in the disk's own cache;
                                                     fsync on a file system that does not know it
 `sync_file`    fsync                                the same
 `reserve`      posix_fallocate                      a byte is written in every block that may be a hole
-`drop_cached`  posix_fadvise, POSIX_FADV_DONTNEED   nothing: the system decides what it keeps in memory
+`drop_cached`  posix_fadvise, POSIX_FADV_DONTNEED   nothing: the system decides which data it caches
 =============  ===================================  ===================================================================
 
 Log files are sparse and memory-mapped. On a tmpfs the first access to a page that was never written allocates memory.
@@ -83,7 +83,7 @@ class JsonFile:
         self._saving = threading.Lock()
 
     def load(self, value_type: type[T]) -> T | None:
-        """Return the stored value, or None if neither file has one.
+        """Return the stored value, or None if neither file has a value.
         Raises StoreMismatch: neither the file nor its backup can be read; nothing was changed."""
         try:
             value = _read(self.path, value_type)
@@ -113,8 +113,9 @@ class JsonFile:
                 path.replace(path.with_name(path.name + ".damaged"))
 
     def save(self, value: Any) -> None:
-        """Replace the file and return when the value is on the disk. Threads may call it; they wait for each other.
-        Raises StoreUnavailable: the write failed; one of the files still has the former value."""
+        """Replace the file. Return when the value is on the disk. Threads may call it concurrently; each waits for the
+        other.
+        Raises StoreUnavailable: the write failed; one of the two files still has the former value."""
         content = fastjson.dumps(value, indent=_INDENT)
         with self._saving:
             self._replace(content)
@@ -122,8 +123,8 @@ class JsonFile:
     def _replace(self, content: bytes) -> None:
         try:
             make_directory(self.path.parent)
-            # The name of the new file needs no sync: a power cut may lose any of the renames, and
-            # one file is still complete.
+            # The name of the new file needs no sync: a power cut may undo any of the renames, and one file is still
+            # complete.
             _write_synced(whole := self.path.with_name(self.path.name + ".tmp"), content, self._mode)
             if self.path.exists():
                 self.path.replace(self.backup)
@@ -134,15 +135,15 @@ class JsonFile:
 
 
 class RowTexts:
-    """A cache of the text of each row of a table that is saved often, such as the topic table.
+    """A cache of the text of each row in a table that is saved often, such as the topic table.
     A changed row must be a new object."""
 
     def __init__(self) -> None:
         self._members: dict[str, tuple[Any, bytes]] = {}
 
     def of(self, rows: Mapping[str, Any]) -> msgspec.Raw:
-        """Return the text of the table, exactly as `JsonFile.save` would write the table."""
-        # A broker saves all topics when it creates one: without the cache, each save would format every topic.
+        """Return the text of the table, exactly as `JsonFile.save` would write it."""
+        # A broker saves all topics when it creates a topic. Without the cache, each save would format every topic.
         known, members = self._members, {}
         for name, row in rows.items():
             made = known.get(name)
@@ -180,10 +181,10 @@ def _write_synced(path: Path, content: bytes, mode: int) -> None:
 
 
 def write_all(descriptor: int, data: bytes | bytearray | memoryview, position: int) -> None:
-    """Write all bytes at a position, also if a nearly full disk accepts only a part at first.
+    """Write all bytes at a position, even if a nearly full disk accepts only a part at first.
     Raises OSError: the write failed; a part may have been written."""
     written = os.pwrite(descriptor, data, position)
-    while written < len(data):  # after a short write the next call raises the reason
+    while written < len(data):  # after a short write, the next call raises the reason
         written += os.pwrite(descriptor, memoryview(data)[written:], position + written)
 
 
@@ -214,8 +215,8 @@ def _read(path: Path, value_type: type[T]) -> T | None:
 
 
 def decode_file(content: bytes, value_type: type[T]) -> T:
-    """Return the value in the content of a file.
-    Raises BodyError: the content is invalid, or has no field of the type and is therefore another file."""
+    """Decode the content of a file.
+    Raises BodyError: the content is invalid, or has no field of the type and therefore belongs to another file."""
     value = fastjson.decode_as(content, value_type)
     if isinstance(value, msgspec.Struct):
         names = {one.encode_name for one in msgspec.structs.fields(value)} - {_VERSION}
@@ -230,7 +231,7 @@ _CRC_DIGITS = 8
 
 
 def read_note(path: Path, note_type: type[T], without_it: str) -> T | None:
-    """Return a note, or None if it is missing or cannot be read. A note that cannot be read is logged as a WARNING.
+    """Return a note, or None if it is missing or cannot be read. Log a WARNING if it cannot be read.
     ``without_it``: the consequence of an unreadable note, for the log.
     Raises OSError: the file cannot be opened."""
     try:
@@ -247,7 +248,7 @@ def read_note(path: Path, note_type: type[T], without_it: str) -> T | None:
 
 
 def is_note(note: bytes) -> bool:
-    """Return True if the content of a file is a complete note, according to its CRC."""
+    """Return True if the content of a file is a complete note: its CRC is right."""
     crc, _, content = note.partition(b"\n")
     return crc == b"%08x" % zlib.crc32(content)
 
@@ -296,8 +297,9 @@ def sync_file(descriptor: int) -> None:
 
 
 def reserve(descriptor: int, size: int) -> None:
-    """Allocate the blocks of a file from 0 to a size without changing its content. No other thread may write meanwhile.
-    Raises OSError: the disk has no space for them."""
+    """Allocate the blocks of a file from 0 to a size, without changing its content. No other thread may write
+    meanwhile.
+    Raises OSError: the disk has no space for the blocks."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(descriptor, 0, size)
         return
@@ -309,7 +311,7 @@ def reserve(descriptor: int, size: int) -> None:
 
 
 def drop_cached(descriptor: int, start: int, size: int) -> None:
-    """Remove a part of a file from the page cache; that part must be on the disk."""
+    """Remove a part of a file from the page cache. The part must be on the disk."""
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(descriptor, start, size, os.POSIX_FADV_DONTNEED)
 
@@ -319,7 +321,9 @@ _MOUNTS = Path("/proc/self/mountinfo")
 
 
 def check_room(path: Path) -> None:
-    """Raises StoreError: a directory, or the existing parent it will be created in, is on a tmpfs that is full."""
+    """Raise StoreError if a directory is on a full tmpfs. For a missing directory, check the nearest existing
+    parent.
+    """
     while not path.exists() and path != path.parent:
         path = path.parent
     usage = os.statvfs(path)
@@ -340,8 +344,7 @@ def _mount_point(path: Path) -> str:
 
 
 def _mounts_of(path: Path) -> list[tuple[str, str]]:
-    """Return the type and the mount point of the file system of a path; both are empty if the kernel does not report
-    them."""
+    """Return the type and the mount point of a path's file system, or an empty list if the kernel reports nothing."""
     device = path.stat().st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     try:
@@ -352,9 +355,9 @@ def _mounts_of(path: Path) -> list[tuple[str, str]]:
 
 
 # ---------------------------------------------------------------- the lock of a store directory
-# A POSIX record lock on byte 0 of ``lock``, as Java brokers use. Record locks belong to the process, and closing any
-# descriptor of the file releases them. So a process holds a list of its locked directories, checks the list first, and
-# opens the file only if the directory is not in it. Source: store.md §8.3.
+# A POSIX record lock on byte 0 of ``lock``, as Java brokers use it. Record locks belong to the process, and closing any
+# descriptor of the file releases them. Therefore a process has a list of its locked directories. It checks the list
+# first, and opens the file only if the directory is not in the list. Source: store.md §8.3.
 
 _held: set[Path] = set()
 _held_lock = threading.Lock()
@@ -368,8 +371,7 @@ class StoreLock:
         self._fd = -1
 
     def check(self) -> None:
-        """Check that nobody has locked the directory; change nothing.
-        Raises StoreLocked: a store of this or another process holds the lock."""
+        """Raise StoreLocked if a store of this or another process has locked the directory. Nothing is changed."""
         with _held_lock:
             if self._root in _held:
                 raise StoreLocked(str(self._root))
@@ -385,7 +387,7 @@ class StoreLock:
                 os.close(fd)
 
     def acquire(self) -> None:
-        """Take the lock. Raises StoreLocked: a store of this or another process holds it; nothing was changed."""
+        """Acquire the lock. Raises StoreLocked: a store of this or another process holds it; nothing was changed."""
         with _held_lock:
             if self._root in _held:
                 raise StoreLocked(str(self._root))

@@ -12,14 +12,14 @@ store-queues   every flushIntervalConsumeQueue        held entries are written; 
                                                       takes over the queues' time; checkpoint saved
 =============  =====================================  ===================================================
 
-The transient store pool exists under ASYNC_FLUSH only. With it, ``store-flush`` does the work of both threads, and
-``store-commit`` moves the content of the pool to the page cache every commitIntervalCommitLog. There are always two
+The transient store pool exists under ASYNC_FLUSH only. With the pool, ``store-flush`` does the work of both threads,
+and ``store-commit`` moves the content of the pool to the page cache every commitIntervalCommitLog. There are always two
 threads.
 
 One flush cycle covers every message that was appended before it began.
 
-After a failed fdatasync, a later success proves nothing: the kernel may mark the dirty pages as clean, or drop them. So
-a failure is handled as follows:
+After a failed fdatasync, a later success proves nothing: the kernel may mark the dirty pages as clean, or drop them.
+Therefore a failure is handled as follows:
 
 ==========================  ============================================================================================
 failed                      consequence
@@ -32,7 +32,8 @@ queues, index, checkpoint   ``behind`` is set; messages are accepted. The checkp
 `BytesLost`                 the page cache lost bytes. ``failure`` stays, the threads stop, and the next start recovers
 ==========================  ============================================================================================
 
-``abort`` remains after a stop if either is set. An unexpected exception in a thread is a failure, too.
+``abort`` remains after a stop if ``failure`` or ``behind`` is set. An unexpected exception in a thread is a failure,
+too.
 Source: store.md §13.
 """
 
@@ -62,7 +63,7 @@ _RETRY_MS = 1000
 
 
 class Flusher:
-    """The flush threads, the commit thread, and the offsets that they reached.
+    """The flush threads, the commit thread, and their progress.
 
     Args:
         dispatched_timestamp: returns the storeTimestamp of the newest record in the queues.
@@ -76,8 +77,8 @@ class Flusher:
     Attributes:
         durable_offset: physical offset up to which the log is known to be on the disk.
         failure: the error that stopped flushes of the log, or None.
-        behind: the error that kept queues, index or checkpoint from the disk in the last flush cycle, or None.
-        commit_failure: the error of the last commit, or None; the next commit tries again.
+        behind: the error that prevented a flush of queues, index or checkpoint in the last flush cycle, or None.
+        commit_failure: the error of the last commit, or None; the next commit retries.
     """
 
     def __init__(
@@ -124,7 +125,7 @@ class Flusher:
         self._threads: list[threading.Thread] = []
 
     def start(self, durable_offset: int) -> None:
-        """Start the threads, for a log that is on the disk up to ``durable_offset``."""
+        """Start the threads. The log is on the disk up to ``durable_offset``."""
         self.durable_offset = durable_offset
         second = (
             ("store-queues", self._flush_queues) if self._store_log.pool is None else ("store-commit", self._commit)
@@ -149,7 +150,7 @@ class Flusher:
             self._requests.put(True)
 
     def request_again(self) -> None:
-        """Request another flush cycle after a flush failed, at most once a second."""
+        """Request another flush cycle if the last failure was at least a second ago."""
         if self._clock.monotonic_ms() - self._failed_at_ms >= _RETRY_MS:
             self.request()
 
@@ -176,7 +177,7 @@ class Flusher:
             self.commit(0 if is_thorough else self._settings.commit_least_pages * _PAGE_BYTES)
 
     def commit(self, least_bytes: int = 0) -> None:
-        """Make the pool readable if it holds at least ``least_bytes``; sets ``commit_failure`` on an error."""
+        """Make the pool readable if it holds at least ``least_bytes``. Set ``commit_failure`` on an error."""
         try:
             is_moved = self._store_log.commit(least_bytes)
         except OSError as error:
@@ -197,7 +198,7 @@ class Flusher:
             is_thorough = now - thorough_at >= self._settings.flush_thorough_interval_ms
             if is_thorough:
                 thorough_at = now
-            # Reset before the log's end is read: a later put then finds no request and requests another cycle.
+            # Reset it before the end of the log is read: a put after that finds no request and requests another cycle.
             is_asked, self._is_requested = self._is_requested, False
             is_any = is_asked or is_thorough or self._is_sync
             least_bytes = 1 if is_any else max(1, self._settings.flush_least_pages * _PAGE_BYTES)
@@ -214,9 +215,9 @@ class Flusher:
                 return
 
     def _wait_for_round(self) -> bool:
-        """Wait for a request or the interval; return False when the flusher stops."""
+        """Wait for a request or the end of the interval. Return False when the flusher stops."""
         interval_ms = self._settings.flush_interval_ms
-        if self.failure is not None:  # without new messages no cycle is requested
+        if self.failure is not None:  # without new messages nobody requests a cycle
             interval_ms = min(_RETRY_MS, interval_ms)
         try:
             self._requests.get(timeout=interval_ms / 1000)
@@ -229,11 +230,11 @@ class Flusher:
             self._on_durable(self.durable_offset, self.failure)
 
     def flush_log(self) -> None:
-        """Make everything appended so far durable; sets ``failure`` on an error."""
+        """Make everything appended so far durable. Set ``failure`` on an error."""
         if self._is_final:
             return
         with self._flushing:
-            timestamp = self._store_log.committed_timestamp  # read first, because the log sets it after its end
+            timestamp = self._store_log.committed_timestamp  # read it first: the log sets its end first
             end = self._store_log.committed_offset
             began_ms = self._clock.monotonic_ms()
             try:
@@ -254,8 +255,10 @@ class Flusher:
         self._checkpoint.reach(physic=timestamp)
 
     def _check_log(self, end: int) -> None:
-        """Raises BytesLost: the page cache lacks data that was appended since the last successful flush.
-        Raises OSError: a slave's log ends inside a record, which cannot be checked; its next connection cuts it off."""
+        """Check that the page cache still holds the log after the last successful flush.
+        Raises BytesLost: the page cache lacks appended data.
+        Raises OSError: a slave's log ends inside a record, which cannot be checked; its next connection cuts the record
+        off."""
         found = whole_end(self._store_log, self._settings, self.durable_offset, end)
         path = self._store_log.queue.refused()[0].path
         if found is None:
@@ -264,8 +267,8 @@ class Flusher:
             raise OSError(errno.EIO, "the last record is incomplete", str(path))
 
     def cut_log(self, end: int) -> None:
-        """Cut a replica's log at a physical offset. The lock excludes a flush, which would
-        report later bytes as durable.
+        """Cut a replica's log at a physical offset. The lock excludes a concurrent flush, which would report later
+        bytes as durable.
         Raises OSError: the log cannot be cut."""
         with self._flushing:
             assert end <= self._store_log.max_offset, "a log is cut at or before its end"
@@ -288,25 +291,24 @@ class Flusher:
         self.flush_queues(0 if is_thorough else self._settings.queue_flush_least_pages * _PAGE_BYTES)
 
     def flush_queues(self, least_bytes: int = 0) -> None:
-        """Flush each queue that has at least ``least_bytes`` to flush. With 0, flush all queues and move the
+        """Flush each queue that has at least ``least_bytes`` to flush. With 0, flush all queues and update the
         checkpoint.
         """
         if self._is_final:
             return
-        # Read these first: entries up to this time and offset then exist, held or written.
+        # Read these first: all entries up to this time and offset then exist, held or written.
         timestamp, offset = self._dispatched_timestamp(), min(self._dispatched_offset(), self.durable_offset)
         if not self._queues.write_held():
-            return  # the checkpoint must not pass them; the next cycle tries again
+            return  # the checkpoint must not pass the held entries; the next cycle retries
         try:
             self._queues.sync(least_bytes)
             if self._index is not None:
                 self._checkpoint.reach(index=self._index.sync_full(self.durable_offset))
-            # The log must be durable first, so that no queue on the disk has messages that a
-            # crash can take from the log.
-            # The index must be complete, because a recovery enters keys from the checkpoint on.
+            # The log must be durable first. Otherwise a queue on the disk may have messages that a crash removes from
+            # the log. The index must be complete, because a recovery enters keys only from the checkpoint on.
             if least_bytes == 0 and self.failure is None and not (self._index is not None and self._index.is_behind):
-                # Save the note first: recovery trusts the checkpoint and does not read the
-                # messages of these queues again.
+                # Save the note first: recovery trusts the checkpoint and does not read the messages of these queues
+                # again.
                 if self._note_queues is not None:
                     self._note_queues()
                 self._checkpoint.reach(logics=timestamp)
@@ -320,7 +322,7 @@ class Flusher:
             self.behind = None
 
     def _postpone(self, error: OSError) -> None:
-        """Record an error that affects only derived files: the next cycle tries to flush them again."""
+        """Record an error that affects only derived files. The next cycle retries the flush."""
         if isinstance(error, BytesLost):
             self._fail("consume queues", error, is_final=True)
         if self.behind is None:
@@ -330,12 +332,12 @@ class Flusher:
 
     def step_back(self, now_ms: int, before_ms: int = 0) -> None:
         """Lower the checkpoint's timestamps before the owner stores a record with an earlier storeTimestamp than the
-        record before it. ``before_ms``: storeTimestamp of the record before, if that record is not in the log yet.
+        previous record. ``before_ms``: storeTimestamp of the previous record, if that record is not in the log yet.
         Raises OSError: the checkpoint cannot be saved."""
         self._checkpoint.step_back(max(before_ms, self._store_log.last_store_timestamp), now_ms)
 
     def flush_index(self) -> None:
-        """Make the newest index file durable. Only a clean stop does this; called by the owner."""
+        """Make the newest index file durable. The owner calls this at a clean stop only."""
         if self._index is None or self._is_final:
             return
         try:

@@ -24,7 +24,7 @@ __all__ = ["InnerMessage", "PutResult", "PutStatus"]
 class PutStatus(enum.Enum):
     """The result of a put. Source: store.md §14.
     ``OS_PAGE_CACHE_BUSY`` means that the disk is slow: the next log file, or a buffer of the transient store pool, is
-    not ready yet. (Apache's meaning, an append lock held for long, needs several threads that append.)"""
+    not ready yet. (In Apache's broker it means that a thread held the append lock for too long.)"""
 
     OK = "PUT_OK"
     MESSAGE_ILLEGAL = "MESSAGE_ILLEGAL"
@@ -36,19 +36,19 @@ class PutStatus(enum.Enum):
 
 
 class InnerMessage(Struct, gc=False):
-    """A message on its way from a request to the log, plain or special. Its properties are
-    decoded and encoded at most once.
+    """A plain or special message on its way from a request to the log. Its properties are decoded and encoded at most
+    once.
 
     Attributes:
-        body: the body as it will be stored; for `MessageStore.put_batch` the wire batch body.
+        body: the body to store; for `MessageStore.put_batch` the wire batch body.
         string: the property string; None while only ``values`` holds the properties.
         born_host, store_host: packed IP and port, 8 or 20 bytes.
-        keys: its UNIQ_KEY, KEYS and TAGS if the sender knows them and that there is no INNER_NUM; otherwise
+        keys: UNIQ_KEY, KEYS and TAGS, if the sender knows them and knows that there is no INNER_NUM. Otherwise
             `index_keys` finds them.
-        values: the properties by name; None before the first use of `parsed`. Never
-            changed: each step makes a new dict.
-        was_accepted: whether the message is a copy of a stored message, which a lowered ``maxMessageSize`` does not
-            refuse.
+        values: the properties by name; None before the first use of `parsed`. The dict is never changed: each step
+            creates a new dict.
+        was_accepted: whether the message is a copy of a stored message. A lowered ``maxMessageSize`` does not refuse
+            it.
     """
 
     topic: str
@@ -69,7 +69,7 @@ class InnerMessage(Struct, gc=False):
     @property
     def properties(self) -> bytes:
         """The property string. Raises ValueError: a value contains the separator 0x02."""
-        # Encode late and once: a special send passes several steps, and only the last result is written.
+        # Encode late and once: a special send passes several steps, and only the final properties are written.
         if self.string is None:
             assert self.values is not None, "a message has its properties as a string or as values"
             self.string = encode_in_stored_order(self.values)
@@ -89,7 +89,7 @@ class InnerMessage(Struct, gc=False):
             if values is None:
                 self.keys = find_keys(self.properties)
             else:
-                # Match what a reader of the encoded string finds: encoding drops properties without a value.
+                # Find the same keys as a reader of the encoded string: encoding drops properties without a value.
                 get = values.get
                 unique_key, words, tags = get(UNIQ_KEY, ""), get(KEYS, ""), get(TAGS, "")
                 self.keys = (
@@ -104,10 +104,11 @@ class PutResult(Struct, gc=False):
     """The result of a put.
 
     Attributes:
-        physical_offset: place of the (first) record.
-        end_offset: end of the last byte written; it is on the disk when ``store.durable_offset`` has reached it.
-        queue_offset: number of the (first) message in its queue.
-        physical_offsets: one per message of a batch.
+        physical_offset: offset of the record, or of the first record of a batch.
+        end_offset: end of the last written byte. The message is on the disk when ``store.durable_offset`` has reached
+            it.
+        queue_offset: number of the message in its queue, or of the first message of a batch.
+        physical_offsets: the offset of each message of a batch.
         reason: the reason of a refusal.
     """
 

@@ -1,7 +1,8 @@
-"""A batch of many messages, prepared step by step and put at once: `Appender.put_batch` for any size.
+"""A batch of many messages that is prepared step by step and put with one write: `Appender.put_batch` for any size.
 
-Storing the 190,000 messages of a 4 MiB request one after the other takes half a second, in which the broker would serve
-no other request. So all work that does not depend on the place in the log is done before, in short steps with pauses:
+Storing the 190,000 messages of a 4 MiB request in one call takes half a second, and the broker could serve no other
+request meanwhile. Therefore all work that does not depend on the place in the log is done first, in short steps with
+pauses:
 
 =========  ==========================================================================  =====================
 step       work                                                                        amount at a time
@@ -14,8 +15,9 @@ parts      make the dispatch requests, when the dispatcher reaches the part     
                                                                                        16 KiB of properties
 =========  ==========================================================================  =====================
 
-No space is reserved meanwhile: other puts continue, and the whole batch is stored after them. With a checksum in each
-record (``enabledAppendPropCRC``) `settle` takes about 1 µs more per message, as the checksum covers the place.
+No space is reserved during the steps: other puts continue, and the whole batch is stored after them. With a checksum in
+each record (``enabledAppendPropCRC``) `settle` takes about 1 µs more per message, because the checksum covers the
+place.
 Owner thread only. Source: store.md §3.7.
 """
 
@@ -56,18 +58,17 @@ _LONG_COUNT = 2048
 _LONG_PROPERTIES_BYTES = 32 << 10
 _PLACE_AT = layout_of(0).positions["queue_offset"]
 _SETTLED = {bits: struct.Struct(f">qqiq{20 if bits & 0x10 else 8}sq") for bits in (0, 0x10, 0x20, 0x30)}
-"""Structs from queue_offset to store_timestamp, by the bits of sysFlag that mark IPv6 hosts."""
+"""Structs of the fields from queue_offset to store_timestamp, by the bits of sysFlag that mark IPv6 hosts."""
 _SYS_FLAG_AT = layout_of(0).positions["sys_flag"]
 
 
 def is_long(body: bytes) -> bool:
-    """Return True if a batch body is stored in steps. A shorter body is stored at once, which takes only a few
-    milliseconds."""
+    """Return True if a batch body must be stored in steps. A shorter body takes only a few milliseconds in one call."""
     return is_long_batch(body, count_max=_LONG_COUNT, properties_bytes_max=_LONG_PROPERTIES_BYTES)
 
 
 class _Part(Struct, gc=False):
-    """A range of messages of a batch; iterating over it makes their dispatch requests."""
+    """A range of messages of a batch. Iterating over it creates their dispatch requests."""
 
     batch: LongBatch
     delays_ms: tuple[int, ...]
@@ -83,9 +84,9 @@ class LongBatch:
 
     Attributes:
         message: the message for `Appender.put_batch`.
-        count: number of messages found in it.
+        count: number of messages found in the batch.
         size: bytes of the records.
-        is_encoded: whether the records were made.
+        is_encoded: whether the records were created.
         refused: the refusal, or None if the batch can be put.
     """
 
@@ -108,7 +109,9 @@ class LongBatch:
         return len(self._data)
 
     def walk(self) -> Iterator[list[BatchBounds]]:
-        """Find the messages. Raises BodyError: the body is not a batch."""
+        """Find the messages in steps, and yield the bounds found in each step. Raises BodyError: the body is not a
+        batch.
+        """
         body, position = self.message.body, 0
         while position < len(body):
             bounds = batch_bounds(body, position, _AT_ONCE)
@@ -118,7 +121,7 @@ class LongBatch:
             yield bounds
 
     def encode(self, topic_field: bytes, *, has_crc: bool) -> Iterator[None]:
-        """Make the records. Raises struct.error: a number of a message does not fit into a record."""
+        """Create the records in steps. Raises struct.error: a number of a message does not fit into a record."""
         message, data, done = self.message, self._data, 0
         self._has_crc = has_crc
         for bounds in self._bounds:
@@ -150,7 +153,7 @@ class LongBatch:
         self.is_encoded = True
 
     def settle(self, *, queue_offset: int, physical_offset: int, store_timestamp: int) -> bytearray:
-        """Write the place of each record into it, and return the bytes to write to the log."""
+        """Write the place and time of each record into it. Return the bytes to write to the log."""
         assert len(self._places) == self.count, "every message of the batch has a record"
         self._queue_offset, self._physical_offset = queue_offset, physical_offset
         self._store_timestamp = store_timestamp
@@ -176,12 +179,12 @@ class LongBatch:
         return data
 
     def physical_offsets(self) -> Iterator[list[int]]:
-        """Yield the physical offsets of all records in order, 4,096 at a time; call it after `settle`."""
+        """Yield the physical offsets of all records in order, 4,096 at a time. Call it after `settle`."""
         for first in range(0, self.count, _OFFSETS):
             yield list(map(add, self._places[first : first + _OFFSETS], repeat(self._physical_offset - _PLACE_AT)))
 
     def parts(self, delays_ms: tuple[int, ...]) -> Iterable[tuple[int, Iterable[DispatchRequest]]]:
-        """Return the parts for the dispatcher: the physical end of each part, and its records."""
+        """Return the parts for the dispatcher, each with its physical end and its records."""
         ends, base = self._ends, self._physical_offset
         return [(base + ends[end - 1], _Part(self, delays_ms, first, end)) for first, end in pairwise(self._cuts)]
 
@@ -203,7 +206,7 @@ class LongBatch:
         return found
 
     def _cut(self, first: int, end: int) -> None:
-        """Record the ends of the parts of the messages that were just encoded."""
+        """Divide the messages that were just encoded into parts, and store the ends of the parts."""
         properties_bytes, cuts = 0, self._cuts
         for number in range(first, end):
             properties_bytes += self._properties_bytes[number]
@@ -215,7 +218,8 @@ class LongBatch:
     def _rows(self, body: bytes, bounds: list[BatchBounds], topic_field: bytes, first: int) -> Iterator[RecordRow]:
         """Yield the rows of the messages.
 
-        An entry and a record both end with the properties and their length before them.
+        A batch entry ends with the length of the properties and the properties. So does a record, so the bytes are
+        copied.
         """
         message = self.message
         queue_id, kind = message.queue_id, message.sys_flag
@@ -225,8 +229,8 @@ class LongBatch:
 
 
 def _with_room(body: bytes, bounds: list[BatchBounds]) -> tuple[bytes, list[BatchBounds]]:
-    """Return the messages of a batch with space for their checksums, or an empty batch if a message has no such
-    space."""
+    """Return the messages of a batch with space for their checksums. Return an empty batch if a message has no space
+    left."""
     entries = [
         BatchEntry(bytes(body[body_at : at - 2]), with_room_for_crc(bytes(body[at:end])), flag)
         for flag, body_at, at, end in bounds

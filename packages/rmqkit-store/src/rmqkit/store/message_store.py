@@ -1,11 +1,11 @@
 """The store of one broker: puts, reads and their files (``DefaultMessageStore``).
 
 `MessageStore` combines the parts of a store: `put` appends and dispatches in one call, `reader` reads, and `flush`
-makes the log durable. `open` checks, locks and recovers the directory; if it raises, the directory is unchanged.
-`close` leaves the files as after a clean stop. Under SYNC_FLUSH a record is dispatched, and so readable, when it is on
-the disk; see `MessageStore.dispatch`.
+makes the log durable. `open` checks, locks and recovers the directory. If `open` raises, the directory is unchanged.
+`close` leaves the files as after a clean stop. Under SYNC_FLUSH a record is dispatched, and so becomes readable, when
+it is on the disk; see `MessageStore.dispatch`.
 
-A slave's store (``is_replica``) accepts no messages. The bytes of its master's log are appended to it, and dispatched
+A slave's store (``is_replica``) accepts no messages. It appends the bytes of its master's log and dispatches them
 afterwards; see `rmqkit.store.replica`.
 
 Owner thread only (the thread that called `open`), except ``on_durable``, which the flush thread calls.
@@ -67,10 +67,12 @@ __all__ = [
 ]
 
 _COMPARED_MAX = 4096
-"""Maximum number of records whose key a query compares, so that many keys with the same hash do not block the loop."""
+"""Maximum number of records that a query compares with its key. Many keys with the same hash must not block the
+loop.
+"""
 
 _CATCH_UP_STEPS = 8
-"""Steps in which the index catches up before a query: together less than 40 ms."""
+"""Number of steps in which the index catches up before a query: together less than 40 ms."""
 _REQUESTED_BYTES = 1 << 20
 _DELETED = (GetStatus.OFFSET_TOO_SMALL, GetStatus.MESSAGE_WAS_REMOVING)
 
@@ -78,13 +80,15 @@ _log = logging.getLogger(__name__)
 
 
 class OlderQueues(Protocol):
-    """The part of each queue that the log has deleted but that can be fetched from another place."""
+    """The part of each queue that the log has deleted, but that can be fetched from another place."""
 
     def min_offset(self, topic: str, queue_id: int) -> int:
-        """Return the offset of the first message of a queue, which may be in the other place or in the log."""
+        """Return the offset of the first message of a queue, in the other place or in the log."""
 
     def has(self, topic: str, queue_id: int, queue_offset: int) -> bool:
-        """Return True if a deleted message, or a later message of its queue, can be fetched, or if this is unknown."""
+        """Return True if a deleted message, or a later message of its queue, can be fetched. Return True if this is
+        unknown.
+        """
 
 
 class MessageStore:
@@ -95,24 +99,24 @@ class MessageStore:
         is_batch_topic: returns True if a topic's queues are BatchConsumeQueues.
         on_arrival: called with messages that became readable, once per put or batch.
         bitmap_of: returns the filter bitmap of a record, or empty bytes, for the extension of its queue entry. It is
-            called only with ``enableConsumeQueueExt``, also for records that recovery dispatches again in `open`. It
-            must not raise.
+            called only with ``enableConsumeQueueExt``, including for records that recovery dispatches again in `open`.
+            It must not raise.
         disk_used_percent: returns the use of the disk of a directory, in percent.
         on_durable: called from the flush thread after each cycle that flushed the log, was requested or follows a
-            failure, with the offset up to which the log is on the disk, or with the error that stopped flushing. Under
-            SYNC_FLUSH the owner then calls `dispatch`. On a slave the offset may be greater than the end of a
-            log that was cut meanwhile: use `durable_offset` instead.
+            failure. Its arguments are the offset up to which the log is on the disk, and the error that stopped
+            flushing or None. Under SYNC_FLUSH the owner then calls `dispatch`. On a slave the offset may be greater
+            than the end of a log that was cut meanwhile: use `durable_offset` instead.
         on_committed: called from the commit thread when more of the log became readable; the owner then calls
             `dispatch`. Only with the transient store pool.
         on_flushed: called from the flush thread with the duration of each flush of the log, in ms.
-        is_replica: whether the store is a slave's: it refuses puts, and `replica` appends to it.
+        is_replica: whether the store belongs to a slave: it refuses puts, and `replica` appends to it.
 
     Attributes:
-        log: the commit log; `Replica` and `put` append to it, every part may read it.
+        log: the commit log. Only `Replica` and `put` append to it; every part may read it.
         queues: the consume queues by topic and queue id.
         reader: reads the queues.
         retention: deletes old files; `retention_round` runs it.
-        flusher: makes log and queues durable; its flush cycles can be run by hand.
+        flusher: makes log and queues durable. A test may run its flush cycles by hand.
         kept_from: returns the physical offset from which on the log must be retained, regardless of age and disk use.
         older: the messages that the log has deleted and that can be fetched; None without an archive.
         put, put_run, put_sends, put_batch, prepare, put_long_batch, batch: the methods of `Appender`.
@@ -183,8 +187,8 @@ class MessageStore:
             disk_used_percent,
             note_start=self._start.note,
         )
-        self._gap_max = 0  # messages that may be missing in a queue, according to the fillers of the log
-        self._odd_count = 0  # further such messages: records that seem to be in a wrong queue
+        self._gap_max = 0  # maximum number of messages missing in a queue, according to the fillers of the log
+        self._odd_count = 0  # additional missing messages: records that seem to be in a wrong queue
         self.kept_from: Callable[[], int] = lambda: self._dispatcher.position
         self.older: OlderQueues | None = None
         self._replica: Replica | None = None
@@ -231,7 +235,7 @@ class MessageStore:
         """Lock, load and recover the directory, and start flushing.
         Raises StoreLocked: another broker uses the directory.
         Raises StoreMismatch: the file sizes do not match the settings, or a file is not a store file.
-        Raises StoreError: the directory cannot be read or created. In all these cases nothing was changed.
+        Raises StoreError: the directory cannot be read or created. All these errors leave the directory unchanged.
         Raises StoreDamaged: recovery would cut off valid records. Nothing in the log was changed."""
         assert not self._appender.is_open, "a store that is opened is closed"
         try:
@@ -264,8 +268,8 @@ class MessageStore:
             self._index.check()
 
     def _load_and_recover(self) -> None:
-        # The note reveals a kill even if `abort` is missing. (Apache's broker leaves the note. If it closed the store
-        # since then, the recovery takes longer than needed and finds nothing.)
+        # The note reveals a kill even if `abort` is missing. (Apache's broker does not update the note. After a clean
+        # stop of Apache's broker the recovery takes longer than needed and finds nothing.)
         is_clean = not self._ends.read() and not self._abort_path.exists()
         self.log.queue.load()
         self._deleted.load()
@@ -280,7 +284,7 @@ class MessageStore:
         if not is_clean:
             _log.warning("store %s was not closed cleanly: recovering", self.root)
         # Write `abort` after the recovery, so that a refused or killed start leaves a clean store clean. Write it
-        # before the first other write, because a kill from here on must be detected.
+        # before any other file, because a kill from now on must be detected.
         end = self._recover(is_clean)
         write_durably(self._abort_path, str(os.getpid()).encode())
         self._start.renew()
@@ -296,7 +300,7 @@ class MessageStore:
         self.flusher.start(self.log.max_offset)
 
     def _stored_at(self, physical_offset: int) -> int | None:
-        """Return the storeTimestamp of the record at an offset; None without a record."""
+        """Return the storeTimestamp of the record at an offset, or None if no record begins there."""
         file = self.log.queue.find(physical_offset)
         try:
             record = None if file is None else decode_record(file.view, physical_offset - file.start)
@@ -305,7 +309,7 @@ class MessageStore:
         return record.store_timestamp if record is not None and record.physical_offset == physical_offset else None
 
     def _flush_log(self) -> bool:
-        """Flush the log; return True if that succeeded."""
+        """Flush the log. Return True if the flush succeeded."""
         self.flusher.flush_log()
         return self.flusher.failure is None
 
@@ -315,7 +319,7 @@ class MessageStore:
 
     # Long: each step of a recovery needs the step before it.
     def _recover(self, is_clean: bool) -> LogEnd:
-        """Bring log and queues into agreement. Source: store.md §12."""
+        """Find the end of the log and make the queues agree with it. Source: store.md §12."""
         log, queues = self.log, self.queues
         if is_clean:
             log.queue.mark_synced()
@@ -363,7 +367,7 @@ class MessageStore:
                 indexed_end=indexed_end,
             )
         self._checkpoint.before_cut(end.offset)
-        # Cut derived files first, the log last: after a kill in between, the next start finds the same end again.
+        # Cut derived files first and the log last: after a kill in between, the next start finds the same end.
         self._deleted.cut(end.offset)
         queues.truncate_physical(end.offset)
         log.queue.truncate(end.offset)
@@ -373,10 +377,10 @@ class MessageStore:
             tell_odd_queues(self.root, queues, known, log_start=log.min_offset)
         log.last_store_timestamp = end.last_store_timestamp
         self._checkpoint.confirm_physical_offset = end.last_record
-        # The clock was set back: without this, later records would count as flushed before they are.
+        # The clock was set back. Without this step, later records would count as flushed too early.
         if end.newest_store_timestamp > end.last_store_timestamp:
             self._checkpoint.step_back(end.newest_store_timestamp, end.last_store_timestamp)
-        log.queue.sync()  # after a clean stop only the cut: bytes that reappear would look like records
+        log.queue.sync()  # after a clean stop this syncs only the cut: reappearing bytes would look like records
         queues.sync_all()  # first: a synced queue can be read and closed again without a wait
         queues.finish_recovery(log.min_offset)
         self._checkpoint.logics_physical_offset = end.offset
@@ -385,7 +389,7 @@ class MessageStore:
         return end
 
     def _is_record(self, queue: ConsumeQueueBase, index: int, entry: tuple[Any, ...]) -> bool:
-        """Return True if the log holds the record of a queue entry, or held it before retention."""
+        """Return True if the log holds the record of a queue entry, or held the record before retention deleted it."""
         physical_offset, size = entry[:2]
         if physical_offset < self.min_physical_offset:
             return True
@@ -404,8 +408,8 @@ class MessageStore:
         if is_filler(record):
             self._gap_max += record.prepared_transaction_offset // RECORD_BYTES_MIN
         elif queue is None:
-            # An unknown queue begins after 0: a damaged topic or queue id put its record here, and the record is
-            # missing from its real queue.
+            # A new queue begins with a number after 0: damage in a topic or queue id put this record here. The record
+            # is missing from its real queue.
             self._odd_count += record.queue_offset > 0
         elif (gap_max := self._gap_max + self._gaps_of_odd) and isinstance(queue, ConsumeQueue):
             queue.fill_gap(record.queue_offset, gap_max)
@@ -413,18 +417,18 @@ class MessageStore:
 
     @property
     def _gaps_of_odd(self) -> int:
-        """Greatest number of missing messages that odd records explain. It is 0 while the end of the log is replayed: a
-        queue may then lack messages of the log before that end, and `mend_after_crash` scans the whole log for them.
+        """Maximum number of missing messages that odd records explain. It is 0 while the end of the log is replayed: a
+        queue may then lack earlier messages of the log, and `mend_after_crash` scans the whole log for them.
         """
         return 0 if self.queues.is_replaying else self._odd_count
 
     def _dispatch_run(self, run: Records) -> list[DispatchRequest]:
-        """Enter a run of records on a slave; return the newest record of each queue and tag code."""
+        """Enter a run of records on a slave. Return the newest record of each queue and tag code."""
         arrivals, newest_light = self._enter_run(run)
         return arrivals.newest(self._delays_ms) + newest_light
 
     def _enter_run(self, run: Records) -> tuple[DispatchColumns, list[DispatchRequest]]:
-        """Enter a run of records; return its columns, and the newest record of each light queue."""
+        """Enter a run of records. Return its columns, and the newest record of each light queue."""
         from rmqkit.store.bulk import BulkDispatcher, DispatchColumns
 
         queues_only = self._dispatcher.without_index()
@@ -442,17 +446,17 @@ class MessageStore:
         return arrivals, newest_light
 
     def close(self) -> None:
-        """Flush everything and leave the directory as after a clean stop. Does nothing if the store is closed.
+        """Flush everything and leave the directory as after a clean stop. Do nothing if the store is closed.
         After a failed flush ``abort`` remains, so that the next start recovers. Source: store.md §10."""
         if not self._appender.is_open:
             return
         self._appender.is_open = False
         is_whole = self._ends_whole()
         self.flusher.stop()
-        with suppress(LogDiverged):  # the bad bytes are cut off, and the master sends them again
+        with suppress(LogDiverged):  # the invalid bytes are cut off, and the master sends them again
             while self._dispatch():
                 pass
-        # `stop` has flushed the log. Otherwise a power cut could leave entries whose records are lost.
+        # `stop` has flushed the log. Without this order, a power cut could leave entries without their records.
         self.flusher.flush_queues()
         while self._dispatcher.catch_up(is_paced=False):
             pass
@@ -471,7 +475,7 @@ class MessageStore:
         self._lock.release()
 
     def _ends_whole(self) -> bool:
-        """Return True if the log ends with a whole record. On a slave, cut off an incomplete record first."""
+        """Return True if the log ends with a complete record. On a slave, cut off an incomplete record first."""
         try:
             if self._replica is not None:
                 self._replica.cut_torn_tail()
@@ -487,27 +491,27 @@ class MessageStore:
         if self._index is not None:
             self._index.close()
 
-    # ---- putting: `put` and the other put methods are those of `Appender`
+    # ---- putting: `put` and the other put methods are methods of `Appender`
 
     @property
     def properties_bytes_max(self) -> int:
-        """Greatest length of a property string that a put accepts."""
+        """Maximum length of a property string that a put accepts."""
         return self._appender.properties_bytes_max
 
     def request_flush(self) -> None:
-        """Request a flush cycle that covers everything put so far. The call costs little if a request is pending
-        already."""
+        """Request a flush cycle that covers everything put so far. The call costs little if a request is already
+        pending."""
         self.flusher.request()
 
     def dispatch(self) -> bool:
-        """Make messages readable: the durable ones under SYNC_FLUSH, otherwise the committed ones.
-        The owner calls it after ``on_durable`` (SYNC_FLUSH) or ``on_committed``; reads call it too. It has no effect on
-        a closed store, because callbacks may arrive late.
+        """Make messages readable: the durable messages under SYNC_FLUSH, otherwise the committed messages.
+        The owner calls it after ``on_durable`` (SYNC_FLUSH) or ``on_committed``. Reads call it, too. It has no effect
+        on a closed store, because callbacks may arrive late.
 
         A slave's owner also calls it after an append, when its connection has nothing more to read or a MiB is pending
-        (`dispatch_behind_bytes`). Dispatching a large run takes a tenth of the time that its records take one by one. A
-        call takes a few
-        milliseconds at most. It returns True if more can be dispatched at once; the owner then calls it again.
+        (`dispatch_behind_bytes`): dispatching a large run takes a tenth of the time of dispatching its records one by
+        one. A call takes a few milliseconds at most. It returns True if more can be dispatched immediately; the owner
+        then calls it again.
 
         Raises:
             LogDiverged: a slave's log held bytes that are not a record, and was cut there. Raised once, see
@@ -516,20 +520,24 @@ class MessageStore:
         return self._appender.is_open and (self._dispatch() or self._dispatcher.catch_up())
 
     def _catch_up(self) -> None:
-        """Let the index catch up for some milliseconds, even if no message came since a write of its files failed."""
+        """Let the index catch up for some milliseconds, even if no message arrived since a write of its files
+        failed.
+        """
         self._dispatcher.catch_up(is_paced=False)
         for _ in range(_CATCH_UP_STEPS):
             if not self._dispatcher.catch_up():
                 break
 
     def _dispatch_for_read(self) -> None:
-        """Like `dispatch`, but without parts of long batches: many reads of one loop tick would dispatch all parts."""
+        """Dispatch like `dispatch`, but without parts of long batches: many reads of one loop tick would dispatch all
+        parts.
+        """
         if not self._dispatcher.has_part_next:
             self.dispatch()
 
     def _requests(self, start: int, end: int, count_max: int) -> tuple[list[DispatchRequest], int]:
         """Return up to ``count_max`` dispatched records from a physical offset on, and the physical end of the last
-        one."""
+        record."""
         at, found = max(start, self.log.min_offset), list[DispatchRequest]()
         end = min(end, at + _REQUESTED_BYTES)
         while at < end and len(found) < count_max and (file := self.log.queue.find(at)) is not None:
@@ -558,8 +566,8 @@ class MessageStore:
         return max(0, self.log.max_offset - self._dispatcher.position)
 
     def log_part(self, physical_offset: int, size_max: int) -> memoryview:
-        """Return up to ``size_max`` dispatched bytes of the log from an offset on, for a slave, without crossing the
-        end of a file. Empty if there are no such bytes yet. The memory is not copied and stays valid.
+        """Return up to ``size_max`` dispatched bytes of the log from an offset on, for a slave. The bytes are in one
+        file. They are empty if nothing is dispatched after the offset. The memory is not copied and stays valid.
 
         Raises:
             StoreError: the offset was deleted, or is greater than the end of the log.
@@ -567,15 +575,14 @@ class MessageStore:
         return log_part(self.log, self._dispatcher.position, physical_offset, size_max)
 
     def file_start(self, physical_offset: int) -> int:
-        """Return the start of the log file that holds, or will hold, an offset. A slave with an empty log receives the
-        bytes from ``file_start(dispatched_offset)`` on."""
+        """Return the start of the log file that contains, or will contain, an offset. A slave with an empty log
+        receives the bytes from ``file_start(dispatched_offset)`` on."""
         return physical_offset - physical_offset % self._settings.commit_log_file_bytes
 
     @property
     def file_starts(self) -> list[int]:
-        """Physical offsets at which the log's files begin, oldest first.
-
-        Each file that is not empty begins with a record.
+        """Physical offsets at which the log's files begin, oldest first. Each file that is not empty begins with a
+        record.
         """
         return [file.start for file in self.log.queue.files]
 
@@ -599,13 +606,13 @@ class MessageStore:
         accept_entry: EntryTest | None = None,
         joins: bool = False,
     ) -> GetResult:
-        """Read messages from an offset on. The status is NOT_IN_LOG if `older` has or may have the message.
-        Source: store.md §16.1.
+        """Read messages from an offset on. The status is NOT_IN_LOG if the log has deleted the message and `older` has
+        it, or may have it. Source: store.md §16.1.
 
         Args:
             codes: tag codes (i32) to accept, None for all.
-            accept: a further test of the stored record.
-            accept_entry: a further test of the queue entry, made before the record is accessed.
+            accept: an additional filter for the stored record.
+            accept_entry: an additional filter for the queue entry, applied before the record is accessed.
             joins: whether records may be joined into fewer pieces.
         """
         queue = self._readable(topic, queue_id)
@@ -619,7 +626,7 @@ class MessageStore:
         return found
 
     def is_older(self, topic: str, queue_id: int, queue_offset: int) -> bool:
-        """Return True if the log has deleted a message that `older` has or may have."""
+        """Return True if the log has deleted a message, and `older` has it or may have it."""
         older = self.older
         return (
             older is not None
@@ -628,13 +635,13 @@ class MessageStore:
         )
 
     def _readable(self, topic: str, queue_id: int) -> ConsumeQueueBase | None:
-        # Dispatch the puts of an open batch() first: a read returns every earlier put, with or without a batch.
+        # Dispatch the puts of an open batch() first: a read returns every earlier put, even while a batch is open.
         if self._dispatcher.pending:
             self._dispatch_for_read()
         return self.queues.table.get((topic, queue_id))
 
     def max_offset(self, topic: str, queue_id: int) -> int:
-        """Return one past the offset of the last readable message, 0 for an unknown queue."""
+        """Return one past the offset of the last readable message, or 0 for an unknown queue."""
         queue = self._readable(topic, queue_id)
         return 0 if queue is None else queue.max_offset
 
@@ -646,7 +653,7 @@ class MessageStore:
         return [0 if (queue := table.get((topic, one))) is None else queue.max_offset for one in queue_ids]
 
     def min_offset(self, topic: str, queue_id: int) -> int:
-        """Return the offset of the first readable message, 0 for an unknown queue."""
+        """Return the offset of the first readable message, or 0 for an unknown queue."""
         queue = self._readable(topic, queue_id)
         return 0 if queue is None else queue.min_offset
 
@@ -656,17 +663,17 @@ class MessageStore:
         return (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
 
     def earliest_store_time(self, topic: str, queue_id: int) -> int:
-        """Return the storeTimestamp of the first readable message, -1 without a message."""
+        """Return the storeTimestamp of the first readable message, or -1 if there is no message."""
         return self.store_time_at(topic, queue_id, self.min_offset(topic, queue_id))
 
     def store_time_at(self, topic: str, queue_id: int, queue_offset: int) -> int:
-        """Return the storeTimestamp of a message, -1 without a message."""
+        """Return the storeTimestamp of a message, or -1 if there is no message at the offset."""
         queue = self._readable(topic, queue_id)
         return -1 if queue is None else self.reader.store_time_at(queue, queue_offset)
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int, *, upper: bool = False) -> int:
-        """Return the offset of the first message stored at or after a time, or with ``upper`` of the last message at or
-        before it; 0 if unknown."""
+        """Return the offset of the first message stored at or after a time. With ``upper``, return the offset of the
+        last message stored at or before the time. Return 0 for an unknown queue."""
         queue = self._readable(topic, queue_id)
         return 0 if queue is None else self.reader.offset_by_time(queue, timestamp_ms, upper=upper)
 
@@ -678,15 +685,15 @@ class MessageStore:
     @property
     def checks_bodies(self) -> bool:
         """Return True if records are compared with their CRC before they are stored again (``checkCRCOnRecover``).
-        A copy gets a new CRC, which would hide that the body has changed on the disk."""
+        A copy gets a new CRC, which would hide a change of the body on the disk."""
         return self._settings.check_crc_on_recover
 
     def entries(
         self, topic: str, queue_id: int, queue_offset: int, *, count_max: int
     ) -> list[tuple[int, int, int, int | None]]:
         """Return entries of a queue from an offset on, within one of its files.
-        Each has the next queue offset, physicalOffset, size and tag code; the code is None if its extension unit is
-        missing. Returns nothing for an offset that the queue does not have."""
+        Each entry has the next queue offset, physicalOffset, size and tag code. The code is None if its extension unit
+        is missing. Return an empty list for an offset outside of the queue."""
         queue = self._readable(topic, queue_id)
         if queue is None or not queue.min_offset <= queue_offset < queue.max_offset:
             return []
@@ -694,11 +701,10 @@ class MessageStore:
         return [(following, at, size, queue.tags_code(code)) for at, size, code, following, _ in scanned]
 
     def query(self, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int) -> KeyQuery:
-        """Return the records that have a key (``UNIQ_KEY``, a word of ``KEYS``, ``T#`` +
-        tags), stored between two times.
+        """Return the records that have a key (``UNIQ_KEY``, a word of ``KEYS``, ``T#`` + tags) and were stored between
+        two times.
         The index has only hashes of 31 bits, and keys of other topics may have the same hash. So the topic (or the name
-        of a light
-        queue) and the key of each record are compared. Source: store.md §7.5."""
+        of a light queue) and the key are compared with each record. Source: store.md §7.5."""
         self.dispatch()
         if self._index is None:
             return KeyQuery([])
@@ -721,7 +727,9 @@ class MessageStore:
         return found
 
     def _is_unchanged(self, record: memoryview, physical_offset: int, key: str) -> bool:
-        """Return True if a record that was written before the start has its original body. Log an error otherwise."""
+        """Return True if a record that was written before the start has its original body. Log an error if it was
+        changed.
+        """
         is_unchanged = not self.checks_bodies or has_sound_body(record)
         if not is_unchanged:
             _log.error("the message at %d is left out of a query for %s: its body was changed", physical_offset, key)
@@ -736,7 +744,7 @@ class MessageStore:
         return {place: queue.max_offset for place, queue in self.queues.table.items()}
 
     def delete_topic(self, *topics: str) -> None:
-        """Delete the queues of topics. Their records stay in the log until their file expires, see `DeletedTopics`.
+        """Delete the queues of topics. Their records stay in the log until the log files expire, see `DeletedTopics`.
         Raises StoreUnavailable: a write failed; nothing is deleted."""
         self.dispatch()
         places = {topic: self.queues.newest_record(topic) for topic in topics}
@@ -754,7 +762,7 @@ class MessageStore:
     # ---- retention
 
     def retention_round(self) -> RetentionRound:
-        """Measure disk use and age, and delete expired files; puts are refused while a disk is full.
+        """Measure disk use and age, and delete expired files. Puts are refused while a disk is full.
         Raises OSError: a disk cannot be measured, or a file cannot be deleted; the next call continues."""
         assert self._appender.is_open, "the store is open"
         self.dispatch()
@@ -774,6 +782,6 @@ def _index_of(root: Path, settings: StoreSettings) -> MessageIndex | None:
 
 
 def _has_key(record: memoryview, topic: str, key: str) -> bool:
-    """Return True if a record has a key, and belongs to a topic or to the light queue of that name."""
+    """Return True if a record has a key, and belongs to the topic or to the light queue with that name."""
     named, properties = record_topic(record).decode("utf-8", "replace"), record_properties(record)
     return (named == topic or topic in light_numbers(named, properties)) and key in keys_of(properties)

@@ -1,11 +1,11 @@
 """Puts: from a message to a record in the log (``CommitLog.asyncPutMessage`` and its encoder).
 
 check → number in the queue → place in the log → one ``pwrite`` → dispatch. Each message of a batch becomes a record.
-The records of a batch are in one file and are one write. In a topic with batch queues, a batch is one record that holds
+One write stores all records of a batch in one file. In a topic with batch queues, a batch becomes one record that holds
 the numbers of all its messages (*inner batch*).
 
-A refused message leaves no trace. Under SYNC_FLUSH a record is dispatched when it is on the disk, with the transient
-store pool when it is committed: see `Appender.dispatch`.
+A refused message leaves no trace. A record is dispatched later than the put in two cases: under SYNC_FLUSH when it is
+on the disk, with the transient store pool when it is committed. See `Appender.dispatch`.
 Owner thread only. Source: store.md §3.6, §3.7, §14.
 """
 
@@ -87,7 +87,7 @@ class Appender:
 
     Attributes:
         is_open: whether the store accepts messages at all.
-        dispatcher: the dispatcher that gets the records.
+        dispatcher: the dispatcher for the appended records.
         refusal: the reason why the store accepts no messages at present, or an empty text.
     """
 
@@ -119,18 +119,18 @@ class Appender:
     def dispatch(self) -> bool:
         """Dispatch the durable records under SYNC_FLUSH, otherwise the committed records, but only one part of a long
         batch.
-        Returns True if more can be dispatched at once."""
+        Return True if more can be dispatched immediately."""
         return bool(self.dispatcher.pending) and self.dispatcher.run(self._readable_offset)
 
     def batch(self) -> AbstractContextManager[None]:
         """Return a context manager. All messages that are put inside become readable at its end, which costs less than
-        making each readable after its put.
+        making each message readable after its put.
         A read inside the context makes them readable earlier."""
         return _Batch(self)
 
     @property
     def properties_bytes_max(self) -> int:
-        """Greatest length of a property string that can be stored; a record checksum needs space after it."""
+        """Maximum length of a property string that can be stored. A record checksum needs space after it."""
         return PROPERTIES_BYTES_MAX - self._trailer_bytes
 
     @property
@@ -138,8 +138,8 @@ class Appender:
         return self._flusher.durable_offset if self._is_sync else self._commit_log.committed_offset
 
     def put(self, message: InnerMessage) -> PutResult:
-        """Append one message. It is readable when `put` returns; under SYNC_FLUSH it is readable after it is durable,
-        and with the pool after it is committed.
+        """Append one message. It is readable when `put` returns. Under SYNC_FLUSH it is readable only after it is
+        durable, with the pool only after it is committed.
         """
         queue = self._queues.table.get((message.topic, message.queue_id))
         refused = self._refuse(message, is_new=queue is None)
@@ -192,7 +192,7 @@ class Appender:
         return self._put_members(queue, message, bounds)
 
     def _put_inner_batch(self, queue: BatchQueue, message: InnerMessage, count: int) -> PutResult:
-        """Append a batch as one record that holds the numbers of ``count`` messages."""
+        """Append a batch as one record that holds the queue offsets of ``count`` messages."""
         if find_property(message.properties, b"UNIQ_KEY") is None or count > _BATCH_COUNT_MAX:
             return PutResult(PutStatus.MESSAGE_ILLEGAL, reason=_inner_batch_fault(queue))
         properties = message.properties
@@ -212,7 +212,7 @@ class Appender:
         return appended
 
     def _append(self, queue: ConsumeQueueBase, message: InnerMessage, count: int = 1) -> PutResult:
-        """Append one record that has the numbers of ``count`` messages of its queue, and dispatch it."""
+        """Append one record that occupies ``count`` offsets of its queue, and dispatch it."""
         sys_flag, properties, body = message.sys_flag, message.properties, message.body
         kind = sys_flag & TRANSACTION_MASK
         is_numbered = kind != TRANSACTION_PREPARED and kind != TRANSACTION_ROLLBACK
@@ -263,7 +263,7 @@ class Appender:
         return PutResult(PutStatus.OK, physical_offset, end, queue_offset, now)
 
     def _put_members(self, queue: ConsumeQueueBase, message: InnerMessage, bounds: list[BatchBounds]) -> PutResult:
-        """Append every message of a batch as its own record, with one write for all."""
+        """Append every message of a batch as its own record, with one write for all records."""
         body = message.body
         if self._trailer_bytes:
             body = encode_batch(
@@ -311,7 +311,7 @@ class Appender:
         return PutResult(PutStatus.OK, physical_offset, end, first, now, starts[:-1])
 
     def prepare(self, batch: LongBatch) -> Iterator[None]:
-        """Prepare a long batch: each step takes a few milliseconds, and nothing is stored meanwhile."""
+        """Prepare a long batch in steps. Each step takes a few milliseconds. Nothing is stored."""
         message, body = batch.message, batch.message.body
         batch.refused = self._refuse(message, is_new=(message.topic, message.queue_id) not in self._queues.table)
         try:
@@ -343,9 +343,9 @@ class Appender:
             batch.refused = _too_long_for_file(batch.size)
 
     def put_long_batch(self, batch: LongBatch) -> PutResult:
-        """Like `put_batch`, for a batch for which all steps of `prepare` were run. The batch is stored with one write,
-        which takes at most 40 ms for 190,000 messages. The messages are readable when `dispatch`, repeated until it
-        returns False, has dispatched them. `LongBatch.physical_offsets` yields their physical offsets."""
+        """Append a batch like `put_batch`, after all steps of `prepare`. One write stores the batch, which takes at
+        most 40 ms for 190,000 messages. The messages are readable when `dispatch`, repeated until it returns False, has
+        dispatched them. `LongBatch.physical_offsets` yields their physical offsets."""
         message = batch.message
         is_new = (message.topic, message.queue_id) not in self._queues.table
         refused = batch.refused or self._refuse(message, is_new=is_new)
@@ -354,7 +354,7 @@ class Appender:
         queue = self._queues.obtain(message.topic, message.queue_id)
         if isinstance(queue, BatchQueue):
             return self._put_inner_batch(queue, message, batch.count)
-        if not batch.is_encoded:  # its topic had batch queues during `prepare`
+        if not batch.is_encoded:  # the topic had batch queues during `prepare`
             return PutResult(PutStatus.MESSAGE_ILLEGAL, reason=_inner_batch_fault(queue))
         now = self._clock.now_ms()
         physical_offset = self._place(batch.size, now)
@@ -371,10 +371,11 @@ class Appender:
 
     # Long: the hot path is one loop without a call for each message.
     def put_run(self, messages: Sequence[InnerMessage]) -> list[DispatchRequest] | None:
-        """Append plain messages of one sender, in order, with one write; the effect is that of a `put` for each.
-        Returns the requests for the dispatcher. Returns None, with nothing done, if the messages must be
-        put one by one: a message is not plain, is refused or opens a queue, the log file has no space for
-        all, or the write failed."""
+        """Append plain messages of one sender in order with one write. The effect is the same as one `put` for each
+        message.
+        Return the requests for the dispatcher. Return None, with nothing done, if the messages must be put one by one:
+        a message is not plain, is refused or opens a queue, the log file has no space for all messages, or the write
+        failed."""
         log, table, dispatcher = self._commit_log, self._queues.table, self.dispatcher
         now = self._clock.now_ms()
         if self._trailer_bytes or not self._takes_runs(now):
@@ -426,8 +427,8 @@ class Appender:
             )
             at += size
         assert at == log.max_offset, "the log ends with the run"
-        # Set the offsets after the write: if it fails, earlier ones would leave a gap in the
-        # queue that stops consumers.
+        # Set the offsets after the write. If they were set before a failed write, the queue would have a gap that stops
+        # consumers.
         for queue, number in numbers.items():
             assert number > queue.next_offset, "queue offsets only grow"
             queue.next_offset = number
@@ -435,7 +436,9 @@ class Appender:
         return arrivals
 
     def put_sends(self, sends: Sends, born_host: bytes, store_host: bytes) -> int | None:
-        """Like `put_run`, for plain sends that were read together. Returns the physical offset at which they end."""
+        """Append plain sends that were read together, like `put_run`. Return the physical offset at which they end, or
+        None.
+        """
         log, now = self._commit_log, self._clock.now_ms()
         if not self._takes_runs(now) or sends.body_bytes_max > self._settings.message_bytes_max:
             return None
@@ -455,8 +458,8 @@ class Appender:
         if not log.has_room(len(data)) or self._write(data, now) is not None:
             return None
         sends.forget_bodies()
-        # Set the offsets after the write: if it fails, earlier ones would leave a gap in the
-        # queue that stops consumers.
+        # Set the offsets after the write. If they were set before a failed write, the queue would have a gap that stops
+        # consumers.
         for queue, (_, _, count, _) in zip(queues, places, strict=True):
             queue.next_offset += count
         end, dispatcher = log.max_offset, self.dispatcher
@@ -474,7 +477,7 @@ class Appender:
         return not is_refused and now >= self._commit_log.last_store_timestamp
 
     def _refuse(self, message: InnerMessage, *, is_new: bool) -> PutResult | None:
-        """Return a result with the first reason why a message must not be stored, or None if there is no reason.
+        """Return a result with the first reason to refuse a message, or None if there is no reason.
         Source: store.md §3.6, §14."""
         flusher = self._flusher
         has_failed = flusher.failure is not None or flusher.commit_failure is not None
@@ -503,7 +506,7 @@ class Appender:
         return None
 
     def _topic_fault(self, message: InnerMessage) -> str:
-        """Return the reason why a topic without a queue cannot get one, or an empty text."""
+        """Return the reason why no queue can be created for a topic, or an empty text."""
         is_long_allowed = message.topic.startswith(RETRY_PREFIX) and self._settings.auto_message_version_on_topic_length
         limit = _RETRY_TOPIC_BYTES_MAX if is_long_allowed else _TOPIC_BYTES_MAX
         topic_bytes = len(message.topic.encode("utf-8", "replace"))
@@ -513,8 +516,7 @@ class Appender:
 
     def _place(self, size: int, now_ms: int) -> int | PutResult:
         """Return the physical offset for records of a total size, all in one file.
-
-        If there is no file, return the result of the failed put.
+        If no file can be created, return the result of the failed put.
         """
         try:
             if now_ms < self._commit_log.last_store_timestamp:
@@ -535,7 +537,7 @@ class Appender:
         return None
 
     def _not_taken(self, refused: PutResult) -> PutResult:
-        """Log why no messages are accepted, once for many messages with the same reason. Return ``refused``."""
+        """Log the reason why no messages are accepted. Log the same reason only once. Return ``refused``."""
         if self._logged_reason != refused.reason:
             _log.error("no messages are accepted: %s", refused.reason)
             self._logged_reason = refused.reason
@@ -560,7 +562,7 @@ class Appender:
 class _Batch(AbstractContextManager[None]):
     """The context manager of `Appender.batch`.
 
-    It is entered at every read of a connection, where a generator would cost five times as much.
+    It is entered at every read of a connection, and a generator would cost five times as much.
     """
 
     __slots__ = ("_appender",)
@@ -577,8 +579,8 @@ class _Batch(AbstractContextManager[None]):
 
 
 def _enter_runs(queues: list[ConsumeQueue], numbers: list[int], sends: Sends) -> bool:
-    """Index records of several queues with one write per queue. Return False if they must be indexed one by one;
-    entries that are already written are then skipped. Raises OSError: a file cannot be written."""
+    """Append the entries of several queues with one write per queue. Return False if they must be appended one by one,
+    where entries that are already written are skipped. Raises OSError: a file cannot be written."""
     for queue, number, (entries, start, end) in zip(queues, numbers, sends.queue_entries(), strict=True):
         if not queue.append_run(number, start, end, entries):
             return False
@@ -588,7 +590,9 @@ def _enter_runs(queues: list[ConsumeQueue], numbers: list[int], sends: Sends) ->
 def _batch_rows(
     body: bytes, bounds: list[BatchBounds], message: InnerMessage, queue: ConsumeQueueBase
 ) -> list[RecordRow]:
-    """Return the rows of a batch. An entry and a record both end with the properties and their length before them."""
+    """Return the rows of a batch. Both a batch entry and a record end with the length of the properties and the
+    properties.
+    """
     topic, queue_id, kind = queue.topic_field, message.queue_id, message.sys_flag
     born, times = message.born_timestamp, message.reconsume_times
     return [
@@ -598,18 +602,18 @@ def _batch_rows(
 
 
 def _looks_torn(properties: bytes) -> bool:
-    """Return True if recovery would consider a record with these properties torn by a power cut."""
+    """Return True if recovery would take a record with these properties for torn by a power cut."""
     return properties[-1:] == b"\0" or (len(properties) >= SECTOR_BYTES and _SECTOR in properties)
 
 
 def _has_torn_member(body: bytes, bounds: list[BatchBounds]) -> bool:
-    """Return True if recovery would consider a record of a batch message torn."""
+    """Return True if recovery would take a record of a batch message for torn."""
     suspect = [one for one in bounds if one[3] - one[2] >= SECTOR_BYTES or body[one[3] - 1] == 0]
     return any(_looks_torn(body[at:end]) for _, _, at, end in suspect)
 
 
 def _record_bytes(topic: bytes, message: InnerMessage, body_bytes: int, properties_bytes: int) -> int:
-    """Return the size that `encode_record` will give a record. Source: store.md §3.1."""
+    """Return the size of the record that `encode_record` creates. Source: store.md §3.1."""
     size = _V1_OVERHEAD_BYTES + len(topic) + body_bytes + properties_bytes
     if len(topic) > _TOPIC_BYTES_MAX:
         size += 1

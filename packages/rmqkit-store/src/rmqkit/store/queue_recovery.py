@@ -1,4 +1,4 @@
-"""Repair at a start: finds the queues that differ from their state at the last stop, and rebuilds them from the log.
+"""Repair at a start: finds queues that differ from their state at the last stop, and rebuilds them from the log.
 
 After a clean stop every queue is compared with the note of queue ends (`queue_ends`), which costs one read of its last
 file. Without a valid note, the files of a queue are compared with each other:
@@ -15,17 +15,17 @@ without a note, the very last entry, does not
 belong to a record of the queue with its number
 =====================================================  ===============================================================
 
-The entries of a broken queue are compared with their records, starting at its first file. Right entries stay, the rest
-is dropped. One scan of the log enters the missing entries of all broken queues. If the log no longer has the messages,
-the queue continues with the next number it had, because a number is never assigned twice.
+Starting at its first file, the entries of a broken queue are compared with their records. Correct entries stay, all
+entries after the first wrong one are dropped. One scan of the log enters the missing entries of all broken queues. If
+the log no longer has the messages, the queue continues with its next number, because a number is never assigned twice.
 
-After a crash the newest entries are rebuilt in any case (`recovery`). A queue is rebuilt from the whole log in two
-cases: the first of the newest entries is not contiguous with the older ones, or the queue ends before the number that
-was noted while the broker ran, so its directory or one of its files is lost (`mend_after_crash`).
+After a crash the newest entries are always rebuilt (`recovery`). A queue is rebuilt from the whole log in two cases.
+Either the first of the newest entries is not contiguous with the older entries. Or the queue ends before the number
+that was noted while the broker ran: its directory or one of its files is lost (`mend_after_crash`).
 
-Not handled here: an entry in the middle of an older file (`reader` skips it, `verify` finds it); after a crash, lost
-files of a queue that were created since its number was noted, if the queue has no record in the part of the log that
-recovery scans (`verify` finds them).
+Not handled here: a wrong entry in the middle of an older file (`reader` skips it, `verify` finds it). After a crash,
+also not handled: lost files of a queue that were created since its number was noted, if the queue has no record in the
+part of the log that recovery scans (`verify` finds them).
 Source: store.md §4, §12.2.
 """
 
@@ -61,11 +61,11 @@ _LOG_LINES_MAX = 20
 
 
 class _Broken(Struct):
-    """A queue whose files are broken.
+    """A queue with broken files.
 
     Attributes:
         note: the note of the last stop, if it is valid.
-        kept: number of entries from index 0 on that stay; None if none stays.
+        kept: one past the last entry that stays; None if no entry stays.
         end_index: one past the last entry before the repair.
     """
 
@@ -84,12 +84,11 @@ def mend_queues(
     dispatcher: Dispatcher,
     delays_ms: tuple[int, ...],
 ) -> bool:
-    """Find broken queues, rebuild them and log the repairs. Return True if a broken queue was found. The queues must be
-    recovered before.
+    """Find broken queues, rebuild them and log the repairs. Return True if a broken queue was found. The caller must
+    recover the queues first.
 
     Args:
         dispatcher: enters records in the queues only, not in the index.
-
     Raises:
         OSError: a file cannot be read or written.
     """
@@ -115,12 +114,12 @@ def mend_after_crash(
     *,
     gap_max: int = 0,
 ) -> None:
-    """Rebuild queues that lack messages of the log before the part that was dispatched again, and log it.
-    The log must have been scanned and have its final end.
+    """Rebuild queues that lack earlier messages than those that recovery dispatched again, and log the repairs. The log
+    must have been scanned and have its final end.
 
     Args:
         dispatcher: enters records in the queues only, not in the index.
-        gap_max: greatest number of consecutive messages that a queue may lack, see `BulkDispatcher`.
+        gap_max: maximum number of consecutive messages that a queue may lack, see `BulkDispatcher`.
 
     Raises:
         OSError: a file cannot be read or written.
@@ -148,7 +147,7 @@ def mend_after_crash(
 
 
 def _found(queues: ConsumeQueues, ends: QueueEnds, entries: _Entries) -> list[_Broken]:
-    """Return the queues whose files are broken."""
+    """Return the queues with broken files."""
     broken: list[_Broken] = []
     for queue in queues:
         if queue.queue.files:
@@ -163,7 +162,7 @@ def _found(queues: ConsumeQueues, ends: QueueEnds, entries: _Entries) -> list[_B
 
 
 def _missing(root: Path, queues: ConsumeQueues, ends: QueueEnds) -> list[_Broken]:
-    """Return the queues whose files are missing."""
+    """Return the queues with missing files."""
     broken: list[_Broken] = []
     topics: dict[str, object] | None = None
     is_read = False
@@ -181,8 +180,8 @@ def _missing(root: Path, queues: ConsumeQueues, ends: QueueEnds) -> list[_Broken
 
 
 def tell_odd_queues(root: Path, queues: ConsumeQueues, known: Set[tuple[str, int]], *, log_start: int) -> None:
-    """Warn of queues that a recovery created and that should not exist: ``topics.json`` does not have them, or the
-    complete log lacks the messages before their first number.
+    """Warn of queues that a recovery created and that should not exist: the topic or queue is not in ``topics.json``,
+    or the log is complete and lacks the messages before the queue's first number.
     No checksum covers topic and queue id of a record: damage there moves its message to a queue that no consumer reads.
 
     Args:
@@ -209,8 +208,7 @@ def tell_odd_queues(root: Path, queues: ConsumeQueues, known: Set[tuple[str, int
 
 
 def _oddity(queue: ConsumeQueueBase, topics: dict[str, object] | None, log_start: int) -> str:
-    """Return the reason why a queue that a recovery created should not exist, or an empty text if there is no
-    reason."""
+    """Return the reason why a queue created by a recovery should not exist, or an empty text."""
     if topics is not None and queue.topic not in topics:
         return "topics.json does not know the topic"
     topic = None if topics is None else topics[queue.topic]
@@ -224,7 +222,7 @@ def _oddity(queue: ConsumeQueueBase, topics: dict[str, object] | None, log_start
 
 
 def configured_topics(root: Path) -> dict[str, object] | None:
-    """Return the topics of ``topics.json`` with their configuration; None if the file cannot be read."""
+    """Return the topics of ``topics.json`` with their configuration, or None if the file cannot be read."""
     with suppress(OSError, BodyError):
         kept = fastjson.loads((root / "config" / "topics.json").read_bytes())
         table = kept.get("topicConfigTable") if isinstance(kept, dict) else None
@@ -243,7 +241,8 @@ def _take_back(one: _Broken, entries: _Entries) -> None:
         _empty(queue)
     elif one.kept < queue.end_index:
         queue.recover_at(one.kept * queue.entry_bytes)
-    # The number outlives its entries: consumers have stored offsets, and would skip messages that reuse them.
+    # The next number survives its entries: consumers have stored offsets, and would skip messages that reuse the
+    # numbers.
     queue.next_offset = max(number if note is None else note.number, queue.next_offset)
 
 
@@ -315,7 +314,7 @@ def _log_rebuilt(root: Path, broken: list[_Broken]) -> None:
 
 
 def _log_reentered(root: Path, broken: list[_Broken], counts: dict[ConsumeQueueBase, int]) -> None:
-    """Log the repairs, except of queues whose earlier messages are no longer in the log, such as those of a slave."""
+    """Log the repairs. Omit queues that only lack messages older than the log, such as those of a slave."""
     made_all = lost_all = lines = 0
     for one in broken:
         queue = one.queue
@@ -341,8 +340,8 @@ class _Entries:
         self._delays_ms = delays_ms
 
     def fault(self, queue: ConsumeQueueBase) -> str:
-        """Return the fault in the older files of a queue whose last file is unchanged, or an empty text if there is no
-        fault."""
+        """Return the fault in the older files of a queue, or an empty text. The last file must be known to be
+        unchanged."""
         for first, last in queue.file_bounds()[:-1]:
             for index in first, last:
                 if not self.is_right(queue, index, queue.entry(index), is_new=False):
@@ -358,7 +357,7 @@ class _Entries:
         if last >= queue.first_index:
             entry = queue.entry(last)
             if entry[0] >= self._commit_log.queue.max_offset:
-                return ""  # after the end of the log: it will be cut there
+                return ""  # after the end of the log: recovery will cut the queue there
             if not self.is_right(queue, last, entry, is_new=False):
                 return f"entry {last} is not that of its message"
             if isinstance(queue, ConsumeQueue) and is_address(entry[2]) and queue.ext and queue.unit(entry[2]) is None:
@@ -366,8 +365,7 @@ class _Entries:
         return self.fault(queue)
 
     def is_right(self, queue: ConsumeQueueBase, index: int, entry: tuple[Any, ...], *, is_new: bool) -> bool:
-        """Return True if an entry is right for its message, or if the record of the entry was deleted and cannot be
-        compared.
+        """Return True if an entry matches its record. Return True if the record was deleted and cannot be compared.
         ``is_new``: whether delivery times must match the present delay levels."""
         physical_offset, size = entry[:2]
         if size == BLANK_SIZE or 0 <= physical_offset < self._commit_log.min_offset:
@@ -390,13 +388,13 @@ class _Entries:
         return number == index and entry[2] == arrival.tags_code
 
     def right_ones(self, queue: ConsumeQueueBase, start: int | None) -> int | None:
-        """Return the number of entries, counted from index 0, that can stay, or None if no entry can.
+        """Return one past the last entry that can stay, or None if no entry can stay.
         ``start``: logical byte at which the first file must begin, if known."""
         files = queue.queue.files
         if not files or (start is not None and files[0].start > start):
             return None
         if isinstance(queue, ConsumeQueue) and queue.ext is not None:
-            return None  # lost units would get the addresses of other entries
+            return None  # entries would get the addresses of other units
         right, at = None, files[0].start
         for file in files:
             if file.start != at:
@@ -411,7 +409,7 @@ class _Entries:
 
 
 def _number_in(record: Record, queue: ConsumeQueueBase) -> int | None:
-    """Return the number of a record in a queue, as its own or a light queue; None if the record is in another queue."""
+    """Return the number of a record in its own queue or in a light queue, or None if the record is in another queue."""
     if (record.topic, record.queue_id) == (queue.topic, queue.queue_id):
         return record.queue_offset
     return light_numbers(record.topic, record.properties).get(queue.topic) if is_light(queue.topic) else None

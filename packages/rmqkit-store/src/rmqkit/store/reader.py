@@ -1,11 +1,11 @@
 """Reads: a pull is a slice of a consume queue and the records of its entries (``DefaultMessageStore.getMessage``).
 
 Entries are unpacked in one call, filtered by tag code, and turned into memoryviews of the mapped log: nothing is copied
-or decoded. A caller that sends all records on requests them *joined*, as a write of many pieces costs more than a copy:
-contiguous records are one slice of the log, others one copy. The compiled core makes it if it is installed
-(`rmqkit.protocol.core.SelectRecords`). A pull stops at the first of these limits: number of messages
-requested, bytes or messages allowed from memory or disk, entries scanned, end of the queue file. The first
-message is always returned whole.
+or decoded. A caller that sends all records requests them *joined*, because a write of many pieces costs more than a
+copy. Contiguous records are then one slice of the log. Other records are copied into one buffer, by the compiled core
+if it is installed (`rmqkit.protocol.core.SelectRecords`). A pull stops at the first of these limits: the requested
+number of messages, the bytes or messages allowed from memory or disk, the scanned entries, the end of the queue file.
+The first message is always returned as a whole.
 This module also finds an offset by store time. Owner thread only. Source: store.md §16, §17.1.
 """
 
@@ -35,11 +35,13 @@ from rmqkit.store.settings import StoreSettings
 __all__ = ["EntryTest", "GetResult", "GetStatus", "Reader"]
 
 EntryTest: TypeAlias = Callable[[int | None, ExtUnit | None], bool]
-"""Returns whether an entry matches, by its tag code (None if unknown) and its extension unit (None without one)."""
+"""A function that returns True if an entry matches. Its arguments are the tag code (None if unknown) and the extension
+unit (None without extension).
+"""
 
 _RESULT_BYTES_MAX = 128 << 20
 _HEAD = struct.Struct(">i8xi4xqq")
-"""size, queueId, queueOffset and physicalOffset at the start of a record."""
+"""The fields size, queueId, queueOffset and physicalOffset of a record."""
 _I32_MIN, _I32_MAX = -(1 << 31), (1 << 31) - 1
 
 
@@ -59,7 +61,9 @@ class GetStatus(enum.Enum):
     NO_MATCHED_LOGIC_QUEUE = "NO_MATCHED_LOGIC_QUEUE"
     NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE"
     NOT_IN_LOG = "NOT_IN_LOG"
-    """Specific to rmqkit, never sent: the log has deleted the message, which must be fetched before it can be read."""
+    """A status of rmqkit that is never sent: the log has deleted the message, which must be fetched before it can be
+    read.
+    """
 
 
 _FOUND, _NO_MATCHED = GetStatus.FOUND, GetStatus.NO_MATCHED_MESSAGE  # member access of an enumeration costs a call
@@ -70,10 +74,10 @@ class GetResult(Struct):
 
     Attributes:
         next_begin_offset: queue offset to read from next.
-        records: stored records, as slices of the mapped log that stay valid while they are held. A slice may hold
-            several records, then ``joined_count`` is set.
-        joined_count: total number of records if a slice may hold several; else 0.
-        suggest_slave: whether the reader lags so far that a slave should serve it.
+        records: stored records, as slices of the mapped log. A slice stays valid while it is referenced. A slice may
+            contain several records if ``joined_count`` is set.
+        joined_count: total number of records if a slice may contain several; else 0.
+        suggest_slave: whether the reader lags so far behind that a slave should serve it.
         size: bytes of the records.
     """
 
@@ -96,8 +100,8 @@ class Reader:
     """Reads of the queues of one store.
 
     Attributes:
-        doubted_end: physical offset up to which an earlier process wrote the records. Such a record is checked before
-            it is returned: it must match its entry and have its original body.
+        doubted_end: end of the records that an earlier process wrote. Such a record is checked before it is returned:
+            it must match its entry and have its original body.
     """
 
     def __init__(self, log: CommitLog, settings: StoreSettings) -> None:
@@ -123,8 +127,8 @@ class Reader:
 
         Args:
             codes: tag codes to accept, None for all.
-            accept: a further test of the record itself.
-            accept_entry: a further test of the entry, made before the record is accessed.
+            accept: an additional filter for the record itself.
+            accept_entry: an additional filter for the entry, applied before the record is accessed.
             joins: whether records may be joined.
         """
         low, high = queue.min_offset, queue.max_offset
@@ -148,17 +152,17 @@ class Reader:
     ) -> GetResult | None:
         """Execute a common pull, which reads mapped memory of one log file and compares only plain tag codes. Return
         None for other pulls.
-        The result equals that of `_general`, which a test checks; checks with a known outcome are skipped. The loop is
-        the plain version of the core's `SelectRecords`."""
+        The result equals the result of `_general`, but checks with a known outcome are skipped. A test compares both.
+        The loop is the plain version of the core's `SelectRecords`."""
         settings, log = self._settings, self._log
         scan_bytes = max(settings.filter_bytes_max, count_max * ENTRY_BYTES)
         count_max = min(count_max, settings.transfer_count_in_memory_max)
         raw = queue.read(queue_offset, count_max if codes is None else -(-scan_bytes // ENTRY_BYTES))
-        if not raw:  # a file in between is missing: the general scan finds the start of the next one
+        if not raw:  # a file in between is missing: the general scan finds the start of the next file
             return None
         first = int.from_bytes(raw[:8], "big", signed=True)
         files = log.queue.files
-        # Mostly the newest file, found without a call.
+        # In most cases this is the newest file, found without a call.
         file = files[-1] if files and first >= files[-1].start else log.queue.find(first)
         if file is None or log.max_offset - first > self._memory_bytes:
             return None
@@ -221,7 +225,7 @@ class Reader:
             ):
                 break
             last = physical_offset
-            # Also move past skipped entries: a consumer that is sent back to the same offset would never make progress.
+            # Also move past skipped entries: a consumer that gets the same offset again would make no progress.
             result.next_begin_offset = following
             if physical_offset < removed_below:
                 continue
@@ -256,8 +260,8 @@ class Reader:
         return result
 
     def _is_full(self, count: int, units: int, total_bytes: int, size: int, count_max: int, *, is_near: bool) -> bool:
-        """Return True if a pull must stop before its next record, of ``units`` messages and ``size`` bytes, because it
-        is full."""
+        """Return True if a pull is full and must stop before its next record, of ``units`` messages and ``size``
+        bytes."""
         settings = self._settings
         if count + units > count_max or total_bytes + size > _RESULT_BYTES_MAX:
             return True
@@ -269,15 +273,15 @@ class Reader:
         return total_bytes + size > settings.transfer_bytes_on_disk_max or count >= settings.transfer_count_on_disk_max
 
     def _is_sound(self, record: memoryview, queue: ConsumeQueueBase, queue_offset: int, physical_offset: int) -> bool:
-        """Return True if a slice of the log is the record of a queue's entry."""
+        """Return True if a slice of the log is the record of an entry in a queue."""
         shift = _shift(record, queue, queue_offset, physical_offset)
         if shift is None or (self._settings.check_crc_on_recover and not has_sound_body(record)):
             return False
         return shift == 0 or self._is_run(queue, queue_offset, shift)
 
     def _is_run(self, queue: ConsumeQueueBase, queue_offset: int, shift: int) -> bool:
-        """Return True if the previous or the next entry has a record whose number differs from the index of the entry
-        by the same shift.
+        """Return True if the record of the previous or next entry has a number that differs from its entry by the same
+        shift.
         After a gap in the numbers, brokers enter all later records at an index that is too low. This is not damage."""
         for other in (queue_offset - 1, queue_offset + 1):
             physical_offset, size = queue.place(other)
@@ -287,7 +291,7 @@ class Reader:
         return False
 
     def _log_lost(self, queue: ConsumeQueueBase, queue_offset: int, physical_offset: int, size: int) -> None:
-        """Log, once per queue, that an entry is skipped."""
+        """Log that an entry is skipped, once per queue."""
         if queue not in self._logged_lost:
             self._logged_lost.add(queue)
             _log.error(
@@ -304,14 +308,14 @@ class Reader:
     # ---- time
 
     def store_time_at(self, queue: ConsumeQueueBase, queue_offset: int) -> int:
-        """Return the storeTimestamp of a message, -1 without a message."""
+        """Return the storeTimestamp of a message, or -1 if the queue has no message at the offset."""
         if not queue.min_offset <= queue_offset < queue.max_offset:
             return -1
         return self._log.store_timestamp(*queue.place(queue_offset))
 
     def offset_by_time(self, queue: ConsumeQueueBase, timestamp_ms: int, *, upper: bool) -> int:
-        """Return the offset of the first message at or after a time, or with ``upper`` of the last message at or before
-        it.
+        """Return the offset of the first message at or after a time. With ``upper``, return the offset of the last
+        message at or before the time.
         Source: store.md §16.2."""
         if queue.max_offset == 0:
             return 0
@@ -357,8 +361,9 @@ class Reader:
         return bounds[-1]
 
     def _search_batches(self, queue: BatchQueue, timestamp_ms: int, *, upper: bool) -> int:
-        """Return the offset of a time in a batch queue, found as in Apache's brokers.
-        Only the newest file that begins early enough is searched, so the result is at most its last record."""
+        """Return the offset of a time in a batch queue, like Apache's brokers.
+        Only the newest file that begins early enough is searched, so the result is at most the last record of this
+        file."""
         bounds = queue.file_bounds()
         first, last = next((file for file in reversed(bounds) if self._time(queue, file[0]) <= timestamp_ms), bounds[0])
         times = [self._time(queue, index) for index in range(first, last + 1)]
@@ -369,8 +374,8 @@ class Reader:
         return queue.base_offset(first + at)
 
     def _time(self, queue: ConsumeQueueBase, index: int) -> int:
-        """Return the storeTimestamp of an entry's record: 0 (the earliest time) if it has expired, -1 if it cannot be
-        read."""
+        """Return the storeTimestamp of an entry's record: 0 (the earliest time) if the record has expired, -1 if it
+        cannot be read."""
         physical_offset, size = queue.entry(index)[:2]
         if physical_offset < self._log.min_offset:
             return 0
@@ -378,15 +383,15 @@ class Reader:
 
 
 def _found(queue: ConsumeQueue, following: int, records: list[memoryview], size: int, count: int) -> GetResult:
-    """Return the result of a common pull. ``count``: see `GetResult.joined_count`."""
+    """Create the result of a common pull. ``count``: see `GetResult.joined_count`."""
     status = _FOUND if records else _NO_MATCHED
     return GetResult(status, following, queue.min_offset, queue.max_offset, records, False, size, count)
 
 
 def _shift(record: memoryview, queue: ConsumeQueueBase, queue_offset: int, physical_offset: int) -> int | None:
-    """Return the difference between the number of a record and the number of its entry; None if the slice is not a
-    whole record at its own offset, with the queue's topic and queue id. The difference is 0 if the numbers cannot be
-    compared: a record has no numbers of its light queues, and an entry of a batch queue has its own number.
+    """Return the difference between the number of a record and the number of its entry. Return None if the slice is not
+    a complete record at its own offset with the queue's topic and queue id. Return 0 if the numbers cannot be compared:
+    a record does not contain its numbers in light queues, and an entry of a batch queue has its own number.
     """
     if len(record) < _HEAD.size:
         return None
@@ -407,7 +412,7 @@ def _shift(record: memoryview, queue: ConsumeQueueBase, queue_offset: int, physi
 def _is_wanted(
     queue: ConsumeQueueBase, stored_code: int, codes: frozenset[int] | None, accept_entry: EntryTest | None
 ) -> bool:
-    """Return True if an entry passes both tests. An entry whose tag is unknown passes the test of tags."""
+    """Return True if an entry passes both filters. An entry with an unknown tag passes the tag filter."""
     code: int | None = stored_code
     unit = None
     if is_address(stored_code):

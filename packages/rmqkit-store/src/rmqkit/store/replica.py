@@ -1,7 +1,7 @@
 """The log of a slave: the bytes of its master's log, appended when they arrive and dispatched later (``HAService``).
 
 A master sends the bytes of its log files in parts. A part may end anywhere: in a record, in a head, or in the undefined
-bytes after a blank. A slave appends the parts unchanged. To keep the log valid, it checks every head once::
+bytes after a blank. A slave appends the parts unchanged. To guarantee a valid log, it checks every head once::
 
     | whole records ... | incomplete record: head known, body coming ...
                         ^ whole_end         ^ max_offset              ^ position of the next head
@@ -14,15 +14,15 @@ a blank              the rest of the file: the slave stores its bytes unchanged,
 anything else        `LogDiverged`: the master's history differs. The log is cut here and accepts no more
 ===================  ==================================================================================
 
-`Replica.dispatch` then enters whole records (under SYNC_FLUSH durable ones) into queues and index: one by one if few
-are pending, in runs with numpy if many are. It also checks the parts of each record; if they do not add up, the log has
-diverged, too. Listeners are notified only of a run's newest records (`DispatchColumns.newest`). While much is pending,
-dispatched and synced parts of the log are dropped from the page cache: reusing the same pages costs a quarter of
-allocating new ones.
+`Replica.dispatch` then enters whole records (under SYNC_FLUSH only durable ones) into queues and index. If few records
+are pending, they are entered one by one, otherwise in runs with numpy. `Replica.dispatch` also checks the parts of each
+record: if their sizes do not add up, the log has diverged, too. Listeners are notified only of the newest records of a
+run (`DispatchColumns.newest`). While many bytes are pending, dispatched and synced parts of the log are dropped from
+the page cache: reusing the same pages costs a quarter of allocating new pages.
 
-Invariants: every head before ``whole_end`` was checked once; nothing at or after it is dispatched; the log is never cut
-before the dispatched position. An append costs one ``pwrite`` and 0.4 µs for each record. A crash may leave a torn last
-record, which recovery cuts off, and so does a new connection.
+Invariants: every head before ``whole_end`` was checked once; nothing at or after ``whole_end`` is dispatched; the log
+is never cut before the dispatched position. An append costs one ``pwrite`` and 0.4 µs for each record. A crash may
+leave a torn last record. A recovery or a new connection cuts the torn record off.
 Owner thread only. Not handled here: frames, reports and reconnects (the broker). Source: store.md §3.6, §11, §21.
 """
 
@@ -58,19 +58,21 @@ _NO_RECORD = -1
 _BULK_FROM_BYTES = 512 << 10
 """Number of pending bytes from which numpy is faster than the plain code."""
 _ONE_BY_ONE_MAX = 512
-"""Maximum number of records of one call of `Replica.dispatch`, about 5 ms."""
+"""Maximum number of records that one call of `Replica.dispatch` enters one by one: about 5 ms."""
 _RELEASED_BYTES = 16 << 20
 _FAR_BEHIND_BYTES = 2 << 20
-"""Number of pending bytes that shows that a slave catches up: a log that grows by 200 MB/s has fewer."""
+"""Number of pending bytes that indicates a slave that catches up. A log that grows by 200 MB/s has fewer pending
+bytes.
+"""
 _CACHED_BYTES = 512 << 20
-"""Size of the end of the log that stays in the page cache meanwhile: more than arrives between two flushes."""
+"""Size of the end of the log that stays in the page cache meanwhile. It is more than arrives between two flushes."""
 _OTHER_SIZE = "open a new store with the mappedFileSizeCommitLog of the master"
 
 assert _HEAD_BYTES < RECORD_BYTES_MIN, "a head is part of its record"
 
 
 def log_part(log: CommitLog, end: int, physical_offset: int, size_max: int) -> memoryview:
-    """Return bytes of a log from an offset on: at most ``size_max``, from one file, before ``end``.
+    """Return bytes of a log from an offset on: at most ``size_max`` bytes, from one file, before ``end``.
 
     Raises:
         StoreError: the offset is not in the log.
@@ -102,7 +104,7 @@ class Replica:
     """The part of a slave's store that appends the bytes of its master's log.
 
     Args:
-        enter_run: enters a run of records into queues and index, and returns the newest record of each queue; raises
+        enter_run: enters a run of records into queues and index, and returns the newest record of each queue. Raises
             OSError.
         note_start: called with the start offset of the first file of an empty log, before the file is created.
 
@@ -142,26 +144,25 @@ class Replica:
     # ---- appending
 
     def append(self, physical_offset: int, data: Data) -> None:
-        """Append bytes of the master's log, unchanged; ``data`` may be reused after the return. The heads of records
+        """Append bytes of the master's log, unchanged. ``data`` may be reused after the return. The heads of records
         are checked, and `MessageStore.dispatch` makes whole records readable. Under SYNC_FLUSH the owner then calls
         `request_flush`.
 
         Args:
-            physical_offset: must be `max_physical_offset`; or the start of any file while the log is empty (and that
-                property is 0).
-            data: must not cross the end of the file; it may begin and end inside a record.
+            physical_offset: must be `max_physical_offset`. While the log is empty (the property is 0), it may be the
+                start of any file.
+            data: must not cross the end of the file. It may begin and end inside a record.
 
         Raises:
-            LogDiverged: at the position of a head there are other bytes, or the record has another offset. The log
-                now ends there, and every later call raises the same error.
-            StoreError: the bytes do not begin at the end of the log: connect to the
-                master again. (`StoreUnavailable`:
+            LogDiverged: at the position of a head there are other bytes, or the record has another offset. The log now
+                ends there, and every later call raises the same error.
+            StoreError: the bytes do not begin at the end of the log: connect to the master again. (`StoreUnavailable`:
                 the last flush failed.)
-            OSError: the write failed; the log is unchanged, and the same bytes may be appended again.
+            OSError: the write failed. The log is unchanged, and the same bytes may be appended again.
         """
         log = self._log
-        # Refuse all later appends: after a cut the master's bytes would fit by offset, and
-        # mix two histories in one log.
+        # Refuse all later appends: after a cut the offsets of the master's bytes would match, and the log would mix two
+        # histories.
         if self.divergence is not None:
             raise self.divergence
         if (failure := self._flusher.failure) is not None:
@@ -221,7 +222,7 @@ class Replica:
 
     def _follow_heads(self, buffer: Data, base: int, file_end: int) -> tuple[int, int, int, int]:
         """Follow the heads in bytes that begin at ``base``, up to an incomplete or invalid head.
-        Returns three physical offsets (the start of the incomplete record, the position of the next head, the start of
+        Return three physical offsets (the start of the incomplete record, the position of the next head, the start of
         the last record before the incomplete one), and the storeTimestamp of the newest head."""
         unpack, size_min, magics, v6 = _HEAD.unpack_from, RECORD_BYTES_MIN, _MAGICS, BORN_HOST_V6
         heads_end, records_end = len(buffer) - _HEAD_BYTES, file_end - BLANK_BYTES - base
@@ -246,7 +247,7 @@ class Replica:
             self._log.append(data, stored_ms)
 
     def _diverge(self, physical_offset: int, found: str, remedy: str = "") -> LogDiverged:
-        """Cut the log where it differs from the master's, and refuse all later appends."""
+        """Cut the log where it differs from the master's log, and refuse all later appends."""
         assert physical_offset >= self._dispatcher.position, "dispatched records are not cut"
         if physical_offset < self._log.max_offset:
             self._flusher.cut_log(physical_offset)
@@ -258,23 +259,23 @@ class Replica:
     # ---- the end of the log
 
     def cut_torn_tail(self) -> int:
-        """Cut off an incomplete last record before a new connection; return the end of the log for the report.
+        """Cut off an incomplete last record before a new connection. Return the end of the log for the report.
         Raises OSError: the log cannot be cut."""
-        # The master sends from the reported end on: after a torn record it would continue in the middle of it.
+        # The master sends from the reported end on: after an incomplete record it would continue inside the record.
         if self.whole_end < self._log.max_offset:
             self._flusher.cut_log(self.whole_end)
         self._due, self._part_of_head = self.whole_end, b""
         return self.whole_end
 
     def last_record(self) -> tuple[int, bytes] | None:
-        """Return physical offset and bytes of the last whole record, None without a record."""
+        """Return physical offset and bytes of the last whole record, or None without a record."""
         at = self._last_record
         record = None if at == _NO_RECORD else self._log.record_at(at)
         return None if record is None else (at, bytes(record))
 
     def record_starts(self, file_start: int) -> list[int]:
-        """Return the physical offsets of the whole records of one log file, ascending. It reads every head of the file,
-        which takes 0.2 s for a million records."""
+        """Return the physical offsets of the whole records of one log file, ascending. The function reads every head of
+        the file, which takes 0.2 s for a million records."""
         file = self._log.queue.find(file_start)
         starts: list[int] = []
         if file is None:
@@ -308,7 +309,7 @@ class Replica:
         return position < dispatcher.position < limit
 
     def _dispatch_run(self, file: MappedFile, position: int, end: int) -> bool:
-        """Dispatch a run of records of one file; return False if there is no run."""
+        """Dispatch a run of records of one file. Return False if no run begins at the position."""
         buffer = _release(file.view)
         records = next(scan.runs(buffer, file.start, position - file.start, end - file.start), None)
         run = None if records is None else records.text_only()
@@ -322,7 +323,7 @@ class Replica:
         return True
 
     def _drop_cached(self, start: int, end: int) -> None:
-        """Drop a part of the log from the page cache if that part is on the disk. Mapped pages stay."""
+        """Drop a part of the log from the page cache if the part is on the disk. Mapped pages stay."""
         file = self._log.queue.find(start) if start < end <= self._flusher.durable_offset else None
         if file is not None:
             drop_cached(file.fd, start - file.start, end - start)
@@ -360,7 +361,7 @@ class Replica:
 
 
 def _found(head: bytes, physical_offset: int, file_end: int) -> str:
-    """Return a description of the bytes at the position of a record's head."""
+    """Describe the bytes at the position of a record's head."""
     if len(head) < _HEAD_BYTES:
         return f"{len(head)} bytes at the end of a file, which are not a record"
     size, magic, says, _, _ = _HEAD.unpack_from(head)

@@ -1,29 +1,30 @@
 """Retention: the deletion of old commit-log files, and of the queue and index files that point into them
 (``CleanCommitLogService``, ``CleanConsumeQueueService``).
 
-A retention cycle, every cleanResourceInterval, measures the disks, decides and deletes. The first runs a minute after
-the start, or at once if a disk is so full that messages are refused or files are deleted regardless of their age.
+A retention cycle, every cleanResourceInterval, measures the disks, decides and deletes. The first cycle runs a minute
+after the start. It runs immediately if a disk is so full that messages are refused or files are deleted regardless of
+their age.
 
 ==============================================  ====================================================================
 disk use, in percent rounded up                 action
 ==============================================  ====================================================================
-> diskSpaceWarningLevelRatio (35…90)            *disk full*: puts are refused until it is not above the next level
+> diskSpaceWarningLevelRatio (35…90)            *disk full*: puts are refused until the use is at most the next level
 > diskSpaceCleanForciblyRatio (30…85)           files are deleted regardless of age (if cleanFileForciblyEnable)
 > diskMaxUsedSpaceRatio (10…95)                 expired files are deleted now
-not above any                                    expired files are deleted in the hours of deleteWhen, or on request
+not above any level                             expired files are deleted in the hours of deleteWhen, or on request
 ==============================================  ====================================================================
 
 For the log, the least used of its directories is decisive, and new files avoid directories that are too full. A file
-expires fileReservedTime hours after the last write. The oldest files are deleted first, at most deleteFileBatchMax in a
-cycle, up to the first file that is not expired, and never the newest file. Then queue, extension and index files are
-deleted if all their entries are below the new start of the log, and min offsets rise. It does not matter if a consumer
-has read the messages.
+expires fileReservedTime hours after its last write. A cycle deletes the oldest files first, at most deleteFileBatchMax
+files. It stops at the first file that is not expired, and never deletes the newest file. Then queue, extension and
+index files are deleted if all their entries are before the new start of the log, and min offsets rise. Unread messages
+are deleted, too.
 
-Invariants: only dispatched records are deleted; files that remain after a crash in a cycle are deleted by the next
-cycle that deletes. A file with readers is deleted like any other, and its mapping stays valid (`mapped_file`).
+Invariants: only dispatched records are deleted. If a crash interrupts a cycle, the next cycle that deletes also deletes
+the remaining files. A file with readers is deleted like any other file, and its mapping stays valid (`mapped_file`).
 Cost: a few reads per queue, and only if the start of the log moved. The owner only removes names. A thread
-(``store-delete``) closes the last descriptors and mappings of large files and so frees their blocks, because the kernel
-takes long for that. Owner thread only.
+(``store-delete``) closes the last descriptors and mappings of large files, which frees their blocks: the kernel takes
+long for this. Owner thread only.
 
 Not handled here: unused topics, the timer log. Source: store.md §4.4, §4.5, §7.4, §15.
 """
@@ -58,7 +59,7 @@ _ROUNDS_ON_REQUEST = 20
 
 
 class Cause(enum.Enum):
-    """The reason why a cycle deletes files."""
+    """The reason for deleting files in a cycle."""
 
     NONE = "nothing to do"
     DISK = "disk use"
@@ -67,7 +68,7 @@ class Cause(enum.Enum):
 
 
 class DiskUse(Struct, frozen=True):
-    """Use of the disks of the log (its least used directory), the consume queues and the index, in percent."""
+    """The use of the disks of the log (its least used directory), the consume queues and the index, in percent."""
 
     log: int
     queues: int
@@ -97,7 +98,7 @@ _NOTHING = Decision()
 
 
 class RetentionRound(Struct, frozen=True):
-    """The decision of a cycle, and the numbers of deleted files; extension files count as queue files."""
+    """The decision of a cycle, and the numbers of deleted files. Extension files count as queue files."""
 
     decision: Decision
     use: DiskUse
@@ -109,8 +110,8 @@ class RetentionRound(Struct, frozen=True):
 def decide(
     settings: StoreSettings, use: DiskUse, *, is_hour: bool, is_requested: bool, before: Decision = _NOTHING
 ) -> Decision:
-    """Return the decision for a disk use, without side effects. ``before``: the previous decision, because a disk that
-    was full must fall below a lower level to count as not full.
+    """Decide about a disk use, without side effects. ``before``: the previous decision, because a full disk counts as
+    full until its use falls to a lower level.
     """
     full, force, expire = _percents(settings)
     worst = max(use.log, use.queues)
@@ -127,8 +128,8 @@ def decide(
 
 
 def _percents(settings: StoreSettings) -> tuple[int, int, int]:
-    """Return the disk use from which a disk counts as full, files are deleted by force, and expired files are deleted,
-    each limited to its bounds."""
+    """Return the disk uses above which a disk is full, files are deleted by force, and expired files are deleted. Each
+    is limited to its bounds."""
     return (
         max(35, min(settings.disk_warning_percent, 90)),
         max(30, min(settings.disk_clean_forcibly_percent, 85)),
@@ -149,7 +150,7 @@ def parse_hours(text: str) -> frozenset[int]:
 
 
 def used_percent(path: Path) -> int:
-    """Return the use of a disk in percent of the space for unprivileged users, rounded up, as ``df`` shows it.
+    """Return the use of a disk in percent of the space for unprivileged users, rounded up, like ``df``.
     For a directory that does not exist yet, measure its nearest existing parent.
     Raises OSError: the disk cannot be measured."""
     while not path.exists() and path != path.parent:
@@ -214,12 +215,13 @@ class Retention:
         return decision.is_forced or decision.is_disk_full
 
     def request(self) -> None:
-        """Let the next cycles delete expired files at any hour (``deleteExpiredCommitLog``)."""
+        """Allow the next cycles to delete expired files at any hour (``deleteExpiredCommitLog``)."""
         self._requested_rounds = _ROUNDS_ON_REQUEST
 
     def run(self, dispatched_offset: int) -> RetentionRound:
         """Run one cycle: measure, decide, delete.
-        ``dispatched_offset``: end of the records that may be deleted: dispatched and, with an archive, archived ones.
+        ``dispatched_offset``: end of the records that may be deleted. They are dispatched and, with an archive,
+        archived.
         Raises OSError: a disk cannot be measured, or a file cannot be deleted; the next cycle continues."""
         now_ms = self._clock.now_ms()
         self._measure()
@@ -232,10 +234,10 @@ class Retention:
         if self.decision.cause is Cause.NONE:
             return RetentionRound(self.decision, self.use)
         self._requested_rounds = max(0, self._requested_rounds - 1)
-        # Delete log files first: in the other order a kill would leave records that are in no queue.
+        # Delete log files first. In the other order a kill would leave records that are in no queue.
         try:
             log_files = self._drop_log_files(now_ms, dispatched_offset)
-        finally:  # also after an error: the queues follow the deleted files
+        finally:  # also after an error: the queues must begin where the log begins
             try:
                 queue_files, index_files = self._drop_behind_log()
             finally:
@@ -261,7 +263,7 @@ class Retention:
 
     def _drop_log_files(self, now_ms: int, dispatched_offset: int) -> int:
         queue, settings = self._commit_log.queue, self._settings
-        # A cycle deletes only a few files: each deletion costs disk time, for which puts wait.
+        # Limit the number of files per cycle: puts wait for the disk during each deletion.
         end_max = min(dispatched_offset, queue.min_offset + settings.delete_file_batch_max * queue.file_bytes)
         written_ms_max = now_ms - settings.file_reserved_hours * _HOUR_MS
 
@@ -270,12 +272,12 @@ class Retention:
                 return False
             return self.decision.is_forced or _modified_ms(file.path) <= written_ms_max
 
-        # Never delete the newest file or a file after one that stays: the log has no gaps.
+        # Never delete the newest file, or a file after a remaining file: the log must have no gaps.
         expired = list(takewhile(is_expired, queue.files[:-1]))
         if not expired:
             return 0
         assert expired[-1].end <= dispatched_offset, "only dispatched records are deleted"
-        # Note the new start first, so that no start misses the files, even if this process is killed.
+        # Note the new start first, so that the next start does not report the files as missing, even after a kill.
         is_noted = self._note_start(queue.files[len(expired)].start)
         directories = {file.path.parent for file in queue.files}
 
@@ -287,20 +289,20 @@ class Retention:
 
         count = queue.drop_front(is_held)
         if not is_noted:
-            self._note_start(queue.min_offset)  # a full disk has space now
+            self._note_start(queue.min_offset)  # the disk was full and has space now
         if count:
-            for directory in directories:  # first: records that reappear would have no queue and no extension
+            for directory in directories:  # first: reappearing records would have no queue and no extension
                 sync_directory(directory)
             why = self.decision.cause.value
             _log.info("store %s: %d log files deleted (%s), log from %d", self._root, count, why, queue.min_offset)
         return count
 
     def _drop_behind_log(self) -> tuple[int, int]:
-        """Make queues and index begin where the log begins; return the numbers of their deleted files."""
+        """Make queues and index begin where the log begins. Return the numbers of deleted queue and index files."""
         min_offset = self._commit_log.min_offset
         if min_offset <= self._followed_offset:
             return 0, 0
-        # The last holder of a file frees its blocks. For a GiB this takes the disk a second, too long for the owner.
+        # The last close of a file frees its blocks. For a GiB this takes the disk a second, too long for the owner.
         for file in [] if self._index is None else self._index.files[:-1]:
             self._hold(file.file)
         queue_files = self._queues.drop_expired(min_offset)
@@ -311,7 +313,7 @@ class Retention:
     # ---- files that are deleted
 
     def _hold(self, file: MappedFile) -> None:
-        """Hold a file open until the thread closes it. A file that is already gone needs no thread."""
+        """Hold a file open until the thread closes it. Skip a file that is already gone."""
         try:
             view = file.view
             self._held.append((os.dup(file.fd), view))

@@ -17,7 +17,9 @@ _I32_MAX = 0x7FFFFFFF
 
 
 class FlushDiskType(enum.Enum):
-    """The place where a message counts as stored: the page cache, or the disk. Source: store.md §13.1."""
+    """The place where a message must be stored before its send is answered: the page cache, or the disk. Source:
+    store.md §13.1.
+    """
 
     ASYNC_FLUSH = "ASYNC_FLUSH"
     SYNC_FLUSH = "SYNC_FLUSH"
@@ -48,7 +50,7 @@ class StoreSettings(Struct, kw_only=True):
         ),
     ] = ""
 
-    # ---- file sizes; a store has to be opened with the sizes it was written with
+    # ---- file sizes; a store must always be opened with the sizes with which it was written
     commit_log_file_bytes: Annotated[
         int, Setting("mappedFileSizeCommitLog", "size of a commit log file, in bytes", low=1024, high=_I32_MAX)
     ] = 1 << 30
@@ -300,8 +302,8 @@ _LEVEL = re.compile(r"(\d+)([smhd])")
 
 
 def delay_level(text: str | None) -> int:
-    """Return the number in the property DELAY, or 0 if the property is missing. Raises HeaderError: it is not a 32-bit
-    number."""
+    """Return the number in the property DELAY, or 0 if the property is missing. Raises HeaderError: the property is not
+    a 32-bit number."""
     if text is None:
         return 0
     level = int(text) if _INTEGER.fullmatch(text) else 1 << 31
@@ -325,6 +327,6 @@ def parse_delay_levels(text: str) -> tuple[int, ...]:
 
 
 def delivery_time(delays: tuple[int, ...], level: int, store_timestamp: int) -> int:
-    """Return the delivery time of a message with a level ≥ 1. Levels after the last one have the delay of the last
-    one."""
+    """Return the delivery time of a message with a level ≥ 1. Levels after the last level have the delay of the last
+    level."""
     return store_timestamp + delays[min(level, len(delays)) - 1]

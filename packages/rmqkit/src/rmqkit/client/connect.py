@@ -55,11 +55,11 @@ def connect(
             await producer.send("Orders", b"17")
 
     Args:
-        name_servers: as for a `Producer`.
-        settings: settings of the connections: TLS, credentials, intervals. Settings of a
-            single client do not change them.
+        name_servers: the same as for a `Producer`.
+        settings: settings of the connections: TLS, credentials, intervals. Settings of a single client do not change
+            the connections.
         hooks: the hooks of every producer and consumer.
-        wait_ready: as for a `Producer`.
+        wait_ready: the same as for a `Producer`.
 
     Raises SettingsError: an address or a setting is not valid. Raises TimeIllegal: the time is not valid."""
     return ConnectedClients(name_servers, settings=settings, clock=clock, hooks=hooks, wait_ready=wait_ready)
@@ -91,8 +91,8 @@ class ConnectedClients:
         self._is_open = self._is_closed = False
 
     async def __aenter__(self) -> Self:
-        """Raises NoRoute: no name server answers, as in the `start` of a client. Raises ClientError: this object was
-        closed."""
+        """Start the connections. Raises NoRoute: no name server answers, as in the `start` of a client. Raises
+        ClientError: this object is closed."""
         await self._runtime.start()
         try:
             await self._runtime.reach(self._wait_ms)
@@ -112,13 +112,15 @@ class ConnectedClients:
         await self._runtime.close()
 
     def producer(self, group: str, *, settings: ProducerSettings | None = None) -> Producer:
-        """Make a `Producer`. Raises ClientError: this object is closed. Raises SettingsError: as `Producer`."""
+        """Create a `Producer`. Raises ClientError: this object is closed. Raises SettingsError: the same as for
+        `Producer`.
+        """
         return self._added(Producer(group, **self._shared(settings)))
 
     def transaction_producer(
         self, group: str, *, execute: Execute, check: Check, settings: ProducerSettings | None = None
     ) -> TransactionProducer:
-        """Make a `TransactionProducer`. Raises: as `producer`."""
+        """Create a `TransactionProducer`. Raises the same errors as `producer`."""
         return self._added(TransactionProducer(group, execute=execute, check=check, **self._shared(settings)))
 
     def consumer(
@@ -129,20 +131,20 @@ class ConnectedClients:
         ordered: bool = False,
         allocate: Allocate = averagely,
     ) -> PushConsumer:
-        """Make a `PushConsumer`. Raises: as `producer`."""
+        """Create a `PushConsumer`. Raises the same errors as `producer`."""
         shared = self._shared(settings)
         return self._added(PushConsumer(group, ordered=ordered, allocate=allocate, **shared))
 
     def pop_consumer(
         self, group: str, *, settings: PushConsumerSettings | None = None, ordered: bool = False
     ) -> PopConsumer:
-        """Make a `PopConsumer`. Raises: as `producer`."""
+        """Create a `PopConsumer`. Raises the same errors as `producer`."""
         return self._added(PopConsumer(group, ordered=ordered, **self._shared(settings)))
 
     def pull_consumer(
         self, group: str, *, settings: PullConsumerSettings | None = None, allocate: Allocate = averagely
     ) -> PullConsumer:
-        """Make a `PullConsumer`. Raises: as `producer`."""
+        """Create a `PullConsumer`. Raises the same errors as `producer`."""
         return self._added(PullConsumer(group, allocate=allocate, **self._shared(settings)))
 
     def read(
@@ -161,22 +163,22 @@ class ConnectedClients:
             async for message in mq.read("Orders", start=timedelta(hours=1)):
                 print(message.keys, message.body)
 
-        The stored messages of all queues come first, in order of their store time, then new messages as they arrive.
-        The loop ends when this object is closed. If you leave the loop earlier, the reading stops.
+        The loop first yields the stored messages of all queues in the order of their store time, and then new messages
+        as they arrive. The loop ends when this object is closed. If you leave the loop earlier, the reading stops.
 
         Args:
-            expression, expression_type: as for `PushConsumer.subscribe`. The brokers filter.
+            expression, expression_type: the same as for `PushConsumer.subscribe`. The brokers filter.
             start: ``"first"`` is the first stored message. ``"new"`` is the end of every queue. A `datetime` or a
-                number of seconds since the epoch is a point in time. A `timedelta` means a point in time that long ago.
-                To continue where you stopped, pass the next offset of each queue,
-                ``{MessageQueue("Orders", "broker-a", 0): 17}``; other queues are read from their first message.
+                number of seconds since the epoch is a point in time. A `timedelta` is a time before now.
+                To continue an earlier loop, pass the next offset of each queue,
+                ``{MessageQueue("Orders", "broker-a", 0): 17}``. Other queues are read from their first message.
             keys: return only messages with one of these keys or message ids.
             stop_at_end: end after the messages that were stored when the loop began.
             group: the group of the requests, for brokers that check permissions. No client joins the group.
 
         Raises SettingsError: an argument is not valid. Raises ClientError: this object is not open. The loop raises
         NoRoute if the topic does not exist, and PeerRefused if a broker refuses. If a broker is unreachable, the loop
-        retries until the broker is back, and logs this.
+        logs this and retries until the broker is reachable.
         """
         self._check_open()
         wanted, begin = Wanted(expression, expression_type, keys), start_of(start, self._runtime.clock.now_ms())
@@ -203,13 +205,13 @@ class ConnectedClients:
             self._readers.discard(reader)
 
     async def ping(self) -> None:
-        """Send a request to a name server, for a health check.
+        """Send a request to a name server as a health check.
         Raises NoRoute: no name server answers. Raises ClientError: this object is not open."""
         self._check_open()
         await self._runtime.reach()
 
     async def run(self) -> None:
-        """Start the producers and consumers created here, and run them like `rmqkit.run`."""
+        """Start the producers and consumers created by this object, and run them in the same way as `rmqkit.run`."""
         self._check_open()
         await process.run(*self._clients)
 

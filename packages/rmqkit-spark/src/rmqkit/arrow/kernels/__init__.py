@@ -1,4 +1,5 @@
-"""Columns of many messages at once: the decoders of `rmqkit.protocol` in bulk, with numpy and pyarrow, without Spark.
+"""The columns of many messages together: the decoders of `rmqkit.protocol` in bulk, with numpy and pyarrow, without
+Spark.
 
 ======================  ===========================================================================
 `gather`                bytes of a segment → Arrow arrays, no Python loop

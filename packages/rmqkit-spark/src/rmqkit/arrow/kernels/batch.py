@@ -1,17 +1,17 @@
-"""Rows made of records: the work of a client before an application sees a message, for a whole batch.
+"""Rows created from records: the work that a client does before an application sees a message, for a whole batch.
 
 ============================================  ===============================================================
 record                                        rows
 ============================================  ===============================================================
 plain                                         one; the body is decompressed by sysFlag
 inner batch (sysFlag 0x40 and 0x80)           one per member: its own body, properties and flag, queue offset of
-                                              the record + i, everything else from the record
+                                              the record + i, all other values from the record
 inner batch that cannot be unpacked           one, as it is stored, with a problem
 body that cannot be decompressed              one, as it is stored, with a problem
 ============================================  ===============================================================
 
-Compressed bodies and inner batches are rare in a log, so they are decoded one by one and merged into columns that are
-gathered in bulk. The reader decides how to treat a problem (fail, skip, report).
+Compressed bodies and inner batches are rare in a log. They are decoded one by one and merged into the columns, which
+are gathered in bulk. The reader decides about the treatment of a problem (fail, skip, report).
 Source: store.md §3.3, §3.7.
 """
 
@@ -42,9 +42,9 @@ def message_batches(
 
     Args:
         records: sound records.
-        bodies: True if the caller reads the bodies of the rows.
-        decompressed: return decompressed bodies, instead of bodies as stored.
-        unwrapped: return one row per member of an inner batch, instead of one per record.
+        bodies: whether the caller reads the bodies of the rows.
+        decompressed: whether to return decompressed bodies, instead of the stored bodies.
+        unwrapped: whether to return one row per member of an inner batch, instead of one per record.
         broker_name: broker name of the rows; null if empty.
     """
     _keep_freed_memory()
@@ -60,10 +60,10 @@ def topics_of(records: Records) -> pa.Array:
 
 
 class MessageBatch:
-    """Rows of messages; columns are computed on demand.
-    This batch contains the first ``record_count`` of the given records. ``problems`` has the reason why a row differs
-    from the message that a client would see; computing a column may add to it. An empty ``broker_name`` is null in the
-    rows."""
+    """Rows of messages. Columns are computed on demand.
+    A batch contains the first ``record_count`` of ``records``. ``problems`` has the reason why a row differs from the
+    message that a client would see. Computing a column may add a problem. An empty ``broker_name`` is null in the rows.
+    """
 
     def __init__(
         self, records: Records, bodies: bool, decompressed: bool, unwrapped: bool, broker_name: str = ""
@@ -88,19 +88,19 @@ class MessageBatch:
         return len(self._record)
 
     def of_record(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Give each row the number of its record: convert one number per record to one number per row."""
+        """Return for each row the number of its record: convert one number per record to one number per row."""
         return values if self._is_plain else values[self._record]
 
     def array_of_record(self, values: pa.Array) -> pa.Array:
-        """Give each row the Arrow value of its record: convert one value per record to one value per row."""
+        """Return for each row the Arrow value of its record: convert one value per record to one value per row."""
         return values if self._is_plain else values.take(pa.array(self._record))
 
     def field(self, name: str) -> NDArray[np.int64]:
-        """Return a number of the record's head, as stored, by its name in `HEAD_FIELDS`."""
+        """Return a stored number of the record's head for each row, by its name in `HEAD_FIELDS`."""
         return self.of_record(self.records.field(name))
 
     def row_problem(self, record: int, reason: str) -> None:
-        """Record a problem of the rows of a record; a row keeps its first reason."""
+        """Record a problem of the rows of a record. A row keeps its first reason."""
         for row in np.flatnonzero(self._record == record).tolist():
             self.problems.setdefault(row, reason)
 
@@ -111,7 +111,7 @@ class MessageBatch:
         return members
 
     def flags(self) -> NDArray[np.int64]:
-        """Return the application's flag; each member of an inner batch has its own flag."""
+        """Return the application's flag. Each member of an inner batch has its own flag."""
         flags = self.field("flag")
         if self._members:
             flags = flags.copy()
@@ -119,7 +119,7 @@ class MessageBatch:
         return flags
 
     def sys_flags(self) -> NDArray[np.int64]:
-        """Return sysFlag, with the compressed bit cleared where the body was decompressed."""
+        """Return sysFlag. The compressed bit is cleared in rows with a decompressed body."""
         flags = self.field("sys_flag").copy()
         cleared = np.full(len(self), self._decompressed)
         cleared[self._member_rows] = True
@@ -138,7 +138,7 @@ class MessageBatch:
 
     @functools.cached_property
     def property_strings(self) -> pa.Array:
-        """The property strings as text; bytes that are not UTF-8 become U+FFFD."""
+        """The property strings as text. Bytes that are not UTF-8 become U+FFFD."""
         stored = gather(self.records.buffer, self.records.properties_at, self.records.properties_bytes)
         return text_array(
             self._merge([stored], np.arange(len(self.records)), [entry.properties for entry in self._members])
@@ -150,7 +150,7 @@ class MessageBatch:
         return Properties(self.property_strings)
 
     def topics(self) -> pa.Array:
-        """Return the topics as strings; a topic that is not UTF-8 is a problem of its rows."""
+        """Return the topics as strings. A topic that is not UTF-8 is a problem of its rows."""
         encoded = topics_of(self.records)
         names = text_array(encoded.dictionary)
         damaged = [i for i, name in enumerate(encoded.dictionary.to_pylist()) if name != names[i].as_py().encode()]
@@ -159,7 +159,7 @@ class MessageBatch:
         return self.array_of_record(names.take(encoded.indices))
 
     def _spread(self, entries: dict[int, list[BatchEntry]]) -> None:
-        """Compute for each row which record it comes from."""
+        """Compute the record of each row."""
         counts = np.ones(len(self.records), "i8")
         counts[list(entries)] = [len(members) for members in entries.values()]
         self._is_plain = not entries
@@ -171,8 +171,8 @@ class MessageBatch:
         self._members = [entry for record in sorted(entries) for entry in entries[record]]
 
     def _merge(self, arrays: list[pa.Array], index: NDArray[np.int64], of_members: list[bytes]) -> pa.Array:
-        """Concatenate ``arrays``, take the value at ``index`` for every record, and put the values of members of inner
-        batches into their rows."""
+        """Concatenate ``arrays``, select the value at ``index`` for every record, and put the values of members of
+        inner batches into their rows."""
         if len(arrays) == 1 and self._is_plain:
             return arrays[0]
         index = index[self._record]
@@ -182,19 +182,19 @@ class MessageBatch:
 
 @functools.cache
 def _keep_freed_memory() -> None:
-    """Let glibc retain the freed memory of a batch for the next batch. When a block is freed, glibc raises the size
-    from which blocks are returned to the system, up to 32 MiB. Otherwise the arrays of 8,192 rows cost 600 page faults
-    for each batch."""
+    """Make glibc retain the freed memory of a batch for the next batch. When a block is freed, glibc raises the size
+    from which blocks are returned to the system, up to 32 MiB. Without this call, the arrays of 8,192 rows cost 600
+    page faults for each batch."""
     np.empty((32 << 20) - 8192, "u1")
 
 
 def _decompressed(records: Records, rows: NDArray[np.int64], troubles: dict[int, str]) -> tuple[dict[int, bytes], int]:
-    """Return decompressed bodies by record, and the number of records whose bodies fit into memory together."""
+    """Return decompressed bodies by record, and the number of records with bodies that fit into memory together."""
     plain: dict[int, bytes] = {}
     budget = _PLAIN_BYTES_MAX
     for row in rows.tolist():
-        # Checked before each body: a first body of any size fits, so every batch has a record and the
-        # loop of the caller ends.
+        # Check before each body: a first body of any size fits, so every batch has a record and the loop of the caller
+        # ends.
         if budget <= 0:
             return plain, row
         try:
@@ -209,7 +209,7 @@ def _decompressed(records: Records, rows: NDArray[np.int64], troubles: dict[int,
 def _unwrapped(
     records: Records, rows: NDArray[np.int64], plain: dict[int, bytes], troubles: dict[int, str]
 ) -> dict[int, list[BatchEntry]]:
-    """Decode the members of the inner batches; return them by the index of the record."""
+    """Decode the members of the inner batches. Return them by the index of the record."""
     entries: dict[int, list[BatchEntry]] = {}
     for row in rows.tolist():
         if row in troubles:

@@ -1,7 +1,7 @@
 """One function per column: a batch of rows → an Arrow array of the column's type (`rmqkit.arrow.schema`).
 
-Numbers are copied from the heads. A batch has few distinct topics, hosts and brokers, so their texts are made once per
-distinct value.
+Numbers are copied from the heads. A batch has few distinct topics, hosts and brokers, so their texts are created once
+per distinct value.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def int64(name: str) -> Kernel:
 
 
 def timestamp(name: str) -> Kernel:
-    """Return the kernel for a time. The time is null if the milliseconds of the record do not fit into Arrow's
+    """Return the kernel for a time. The time is null if the milliseconds in the record do not fit into Arrow's
     microseconds."""
 
     def kernel(batch: MessageBatch) -> pa.Array:
@@ -47,7 +47,7 @@ def timestamp(name: str) -> Kernel:
 
 
 def host(name: str) -> Kernel:
-    """Return the kernel for an address, which becomes ``ip:port``."""
+    """Return the kernel for an address, as a text ``ip:port``."""
 
     def kernel(batch: MessageBatch) -> pa.Array:
         if not batch.records.host_bits.any():
@@ -69,7 +69,7 @@ def property_value(name: str) -> Kernel:
 
 
 def broker_names(batch: MessageBatch) -> pa.Array:
-    """Return for each row the broker name in the read plan, or null if the plan has none: records contain no broker
+    """Return the broker name in the read plan for each row, or null if the plan has none. Records contain no broker
     name."""
     return pa.repeat(pa.scalar(batch.broker_name or None, pa.string()), len(batch))
 
@@ -80,12 +80,12 @@ def queue_offsets(batch: MessageBatch) -> pa.Array:
 
 
 def commit_log_offsets(batch: MessageBatch) -> pa.Array:
-    """Return the physical offsets of the records; members of an inner batch share the offset."""
+    """Return the physical offsets of the records. The members of an inner batch share an offset."""
     return pa.array(batch.field("physical_offset"))
 
 
 def store_sizes(batch: MessageBatch) -> pa.Array:
-    """Return the sizes of the whole records in bytes; members of an inner batch share the size."""
+    """Return the sizes of the whole records in bytes. The members of an inner batch share a size."""
     return pa.array(batch.of_record(batch.records.sizes).astype("i4"))
 
 
@@ -108,14 +108,14 @@ def sys_flags(batch: MessageBatch) -> pa.Array:
 
 
 def to_microseconds(milliseconds: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return times in µs, and a mask of the valid times: the clock of a sender may have any value."""
+    """Return times in µs, and a mask of the valid times. The clock of a sender may have any value."""
     # Without the check, multiplied values out of range would wrap to times that look right.
     fits = (milliseconds >= -_MS_MAX) & (milliseconds <= _MS_MAX)
     return np.where(fits, milliseconds, 0) * 1000, fits
 
 
 def _packed_hosts(records: Records, name: str) -> pa.Array:
-    """Return the packed addresses of a field of all heads."""
+    """Return the packed addresses in a field of all heads."""
     if records.host_bits.any():
         return gather(records.buffer, records.field_at(name), records.field_bytes(name))
     # A field of a structured array has the stride of the whole head; Arrow reads its buffer without strides.
@@ -124,7 +124,7 @@ def _packed_hosts(records: Records, name: str) -> pa.Array:
 
 
 def _offset_ids(records: Records) -> pa.Array:
-    """Return packed store host and physical offset in upper-case hexadecimal, 32 or 56 digits, for every record."""
+    """Return packed store host and physical offset of every record in upper-case hexadecimal, 32 or 56 digits."""
     hosts = _packed_hosts(records, "store_host")
     offsets = records.field("physical_offset").astype(">i8").view("u1").reshape(-1, 8)
     host_bytes = records.field_bytes("store_host")
@@ -134,8 +134,8 @@ def _offset_ids(records: Records) -> pa.Array:
         packed = np.frombuffer(b"".join(hosts.take(pa.array(rows)).to_pylist()), "u1").reshape(-1, width)
         digits[rows, : 2 * (width + 8)] = _hex_digits()[np.hstack((packed, offsets[rows]))].reshape(len(rows), -1)
     ends = np.concatenate(([0], np.cumsum(2 * (host_bytes + 8)))).astype("i4")
-    # Ids of IPv4 hosts are shorter than the row if the batch has IPv6 hosts, too. No digit is the byte 0, so leaving
-    # out zeros closes the gaps.
+    # Ids of IPv4 hosts are shorter than the row if the batch has IPv6 hosts, too. No digit is the byte 0, so removing
+    # zeros closes the gaps.
     text = digits[digits != 0]
     assert len(text) == ends[-1], "every id has two digits per byte"
     return pa.Array.from_buffers(pa.string(), len(records), [None, pa.py_buffer(ends), pa.py_buffer(text)])

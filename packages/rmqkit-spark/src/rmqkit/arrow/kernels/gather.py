@@ -1,4 +1,4 @@
-"""Variable-length fields of a segment as Arrow arrays: one copy, made by Arrow, no Python loop.
+"""Variable-length fields of a segment as Arrow arrays, with one copy, made by Arrow, and no Python loop.
 
 An Arrow binary array is an offsets array over a data buffer. An array over the segment itself, with two offsets per
 record, has the wanted values at its even indexes and the bytes between them at its odd indexes::
@@ -7,7 +7,8 @@ record, has the wanted values at its even indexes and the bytes between them at 
     offsets          a0     b0                    a1     b1      (relative to a0)
     values           [0]=body 0   [1]=gap         [2]=body 1
 
-so ``take([0, 2, 4, ...])`` copies the wanted values with 5 GiB/s; a Python loop would make one object per value.
+Therefore ``take([0, 2, 4, ...])`` copies the wanted values with 5 GiB/s. A Python loop would create one object per
+value.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _OFFSET_MAX = 2**31 - 1
 def gather(
     buffer: Buffer | memoryview, at: NDArray[np.signedinteger[Any]], lengths: NDArray[np.signedinteger[Any]]
 ) -> pa.Array:
-    """Copy the values at ascending positions, which must not overlap, into an Arrow binary array."""
+    """Copy the values at ascending positions into an Arrow binary array. The values must not overlap."""
     if not len(at):
         return pa.array([], pa.binary())
     start, end = int(at[0]), int(at[-1] + lengths[-1])
@@ -55,7 +56,9 @@ def _even_numbers(count: int) -> NDArray[np.int32]:
 
 
 def octets_of(values: pa.Array) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
-    """Return the data of a binary or string array without nulls, and the bounds of its values in it (n + 1 numbers)."""
+    """Return the data of a binary or string array without nulls, and the bounds of the values in the data (n + 1
+    numbers).
+    """
     # A sliced array shares the buffers of the whole array, so its offsets begin at values.offset. An empty array may
     # have no offsets buffer at all.
     _, offsets, data = values.buffers()
@@ -69,7 +72,7 @@ def pick(values: pa.Array, indexes: NDArray[np.int64]) -> pa.Array:
 
 
 def text_array(values: pa.Array) -> pa.Array:
-    """Convert a binary array to strings; bytes that are not UTF-8 become U+FFFD."""
+    """Convert a binary array to strings. Bytes that are not UTF-8 become U+FFFD."""
     try:
         return values.cast(pa.string())
     except pa.ArrowInvalid:

@@ -1,10 +1,10 @@
-"""Property strings in bulk: `decode_properties` for a whole column at once.
+"""Property strings in bulk: `decode_properties` for a whole column.
 
-A property string is ``name 0x01 value 0x02`` repeated; the last 0x02 may be missing. All strings of a batch are back
-to back in one Arrow buffer. One pass finds the separators. Separators and ends of rows cut the buffer into pieces;
-names and values are gathered from the pieces. Neither separator can be part of a UTF-8 sequence, so the functions work
-on bytes. The rules are the same as in `decode_properties`: a piece needs 0x01, a name and a value; the last duplicate
-wins.
+A property string is ``name 0x01 value 0x02`` repeated. The last 0x02 may be missing. All strings of a batch are
+contiguous in one Arrow buffer. One pass finds the separators. Separators and ends of rows cut the buffer into pieces.
+Names and values are gathered from the pieces. Neither separator can be part of a UTF-8 sequence, so the functions work
+on bytes. The rules are the same as in `decode_properties`: a piece needs 0x01, a name and a value, and the last
+duplicate wins.
 Source: store.md §3.4.
 """
 
@@ -30,8 +30,8 @@ class Properties:
     def __init__(self, strings: pa.Array) -> None:
         self._row_count = len(strings)
         octets, bounds = octets_of(strings)
-        # The comparison finds 0, too, although 0 is no separator: rows with a 0 are decoded by `_entries`, which
-        # searches for 1 and 2 only.
+        # The comparison finds 0, too, although 0 is not a separator. `_entries` decodes rows with a 0, and searches
+        # only for 1 and 2.
         separators = np.flatnonzero(octets[bounds[0] : bounds[-1]] <= _ENTRY_END) + bounds[0]
         kinds = octets[separators]
         self._common = _common_names(octets, bounds, separators, kinds)
@@ -79,7 +79,7 @@ class Properties:
         return {name: code for code, name in enumerate(self._names.dictionary.to_pylist())}
 
     def _drop_duplicates(self) -> None:
-        """Keep the last of several entries with the same name in a row; such entries are rare."""
+        """Retain only the last of several entries with the same name in a row. Such entries are rare."""
         cells = self._rows * len(self._names_found) + self._codes
         if not _has_duplicates(cells, self._row_count * len(self._names_found)):
             return
@@ -91,7 +91,7 @@ class Properties:
 
 
 def _between(octets: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]) -> pa.Array:
-    """Return the texts between pairs of positions, in order and without overlap."""
+    """Return the texts between pairs of positions. The texts are in order and do not overlap."""
     return gather(octets.data, starts, ends - starts).cast(pa.string(), safe=False)
 
 
@@ -99,8 +99,7 @@ def _common_names(
     octets: NDArray[np.uint8], bounds: NDArray[np.int32], separators: NDArray[np.int64], kinds: NDArray[np.uint8]
 ) -> list[bytes] | None:
     """Return the names of the properties if all rows have the same names in the same order, otherwise None. Messages of
-    one program often have
-    the same names, which then need not be decoded row by row."""
+    one program often have the same names, which then need not be decoded row by row."""
     row_count = len(bounds) - 1
     if not row_count or not len(separators) or len(separators) % (2 * row_count):
         return None
@@ -159,7 +158,7 @@ def _entries(
 
 
 def _is_regular(octets: NDArray[np.uint8], bounds: NDArray[np.int64], kinds: NDArray[np.uint8]) -> bool:
-    """Return True if 0x01 and 0x02 alternate and every row ends with 0x02, as in records of 5.x brokers: then the
+    """Return True if 0x01 and 0x02 alternate and every row ends with 0x02, as in records of 5.x brokers. Then the
     separators are the bounds of the entries."""
     return (
         len(kinds) > 0
@@ -170,7 +169,7 @@ def _is_regular(octets: NDArray[np.uint8], bounds: NDArray[np.int64], kinds: NDA
 
 
 def _pieces(entry_ends: NDArray[np.int64], bounds: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
-    """Split every row at each 0x02, and return the row, the start and the end of every piece that is not empty."""
+    """Split every row at each 0x02. Return the row, the start and the end of every piece that is not empty."""
     row_count = len(bounds) - 1
     ends_before = np.searchsorted(entry_ends, bounds)
     per_row = np.diff(ends_before)

@@ -1,1 +1,1 @@
-"""Whole jobs over a store: each is a function that gets a session and a path, and returns its result."""
+"""Jobs over a whole store. Each job is a function that accepts a session and a path, and returns its result."""

@@ -1,4 +1,4 @@
-"""The archive of a commit log: its sealed files as a table of Parquet files that outlives the broker's retention.
+"""The archive of a commit log: its full files as a table of Parquet files that the broker's retention does not delete.
 
 ::
 
@@ -12,17 +12,17 @@ plan       the files of the log except the newest, after the end of the last run
            manifests, so that an archive never contains two logs
 write      in the Python workers (`archive_split`): records → Parquet files by topic and day of ``storeTimestamp``;
            the JVM only gets one row per file
-verify     every file is read again: its size, rows and offsets must be as written, and the rows of a segment must
+verify     every file is read again: size, rows and offsets must be the written ones, and the rows of a segment must
            match its records; with ``verify="full"`` also every byte and body, and every CRC in the log
 publish    files become visible, then the lake's transaction, then the manifest (`archive_target`)
-delete     on request: log files that are archived completely, and whose Parquet files are sound, byte by byte
+delete     on request: log files that are archived completely, if every byte of their Parquet files is right
 =========  =========================================================================================================
 
-Spark infers the types of partition folders: if all topics look like numbers, pass a schema (or disable
-``spark.sql.sources.partitionColumnTypeInference.enabled``), or topic 007 becomes 7. The column in the files is text.
+Spark infers the types of partition folders. If all topics look like numbers, topic 007 becomes 7: pass a schema, or
+disable ``spark.sql.sources.partitionColumnTypeInference.enabled``. The column in the files is text.
 
-While a broker runs, only the broker deletes: the log files of a live store are listed, but not deleted. The same
-applies to a store after an unclean shutdown, because its queues may have to be rebuilt from the log.
+While a broker runs, only the broker deletes: the log files of a live store are listed, but not deleted. After an
+unclean shutdown log files are not deleted, either, because the queues may have to be rebuilt from the log.
 """
 
 from __future__ import annotations
@@ -81,12 +81,12 @@ class Archived(Struct):
     Attributes:
         target: the archive.
         run: the number of the manifest; 0 if there was nothing new.
-        records, rows, files, bytes: the numbers that the run added; rows are messages, bytes are bytes of the files.
+        records, rows, files, bytes: the numbers that the run added. Rows are messages, bytes are bytes of the files.
         lost: number of damaged places and records without a row, if damage is skipped.
         missing_bytes: bytes of the log that were deleted before they were archived.
         deletable: log files that may be deleted, if the caller requested the deletion.
-        deleted: "yes" if they were deleted, or else the reason why not.
-        segments: the parts of each log file that were read.
+        deleted: "yes" if the log files were deleted, otherwise the reason why they were not.
+        segments: the parts of each log file that the run read.
     """
 
     target: str
@@ -116,22 +116,22 @@ def archive(
     delete_after_hours: float | None = None,
     catalog: Mapping[str, str] | None = None,
 ) -> Archived:
-    """Add the new messages of a store to its archive; the first run creates the archive.
+    """Add the new messages of a store to its archive. The first run creates the archive.
 
     Args:
-        target: a folder, or an address of ``pyarrow.fs``: an archive of this store, or empty.
+        target: a folder, or an address of ``pyarrow.fs``. It must be an archive of this store, or empty.
         options: options of ``rocketmq-store``: topic, verifyCrc, corruptRecordMode, splitBytes, ...
         table_format: parquet, delta or iceberg.
         partition_by: topic, day, both or none.
-        includes_newest: also archive the newest file, up to its last record; the next run continues there.
+        includes_newest: whether to archive also the newest file, up to its last record. The next run continues there.
         verify: footers, or full.
         delete_after_hours: delete archived log files that were last written more than this number of hours ago.
         catalog: properties of the Iceberg catalog.
 
     Raises:
         SettingsError: an option is not valid, or differs from the settings of the archive.
-        StoreError: the log is damaged (see corruptRecordMode), a file differs from the written one, or another run is
-            active; nothing was published.
+        StoreError: the log is damaged (see corruptRecordMode), a file differs from the written file, or another run is
+            active. Nothing was published.
         StoreMismatch: the archive belongs to another store.
     """
     path, target = address(spark, path), address(spark, target)
@@ -147,8 +147,8 @@ def archive(
     segments = find_segments(parsed.path, words(parsed.log_paths))
     with place.held():
         _check_same([*place.runs(), *place.pending()], settings, segments, place)
-        # Recover before planning: a run that was killed while it published belongs to the archive, or its messages
-        # would be archived twice.
+        # Recover before planning. A run that was killed during its publication belongs to the archive: without it, its
+        # messages would be archived twice.
         place.recover(commit)
         runs = place.runs()
         if is_full:
@@ -229,7 +229,7 @@ def _new_splits(
     segments: Sequence[Segment], runs: Sequence[Run], split_bytes: int, done: Archived
 ) -> tuple[list[Split], str]:
     """Return the splits of the log that are not archived, and the path of the newest file with records."""
-    # The end of the archived bytes, not of a file: with includes_newest a run ends inside a file.
+    # Use the end of the archived bytes, not of a file: with includes_newest a run ends inside a file.
     low = max((known.high for run in runs for known in run.segments), default=0)
     todo = [segment for segment in segments if segment.base_offset + segment.size >= low]
     if runs and todo:
@@ -249,7 +249,7 @@ def _new_splits(
 def _written(
     spark: SparkSession, splits: Sequence[Split], plan: ArchivePlan, run: Run, done: Archived, files: dict[str, Segment]
 ) -> Run:
-    """Write and verify the files of a run, and return its manifest.
+    """Write and verify the files of a run. Return its manifest.
     Raises StoreError: as `archive`; the written files are removed."""
     try:
         made = run_tasks(spark, partial(archive_split, plan), splits)
@@ -286,7 +286,7 @@ def _segment(
 def verify_files(
     spark: SparkSession, target: Target, files: Sequence[ArchivedFile], *, folder: str = "", reads_all: bool
 ) -> None:
-    """Read files again, in the workers. Raises StoreError: a file is not as it was written."""
+    """Read files again, in the workers. Raises StoreError: a file differs from the written file."""
     if not files:
         return
     check = partial(_differences, target, folder, reads_all)
@@ -319,7 +319,9 @@ def _delete(
     hours: float,
     done: Archived,
 ) -> None:
-    """Delete log files, oldest first, up to the first that must remain. Raises StoreError: the archive is damaged."""
+    """Delete log files, oldest first, up to the first file that must remain. Raises StoreError: the archive is
+    damaged.
+    """
     covered: Counter[int] = Counter()
     for known in (known for run in runs for known in run.segments):
         covered[known.base_offset] += known.high - known.low if not known.lost else 0
@@ -336,12 +338,12 @@ def _delete(
     done.deletable = [segment.path for segment in expired]
     if not expired:
         return
-    # First read every byte of the archived files again: after the deletion they are the only copy of these messages.
+    # Read every byte of the archived files again first: after the deletion they are the only copy of these messages.
     bases = {segment.base_offset for segment in expired}
     files = [file for run in runs for file in run.files if file.segment in bases]
     verify_files(spark, target, files, reads_all=True)
     root = local_path(path)
-    # Lock the store only for the deletion: reading the archive takes long, and no broker can start while it is locked.
+    # Lock the store only for the deletion: reading the archive takes long, and no broker can start during the lock.
     lock = StoreLock(root)
     try:
         lock.acquire()
@@ -365,7 +367,9 @@ def _delete(
 
 
 class ArchivePlan(Struct, frozen=True):
-    """The facts about a run that every task needs. ``folder`` is the folder in the target for the files of the run."""
+    """The facts about a run that every task needs. ``folder`` is the folder for the files of the run, inside the
+    target.
+    """
 
     target: Target
     folder: str
@@ -376,7 +380,7 @@ class ArchivePlan(Struct, frozen=True):
 
 class SplitFiles(Struct):
     """The files that a task wrote for its split. ``records`` counts the records that matched the conditions, ``rows``
-    their messages, and ``lost`` the damaged places and records without a message."""
+    the messages in these records, and ``lost`` the damaged places and the records without a message."""
 
     files: list[ArchivedFile]
     counts: SegmentCounts
@@ -386,11 +390,12 @@ class SplitFiles(Struct):
 
 
 def archive_split(plan: ArchivePlan, split: Split) -> SplitFiles:
-    """Write the messages of a split; this is the work of one task.
-    Raises StoreError: the split is damaged, and the plan requires to fail."""
+    """Write the messages of a split. This is the work of one task.
+    Raises StoreError: the split is damaged, and the plan does not allow damage."""
     buffer = map_range(split.path, split.low, split.high)
     done = SplitFiles([], SegmentCounts.of(split))
-    # Each try of a task has its own files, even if two run at the same time; only those of a success are published.
+    # Each attempt of a task writes its own files, even if two attempts run at the same time. Only the files of a
+    # successful attempt are published.
     stem = f"{split.base_offset + split.low:020d}-{uuid.uuid4().hex[:8]}"
     files = PartitionFiles(
         plan.target.filesystem(),
@@ -402,7 +407,7 @@ def archive_split(plan: ArchivePlan, split: Split) -> SplitFiles:
     )
     walk = scan.walk(buffer, split.base_offset, split.low, split.high, rows_max=plan.read.batch_rows)
     parts = _wanted(counted(walk, done.counts, split), plan.read, done)
-    # `_wanted` has already applied both, because it counts the records that they exclude.
+    # `_wanted` has already applied both, because it counts the excluded records.
     unfiltered = replace(plan.read, conditions=(), verify_crc=VerifyCrc.NONE)
     found, last = 0, -1
     for batch in read_parts(split, parts, unfiltered):
@@ -418,7 +423,7 @@ def archive_split(plan: ArchivePlan, split: Split) -> SplitFiles:
 
 
 def _wanted(parts: Iterator[Records | Damage], read: ReadPlan, done: SplitFiles) -> Iterator[Records | Damage]:
-    """Yield the parts of a walk without the records that are not wanted, and count the wanted records."""
+    """Yield the parts of a walk without unwanted records, and count the wanted records."""
     for part in parts:
         if isinstance(part, Damage):
             done.lost += 1

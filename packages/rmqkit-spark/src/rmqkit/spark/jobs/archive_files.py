@@ -1,8 +1,8 @@
 """The Parquet files of an archive: written from the batches of a split, and read again for verification.
 
-Batches are split by partition, collected up to `COLLECTED_BYTES_MAX` and then written, one row group for each
-partition. Thus the memory of a task does not depend on the number of topics and days: it holds the collected bytes and
-the metadata of the open files. The rows of a file are in the order of the log.
+Batches are split by partition and collected up to `COLLECTED_BYTES_MAX`. Then they are written, one row group for each
+partition. Thus the memory of a task does not depend on the number of topics and days: a task holds the collected bytes
+and the metadata of the open files. The rows of a file are in the order of the log.
 
 ====================  ==========================================================================================
 column                encoding
@@ -57,13 +57,13 @@ class ArchivedFile(Struct, rename="camel"):
 
     Attributes:
         path: path relative to the archive's folder.
-        segment: base offset of the log file of its rows.
-        topic, day: topic and day of all its rows, if they are partition columns (a day without a date is null).
+        segment: base offset of the log file that contained the rows.
+        topic, day: topic and day of all rows, if they are partition columns (a day without a date is null).
         rows, bytes: number of rows, and size of the file.
-        offset_min, offset_max: ``commitLogOffset`` of its rows.
-        stored_min_ms, stored_max_ms: ``storeTimestamp`` of its rows; null if no row has one.
+        offset_min, offset_max: minimum and maximum ``commitLogOffset`` of the rows.
+        stored_min_ms, stored_max_ms: minimum and maximum ``storeTimestamp`` of the rows; null if no row has one.
         crc: CRC-32 of the whole file.
-        bodies_crc: CRC-32 over all bodies, in their order, if the run verifies bodies.
+        bodies_crc: CRC-32 over all bodies in their order, if the run verifies bodies.
     """
 
     path: str
@@ -85,10 +85,10 @@ class PartitionFiles:
 
     Args:
         filesystem: file system of the paths.
-        folder: folder for the files; they have the same relative paths as later in the archive's folder.
+        folder: folder for the files. Their paths in this folder are the same as later in the archive's folder.
         stem: unique prefix of the file names of this task.
         partition_by: some of `PARTITION_COLUMNS`, in the order of the folders.
-        has_bodies_crc: compute a CRC over the bodies.
+        has_bodies_crc: whether to compute a CRC over the bodies.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class PartitionFiles:
             self._write()
 
     def close(self) -> list[ArchivedFile]:
-        """Write the remaining rows, and complete all files."""
+        """Write the remaining rows, and complete all files. Return the completed files."""
         self._write()
         while self._open:
             self._close_oldest()
@@ -130,7 +130,7 @@ class PartitionFiles:
 
     def _write(self) -> None:
         for values, batches in self._collected.items():
-            # Remove and insert again, so that the first key of the dict is the least recently used file.
+            # Remove the file and insert it again, so that the first key of the dict is the least recently used file.
             file = self._open.pop(values, None) or self._create(values, batches[0].schema)
             self._open[values] = file
             file.write(pa.Table.from_batches(batches))
@@ -141,7 +141,7 @@ class PartitionFiles:
         if len(self._open) >= OPEN_FILES_MAX:
             self._close_oldest()
         folder = partition_folder(self._partition_by, values)
-        # The count includes all partitions: a partition whose file was closed early gets a second file, with another
+        # The count includes all partitions: if a file was closed early, its partition gets a second file with another
         # name.
         name = f"{self._stem}-{self._count}.parquet"
         self._count += 1
@@ -165,10 +165,10 @@ def partition_folder(names: Sequence[str], values: Sequence[str | None]) -> str:
 
 
 def difference(filesystem: pafs.FileSystem, path: str, file: ArchivedFile, *, reads_all: bool) -> str:
-    """Return the fault of a file, or an empty text if there is none. Check the size of the file, the rows and offsets
-    in its footer, and with ``reads_all`` also every byte and every body."""
+    """Compare a file with its description. Return the difference, or an empty text. Check the size of the file, the
+    rows and offsets in its footer, and with ``reads_all`` also every byte and every body."""
     try:
-        # Check the size first: a truncated file is detected without reading it.
+        # Check the size first: it detects a truncated file without reading the file.
         if (size := filesystem.get_file_info(path).size) != file.bytes:
             return f"has {size if size is not None else 'no'} bytes, written were {file.bytes}"
         if reads_all and (crc := _crc_of_file(filesystem, path)) != file.crc:
@@ -187,7 +187,7 @@ def difference(filesystem: pafs.FileSystem, path: str, file: ArchivedFile, *, re
 
 
 class _OpenFile:
-    """One file that is being written; its CRC is computed from the bytes as they are written."""
+    """A file that is being written. Its CRC is computed from the bytes while they are written."""
 
     def __init__(
         self, filesystem: pafs.FileSystem, folder: str, path: str, schema: pa.Schema, has_bodies_crc: bool
@@ -215,7 +215,7 @@ class _OpenFile:
             self._bodies_crc = _bodies_crc(rows["body"].chunks, self._bodies_crc)
 
     def close(self, segment: int, topic: str | None, day: str | None) -> ArchivedFile:
-        """Complete the file, and describe it."""
+        """Complete the file. Return its description."""
         self._writer.close()
         self._sink.close()
         metadata = self._metadata[0]
@@ -238,7 +238,7 @@ class _OpenFile:
 
 
 class _CountedSink:
-    """A file that Arrow writes to, with the CRC and the number of the written bytes."""
+    """A file that Arrow writes to. It counts the written bytes and computes their CRC."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -266,7 +266,7 @@ class _CountedSink:
 def _partitioned(
     batch: pa.RecordBatch, names: Sequence[str]
 ) -> Iterator[tuple[tuple[str | None, ...], pa.RecordBatch]]:
-    """Yield the values of each partition in a batch with the rows of that partition, in their order."""
+    """Yield the values of each partition in a batch, together with the rows of the partition in their order."""
     if not len(batch):
         return
     codes, values = np.zeros(len(batch), "i8"), list[tuple[str | None, ...]]([()])
@@ -300,8 +300,8 @@ def _days(batch: pa.RecordBatch) -> tuple[NDArray[Any], list[str | None]]:
 
 
 def _bounds(metadata: Any, column: str) -> tuple[Any, Any]:
-    """Return the least and the greatest value of an int64 or µs column according to its statistics, or None if all
-    values are null."""
+    """Return the minimum and the maximum of an int64 or µs column according to its statistics, or None if all values
+    are null."""
     at = next(i for i in range(metadata.num_columns) if metadata.schema.column(i).path == column)
     groups = (metadata.row_group(i).column(at).statistics for i in range(metadata.num_row_groups))
     known = [one for one in groups if one is not None and one.has_min_max]
@@ -326,10 +326,11 @@ def _crc_of_bodies(filesystem: pafs.FileSystem, path: str) -> int:
 
 
 def _bodies_crc(bodies: Sequence[pa.Array], crc: int) -> int:
-    """Update a CRC with the bodies of some arrays, which have no nulls."""
+    """Update a CRC with the bodies in some arrays. The arrays must not contain nulls."""
     for part in bodies:
         _, offsets, data = part.buffers()
-        # A slice shares the buffers of its whole array: use only the bytes between its own first and last offset.
+        # A slice shares the buffers of its whole array: use only the bytes between the first and last offset of the
+        # slice.
         ends = np.frombuffer(offsets, "i4")[part.offset : part.offset + len(part) + 1]
         if data is not None:
             crc = zlib.crc32(memoryview(data)[int(ends[0]) : int(ends[-1])], crc)

@@ -10,9 +10,9 @@
 
 A run writes and verifies its files in ``staging``, which readers ignore. Then the manifest is written as
 ``.publishing``: from now on the run is final. Files are moved to their places, the lake's transaction is committed, and
-at last the manifest is renamed. If a run was killed before its manifest was written, the next run discards its files;
-if it was killed later, the next run finishes it. Each step can be repeated. The archive consists of the files in its
-manifests (`Target.runs`) or, for readers of a plain folder, the Parquet files outside of ``_archive``.
+finally the manifest is renamed. If a run was killed before its manifest was written, the next run discards its files.
+If the run was killed later, the next run finishes it. Each step can be repeated. The archive consists of the files in
+its manifests (`Target.runs`). For readers of a plain folder, it consists of the Parquet files outside of ``_archive``.
 
 Local files are synced to the disk before the manifest. Archives on object stores have the same steps, but no lock
 against a concurrent run.
@@ -45,11 +45,11 @@ class ArchivedSegment(Struct, rename="camel"):
 
     Attributes:
         base_offset, size: base offset and size of the log file.
-        low, high: physical offsets; ``high`` of a full file is the start of the next file.
+        low, high: physical offsets. ``high`` of a full file is the start of the next file.
         records: number of records that matched the conditions.
-        rows: number of their messages; each member of an inner batch is a message.
+        rows: number of messages in these records. Each member of an inner batch is a message.
         lost: number of damaged places and records without a row, if the run skips damage.
-        edges_crc: CRC-32 of the first and last bytes in this range, which later runs compare with the file.
+        edges_crc: CRC-32 of the first and last bytes in this range. Later runs compare it with the file.
     """
 
     base_offset: int
@@ -80,7 +80,7 @@ class Run(Struct, rename="camel"):
 
 
 Commit = Callable[[Run], None]
-"""A function that adds a run to a lake's table; a run that the table already has changes nothing."""
+"""A function that adds a run to a lake's table. If the table already has the run, the function changes nothing."""
 
 
 class Target(Struct, frozen=True):
@@ -90,7 +90,7 @@ class Target(Struct, frozen=True):
 
     @classmethod
     def of(cls, text: str) -> Target:
-        """Make a target of a path or address."""
+        """Create a target from a path or address."""
         return cls(resolve(text))
 
     @property
@@ -104,7 +104,7 @@ class Target(Struct, frozen=True):
         return self.root.root if isinstance(self.root, RemotePath) else f"file://{self.root}"
 
     def filesystem(self) -> pafs.FileSystem:
-        """Return a file system with paths relative to the folder. Raises SettingsError: its address is not valid."""
+        """Return a file system with paths relative to the folder. Raises SettingsError: the address is not valid."""
         if not isinstance(self.root, RemotePath):
             return pafs.SubTreeFileSystem(self.root, pafs.LocalFileSystem())
         try:
@@ -119,7 +119,7 @@ class Target(Struct, frozen=True):
         return f"{self.root}/{file.path}"
 
     def runs(self) -> list[Run]:
-        """Read the manifests of all runs, in order; an empty list if the folder is not an archive.
+        """Read the manifests of all runs, in order. Return an empty list if the folder is not an archive.
         Raises StoreError: a manifest cannot be read."""
         filesystem = self.filesystem()
         found = filesystem.get_file_info(pafs.FileSelector(_FOLDER, allow_not_found=True))
@@ -131,7 +131,7 @@ class Target(Struct, frozen=True):
     @contextmanager
     def held(self) -> Iterator[None]:
         """Create the folder and lock it against other runs.
-        Raises SettingsError: it contains other files. Raises StoreError: another run has locked it."""
+        Raises SettingsError: the folder contains other files. Raises StoreError: another run has locked the folder."""
         filesystem = self.filesystem()
         if filesystem.get_file_info(_FOLDER).type is not pafs.FileType.Directory:
             others = filesystem.get_file_info(pafs.FileSelector("", allow_not_found=True))
@@ -155,17 +155,19 @@ class Target(Struct, frozen=True):
             lock.release()
 
     def staging(self, number: int) -> str:
-        """Return the folder for the files of a run until they are published, with their later relative paths."""
+        """Return the folder for the unpublished files of a run. The files have the same relative paths there as
+        later.
+        """
         return f"{_FOLDER}/staging/{number:06d}"
 
     def pending(self) -> list[Run]:
-        """Return the run that was killed during its publication, if any. Raises StoreError: as `runs`."""
+        """Return the run that was killed during its publication, or an empty list. Raises StoreError: as `runs`."""
         filesystem = self.filesystem()
         found = filesystem.get_file_info(pafs.FileSelector(_FOLDER, allow_not_found=True))
         return [_load(filesystem, one.path, self) for one in found if one.base_name.endswith(".publishing")]
 
     def recover(self, commit: Commit) -> None:
-        """Finish a run that was killed during its publication, and delete the files of runs that were not published."""
+        """Finish a run that was killed during its publication. Delete the files of runs that were not published."""
         for run in self.pending():
             self._finish(run, commit)
         self.discard()
@@ -177,7 +179,7 @@ class Target(Struct, frozen=True):
             filesystem.delete_dir(f"{_FOLDER}/staging")
 
     def publish(self, run: Run, commit: Commit) -> None:
-        """Add the files of a run to the archive; ``commit`` adds them to the lake's table.
+        """Add the files of a run to the archive. ``commit`` adds the files to the lake's table.
         Raises StoreError: a written file is missing."""
         # Sync the files first: a manifest that survives a power failure must not name empty files.
         self._sync(f"{self.staging(run.number)}/{file.path}" for file in run.files)
@@ -186,7 +188,8 @@ class Target(Struct, frozen=True):
         with filesystem.open_output_stream(f"{name}.tmp") as stream:
             stream.write(msgspec.json.format(msgspec.json.encode(run)))
         self._sync([f"{name}.tmp"])
-        # This name makes the run final, because a later run finishes it. Therefore rename after syncing every file.
+        # This name makes the run final, because a later run will finish it. Therefore sync every file before the
+        # rename.
         _move(filesystem, f"{name}.tmp", name)
         self._sync([_FOLDER])
         self._finish(run, commit)
@@ -197,7 +200,7 @@ class Target(Struct, frozen=True):
         folders = {file.path.rpartition("/")[0] for file in run.files} - {""}
         for folder in folders:
             filesystem.create_dir(folder)
-        # Each step can be repeated: a file that is not staged any more was moved before the run was killed.
+        # Each step can be repeated: a file that is not in staging any more was moved before the run was killed.
         for file in run.files:
             staged = f"{self.staging(run.number)}/{file.path}"
             if filesystem.get_file_info(staged).type is pafs.FileType.File:
@@ -208,7 +211,8 @@ class Target(Struct, frozen=True):
                 )
         self._sync({"", *(above for folder in folders for above in _folders_of(folder))})
         commit(run)
-        # Rename last: a run that is killed before is finished again, and the lake's table then already has its number.
+        # Rename last: a run that is killed before the rename is finished again, and the lake's table then already has
+        # its number.
         name = f"{_FOLDER}/{run.number:06d}"
         _move(filesystem, f"{name}.publishing", f"{name}.json")
         self._sync([_FOLDER])

@@ -1,19 +1,19 @@
 """The audit of a store: traffic, sizes, latency, hot keys, lag, retries, and waiting messages.
-`rmqkit.spark.jobs.audit_report` makes a report of the audit.
+`rmqkit.spark.jobs.audit_report` creates a report from the audit.
 
-Each task reduces its split to a few small Arrow tables (`REDUCED`); tasks and driver add these tables up. No body is
-read, and no row per message leaves a task. Two results are not exact:
+Each task reduces its split to a few small Arrow tables (`REDUCED`). Tasks and driver add these tables up. No body is
+read, and no task returns a row per message. Two results are not exact:
 
 ==================  ==================================================================================================
 percentiles         values are counted in ranges of at most 1/64 of the value, exact below 128: a percentile is the
-                    largest value of its range, at most 1/64 too high
+                    maximum of its range, at most 1/64 too high
 hot keys            a task returns at most ``_KEYS_MAX`` keys; ``keys_undercount_max`` limits the error of a key's count
 ==================  ==================================================================================================
 
-Latency is the time from the producer's clock (born) to the broker's clock (store); if it is negative, the clocks
-differ. It excludes messages that wait by design (delayed, transactional, consumed again). The time of lag is relative
-to the newest message of the store, not to the current time, so that an audit of an old copy always has the same result.
-The broker's own groups and its message timer are left out.
+Latency is the time from the producer's clock (born) to the broker's clock (store). If it is negative, the clocks
+differ. It excludes messages that wait by design (delayed, transactional, consumed again). The lag time is relative to
+the newest message of the store, not to the current time, so that an audit of an old copy always has the same result.
+The broker's own groups and its message timer are omitted.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ __all__ = ["Audit", "HotKey", "Lag", "Range", "Retried", "Topic", "Traffic", "Wa
 
 
 class Traffic(Struct):
-    """The messages of a queue within a period of store times; ``bytes`` is the size of their records."""
+    """The messages of a queue within a period of store times. ``bytes`` is the size of their records."""
 
     topic: str
     queue_id: int
@@ -70,8 +70,9 @@ class Traffic(Struct):
 
 
 class Topic(Struct):
-    """The numbers of a topic. ``busiest_queue_share`` is 1/``queues`` if the queues are used evenly. Latencies are null
-    if no message of the topic has one. ``skewed`` counts messages that were born after they were stored."""
+    """The numbers of a topic. ``busiest_queue_share`` is 1/``queues`` if all queues have the same number of messages.
+    Latencies are null if no message of the topic has a latency. ``skewed`` counts messages that were born after they
+    were stored."""
 
     topic: str
     messages: int
@@ -90,13 +91,13 @@ class Topic(Struct):
 
     @property
     def is_internal(self) -> bool:
-        """Return True if the broker made the topic: system topics, retries and dead letters."""
+        """Return True if the broker created the topic: system topics, retries and dead letters."""
         return is_system_topic(self.topic) or self.topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
 
 
 class Range(Struct):
-    """The number of a topic's values that are at least ``low`` and at most ``high``. A range begins at 0 or at a power
-    of two; all negative values are in one range, from the lowest value to -1."""
+    """The number of values of a topic from ``low`` to ``high``, inclusive. A range begins at 0 or at a power of two.
+    All negative values are in one range, from the lowest value to -1."""
 
     topic: str
     low: int
@@ -105,7 +106,7 @@ class Range(Struct):
 
 
 class HotKey(Struct):
-    """A key that several messages of a topic have."""
+    """A key that occurs in several messages of a topic."""
 
     topic: str
     key: str
@@ -126,7 +127,7 @@ class Lag(Struct):
 
 
 class Retried(Struct):
-    """Messages of a topic that a group sent back ``times`` times, or that became dead letters (``is_dead``)."""
+    """The messages of a topic that a group sent back ``times`` times, or that became dead letters (``is_dead``)."""
 
     group: str
     is_dead: bool
@@ -138,7 +139,7 @@ class Retried(Struct):
 
 
 class Waiting(Struct):
-    """Messages that cannot be consumed yet: the messages of a delay level, with the first and the last delivery time;
+    """Messages that cannot be consumed yet: the messages of a delay level, with the first and the last delivery time,
     or the undecided half messages of a producer group, with the first and the last store time."""
 
     name: str
@@ -148,7 +149,7 @@ class Waiting(Struct):
 
 
 class Audit(Struct):
-    """The result of an audit; ``notes`` list the checks that failed. Tables are sorted by name; hot keys and lags are
+    """The result of an audit. ``notes`` lists the checks that failed. Tables are sorted by name. Hot keys and lags are
     sorted by size, largest first."""
 
     store: str
@@ -179,8 +180,8 @@ def audit(
     period_seconds: int = 3600,
     hot_keys: int = 20,
 ) -> Audit:
-    """Audit a store in one pass. Damaged records are left out and counted in ``segments``, unless ``corruptRecordMode``
-    is set. ``options`` are those of ``rocketmq-store``.
+    """Audit a store in one pass. Damaged records are omitted and counted in ``segments``, unless ``corruptRecordMode``
+    is set. ``options`` are options of ``rocketmq-store``.
     Raises SettingsError: an option is not valid.
     Raises StoreError: the store is missing or cannot be read."""
     parsed = store_options({"corruptRecordMode": "skip", **(options or {}), "path": address(spark, path)})
@@ -192,7 +193,7 @@ def audit(
         reduced = reduce_tasks(spark, lambda split: reduce_split(split, plan, period_seconds), splits, add)
     found = audit_of(str(resolve(path)), period_seconds, reduced, hot_keys)
 
-    # Other files may be missing or damaged; the results for the log are reported in any case.
+    # Other files may be missing or damaged. The results for the log are reported in any case.
     def noted(what: str, look: Callable[..., list[Any]], *arguments: Any) -> list[Any]:
         try:
             return look(spark, parsed, segments, *arguments)
@@ -302,8 +303,8 @@ def _topic(
 
 
 def percentile(ranges: list[dict[str, Any]], percent: int) -> int | None:
-    """Return the largest value of the range that contains a percentile, or None if there are no values."""
-    # Rounded up, so that a percentile of few values is one of these values.
+    """Return the maximum of the range that contains a percentile, or None if there are no values."""
+    # Round up, so that a percentile of few values is one of these values.
     left = -(-sum(row["messages"] for row in ranges) * percent // 100)
     for row in sorted(ranges, key=lambda row: row["range"]):
         left -= row["messages"]
@@ -330,7 +331,7 @@ def _group(topic: str) -> str:
 
 
 def _time(microseconds: int) -> datetime:
-    """Convert µs to a datetime; a time out of range becomes the first or last datetime."""
+    """Convert µs to a datetime. A time out of range becomes the first or last datetime."""
     try:
         return datetime.fromtimestamp(0, UTC) + timedelta(microseconds=microseconds)
     except OverflowError:
@@ -360,8 +361,8 @@ def _lag_rows(options: StoreOptions, segments: Sequence[Segment], newest: dateti
 
 
 def _stored_ms(files: Sequence[QueueFile], segments: Sequence[Segment], queue_id: int, offset: int) -> int | None:
-    """Return the store time of the first message of a queue at or after an offset, or None if the log does not have
-    this message."""
+    """Return the store time of the first message at or after an offset in a queue, or None if the log does not have the
+    message."""
     for file in files:
         if file.queue_id != queue_id or (not file.is_batch and file.first + file.size // ENTRY_BYTES <= offset):
             continue
@@ -387,7 +388,9 @@ def _waiting(
     entity: Entity,
     columns: tuple[str, str],
 ) -> list[Waiting]:
-    """Count the waiting messages of an entity by the first column, with the least and the greatest time (second)."""
+    """Count the waiting messages of an entity by the first column. The second column is the time: return its minimum
+    and maximum.
+    """
     parts, plan = list(TABLES[entity].parts(options, segments, splits)), read_plan(options, ())
     sums: dict[str, Waiting] = {}
     found = run_tasks(spark, lambda part: list(_waiting_rows(entity, part, plan, *columns)), parts, core_count(spark))

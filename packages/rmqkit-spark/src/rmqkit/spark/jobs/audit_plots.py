@@ -1,8 +1,8 @@
 """The plots of an audit's report, as SVG in the colours of the HTML page.
 
-matplotlib draws with placeholder colours (`_TEXT`, `_LINE`, `_SERIES`). They are replaced by variables of the page's
-style sheet, so that a plot is readable on light and dark backgrounds. Texts are not converted to paths. The size fits a
-column of 420 pixels.
+matplotlib draws with placeholder colours (`_TEXT`, `_LINE`, `_SERIES`). Variables of the page's style sheet replace
+them, so that a plot is readable on light and dark backgrounds. Texts are not converted to paths. The size fits a column
+of 420 pixels.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def has_plots() -> bool:
 
 
 def draw(name: str, audit: Audit) -> str:
-    """Return one of `PLOTS` as an SVG element; empty if there is nothing to show."""
+    """Return one of `PLOTS` as an SVG element, or an empty text if there is nothing to show."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -80,7 +80,7 @@ def draw(name: str, audit: Audit) -> str:
 
 
 def own_topics(audit: Audit) -> list[Topic]:
-    """Return the topics of applications, the topic with the most messages first."""
+    """Return the topics of applications, sorted by number of messages, largest first."""
     return sorted((one for one in audit.topics if not one.is_internal), key=lambda one: (-one.messages, one.topic))
 
 
@@ -142,7 +142,7 @@ def _topic_bars(axes: Axes, audit: Audit) -> bool:
 
 
 def _latency_by_topic(axes: Axes, audit: Audit) -> bool:
-    """Draw a line from the median to the maximum per topic, with marks at the 95th and 99th percentile."""
+    """Draw a line per topic from the median to the maximum, with marks at the 95th and 99th percentile."""
     topics = [one for one in own_topics(audit) if one.latency_ms_max is not None][:_BARS_MAX]
     for row, one in enumerate(topics):
         values = [
@@ -222,7 +222,7 @@ PLOTS: dict[str, Callable[[Axes, Audit], bool]] = {
 
 
 def _bars(axes: Axes, rows: Sequence[tuple[str, list[int]]], what: str, series: Sequence[str] = ("",)) -> bool:
-    """Draw horizontal bars with their numbers, the first at the top."""
+    """Draw horizontal bars with their numbers. The first row is at the top."""
     rows = rows[:_BARS_MAX]
     if not rows:
         return False
@@ -243,7 +243,7 @@ def _bars(axes: Axes, rows: Sequence[tuple[str, list[int]]], what: str, series: 
 
 
 def _columns(axes: Axes, bars: Sequence[tuple[int, int, int]], labels: Sequence[str], what: str) -> bool:
-    """Draw the vertical bars of a distribution."""
+    """Draw a distribution as vertical bars."""
     if not bars:
         return False
     axes.bar(range(len(bars)), [count for _, _, count in bars], 0.86, color=_SERIES[0])
@@ -257,7 +257,7 @@ def _columns(axes: Axes, bars: Sequence[tuple[int, int, int]], labels: Sequence[
 
 
 def _of_own(audit: Audit, ranges: Sequence[Range]) -> Counter[tuple[int, int]]:
-    """Add up the ranges of the topics of applications. All negative values are put into one range."""
+    """Add up the ranges of the topics of applications. All negative values become one range."""
     own = {one.topic for one in own_topics(audit)}
     sums: Counter[tuple[int, int]] = Counter()
     for one in ranges:
@@ -267,7 +267,7 @@ def _of_own(audit: Audit, ranges: Sequence[Range]) -> Counter[tuple[int, int]]:
 
 
 def _filled(bars: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """Add the empty ranges between the given ranges."""
+    """Add the empty ranges between the ranges in ``bars``."""
     filled: list[tuple[int, int, int]] = []
     for low, high, count in bars:
         while filled and filled[-1][1] + 1 < low:
@@ -278,7 +278,7 @@ def _filled(bars: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
 
 
 def _times(axes: Axes, longest_ms: float) -> None:
-    """Set ticks at the powers of ten up to the longest time."""
+    """Set ticks at 0 and at the powers of ten up to the longest time."""
     ticks = list(itertools.takewhile(lambda ms: ms <= 2 * longest_ms, (10**power for power in range(13))))
     axes.set_xticks([0, *ticks], [duration_text(ms) for ms in (0, *ticks)])
     axes.minorticks_off()

@@ -1,8 +1,8 @@
-"""An audit as one HTML file: each section has a finding in a sentence, plots, and tables of numbers.
+"""An audit as one HTML file. Each section has a finding in a sentence, plots, and tables of numbers.
 
-The file is self-contained: it needs no scripts, fonts or network. Plots are SVG made by matplotlib (extra ``report``),
-in the light or dark colours of the reader's system. Without matplotlib the page has the tables, and a hint how to get
-the plots. Times are UTC.
+The file is self-contained: it needs no scripts, fonts or network. matplotlib draws the plots as SVG (extra ``report``),
+in the light or dark colours of the reader's system. Without matplotlib the page has only the tables, and a hint how to
+get the plots. Times are UTC.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _STYLE = Path(__file__).with_name("audit_report.css")
 
 
 def write_report(audit: Audit, file: str | os.PathLike[str]) -> None:
-    """Write the page atomically: the file is complete, or does not exist."""
+    """Write the page atomically: the file is complete, or it does not exist."""
     path = Path(file)
     whole = path.with_name(path.name + ".tmp")
     with naming(path):
@@ -40,7 +40,7 @@ def write_report(audit: Audit, file: str | os.PathLike[str]) -> None:
 
 
 def findings(audit: Audit) -> list[tuple[str, str]]:
-    """Return the title of each section of the report, with its finding in a sentence."""
+    """Return the title of each section of the report, together with its finding in a sentence."""
     return [(title, finding(audit)) for title, finding, _, _ in _SECTIONS]
 
 
@@ -87,7 +87,7 @@ def _section(audit: Audit, title: str, finding: Callable[[Audit], str], plots: S
 
 
 def _table(name: str, rows: Sequence[Struct], is_open: bool) -> str:
-    """Return rows as a collapsible table; empty if there are no rows."""
+    """Return rows as a collapsible table, or an empty text if there are no rows."""
     if not rows:
         return ""
     fields = rows[0].__struct_fields__

@@ -1,4 +1,6 @@
-"""The log of a store in a few small tables, counted in the workers and added up, for `rmqkit.spark.jobs.audit`."""
+"""The tables of `rmqkit.spark.jobs.audit`: the workers reduce the log of a store to small tables, which are added
+up.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ READ = (
 _MARKS = (("realTopic", names.REAL_TOPIC), ("retryTopic", names.RETRY_TOPIC), ("dlqTopic", "DLQ_ORIGIN_TOPIC"))
 _KEYS_MAX = 4096
 _FINE_BITS = 7
-"""Number of leading bits that determine the range of a value; each value below 2 to this power has its own range."""
+"""Number of leading bits that determine the range of a value. Each value below 2 to this power has its own range."""
 
 REDUCED: dict[str, tuple[list[str], dict[str, str]]] = {
     "traffic": (["topic", "queueId", "period"], {"messages": "sum", "bytes": "sum", "first": "min", "last": "max"}),
@@ -39,11 +41,11 @@ REDUCED: dict[str, tuple[list[str], dict[str, str]]] = {
     "keys": (["topic", "key"], {"messages": "sum"}),
     "retries": (["topic", "origin", "times"], {"messages": "sum", "first": "min", "last": "max"}),
 }
-"""Tables by name: the columns to group by, and the aggregation of each other column."""
+"""The tables by name: the columns to group by, and the aggregation of each other column."""
 
 
 class Reduced(Struct):
-    """The reduced content of some splits: a table for each of `REDUCED`."""
+    """The reduced content of some splits, with one table for each name in `REDUCED`."""
 
     tables: dict[str, pa.Table]
     keys_undercount: int
@@ -66,7 +68,7 @@ def add(one: Reduced, other: Reduced) -> Reduced:
 
 
 def _added(parts: Sequence[dict[str, pa.Table]], undercount: int, segments: list[SegmentCounts]) -> Reduced:
-    """Add up the tables of several parts, with only the most frequent keys."""
+    """Add up the tables of several parts. Keep only the most frequent keys."""
     tables: dict[str, pa.Table] = {}
     for name, (keys, sums) in REDUCED.items():
         whole = [part[name] for part in parts if name in part]
@@ -77,15 +79,15 @@ def _added(parts: Sequence[dict[str, pa.Table]], undercount: int, segments: list
             )
     if "keys" in tables and len(tables["keys"]) > _KEYS_MAX:
         by_count = tables["keys"].sort_by([("messages", "descending")])
-        # No dropped key has more messages than the first dropped key. Each reduction can drop the same key again, so
-        # these bounds add up.
+        # No dropped key has more messages than the first dropped key. Each reduction may drop the same key again, so
+        # these bounds are added up.
         undercount += by_count["messages"][_KEYS_MAX].as_py()
         tables["keys"] = by_count.slice(0, _KEYS_MAX).combine_chunks()
     return Reduced(tables, undercount, segments)
 
 
 def _tables(batch: pa.RecordBatch, period_seconds: int) -> dict[str, pa.Table]:
-    """Convert a batch of messages to tables that are not grouped yet."""
+    """Convert a batch of messages to tables. Their rows are not grouped yet."""
     topic, count = batch["topic"], len(batch)
     stored, born = (batch[name].cast(pa.int64()).fill_null(0) for name in ("storeTimestamp", "bornTimestamp"))
     stored_us = stored.to_numpy()
@@ -132,9 +134,9 @@ def _tables(batch: pa.RecordBatch, period_seconds: int) -> dict[str, pa.Table]:
 
 
 def value_ranges(topic: pa.Array, values: NDArray[np.int64]) -> pa.Table:
-    """Group values into ranges by their leading bits; all negative values are one range."""
+    """Group values into ranges by their leading bits. All negative values are one range."""
     bits = np.frexp(np.maximum(values, 0).astype("f8"))[1].astype("i8")
-    # The number includes the shift, or else ranges of different widths with equal leading bits would be merged.
+    # The number includes the shift. Otherwise ranges of different widths with equal leading bits would be merged.
     shift = np.maximum(bits - _FINE_BITS, 0)
     number = np.where(values < 0, -1, (shift << 32) | (values >> shift))
     low, ones = pa.array(values), pa.array(np.ones(len(values), "i8"))

@@ -4,17 +4,17 @@
 stage  one task per                          compares
 =====  ====================================  =========================================================================
 1      split of the left log                 its bytes with the bytes at the same physical offsets of the right log
-2      split that was not found equal        nothing: it packs its messages by topic, queue and block of `_BLOCK`
+2      split with a difference in stage 1    nothing: it packs its messages by topic, queue and block of `_BLOCK`
                                              offsets, 24 bytes each
 3      block                                 the messages of both sides by queue offset
 4      some queues                           the bounds of their consume queues
 =====  ====================================  =========================================================================
 
-Stage 1 finds everything equal if the right store is a copy, or an up-to-date slave. If the logs differ, messages are
+If the right store is a copy or an up-to-date slave, stage 1 finds no difference. If the logs differ, messages are
 compared by a digest of their records, which does not depend on the physical offset. With ``content_only`` the digest
-includes only body, topic and properties. If a queue offset has several records, the last one is compared.
+includes only body, topic and properties. If several records have the same queue offset, the last record is compared.
 Differences are ranges of queue offsets, so that a lost day is one row. If a block has very many ranges, the rest of the
-block is one range with fewer messages than it spans. Source: store.md §3, §4, §9.
+block is one range, and its number of messages is less than its length. Source: store.md §3, §4, §9.
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ Block = tuple[str, int, int]
 
 
 class QueueDifference(Struct):
-    """A consume queue whose bounds differ. The bounds of a side are null if the queue is missing or empty there."""
+    """A consume queue with different bounds on both sides. The bounds of a side are null if the queue is missing or
+    empty there.
+    """
 
     topic: str
     queue_id: int
@@ -74,7 +76,9 @@ class QueueDifference(Struct):
 
 
 class ConfigDifference(Struct):
-    """A value of a configuration file that differs, as JSON on each side. It is null on a side where it is missing."""
+    """A value of a configuration file that differs, as JSON on each side. The value is null on a side where it is
+    missing.
+    """
 
     file: str
     name: str
@@ -83,10 +87,10 @@ class ConfigDifference(Struct):
 
 
 class Diff(Struct):
-    """The differences between two stores. The logs are equal, byte by byte, from ``equal_begin`` up to ``equal_end``:
-    the first difference or the end of the shorter log. ``differences`` has a row per range of messages:
-    ``only left``, ``only right`` or ``changed``, with the log offsets of its first message. ``segments`` are the parts
-    of the files that were walked."""
+    """The differences between two stores. The logs are equal, byte by byte, from ``equal_begin`` up to ``equal_end``,
+    the first difference or the end of the shorter log. ``differences`` has a row per range of messages: ``only left``,
+    ``only right`` or ``changed``, with the log offsets of its first message. ``segments`` counts the parts of the files
+    that were walked."""
 
     left: str
     right: str
@@ -117,7 +121,7 @@ def diff(
     *,
     content_only: bool = False,
 ) -> Diff:
-    """Compare two stores. ``options`` are those of ``rocketmq-store``, such as ``splitBytes``. Data versions of
+    """Compare two stores. ``options`` are options of ``rocketmq-store``, such as ``splitBytes``. Data versions of the
     configuration are not compared, because they only count changes.
     Raises SettingsError: an option is not valid.
     Raises StoreError: a store is missing or cannot be read."""
@@ -163,13 +167,13 @@ def diff(
 
 
 def equal_end(split: Split, others: Sequence[Split]) -> int:
-    """Return the physical offset up to which a split is equal to the other log; ``others`` are the overlapping splits
-    of that log, in order. Raises StoreError: a file cannot be read."""
+    """Return the physical offset up to which a split is equal to the other log. ``others`` are the overlapping splits
+    of the other log, in order. Raises StoreError: a file cannot be read."""
     at, end = _bounds(split)
     mine = np.frombuffer(map_range(split.path, split.low, split.high), "u1")
     for other in others:
         low, high = _bounds(other)
-        # The other log has a gap here. Bytes after it may be equal again; stage 3 compares them by queue offset.
+        # The other log has a gap here. Bytes after the gap may be equal again: stage 3 compares them by queue offset.
         if low > at:
             break
         stop = min(high, end)
@@ -186,7 +190,7 @@ def equal_end(split: Split, others: Sequence[Split]) -> int:
 
 
 def _bounds(split: Split) -> tuple[int, int]:
-    """Return the physical offsets of a split."""
+    """Return the physical offsets of the start and the end of a split."""
     return split.base_offset + split.low, split.base_offset + split.high
 
 
@@ -196,8 +200,8 @@ def _around(split: Split, others: Sequence[Split]) -> list[Split]:
 
 
 def without(splits: Sequence[Split], equal: Sequence[tuple[int, int]]) -> list[Split]:
-    """Remove ranges of equal bytes from some splits. Records begin and end at the bounds of these ranges on one side,
-    and therefore also on the other side."""
+    """Remove ranges of equal bytes from some splits. On one side, records begin and end at the bounds of these ranges.
+    Since the bytes are equal, the same is true on the other side."""
     left: list[Split] = []
     for split in splits:
         at, end = _bounds(split)
@@ -217,7 +221,7 @@ def without(splits: Sequence[Split], equal: Sequence[tuple[int, int]]) -> list[S
 def _compared(
     spark: SparkSession, left: Sequence[Split], right: Sequence[Split], *, content_only: bool
 ) -> list[SegmentCounts | tuple[Any, ...]]:
-    """Return the counts of the segments that were walked, and the ranges that differ."""
+    """Return the counts of the walked segments, and the ranges that differ."""
 
     def packed(one: tuple[int, Split]) -> Iterator[tuple[Block | None, tuple[int, Any]]]:
         side, split = one
@@ -235,7 +239,8 @@ def _compared(
 
 
 def pack(split: Split, *, content_only: bool) -> Iterator[tuple[Block | None, Any]]:
-    """Yield the messages of each block of a split, packed as bytes, and with the key None the counts of the walk.
+    """Yield the messages of each block of a split, packed as bytes. Yield also the counts of the walk, with the key
+    None.
     Raises StoreError: the file cannot be read."""
     found: defaultdict[Block, list[bytes]] = defaultdict(list)
     buffer, counts = map_range(split.path, split.low, split.high), SegmentCounts.of(split)
@@ -257,7 +262,7 @@ def _blocks(records: Records, content_only: bool) -> Iterator[tuple[Block, bytes
     names = [name.decode("utf-8", "replace") for name in topics.dictionary.to_pylist()]
     keys = np.stack([topics.indices.to_numpy(), records.field("queue_id"), entries["offset"] // _BLOCK])
     blocks, which = np.unique(keys, axis=1, return_inverse=True)
-    # In numpy 2.0 the inverse has another shape than in the versions before and after it.
+    # In numpy 2.0 the inverse has another shape than in earlier and later versions.
     which = which.ravel()
     order = np.argsort(which, kind="stable")
     cuts = np.flatnonzero(np.diff(which[order])) + 1
@@ -266,7 +271,7 @@ def _blocks(records: Records, content_only: bool) -> Iterator[tuple[Block, bytes
 
 
 def _digests(records: Records, content_only: bool) -> NDArray[np.uint64]:
-    """Hash the compared bytes of each record, to 64 bits."""
+    """Return a 64-bit hash of the compared bytes of each record."""
     places = records.field_at("physical_offset")
     starts = records.body_at if content_only else places + 8
     ends = (records.positions + records.sizes).tolist()
@@ -277,16 +282,17 @@ def _digests(records: Records, content_only: bool) -> NDArray[np.uint64]:
         ):
             digest = hashlib.blake2b(view[start:end], digest_size=8)
             if not content_only:
-                # Leave out the physical offset: two stores may have a message at different physical offsets.
+                # Leave out the physical offset: the same message may have different physical offsets in two stores.
                 digest.update(view[at:place])
             digests.append(digest.digest())
     return np.frombuffer(b"".join(digests), "u8")
 
 
 def compare_block(key: Block, left: Iterable[bytes], right: Iterable[bytes]) -> Iterator[tuple[Any, ...]]:
-    """Compare a block and yield the ranges that differ, as rows of `Diff.differences`."""
+    """Compare a block. Yield the ranges that differ, as rows of `Diff.differences`."""
     ours, theirs = _newest(left), _newest(right)
-    # Compare by queue offset, not by index: masters and slaves have the same queue offsets, even if one lost messages.
+    # Compare by queue offset, not by index: masters and slaves have the same queue offsets, even if a side lost
+    # messages.
     common, at, other = np.intersect1d(ours["offset"], theirs["offset"], assume_unique=True, return_indices=True)
     is_changed = ours["digest"][at] != theirs["digest"][other]
     mine, yours = ours[at][is_changed], theirs[other][is_changed]
@@ -298,10 +304,10 @@ def compare_block(key: Block, left: Iterable[bytes], right: Iterable[bytes]) -> 
 
 
 def _newest(parts: Iterable[bytes]) -> NDArray[np.void]:
-    """Sort entries by queue offset, and return the last record of each queue offset."""
+    """Sort entries by queue offset. Return only the last record of each queue offset."""
     entries = np.frombuffer(b"".join(parts), ENTRY)
     entries = entries[np.lexsort((entries["physical"], entries["offset"]))]
-    # The slice is for an empty array, for which np.append returns one value.
+    # The slice handles an empty array: np.append would return one value for it.
     newest: NDArray[np.void] = entries[np.append(np.diff(entries["offset"]) != 0, True)[: len(entries)]]
     return newest
 

@@ -1,7 +1,7 @@
-"""Tables of Delta Lake and Iceberg over the files of an archive, made without Spark jars.
+"""Tables of Delta Lake and Iceberg over the files of an archive, created without Spark jars.
 
-The files already exist; a run adds them in one transaction, so readers of the table see all files of a run or none.
-Each table stores the number of the last run that was added, so that a repeated publication (after a kill) changes
+The files already exist. A run adds them to the table in one transaction, so readers of the table see all files of a run
+or none. Each table stores the number of the last added run. Therefore a repeated publication (after a kill) changes
 nothing.
 
 =======  ==================================================  =============================================
@@ -12,7 +12,7 @@ iceberg  ``rmqkit.messages`` of the catalog; ``day`` hidden  the table property 
 =======  ==================================================  =============================================
 
 Without ``catalog`` properties the Iceberg catalog is an SQLite file in the archive's folder. The property ``table`` is
-the table's name, the others are pyiceberg's (``type``, ``uri``, ...).
+the table's name. All other properties belong to pyiceberg (``type``, ``uri``, ...).
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ def _commit_delta(run: Run, target: Target, schema: pa.Schema) -> None:
         )
         return
     table = DeltaTable(target.root)
-    # A run that was killed after this commit is finished again: the number in the table prevents adding files twice.
+    # A run that was killed after this commit is finished again. The number in the table prevents adding its files
+    # twice.
     if (table.transaction_version(_APPLICATION) or 0) < run.number:
         table.create_write_transaction(actions, "append", columns, partition_by, commit_properties=properties)
 
@@ -91,7 +92,7 @@ def _added(file: ArchivedFile, partition_by: list[str]) -> Any:
     values = {"topic": file.topic, DAY: file.day}
     low: dict[str, Any] = {"commitLogOffset": file.offset_min}
     high: dict[str, Any] = {"commitLogOffset": file.offset_max}
-    # Readers always read a file without bounds, but would skip a file with wrong bounds.
+    # Readers always read a file without bounds, but may skip a file with wrong bounds.
     if file.stored_min_ms is not None and file.stored_max_ms is not None and file.stored_max_ms < _MS_MAX:
         low["storeTimestamp"], high["storeTimestamp"] = _iso(file.stored_min_ms), _iso(file.stored_max_ms)
     return AddAction(
@@ -121,7 +122,8 @@ def _commit_iceberg(run: Run, target: Target, schema: pa.Schema, given: Mapping[
             )
         if int(table.properties.get(_RUN_PROPERTY, 0)) >= run.number:
             return
-        # Files and number in one transaction: after a kill between two, the next run would add the files again.
+        # Add files and number in one transaction. After a kill between two transactions, the next run would add the
+        # files again.
         with table.transaction() as transaction:
             if run.files:
                 transaction.add_files([f"{target.uri}/{file.path}" for file in run.files])
@@ -133,7 +135,7 @@ def _catalog(target: Target, given: Mapping[str, str]) -> Iterator[Any]:
     from pyiceberg.catalog import load_catalog
 
     own = {"type": "sql", "uri": f"sqlite:///{target.root}/catalog.db", "warehouse": target.uri}
-    log = logging.getLogger("pyiceberg.io.pyarrow")  # warns of every column that has no statistics
+    log = logging.getLogger("pyiceberg.io.pyarrow")  # warns of every column without statistics
     level = log.level
     log.setLevel(logging.ERROR)
     catalog = load_catalog("rmqkit", **(given or own))
@@ -145,7 +147,7 @@ def _catalog(target: Target, given: Mapping[str, str]) -> Iterator[Any]:
 
 
 def _table(catalog: Any, name: str, target: Target, schema: pa.Schema, partition_by: tuple[str, ...]) -> Any:
-    """Return the table, after creating it if it does not exist."""
+    """Return the table. Create it first if it does not exist."""
     from pyiceberg.transforms import DayTransform, IdentityTransform
 
     if not catalog.table_exists(name):

@@ -1,15 +1,15 @@
-"""The walk over a commit log in tasks, range by range, and the combination of their results on the driver.
+"""The walk over a commit log in tasks, and the combination of the task results on the driver, range by range.
 
 A task cannot know the end of the log: zeros or stale records may be the end, or damage that more records follow.
-Therefore it returns *log ranges*: adjacent records, and the reason why they stop. The driver decides which ranges are
-in the log, by the rules of a single walk of `LogView`::
+Therefore a task returns *log ranges*: adjacent records, and the reason why they stop. The driver decides which ranges
+are in the log, by the same rules as a single walk of `LogView`::
 
     driver   log_splits(log, ...)                                  one record is read per boundary
     task     walked(split, ...) ─→ (LogRange, result of its records), another one after each damage
     driver   in_log(log, ...)   ─→ the same as `LogView.runs`, with a result in place of each range
 
 A split ends at a record, so damage ends in the split where it begins. Every job returns the counts of each file
-(`SegmentCounts`), including damage: a task counts its split during the walk (`counted`), the driver adds up the splits
+(`SegmentCounts`), including damage. A task counts its split during the walk (`counted`). The driver adds up the splits
 of each file (`add_up`). `rmqkit.spark.jobs.tasks` runs the tasks.
 Source: store.md §2, §12.1.
 """
@@ -36,8 +36,8 @@ Result = TypeVar("Result")
 
 
 class LogRange(Struct):
-    """Adjacent records, from ``low`` to ``high`` in their file; ``stored_ms`` is the storeTimestamp of the last record.
-    They are followed by ``damage``, a blank (``blank_bytes``), or a record of the next split."""
+    """Adjacent records, from ``low`` to ``high`` in their file. ``stored_ms`` is the storeTimestamp of the last record.
+    The records are followed by ``damage``, a blank (``blank_bytes``), or a record of the next split."""
 
     path: str
     start: int
@@ -62,10 +62,10 @@ class Work(Protocol[Result_co]):
 class SegmentCounts(Struct):
     """The counts of one commit log file.
 
-    ``segment`` is its path, ``base_offset`` the physical offset of its first byte. Of the walked bytes, ``bytes`` are
-    records, ``blank_bytes`` the blank at the end of a full file, and ``damaged_bytes`` are damage, in ``damages``
-    places where the walk had to search for the next record. ``bad_crcs`` counts records whose body does not match its
-    CRC, if the job checks bodies. Zeros after the newest record are not counted.
+    ``segment`` is the path of the file, ``base_offset`` the physical offset of its first byte. The walked bytes are
+    counted in three numbers: ``bytes`` of records, ``blank_bytes`` at the end of a full file, and ``damaged_bytes``.
+    ``damages`` counts the places where the walk had to search for the next record. ``bad_crcs`` counts records with a
+    body that does not match its CRC, if the job checks bodies. Zeros after the newest record are not counted.
     """
 
     segment: str
@@ -92,7 +92,7 @@ class SegmentCounts(Struct):
 
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Convert an OSError to a StoreError, because only the texts of rmqkit's errors get from a task to the user."""
+    """Convert an OSError to a StoreError: only the texts of rmqkit's errors are passed from a task to the user."""
     try:
         yield
     except OSError as error:
@@ -108,15 +108,15 @@ def log_splits(log: LogView, split_bytes: int) -> list[Split]:
         anchors = Anchors(str(segment.path))
         bounds = scan.split(segment.buffer, segment.start, segment.data_end, split_bytes, anchors.point_at)
         bounds = bounds or [(0, size)]
-        # Extend the last split to the end of the file, including a hole, to count the blank of a full file.
+        # Extend the last split to the end of the file, even if the end is a hole, to count the blank of a full file.
         bounds[-1] = bounds[-1][0], size
         splits += [Split(str(segment.path), segment.start, low, high) for low, high in bounds if size]
     return splits
 
 
 def walked(split: Split, begin: Callable[[int], Work[Result]]) -> Iterator[tuple[LogRange, Result]]:
-    """Walk over a split and yield each range with its result. ``begin(offset)`` makes the `Work` that processes the
-    range from a physical offset on.
+    """Walk over a split and yield each range with its result. ``begin(offset)`` returns the `Work` for the range that
+    begins at a physical offset.
     Raises StoreError: the file cannot be read."""
     # Open the file in the task: a mapping cannot be pickled.
     with disk_errors(Path(split.path)):
@@ -144,8 +144,7 @@ def in_log(
     log: LogView, found: Iterable[tuple[LogRange, Result]], counts: dict[Path, SegmentCounts]
 ) -> Iterator[tuple[Segment, tuple[LogRange, Result] | Damage]]:
     """Yield the ranges and the damage up to the end of the log. ``found`` contains the ranges of all splits, in order.
-    Sets
-    ``log.end``, and adds the counts of each file to ``counts``."""
+    Set ``log.end``, and add the counts of each file to ``counts``."""
     places = {segment.start: i for i, segment in enumerate(log.segments)}
     stored_ms, closed = 0, -1
     for log_range, result in found:
@@ -172,7 +171,7 @@ def in_log(
 
 
 def counted(parts: Iterable[Records | Damage], counts: SegmentCounts, split: Split) -> Iterator[Records | Damage]:
-    """Yield and count the parts of a walk over a split; the remaining bytes are counted as the blank."""
+    """Yield and count the parts of a walk over a split. Count the remaining bytes as the blank."""
     walked = 0
     for part in parts:
         if isinstance(part, Damage):
@@ -190,7 +189,7 @@ def counted(parts: Iterable[Records | Damage], counts: SegmentCounts, split: Spl
 
 
 def add_up(counts: Iterable[SegmentCounts]) -> list[SegmentCounts]:
-    """Add up the counts of splits by file, in the order of the log."""
+    """Add up the counts of splits for each file. Return the files in the order of the log."""
     sums: dict[str, SegmentCounts] = {}
     for one in counts:
         sums.setdefault(one.segment, SegmentCounts(one.segment, one.base_offset)).add(one)
@@ -198,5 +197,5 @@ def add_up(counts: Iterable[SegmentCounts]) -> list[SegmentCounts]:
 
 
 def task_count(splits: Sequence[Split]) -> int:
-    """Return the number of tasks into which some splits should be distributed."""
+    """Return the number of tasks for some splits."""
     return max(1, len(grouped(splits, SPLIT_BYTES)))

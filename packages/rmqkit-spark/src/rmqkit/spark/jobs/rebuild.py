@@ -1,5 +1,5 @@
-"""Queues and index files rebuilt from the log, on all cores. The result is equal to ``rmq store rebuild``
-(`rmqkit.store.offline.rebuild`), byte by byte.
+"""The rebuild of queues and index files from the log, on all cores. The result is equal to the result of
+``rmq store rebuild`` (`rmqkit.store.offline.rebuild`), byte by byte.
 
 ======  ==============================  ================================================================================
 stage   one task per                    work
@@ -8,16 +8,16 @@ stage   one task per                    work
         (`spill_split`)                 and in runs of consecutive numbers; more columns for batch queues and with an
                                         extension; hash, offset and time of every key. They are *spilled* to files under
                                         ``rebuilt``
-driver  –                               finds the end of the log, and assigns keys to index files by running count
+driver  –                               finds the end of the log, and assigns keys to index files by a running count
 2       share of the queues             reads its part of all spills in the order of the log and writes the files of
         (`build_queues`)                its queues; a lost record becomes a blank entry
 2       index file (`build_index`)      adds its keys, many at a time
-driver  –                               replaces the old directories by the new ones
+driver  –                               replaces the old directories with the new directories
 ======  ==============================  ================================================================================
 
 Only counts pass through Spark: Python workers exchange entries through the file system, which they share with the
-driver. The driver holds the lock of the store. The log, ``checkpoint`` and ``abort`` are not changed: after a clean
-shutdown a broker finds everything dispatched; after a crash its recovery starts at the checkpoint and finds existing
+driver. The driver holds the lock of the store. The log, ``checkpoint`` and ``abort`` are not changed. After a clean
+shutdown a broker finds everything dispatched. After a crash its recovery starts at the checkpoint and finds existing
 entries. Source: store.md §4–§7, §11.
 """
 
@@ -76,7 +76,7 @@ _SPLIT_BYTES = 128 << 20
 _SHARES_PER_CORE = 3
 _KEYS_AT_ONCE = 1 << 19
 _ROW = np.dtype([("number", "i8"), ("entry", "V20"), ("stored_ms", "i8"), ("count", "i4")])
-"""A queue entry with the fields for an extension or a batch queue; ``count`` is 0 outside of inner batches."""
+"""A queue entry with the fields for an extension or a batch queue. ``count`` is 0 outside of inner batches."""
 _KEY = np.dtype([("hash", "i4"), ("physical_offset", "i8"), ("stored_ms", "i8")])
 
 
@@ -87,7 +87,7 @@ class Rebuilt(store_rebuild.Rebuilt):
 
 
 class Spilling(Struct):
-    """The input of every task. The spills are in ``folder/spills``. Queues are distributed over ``shares`` tasks."""
+    """The input of every task. The spills are in ``folder/spills``. ``shares`` tasks build the queues."""
 
     folder: Path
     settings: StoreSettings
@@ -97,8 +97,9 @@ class Spilling(Struct):
 
 
 class Spilled(Struct):
-    """The spilled entries of one range: the parts of all shares in ``path.queues``, between ``bounds``, and the keys in
-    ``path.keys``. ``batch_topics`` are the topics of its inner batches; ``lost_bytes`` were replaced by fillers."""
+    """The spilled entries of one range. The parts of all shares are in ``path.queues``, between ``bounds``, and the
+    keys are in ``path.keys``. ``batch_topics`` are the topics of inner batches in the range. Fillers replace
+    ``lost_bytes`` bytes."""
 
     path: Path
     bounds: list[int]
@@ -109,7 +110,7 @@ class Spilled(Struct):
 
 
 class QueueTask(Struct):
-    """The parts of one share in the order of the log: path, first byte, end, and maximum number of entries that are
+    """The parts of one share in the order of the log: path, first byte, end, and the maximum number of entries that are
     missing before the part."""
 
     parts: list[tuple[Path, int, int, int]]
@@ -117,7 +118,7 @@ class QueueTask(Struct):
 
 
 class IndexTask(Struct):
-    """The keys of one file: path, first key and number of each part; ``after`` is the last time and offset of the
+    """The keys of one file: path, first key and number of each part. ``after`` is the last time and offset of the
     preceding file."""
 
     name: str
@@ -126,7 +127,9 @@ class IndexTask(Struct):
 
 
 class _Entries(Struct, array_like=True):
-    """Entries of one queue: with consecutive numbers from ``first`` on, or with ``has_rows`` a `_ROW` each."""
+    """The entries of one queue. They have consecutive numbers from ``first`` on. With ``has_rows``, each entry is a
+    `_ROW`.
+    """
 
     topic: str
     queue_id: int
@@ -153,8 +156,9 @@ def rebuild(
     """Rebuild the consume queues, the index, or both.
 
     Args:
-        settings: the settings of the store's broker; by default the sizes of the existing files are used.
-        target: address or directory for the new files of a store at an address. A broker needs them next to the log.
+        settings: the settings of the store's broker. By default the sizes of the existing files are used.
+        target: address or directory for the new files, if the store is at an address. A broker needs them next to the
+            log.
         work_dir: folder for the temporary copy of a store at an address (`rmqkit.spark.jobs.staged`).
 
     Raises:
@@ -212,7 +216,7 @@ def _rebuilt(
 
 
 def spill_split(plan: Spilling, numbered: tuple[int, Split]) -> list[tuple[LogRange, Spilled]]:
-    """Write the entries and keys of a split to files named by its number, and return its log ranges.
+    """Write the entries and keys of a split to files named by its number. Return its log ranges.
     Raises StoreError: a file cannot be read or written."""
     number, split = numbered
     path = plan.folder / "spills" / f"{number:06d}"
@@ -225,7 +229,7 @@ def spill_split(plan: Spilling, numbered: tuple[int, Split]) -> list[tuple[LogRa
 
 
 class _Spill:
-    """The entries for the records of one range; queue entries are held in memory, about 50 bytes per record."""
+    """The entries for the records of one range. Queue entries are held in memory, about 50 bytes per record."""
 
     def __init__(self, plan: Spilling, path: Path, queues: BinaryIO, keys: BinaryIO) -> None:
         self._plan, self._queues, self._keys = plan, queues, keys
@@ -257,8 +261,8 @@ class _Spill:
         columns["stored_ms"] = arrivals.store_timestamps[rows]
         columns["count"] = np.where(arrivals.sys_flags[rows] & INNER_BATCH, arrivals.batch_counts[rows], 0)
         topic = np.array(numbers, "i8")[arrivals.topic[rows]]
-        # Add instead of bitwise or: queue ids are signed, and `_grouped` must get a negative id of an unusual record
-        # back from the key.
+        # Add instead of bitwise or: queue ids are signed, and `_grouped` must recover a negative id of an unusual
+        # record from the key.
         self._runs.append(((topic << 32) + arrivals.records.field("queue_id")[rows], columns))
         self._spilled.batch_topics |= store_rebuild.inner_batch_topics(arrivals)
         for name, (number, *entry, stored_ms) in store_rebuild.light_entries(arrivals):
@@ -266,7 +270,7 @@ class _Spill:
             self._light.append(_Entries(name, 0, number, row.tobytes(), has_rows=True, is_light=True))
 
     def result(self) -> Spilled:
-        """Write the entries, share by share."""
+        """Write the entries, share by share. Return the place of the parts."""
         shares: list[list[_Entries]] = [[] for _ in range(self._plan.shares)]
         for entries in (*self._grouped(), *self._light):
             # Python's own hash of a text differs between workers, but all parts of a queue must be in the same share.
@@ -310,7 +314,7 @@ def _assigned(
     batch_topics: set[str],
     rebuilt: Rebuilt,
 ) -> list[QueueTask | IndexTask]:
-    """Make the tasks of stage 2 from the ranges that are in the log."""
+    """Create the tasks of stage 2 from the ranges that are in the log."""
     counts: dict[Path, SegmentCounts] = {}
     queues = [QueueTask([], batch_topics) for _ in range(plan.shares if plan.queues else 0)]
     keys: list[tuple[Path, int, int]] = []
@@ -319,7 +323,7 @@ def _assigned(
         if isinstance(part, Damage):
             continue
         log_range, spilled = part
-        # Bytes before this range that are in no record: they limit the number of missing entries in a queue.
+        # Bytes before this range that are not in a record. They limit the number of missing entries in a queue.
         lost_bytes = log_range.start + log_range.low - log.min_offset - record_bytes
         assert lost_bytes >= 0, "ranges are in the order of the log and do not overlap"
         lost_bytes += spilled.lost_bytes
@@ -334,7 +338,7 @@ def _assigned(
 
 
 def _index_tasks(parts: Iterable[tuple[Path, int, int]], keys_max: int) -> Iterator[IndexTask]:
-    """Distribute keys over index files. Each file gets ``keys_max`` keys, and the last file gets the rest."""
+    """Distribute keys over index files. Each file gets ``keys_max`` keys. The last file gets the rest."""
     task, room = IndexTask(""), keys_max
     for path, first, count in parts:
         while count:
@@ -363,14 +367,14 @@ def _read_keys(path: Path, first: int, count: int) -> NDArray[np.void]:
 
 
 def build(plan: Spilling, task: QueueTask | IndexTask) -> int:
-    """Write the files of a task to the disk, and return the number of their queues.
+    """Write the files of a task to the disk. Return the number of their queues.
     Raises StoreError: a file cannot be read or written."""
     with disk_errors(plan.folder):
         return build_queues(plan, task) if isinstance(task, QueueTask) else build_index(plan, task)
 
 
 def build_queues(plan: Spilling, task: QueueTask) -> int:
-    """Write the queues of a share, and return their number."""
+    """Write the queues of a share. Return the number of queues."""
     queues = ConsumeQueues(plan.folder, plan.settings, task.batch_topics.__contains__)
     for path, low, high, gap_max in task.parts:
         with path.open("rb") as file:
@@ -391,7 +395,7 @@ def _append(queue: ConsumeQueueBase, entries: _Entries, gap_max: int) -> None:
         return
     assert isinstance(queue, ConsumeQueue), "the queue is a batch queue or a consume queue"
     packed = rows["entry"].tobytes() if entries.has_rows else entries.data
-    stored = rows["stored_ms"].tolist()  # only an extension stores it
+    stored = rows["stored_ms"].tolist()  # only an extension stores the time
 
     def enter_one(i: int) -> None:
         physical_offset, size, tags_code = ENTRY.unpack_from(packed, i * ENTRY.size)

@@ -1,17 +1,17 @@
-"""Replay of the messages of a store or an archive to a topic: each is sent once, even if the replay is interrupted.
+"""Replay of the messages of a store or an archive to a topic. Each message is sent once, even after an interruption.
 
 ::
 
     replay(spark, "/data/store", "orders-again", sink={"nameServer": "host:9876"}, topic="orders", where="tags = 'eu'")
 
 The log is replayed in chunks of ``chunk_bytes``, in order. Each chunk is a batch of the transactional sink
-(`rmqkit.spark.sink.exactly_once`); the number of the batch is the commit log offset of its end. A run with the same
-``replay_id`` first finishes the last batch in the ledger, and then continues after it, including messages that were
-stored since. It must continue before the brokers delete the ledger (``fileReservedTime``).
+(`rmqkit.spark.sink.exactly_once`). The number of the batch is the commit log offset of its end. A run with the same
+``replay_id`` first finishes the last batch in the ledger, and then continues after this batch, including messages that
+were stored since. The run must start before the brokers delete the ledger (``fileReservedTime``).
 
 `rmqkit.admin.replay` is a separate implementation, which runs in one process and stores its state in a file. Here
-Spark's tasks send, and the ledger of their transactions is the state. Both use the names of RocketMQ's own properties
-and topics in `rmqkit.protocol`.
+Spark's tasks send the messages, and the ledger of their transactions is the state. Both implementations use the names
+of RocketMQ's own properties and topics in `rmqkit.protocol`.
 
 ===================  =============================================================================================
 field                value in the replayed message
@@ -57,9 +57,9 @@ _SENT = (*_PLANNED, "queueOffset", "tags", "keys", "properties", "flag", "body")
 
 
 class Filter(Struct, frozen=True):
-    """The selection of messages to replay. Without a topic, it has all messages except system messages, retries and
+    """The selection of messages to replay. Without a topic, it selects all messages except system messages, retries and
     dead letters.
-    ``where`` is an SQL condition over the columns of messages; times are bounds of ``storeTimestamp``."""
+    ``where`` is an SQL condition over the columns of messages. Times are bounds of ``storeTimestamp``."""
 
     topic: str = ""
     tag: str = ""
@@ -73,10 +73,11 @@ class Replayed(Struct):
     """The result of a run, or of a dry run.
 
     Attributes:
-        replay_id: the name of the replay; a run with the same name continues it.
-        messages: number of messages sent by this run, by topic of the source; with ``is_dry_run`` the number to send.
+        replay_id: the name of the replay. A run with the same name continues the replay.
+        messages: number of messages that this run sent, by topic of the source. With ``is_dry_run``, the number to
+            send.
         batches: number of batches.
-        up_to: the commit log offset before which all matching messages are in the target.
+        up_to: commit log offset. All matching messages before it are in the target.
     """
 
     replay_id: str
@@ -117,16 +118,17 @@ def replay(
     Args:
         options: options of ``rocketmq-store``: corruptRecordMode, decompress, ...; verifyCrc is ``fail`` by default.
         sink: options of the sink: nameServer, producerGroup, accessKey, ...
-        replay_id: name of the replay; a run with the same name continues it. Default: from path, target and filter.
+        replay_id: name of the replay. A run with the same name continues the replay. The default depends on path,
+            target and filter.
         rate: maximum number of messages per second, sent by one task; 0 means no limit.
-        is_ordered: messages with the same sharding key keep the order of the log; uses one task at a time.
-        chunk_bytes: bytes of the log that are staged together.
-        is_dry_run: only count the messages.
+        is_ordered: whether messages with the same sharding key keep the order of the log. This uses one task at a time.
+        chunk_bytes: number of log bytes that are staged together.
+        is_dry_run: whether to count the messages only.
 
     Raises:
         SettingsError: an option or the condition is not valid.
         StoreError: the store is missing or cannot be read.
-        ClientError, RemotingError, PeerRefused: brokers do not accept the messages; the same call continues the replay.
+        ClientError, RemotingError, PeerRefused: brokers do not accept the messages. The same call continues the replay.
     """
     wanted = wanted or Filter()
     replay_id = replay_id or _identity(path, target_topic, wanted)
@@ -141,7 +143,8 @@ def replay(
     ledger = ExactlyOnce(parse_options(SinkOptions, given, FORMAT))
     try:
         done.up_to, unfinished = ledger.last_batches(replay_id)
-        # The batch is decided but not done, and all its half messages exist: the ledger has everything for the commit.
+        # The batch is decided but not finished, and all its half messages exist: the ledger has everything for the
+        # commit.
         if unfinished is not None and not is_dry_run and not ledger.progress(Batch(replay_id, unfinished)).gone:
             ledger.commit(Batch(replay_id, unfinished), ())
             done.up_to, unfinished = unfinished, None
@@ -157,7 +160,7 @@ def replay(
                 assert chunk.high > done.up_to or is_dry_run, "the replay never moves backwards"
                 if not is_dry_run:
                     rows = _rows(source, chunk, is_single=bool(rate) or is_ordered)
-                    # The number of the batch is the end of its chunk, so the next run gets its start from the ledger.
+                    # The number of the batch is the end of its chunk. The next run reads its start from the ledger.
                     rows.write.format(FORMAT).options(**given, batchId=str(chunk.high)).mode("append").save()
                     done.up_to = chunk.high
                 done.batches += 1
@@ -178,7 +181,7 @@ class _Source(Struct):
     wanted: Filter
 
     def frame(self, columns: tuple[str, ...], begin_ms: int | None = None, end_ms: int | None = None) -> DataFrame:
-        """Return the selected messages, with the given columns and the columns of the condition."""
+        """Return the selected messages, with ``columns`` and the columns in the condition."""
         from pyspark.errors import AnalysisException, ParseException
         from pyspark.sql import functions as f
 
@@ -214,14 +217,17 @@ class _Source(Struct):
 
 
 def _chunks(source: _Source, at: int, unfinished: int | None, chunk_bytes: int) -> Iterator[_Chunk]:
-    """Plan the remaining batches. The first may be an unfinished batch with its old bounds, to stage its rows again."""
+    """Plan the remaining batches. The first batch may be an unfinished batch with its old bounds, which is staged
+    again.
+    """
     from pyspark.sql import functions as f
 
     place = f.col("commitLogOffset")
-    # Chunks are ranges of log offsets: chunks by number of messages would change when retention deletes messages.
+    # Chunks are ranges of log offsets: chunks with a fixed number of messages would change when retention deletes
+    # messages.
     number = f.floor(place / chunk_bytes).cast("bigint")
-    # A batch that lost half messages is staged again with the same rows, so it keeps its bounds even if chunk_bytes has
-    # changed.
+    # A batch that lost half messages is staged again with the same rows, so its bounds must stay the same even if
+    # chunk_bytes has changed.
     if unfinished is not None:
         number = f.when(place < unfinished, f.lit(-1)).otherwise(number)
     rows = (
@@ -251,7 +257,7 @@ def _rows(source: _Source, chunk: _Chunk, *, is_single: bool) -> DataFrame:
     place = f.col("commitLogOffset")
     frame = source.frame(_SENT, chunk.begin_ms, chunk.end_ms).where((place >= chunk.low) & (place < chunk.high))
     if is_single:
-        # orderBy would distribute the rows over ranges that several tasks send at the same time.
+        # orderBy would distribute the rows over ranges, which several tasks would send at the same time.
         frame = frame.coalesce(1).sortWithinPartitions("commitLogOffset", "queueOffset")
     return frame.select(
         "body",
@@ -260,7 +266,7 @@ def _rows(source: _Source, chunk: _Chunk, *, is_single: bool) -> DataFrame:
         "flag",
         f.map_filter("properties", lambda name, value: ~name.isin(*RESERVED_NAMES)).alias("properties"),
         f.col("properties")[SHARDING_KEY].alias("shardingKey"),
-        # Offsets instead of row numbers, so that a message always gets the same key, however Spark plans the read.
+        # Use offsets instead of row numbers: a message must always get the same key, however Spark plans the read.
         f.concat_ws(":", "commitLogOffset", "queueOffset").alias("rowKey"),
     )
 

@@ -1,8 +1,8 @@
-"""Temporary copies of stores at an address on a disk, made in tasks, for jobs that need files on a disk.
+"""Temporary copies of stores that are at an address, created in tasks, for jobs that need files on a disk.
 
 `verify` and `rebuild` read every byte of a log in any order, map queues and index files, and write. Therefore a store
-at an address (``s3://…``) is fetched first, one piece per core at a time, into sparse files: zeros use no disk space.
-On a cluster the driver and all executors must share the folder of the copy. It is removed at the end.
+at an address (``s3://…``) is fetched first. Each core fetches one piece at a time. The files are sparse: zeros use no
+disk space. On a cluster the driver and all executors must share the folder of the copy. The copy is removed at the end.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LEFT_OUT = ("lock",)
 
 
 class _Piece(Struct):
-    """A range of a file to fetch; ``target`` already exists with its full size."""
+    """A range of a file to fetch. ``target`` already exists with its full size."""
 
     source: str
     target: Path
@@ -48,14 +48,13 @@ class _Piece(Struct):
 def staged(
     spark: SparkSession, path: str, work_dir: str = "", is_wanted: Callable[[str], bool] = lambda tree: True
 ) -> Iterator[Path]:
-    """Provide the directory of a store. If ``path`` is an address, this is a copy that exists until the end of the
-    block. Errors
-    of the block contain the address, not the path of the copy.
+    """Return a context manager for the directory of a store. If ``path`` is an address, the directory is a copy that
+    exists until the end of the context. Errors inside the context contain the address, not the path of the copy.
 
     Args:
         work_dir: folder for the copy; by default the folder for temporary files.
-        is_wanted: function that returns True if the content of a file or folder in the store's directory is needed;
-            other files have only their names and sizes, and contain zeros.
+        is_wanted: returns True if the content of a file or folder in the store's directory is needed. Other files have
+            only their names and sizes, and contain zeros.
 
     Raises:
         StoreError: the store is missing, or cannot be copied.
@@ -77,7 +76,7 @@ def staged(
                 if file.names[0] in _LEFT_OUT or root not in target.resolve().parents:
                     continue
                 target.parent.mkdir(parents=True, exist_ok=True)
-                # Set the full size at once: tasks write their pieces in any order, and jobs check the sizes of files.
+                # Set the full size first: tasks write their pieces in any order, and jobs check the sizes of files.
                 with target.open("xb") as empty:
                     empty.truncate(file.size)
                 if is_wanted(file.names[0]):
@@ -86,7 +85,7 @@ def staged(
         if pieces:
             run_tasks(spark, fetch, pieces, min(len(pieces), 8 * core_count(spark)))
         yield root
-    # The error names files of the copy, whose path the user does not know.
+    # The error contains paths of the copy, which the user does not know.
     except RmqError as error:
         raise _renamed(error, str(root), source) from None
     finally:
@@ -94,14 +93,14 @@ def staged(
 
 
 def settings_at(path: str, settings: StoreSettings | None) -> StoreSettings | None:
-    """Return the settings for a copy of a store: the copy has no log directories outside of the store."""
+    """Return the settings for a copy of a store. A copy has no log directories outside of the store."""
     if settings is None or not isinstance(resolve(path), RemotePath):
         return settings
     return replace(settings, store_path_commit_log="", read_only_commit_log_store_paths="")
 
 
 def fetch(piece: _Piece) -> None:
-    """Copy a piece to its target; runs of zeros remain holes. Raises StoreError: reading or writing failed."""
+    """Copy a piece to its target. Runs of zeros stay holes. Raises StoreError: reading or writing failed."""
     buffer = map_range(piece.source, piece.low, piece.high)
     nothing = bytes(_BLOCK_BYTES)
     with disk_errors(piece.target), piece.target.open("r+b") as file, memoryview(buffer) as view:
@@ -112,7 +111,7 @@ def fetch(piece: _Piece) -> None:
 
 
 def upload(spark: SparkSession, root: Path, trees: Sequence[str], target: str) -> int:
-    """Copy the files of some folders to an address or directory, in tasks, and return their number.
+    """Copy the files in some folders to an address or directory, in tasks. Return the number of files.
     Raises StoreError: a file cannot be written."""
     files = [
         path.relative_to(root).parts for tree in trees for path in sorted((root / tree).rglob("*")) if path.is_file()
@@ -127,7 +126,7 @@ def _upload(root: Path, target: str, names: tuple[str, ...]) -> None:
 
 
 def _renamed(error: RmqError, root: str, source: str) -> RmqError:
-    """Return the same error with the address in place of the path of the copy."""
+    """Return the same error with the address instead of the path of the copy."""
     renamed = type(error).__new__(type(error))
     renamed.args = (str(error).replace(root, source),)
     return renamed

@@ -39,7 +39,7 @@ _SCHEMA = (
 
 def summary(spark: SparkSession, path: str, options: Mapping[str, str] | None = None) -> DataFrame:
     """Count messages, times and bytes of a store by topic and tag: ``summary(spark, path).show(truncate=False)``.
-    ``options`` are those of ``rocketmq-store``, such as ``topic`` or ``corruptRecordMode``.
+    ``options`` are options of ``rocketmq-store``, such as ``topic`` or ``corruptRecordMode``.
     Raises SettingsError: an option is not valid.
     Raises StoreError: the store is missing or cannot be read."""
     from pyspark.sql import functions
@@ -61,8 +61,8 @@ def summary(spark: SparkSession, path: str, options: Mapping[str, str] | None = 
 
 
 def record_bytes(batch: Any) -> tuple[Any, Any]:
-    """Return the record size of every message, and the mask of messages that are first in their record. Members of an
-    inner batch share a record: the first member gets its size, the others get 0."""
+    """Return the record size of every message, and a mask of the messages that are first in their record. The members
+    of an inner batch share a record: the first member gets its size, all other members get 0."""
     import numpy as np
 
     # Prepend -1 instead of 0, because 0 is the offset of the first record of a log.
@@ -71,7 +71,7 @@ def record_bytes(batch: Any) -> tuple[Any, Any]:
 
 
 def _reduced(split: Split, plan: ReadPlan) -> Iterator[tuple[Any, ...]]:
-    """Return the rows of one split."""
+    """Yield the rows of one split."""
     import pyarrow as pa
 
     # Group in the task: transferring a row per message to the JVM would cost more than decoding the messages.

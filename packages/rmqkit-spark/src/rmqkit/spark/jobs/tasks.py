@@ -9,8 +9,8 @@ function           session in the driver's process             session of Spark 
 `rows_of_tasks`    ``createDataFrame`` of an RDD               the same, with a schema
 =================  ==========================================  =====================================================
 
-Over Connect the server needs this package and the same minor version of Python, because functions are pickled. A job
-plans in the calling program, so the program must reach the store by the same path or address as the server.
+Over Connect the server needs this package and the same minor version of Python, because functions are pickled. A job is
+planned in the calling program, so the program must reach the store at the same path or address as the server.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def core_count(spark: SparkSession) -> int:
     """Return the number of tasks that Spark runs at the same time (its default parallelism)."""
     if not is_connect(spark):
         return spark.sparkContext.defaultParallelism
-    # Connect does not report the number, but cuts a range into as many parts.
+    # Connect does not report the number, but divides a range into this number of parts.
     parts = spark.range(_PROBE_ROWS).selectExpr("spark_partition_id() as part").distinct()
     return parts.count()
 
@@ -49,7 +49,7 @@ def core_count(spark: SparkSession) -> int:
 def run_tasks(
     spark: SparkSession, work: Callable[[Item], Result], items: Sequence[Item], task_count: int | None = None
 ) -> list[Result]:
-    """Run ``work`` on every item, by default in one task per item, and return the results in the order of the items.
+    """Run ``work`` on every item, by default in one task per item. Return the results in the order of the items.
     Raises RmqError: a task failed; the text has one line."""
     if not items:
         return []
@@ -75,7 +75,7 @@ def reduce_tasks(
     items: Sequence[Item],
     add: Callable[[Result, Result], Result],
 ) -> Result:
-    """Run ``work`` on every item and add the results up; ``items`` must not be empty.
+    """Run ``work`` on every item and add up the results. ``items`` must not be empty.
     Raises RmqError: as `run_tasks`."""
     if is_connect(spark):
         return functools.reduce(add, run_tasks(spark, work, items))
@@ -89,8 +89,8 @@ def regroup_tasks(
     items: Sequence[Item],
     fold: Callable[[Any, Iterable[Any]], Iterable[Result]],
 ) -> list[Result]:
-    """Run ``work`` on every item: ``work`` yields keys with values. Then run ``fold`` on every key with all values of
-    the key, in any order, and return the results that ``fold`` yields. Keys are tuples of numbers and texts, or None.
+    """Run ``work`` on every item. ``work`` yields keys with values. Then run ``fold`` on every key with all values of
+    the key, in any order. Return the results that ``fold`` yields. Keys are tuples of numbers and texts, or None.
     Raises RmqError: as `run_tasks`."""
     if not items:
         return []
@@ -123,12 +123,12 @@ def rows_of_tasks(
     task_count: int,
     schema: str,
 ) -> DataFrame:
-    """Run ``work`` on every item, and return a data frame with the rows that it yields.
+    """Run ``work`` on every item. Return a data frame with the rows that ``work`` yields.
 
     Transferring rows to the JVM costs more than decoding them, so a job reduces its rows in the Python workers first.
     (``mapInArrow`` would work, too, but pyspark requires pandas for it.)
 
-    ``work`` is a function of an importable module, or a closure over picklable values; ``schema`` is Spark DDL."""
+    ``work`` is a function of an importable module, or a closure over picklable values. ``schema`` is Spark DDL."""
     if is_connect(spark):
         return _read(spark, work, items, task_count, schema)
     todo = spark.sparkContext.parallelize(items, task_count)
@@ -142,7 +142,7 @@ def _read(
     task_count: int | None,
     schema: str,
 ) -> DataFrame:
-    """Return the rows that ``work`` yields for items, read by `TaskSource`; a task gets consecutive items."""
+    """Return the rows that ``work`` yields for items, as a read by `TaskSource`. Each task gets consecutive items."""
     count = min(task_count or len(items), len(items))
     groups = [items[len(items) * i // count : len(items) * (i + 1) // count] for i in range(count)]
     return spark.read.format(FORMAT).schema(schema).options(**task_options(work, groups)).load()

@@ -5,16 +5,16 @@ stage   one task per                                         checks
 ======  ===================================================  ===========================================================
 1       split of the log (`check_split`)                     every record: its fields, its offset, its body's CRC on the
                                                              mapped bytes, and the CRC of the whole record if it has
-                                                             one; it finds the entries of queues and index files that
-                                                             are equal to the expected entries
-2       index file, or queues of about the same size         everything else: entries that were not found equal, one by
-        (`check_files`)                                      one, extension units, chains, headers
+                                                             one; it also finds the entries of queues and index files
+                                                             that are equal to the expected entries
+2       index file, or queues of about the same size         all other entries of the files, one by one, and extension
+        (`check_files`)                                      units, chains and headers
 driver  –                                                    the end of the log, file names and sizes, ends of queues,
                                                              checkpoint and configuration
 ======  ===================================================  ===========================================================
 
 A store at an address is copied first (`rmqkit.spark.jobs.staged`). The Python workers run the code of
-`rmqkit.store.offline.check`, and return counts, findings and ranges of numbers. They read the store by the same path as
+`rmqkit.store.offline.check`, and return counts, findings and ranges of numbers. They read the store at the same path as
 the driver. Source: store.md §2-§8, §12.1.
 """
 
@@ -92,8 +92,8 @@ class Seen(Struct):
 
 
 class Files(Struct):
-    """The files that one task of the second stage checks, the entries in them that were found equal, and the log for
-    comparison."""
+    """The input of one task in the second stage: the files to check, the entries in them that were found equal, and the
+    log for comparison."""
 
     log: list[tuple[Path, int]]
     log_end: int
@@ -116,9 +116,9 @@ def verify(
     """Check every record, queue entry, extension unit and index chain of a store.
 
     Args:
-        settings: the settings of the store's broker; by default the size of a file is compared with files of its kind.
-        read_only: check a store although a broker uses it, in its current state.
-        log_only: check only the commit log.
+        settings: the settings of the store's broker. By default the size of a file is compared with files of its kind.
+        read_only: whether to check a store that a broker uses, in its current state.
+        log_only: whether to check only the commit log.
         work_dir: folder for the temporary copy of a store at an address (`rmqkit.spark.jobs.staged`).
 
     Raises:
@@ -171,7 +171,8 @@ class _Checks:
         self._seen = Seen(Report(), {}, Equal())
         self._derived: DerivedFiles | None = None
         if plan.sizes is not None:
-            # An empty log, because a task has only its split. The second stage does the checks that need other files.
+            # Use an empty log, because a task has only its split. The second stage does the checks that need other
+            # files.
             log, report = LogView([]), self._seen.report
             self._derived = DerivedFiles(plan.root, log, plan.settings, report, plan.sizes, compared_from=start)
 
@@ -189,14 +190,14 @@ class _Checks:
 
 
 def check_split(plan: Checked, split: Split) -> list[tuple[LogRange, Seen]]:
-    """Check the records of a split (stage 1), and return its log ranges with their results.
+    """Check the records of a split (stage 1). Return its log ranges with their results.
     Raises StoreError: a file cannot be read."""
     with disk_errors(plan.root):
         return list(walked(split, partial(_Checks, plan)))
 
 
 def check_files(plan: Checked, files: Files) -> tuple[Report, dict[tuple[str, str, int], QueueEnd]]:
-    """Check some files (stage 2), and return the findings and the ends of their queues.
+    """Check some files (stage 2). Return the findings and the ends of their queues.
     Raises StoreError: as `check_split`."""
     assert plan.sizes is not None, "stage 2 runs only with the sizes of files"
     with disk_errors(plan.root):
@@ -213,7 +214,7 @@ def check_files(plan: Checked, files: Files) -> tuple[Report, dict[tuple[str, st
 def joined(
     log: LogView, report: Verified, found: Iterable[tuple[LogRange, Seen]], derived: DerivedFiles | None
 ) -> Seen:
-    """Join the results of stage 1 up to the end of the log, and add their findings and counts to the report."""
+    """Join the results of stage 1 up to the end of the log. Add their findings and counts to the report."""
     counts: dict[Path, SegmentCounts] = {}
     damages = LogDamage(report)
     whole = Seen(report, {}, Equal())
@@ -226,10 +227,10 @@ def joined(
                 before.join(stat)
             else:
                 whole.tallies[key] = stat
-    # Check after the last range, because `log.end` is only known now.
+    # Check after the last range, because only then ``log.end`` is known.
     damages.check_tail(derived.indexed_end if derived is not None else lambda: 0)
     damages.check_behind(log)
-    # Stale bytes of a crash after the end were counted as damage, because the end was not known yet.
+    # Stale bytes of a crash after the end were counted as damage, because the end was not known then.
     if damages.stale is not None:
         segment, damage = damages.stale
         counts[segment.path].damages -= 1
@@ -242,7 +243,7 @@ def joined(
 def _shared(
     log: LogView, report: Report, derived: DerivedFiles, equal: Equal, cores: int
 ) -> tuple[list[Files], list[Files]]:
-    """Distribute queues and index files over tasks of about the same size."""
+    """Distribute queues over tasks of about the same size, and index files over one task each."""
     files = [(segment.path, segment.start) for segment in log.segments]
 
     def new_task() -> Files:

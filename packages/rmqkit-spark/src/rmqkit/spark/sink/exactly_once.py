@@ -1,4 +1,4 @@
-"""Rows that become visible exactly once: the ledger decides a batch, the holder of the batch's lease commits it.
+"""Rows that become visible exactly once. The ledger decides a batch, and the holder of the batch's lease commits it.
 
 ==============================  ======================================================================================
 step                            actor, and the result of a crash after the step
@@ -11,11 +11,11 @@ step                            actor, and the result of a crash after the step
 4 write ``done``                the holder, after every commit has succeeded or was found in the target
 ==============================  ======================================================================================
 
-Brokers do not record decisions: a second commit of a half message makes a second message. Therefore a commit is
-repeated only after the row was looked up in the queues, from the ends that they had at the decision. This is exact when
-the dispatcher has caught up, while an index may lag. The sink never answers a check of a broker (check-back) with
-commit: it answers unknown while the batch is open, and roll back afterwards. A decided batch with an expired lease is
-finished first, from its own half messages.
+Brokers do not record decisions: a second commit of a half message creates a second message. Therefore a commit is
+repeated only after a lookup of the row in the queues, starting at the ends that the queues had at the decision. The
+lookup is exact when the dispatcher has caught up, while an index may lag. The sink never answers a check of a broker
+(check-back) with commit. It answers unknown while the batch is open, and roll back afterwards. A decided batch with an
+expired lease is finished first, from its own half messages.
 
 Remaining risks, and the broker's part in them: docs/decisions/0006. Source: behaviour.md §9.1.
 """
@@ -63,7 +63,7 @@ class _Tenure(Struct, frozen=True):
 
 
 class ExactlyOnce:
-    """The transactional sink of one process. Tasks use it to stage rows, the driver uses it to commit batches, and it
+    """The transactional sink of one process. Tasks stage rows with it, the driver commits batches with it, and it
     answers the check-backs of brokers."""
 
     def __init__(self, options: SinkOptions) -> None:
@@ -78,16 +78,16 @@ class ExactlyOnce:
 
     def progress(self, batch: Batch) -> Progress:
         """Read the state of a batch from the ledger.
-        Raises ClientError: the ledger is missing, or has no entries of the sink any more."""
+        Raises ClientError: the ledger is missing, or no longer has entries of the sink."""
         return self._ledger.progress(batch)
 
     def last_batches(self, sink_id: str) -> tuple[int, int | None]:
-        """Return the newest batch that a sink has completed (or 0), and a batch that it has decided but not completed
+        """Return the newest completed batch of a sink (or 0), and a batch that the sink has decided but not completed
         (or None)."""
         return self._ledger.last_batches(sink_id)
 
     def roll_back(self, halves: Sequence[Half], batch: Batch) -> None:
-        """Roll half messages back. If a broker does not get the request, it sends a check-back later."""
+        """Roll half messages back. A broker that does not get the request sends a check-back later."""
         until_ms = self.producer.now_ms + self._options.settle_ms
         ended = self.producer.end(halves, batch, TransactionState.ROLLBACK, until_ms)
         if ended.unsent or ended.is_in_doubt:
@@ -111,10 +111,10 @@ class ExactlyOnce:
     # -- called for check-backs of brokers
 
     def answer_check(self, message: ReceivedMessage) -> TransactionState:
-        """Answer the check-back of a half message. Runs in a thread of the producer."""
+        """Answer the check-back of a half message. This runs in a thread of the producer."""
         batch = Batch.of_key(message.msg_id)
         if batch is None:
-            return TransactionState.UNKNOWN  # of another program in the same group
+            return TransactionState.UNKNOWN  # the message belongs to another program in the same group
         now = self._ledger.progress(batch, age_ms=_CHECK_AGE_MS)
         lapsed_ms = now.held_ms + 2 * self._ledger.lease_ms
         if now.is_decided and not now.is_done and message.store_timestamp > lapsed_ms:
@@ -137,8 +137,8 @@ class ExactlyOnce:
         if before.is_done:
             return
         halves = [half for piece in pieces for half in unpack_halves(piece)]
-        # Spark repeats a decided batch: the half messages of the decision are committed. A commit of the half messages
-        # that were staged now would make a second message each.
+        # Spark repeats a decided batch: the half messages of the decision are committed. A commit of the newly staged
+        # half messages would create a second message for each row.
         if before.is_decided and not before.gone:
             self.roll_back(halves, batch)
             self._finish(batch)
@@ -158,21 +158,22 @@ class ExactlyOnce:
                 self._finish(batch, _Tenure(now.since, sent_ms + self._options.settle_ms), halves)
 
     def _decide(self, batch: Batch, pieces: Sequence[bytes], halves: Iterable[Half], now: Progress) -> Progress:
-        """Write the parts and the decision, and return the new state of the batch."""
+        """Write the parts and the decision. Return the new state of the batch."""
         lows = now.lows
         if not now.is_decided:
-            # Read the ends before the decision: after it another process may make rows visible below later ends.
+            # Read the ends before the decision: after the decision another process may make rows visible before later
+            # ends.
             bounds = self.producer.pool.bounds(self._queues(halves))
             lows = tuple(Low(*_place(queue), bound.high) for queue, bound in sorted(bounds.items()))
-        # Write the parts first: a decision whose part is missing after a crash could never be finished.
+        # Write the parts first: a decision with a missing part could never be finished after a crash.
         parts = [self._ledger.append(Entry(Kind.PART, batch, halves=bundle)) for bundle in _bundles(pieces)]
         assert parts == sorted(set(parts)), "the offsets of the parts increase in the order of writing"
         self._ledger.append(Entry(Kind.DECISION, batch, self._claimant, parts=tuple(parts), lows=lows))
         return self._ledger.progress(batch)
 
     def _finish(self, batch: Batch, tenure: _Tenure | None = None, pending: Sequence[Half] | None = None) -> None:
-        """Commit the decided rows that are not visible: ``pending``, or if None the result of a lookup. If the lease
-        was interrupted, the lookup is repeated, because another process may have committed rows meanwhile."""
+        """Commit the decided rows that are not visible: ``pending``, or the result of a lookup if ``pending`` is None.
+        If the lease was interrupted, repeat the lookup, because another process may have committed rows meanwhile."""
         deadline_ms = self.producer.now_ms + self._options.patience_ms
         refused: dict[str, PeerRefused] = {}
         while True:
@@ -191,7 +192,7 @@ class ExactlyOnce:
                 if tenure.since != since:
                     pending = None
                     continue
-            # Since the lookup of the rows no other process can have committed them.
+            # No other process can have committed the rows since their lookup.
             assert tenure.since == since, "the rows were looked up under the current lease"
             count = self._options.rows_per_s or len(pending)
             with pace(min(count, len(pending)), self._options.rows_per_s):
@@ -206,8 +207,8 @@ class ExactlyOnce:
             pending = self._after(ended, refused, deadline_ms)
 
     def _after(self, ended: Ended, refused: dict[str, PeerRefused], deadline_ms: float) -> list[Half] | None:
-        """Return the half messages that are still pending after a call that committed some, or None if they must be
-        looked up."""
+        """Return the half messages that are still pending after a call that committed some of them. Return None if the
+        rows must be looked up."""
         for half, error in ended.refused:
             refused[half.row] = error
         if self.producer.now_ms > deadline_ms:
@@ -222,7 +223,8 @@ class ExactlyOnce:
         return ended.unsent
 
     def _check_not_gone(self, batch: Batch, pending: Iterable[Half], refused: dict[str, PeerRefused]) -> None:
-        """Check that the broker still has the half messages of invisible rows, and record missing ones in the ledger.
+        """Check that the broker still has the half messages of invisible rows. Record missing half messages in the
+        ledger.
         Raises ClientError: half messages are missing."""
         gone = tuple(half.row for half in pending if half.row in refused and refused[half.row].remark == _GONE)
         if gone:
@@ -244,7 +246,7 @@ class ExactlyOnce:
             self.producer.pause(max(wait_ms, _POLL_MS))
 
     def _not_visible(self, batch: Batch) -> list[Half]:
-        """Find the decided half messages whose rows are not visible yet."""
+        """Return the decided half messages with rows that are not visible yet."""
         now = self._ledger.progress(batch)
         halves = [half for offset in now.parts for half in self._ledger.halves(offset)]
         visible = self._visible(batch, now.lows, halves)
@@ -252,7 +254,7 @@ class ExactlyOnce:
         return [half for row, half in latest.items() if row not in visible]
 
     def _visible(self, batch: Batch, lows: Iterable[Low], halves: Sequence[Half]) -> set[str]:
-        """Read the visible rows of a batch from the queues."""
+        """Return the keys of the visible rows of a batch, read from the queues."""
         pool = self.producer.pool
         queues = self._queues(halves)
         self._wait_settled(queues)
@@ -267,7 +269,8 @@ class ExactlyOnce:
 
     def _wait_settled(self, queues: Sequence[MessageQueue]) -> None:
         """Wait until all messages that brokers have stored can be pulled. A broker that was suspended has old requests
-        in its buffers: these take effect, or never will, within ``transactionSettleMs`` after it continues."""
+        in its buffers. These requests take effect within ``transactionSettleMs`` after the broker continues, or never.
+        """
         while True:
             asked_ms = self.producer.now_ms
             self.producer.pool.wait_dispatched(queues)
@@ -288,7 +291,7 @@ class ExactlyOnce:
 
     def _queues(self, halves: Iterable[Half]) -> list[MessageQueue]:
         """Return the queues that may contain the rows. A row is on the same broker as its half message. If such a
-        broker is in no route now, wait for it. If sending has just created the topic, wait for its route.
+        broker is in no route now, wait for the broker. If sending has just created the topic, wait for its route.
         Raises NoRoute: the broker or the topic does not appear."""
         wanted = {(half.topic, half.broker_name) for half in halves}
         deadline_ms = self.producer.now_ms + self._options.patience_ms
@@ -307,7 +310,7 @@ class ExactlyOnce:
 
 
 def _place(queue: MessageQueue) -> tuple[str, str, int]:
-    """Return topic, broker name and queue id of a queue: the first three fields of its `Low`."""
+    """Return topic, broker name and queue id of a queue, which are the first three fields of its `Low`."""
     return queue.topic, queue.broker_name, queue.queue_id
 
 
@@ -324,8 +327,8 @@ def _bundles(pieces: Iterable[bytes]) -> Iterable[tuple[bytes, ...]]:
 
 
 def _check_new(batch: Batch, halves: Sequence[Half], now: Progress) -> None:
-    """Check a batch before its decision. Raises ClientError: rows have the same key, rows that must be staged again are
-    missing, or the sink has already committed a later batch."""
+    """Check a batch before its decision. Raises ClientError: several rows have the same key, rows that must be staged
+    again are missing, or the sink has already committed a later batch."""
     if len({half.row for half in halves}) < len(halves):
         row = Counter(half.row for half in halves).most_common(1)[0][0]
         raise ClientError(f"rocketmq: batch {batch.prefix[:-1]} has several rows with key {row}: make rowKey unique")

@@ -16,9 +16,9 @@ aborted   after a failure       half messages with an earlier born time are void
 
 The topic is ``rmqkit-ledger-<producer group>``. All entries are in the first queue of the first broker that has the
 topic. Every process reads them in the order of this queue, so all processes agree on the decision and on the holder of
-the lease (`progress`, pure). A lease lasts three times ``transactionSettleMs``: its holder starts END_TRANSACTION
-requests during the first third; each request is written within another third, and takes effect within the last third
-or never. The state of a batch is known while the topic retains its entries (``fileReservedTime``). See
+the lease (`progress`, pure). A lease lasts three times ``transactionSettleMs``. Its holder starts END_TRANSACTION
+requests during the first third. Each request is written within another third, and takes effect within the last third or
+never. The state of a batch is known while the topic retains its entries (``fileReservedTime``). See
 docs/decisions/0006.
 """
 
@@ -37,19 +37,19 @@ HALVES_PER_PART = 10_000
 
 
 class Batch(Struct, frozen=True, order=True):
-    """One batch of one sink; the keys of its rows begin with its `prefix`."""
+    """A batch of a sink. The keys of its rows begin with its `prefix`."""
 
     sink_id: str
     batch_id: int
 
     @property
     def prefix(self) -> str:
-        """The first part of the keys."""
+        """The first part of the keys of all rows."""
         return f"{self.sink_id}/{self.batch_id}/"
 
     @classmethod
     def of_key(cls, row_key: str) -> Batch | None:
-        """Return the batch that the key of a row names, or None if the key does not belong to a sink."""
+        """Return the batch in the key of a row, or None if the key does not belong to a sink."""
         sink_id, _, rest = row_key.partition("/")
         batch_id, found, _ = rest.partition("/")
         return cls(sink_id, int(batch_id)) if sink_id and found and batch_id.isdecimal() else None
@@ -68,7 +68,7 @@ class Half(Struct, frozen=True, gc=False):
 
 
 class Low(Struct, frozen=True, array_like=True):
-    """The end that a queue of the target had before a batch was decided. No row of the batch is before this end."""
+    """The end of a queue of the target, read before a batch was decided. No row of the batch is before this end."""
 
     topic: str
     broker_name: str
@@ -88,7 +88,7 @@ class Kind(enum.Enum):
 
 
 class Entry(Struct, frozen=True, omit_defaults=True):
-    """One message of the ledger; its body is this struct as MessagePack."""
+    """A message of the ledger. Its body is this struct as MessagePack."""
 
     kind: Kind
     batch: Batch
@@ -104,7 +104,7 @@ class Entry(Struct, frozen=True, omit_defaults=True):
 
     @staticmethod
     def decode(body: bytes) -> Entry:
-        """Decode a message body. Raises BodyError: it is not an entry."""
+        """Decode a message body. Raises BodyError: the body is not an entry."""
         try:
             return _DECODER.decode(body)
         except msgspec.MsgspecError as error:
@@ -112,8 +112,8 @@ class Entry(Struct, frozen=True, omit_defaults=True):
 
 
 class Written(Struct, frozen=True):
-    """An entry with its offset. ``stored_ms`` is a time of the broker's clock, and ``born_ms`` is a time of the
-    writer's clock."""
+    """An entry with its offset. ``stored_ms`` is a time of the broker's clock, ``born_ms`` a time of the writer's
+    clock."""
 
     entry: Entry
     offset: int
@@ -125,15 +125,15 @@ class Progress(Struct):
     """The state of a batch, computed from the entries of the ledger.
 
     Attributes:
-        decision: offset of the valid decision, -1 without a decision.
+        decision: offset of the valid decision, or -1 without a decision.
         decided_by: claimant that wrote the decision.
         parts: offsets of the parts of the decision, and of later additions.
-        holder, since, held_ms: holder of the lease, offset of the entry that began it, and the broker's time of the
-            newest entry that extended it.
-        gone: rows that have to be staged again.
-        is_past: the sink has decided a later batch.
+        holder, since, held_ms: holder of the lease, offset of the entry that began the lease, and the broker's time of
+            the newest entry that extended it.
+        gone: rows that must be staged again.
+        is_past: whether the sink has decided a later batch.
         aborted_ms: the writer's time of the newest abort.
-        is_known: the ledger has an entry of the sink.
+        is_known: whether the ledger has an entry of the sink.
     """
 
     decision: int = -1
@@ -151,7 +151,7 @@ class Progress(Struct):
 
     @property
     def is_decided(self) -> bool:
-        """Return True if the rows are committed, visible or not."""
+        """Return True if the rows are committed, whether they are visible or not."""
         return self.decision >= 0
 
 
@@ -159,7 +159,7 @@ _DECODER = msgspec.msgpack.Decoder(Entry)
 
 
 def progress(entries: Iterable[Written], batch: Batch, lease_ms: int) -> Progress:
-    """Compute the state of a batch from the entries of a ledger, in their order."""
+    """Compute the state of a batch from the entries of a ledger. The entries must be in the order of the queue."""
     now = Progress()
     for written in entries:
         entry = written.entry
@@ -185,7 +185,7 @@ def progress(entries: Iterable[Written], batch: Batch, lease_ms: int) -> Progres
 def _decide(now: Progress, written: Written, lease_ms: int) -> None:
     entry = written.entry
     if now.is_decided and not now.gone:
-        return  # two drivers decided at the same time: the first is valid, both read this order
+        return  # two drivers decided at the same time: both read the same order, so the first decision is valid
     if now.is_decided:
         now.parts, now.gone = now.parts + entry.parts, frozenset()
     else:
@@ -199,7 +199,7 @@ def _decide(now: Progress, written: Written, lease_ms: int) -> None:
 def _claim(now: Progress, written: Written, lease_ms: int) -> None:
     claimant = written.entry.claimant
     if claimant != now.holder:
-        # Compare two times of the broker's clock, so that the clocks of the claimants do not matter.
+        # Compare two times of the broker's clock. The clocks of the claimants must not matter.
         if now.holder and written.stored_ms < now.held_ms + lease_ms:
             return
         now.holder, now.since = claimant, written.offset
@@ -207,13 +207,13 @@ def _claim(now: Progress, written: Written, lease_ms: int) -> None:
 
 
 def pack_halves(halves: Sequence[Half]) -> list[bytes]:
-    """Pack half messages into few bytes, at most ``HALVES_PER_PART`` in each piece."""
+    """Pack half messages into few bytes, at most ``HALVES_PER_PART`` half messages in each piece."""
     pieces = [halves[at : at + HALVES_PER_PART] for at in range(0, len(halves), HALVES_PER_PART)]
     return [_pack(piece) for piece in pieces]
 
 
 def unpack_halves(packed: bytes) -> list[Half]:
-    """Unpack the half messages of a piece. Raises BodyError: it is not a piece of half messages."""
+    """Unpack the half messages of a piece. Raises BodyError: the bytes are not a piece of half messages."""
     try:
         places, rows, where, queue_steps, log_steps = _PIECE.decode(zlib.decompress(packed))
         halves, queue_offset, log_offset = [], 0, 0
@@ -232,7 +232,9 @@ _PIECE = msgspec.msgpack.Decoder(
 
 
 def _pack(halves: Sequence[Half]) -> bytes:
-    """Pack half messages, with offsets as differences: most are small, so zlib needs only a few bytes per row."""
+    """Pack half messages, with offsets as differences. Most differences are small, so zlib needs only a few bytes per
+    row.
+    """
     distinct = dict.fromkeys((half.topic, half.broker_name, half.lane) for half in halves)
     places = {place: number for number, place in enumerate(distinct)}
     return zlib.compress(

@@ -1,4 +1,4 @@
-"""The topic of a ledger: entries (`ledger`) are written to one of its queues, and read back in order.
+"""The topic of a ledger. Entries (`ledger`) are written to one of its queues, and read back in order.
 
 An append returns after all entries up to the new entry were read, so its caller sees the same ledger as every other
 process. The first entry creates the topic, if the broker creates topics automatically.
@@ -31,10 +31,10 @@ def ledger_topic(group: str) -> str:
 
 
 class LedgerTopic:
-    """The ledger's topic; thread-safe.
+    """The ledger's topic. It is thread-safe.
 
     Attributes:
-        entries: the newest entries, without their half messages; changed only by this class, under the lock.
+        entries: the newest entries, without their half messages. Only this class changes the list, under the lock.
     """
 
     def __init__(self, options: SinkOptions, producer: SinkProducer) -> None:
@@ -50,8 +50,8 @@ class LedgerTopic:
         self._read_ms = -math.inf
 
     def append(self, entry: Entry) -> int:
-        """Write an entry, read all entries up to it, and return its offset."""
-        # Write first, and evaluate afterwards, because every other process reads the entries in the queue's order.
+        """Write an entry, and read all entries up to it. Return its offset."""
+        # Write first and evaluate afterwards: every other process also reads the entries in the queue's order.
         message = Message(
             topic=self.topic,
             body=entry.encode(),
@@ -66,8 +66,8 @@ class LedgerTopic:
         return offset
 
     def progress(self, batch: Batch, age_ms: float = 0.0) -> Progress:
-        """Return the state of a batch, which may be up to ``age_ms`` old.
-        Raises ClientError: the ledger is missing, or has no entries of the sink any more."""
+        """Return the state of a batch. The state may be up to ``age_ms`` old.
+        Raises ClientError: the ledger is missing, or no longer has entries of the sink."""
         with self._lock:
             # The first batch may create the topic, so do not wait for the topic. For a later batch the ledger exists,
             # but its broker may be restarting.
@@ -95,7 +95,7 @@ class LedgerTopic:
             return now
 
     def last_batches(self, sink_id: str) -> tuple[int, int | None]:
-        """Return the newest batch that a sink has completed (or 0), and a batch that it has decided but not completed
+        """Return the newest completed batch of a sink (or 0), and a batch that the sink has decided but not completed
         (or None)."""
         with self._lock:
             if self._find_home() is None:
@@ -112,7 +112,7 @@ class LedgerTopic:
         return [half for piece in packed for half in unpack_halves(piece)]
 
     def stored_ms(self, offset: int) -> int:
-        """Return the time when the broker stored an entry that was read."""
+        """Return the time at which the broker stored an entry. The entry must have been read."""
         return next(written.stored_ms for written in reversed(self.entries) if written.offset == offset)
 
     def _batches(self, sink_id: str, kind: Kind) -> list[int]:
@@ -126,7 +126,7 @@ class LedgerTopic:
         )
 
     def _find_home(self, patience_ms: float = 0.0) -> MessageQueue | None:
-        """Return the queue that has all entries, or None if no route has the topic, for example while its broker
+        """Return the queue that has all entries. Return None if no route has the topic, for example while its broker
         restarts."""
         deadline_ms = self._producer.now_ms + patience_ms
         while self._home is None:
@@ -139,7 +139,7 @@ class LedgerTopic:
         return self._home
 
     def _make_home(self, message: Message) -> int:
-        """Create the topic by sending the first entry to it, and wait until other processes can find it.
+        """Create the topic by sending its first entry. Wait until other processes can find the topic.
         Raises NoRoute: brokers do not create topics automatically."""
         try:
             home = min(self._producer.queues(self.topic))
@@ -155,7 +155,7 @@ class LedgerTopic:
         return bound.low, bound.high
 
     def _read_on(self, wanted: int = -1) -> None:
-        """Read the new entries, at least up to an offset; a stored entry is dispatched to its queue a little later."""
+        """Read the new entries, at least up to an offset. A stored entry is dispatched to its queue a little later."""
         # Take the time before the read: the entries then include everything that was written up to this time.
         self._read_ms = self._producer.now_ms
         while (bounds := self._bounds())[1] <= wanted:

@@ -1,9 +1,10 @@
-"""`SinkProducer` sends rows, stages them as half messages and ends these with END_TRANSACTION, for blocking callers.
+"""A producer for blocking callers that sends rows, stages rows as half messages, and ends half messages with
+END_TRANSACTION.
 
-A process has one `SinkProducer` per set of options and reuses it, so a reused Python worker connects once. While it
-runs, its heartbeats make it a member of the producer group, and brokers send it check-backs of half messages
+A process has one `SinkProducer` per set of options and reuses it, so a reused Python worker connects once. While the
+producer runs, its heartbeats make it a member of the producer group, and brokers send it check-backs of half messages
 (CHECK_TRANSACTION_STATE). Requests run on the loop thread of the process (`rmqkit.client.runtime.process`). Temporary
-errors (no answer, no route, a busy broker) are retried for ``brokerPatienceMs``; other errors are raised at once.
+errors (no answer, no route, a busy broker) are retried for ``brokerPatienceMs``. Other errors are raised immediately.
 Source: behaviour.md §9.1.
 """
 
@@ -45,7 +46,7 @@ class Ended(Struct):
 
     Attributes:
         unsent: half messages without a request, which are unchanged.
-        is_in_doubt: some requests were not answered; they may take effect a little later.
+        is_in_doubt: whether some requests were not answered. These requests may take effect a little later.
         refused: half messages that brokers refused to commit, with the reason.
         error: the error of the last request without an answer.
     """
@@ -99,7 +100,9 @@ class SinkProducer:
         self._portal.run(lambda: asyncio.sleep(max(0.0, pause_ms) / 1000))
 
     def queues(self, topic: str) -> list[MessageQueue]:
-        """Return the writable queues of a topic, or the queues that it will have. Raises NoRoute: it has no queue."""
+        """Return the writable queues of a topic, or the queues that the topic will have. Raises NoRoute: the topic has
+        no queue.
+        """
         return self._portal.run(lambda: self._patiently(lambda: self._producer.queues(topic)))
 
     def send_one(self, message: Message, queue: MessageQueue) -> SendResult:
@@ -107,7 +110,7 @@ class SinkProducer:
         return self._portal.run(lambda: self._patiently(lambda: self._producer.send(message, queue=queue)))
 
     def send(self, rows: Sequence[PlacedMessage]) -> None:
-        """Send rows, in batches; rows that are placed in the same queue are sent in their order.
+        """Send rows in batches. Rows that are placed in the same queue are sent in their order.
         Raises MessageIllegal: a row cannot be sent.
         Raises NoRoute, PeerRefused, SendFailed: the brokers do not accept the rows."""
         placed = [row for row in rows if row.is_placed]
@@ -116,7 +119,7 @@ class SinkProducer:
         self._portal.run(lambda: self._send_all(placed, by_place))
 
     def stage(self, rows: Iterable[PlacedMessage], batch: Batch, staged: list[Half]) -> None:
-        """Store rows as half messages. The stored half messages are added to ``staged``, even if the call fails.
+        """Store rows as half messages. Add the stored half messages to ``staged``, even if the call fails.
         Raises MessageIllegal, NoRoute, PeerRefused, SendFailed: as `send`."""
         self._portal.run(lambda: self._stage_all(list(rows), batch, staged))
 
@@ -237,8 +240,8 @@ class SinkProducer:
 
 
 def sending_settings(options: SinkOptions) -> ProducerSettings:
-    """Make the settings of a producer that retries for ``brokerPatienceMs``, so that messages to one queue keep their
-    order during a restart of the broker; a try takes at most ``sendTimeoutMs``."""
+    """Return the settings of a producer that retries for ``brokerPatienceMs``. Messages to one queue keep their order
+    during a restart of the broker. One attempt takes at most ``sendTimeoutMs``."""
     return ProducerSettings(
         send_timeout_ms=max(options.patience_ms, options.send_timeout_ms),
         try_timeout_ms=options.send_timeout_ms,
@@ -250,7 +253,7 @@ def sending_settings(options: SinkOptions) -> ProducerSettings:
 
 @contextlib.contextmanager
 def pace(count: int, rows_per_s: int) -> Iterator[None]:
-    """Wait after the block, so that ``count`` rows take as long as ``rows_per_s`` requires; 0 means no limit."""
+    """Wait after the context, so that ``count`` rows take as long as ``rows_per_s`` requires. 0 means no limit."""
     started_ms = SYSTEM_CLOCK.monotonic_ms()
     yield
     if rows_per_s:
@@ -259,15 +262,15 @@ def pace(count: int, rows_per_s: int) -> Iterator[None]:
 
 
 def _passes(error: RmqError) -> bool:
-    """Return True if another try may succeed."""
+    """Return True if another attempt may succeed."""
     return isinstance(error, RemotingError | NoRoute | SendFailed) or (
         isinstance(error, PeerRefused) and error.code in RETRYABLE
     )
 
 
 def _lanes(halves: Sequence[Half]) -> Iterator[Sequence[Half]]:
-    """Yield the half messages of each lane together, because they must be committed in order, and each other half
-    message alone."""
+    """Yield the half messages of each lane together, because they must be committed in order. Yield all other half
+    messages alone."""
     ordered: dict[tuple[str, str, int], list[Half]] = {}
     for half in halves:
         if half.lane >= 0:

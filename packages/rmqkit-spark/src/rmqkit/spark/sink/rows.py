@@ -1,4 +1,4 @@
-"""Messages made of the rows of an Arrow batch (`messages`), and the check of the schema (`check_columns`).
+"""Messages created from the rows of an Arrow batch (`messages`), and the check of the schema (`check_columns`).
 
 ==============  ==========================  =======================================================================
 column          type                        message field
@@ -17,10 +17,10 @@ queueId         int                         the queue, on the first broker (by n
 rowKey          string                      last part of the row's key, instead of partition and row number
 ==============  ==========================  =======================================================================
 
-**The row's key** is ``sinkId/batch/partition/row``, or ``sinkId/batch/rowKey``, and is sent as UNIQ_KEY. It is the
-``msgId`` that every client shows, the index contains it, and a row that is sent again has the same key. Row numbers
-only identify rows if each run gives each partition the same rows in the same order (no shuffle without a sort before
-the sink); otherwise add a column ``rowKey``.
+**The row's key** is ``sinkId/batch/partition/row``, or ``sinkId/batch/rowKey``. It is sent as UNIQ_KEY: every client
+shows it as ``msgId``, and the index contains it. A row that is sent again has the same key. Row numbers identify rows
+only if each run gives each partition the same rows in the same order (no shuffle without a sort before the sink).
+Otherwise add a column ``rowKey``.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ DELAYS = ("delayLevel", "deliverTimeMs")
 
 
 class RowKeys(Struct, frozen=True):
-    """The keys of a task's rows."""
+    """The keys of the rows of a task."""
 
     sink_id: str
     batch_id: int
@@ -63,11 +63,11 @@ class RowKeys(Struct, frozen=True):
 
     @property
     def prefix(self) -> str:
-        """The prefix of all keys of the batch."""
+        """The prefix of all keys in the batch."""
         return f"{self.sink_id}/{self.batch_id}/"
 
     def key(self, number: int, row_key: str | None) -> str:
-        """Make the key of a row.
+        """Return the key of a row.
         Raises MessageIllegal: ``row_key`` is empty, too long, or has characters that are not printable."""
         if row_key is None:
             return f"{self.prefix}{self.partition}/{number}"
@@ -77,7 +77,7 @@ class RowKeys(Struct, frozen=True):
 
 
 def check_columns(schema: StructType, topic: str, *, may_delay: bool, source: str) -> None:
-    """Check the columns of rows to write. Raises SettingsError: a column is unknown (the text suggests a similar one),
+    """Check the columns of rows to write. Raises SettingsError: a column is unknown (the text suggests a similar name),
     has another type, or is missing."""
     for field in schema.fields:
         wanted = SINK_COLUMNS.get(field.name)
@@ -102,11 +102,10 @@ def check_columns(schema: StructType, topic: str, *, may_delay: bool, source: st
 def messages(
     batch: pa.RecordBatch, first: int, topic: str, keys: RowKeys, *, drops_reserved: bool = False
 ) -> Iterator[PlacedMessage]:
-    """Make a message of each row in a batch of a task. The first row has the number ``first`` in the task. With
-    ``drops_reserved``
-    RocketMQ's own properties are dropped.
+    """Create a message from each row in a batch of a task. The first row has the number ``first`` in the task. With
+    ``drops_reserved``, RocketMQ's own properties are dropped.
     Raises MessageIllegal: a row cannot be sent; the text has its partition and number."""
-    # Convert whole columns to Python values: converting row by row takes several times as long.
+    # Convert whole columns to Python values. Converting row by row takes several times as long.
     columns = {name: batch.column(name).to_pylist() for name in batch.schema.names}
     empty: Sequence[None] = (None,) * batch.num_rows
     names = [name for name in SINK_COLUMNS if name != "body"]
@@ -124,7 +123,7 @@ def messages(
         queue_id,
         row_key,
     ) in enumerate(rows, first):
-        where = topic or own_topic  # as in Kafka's sink: rows read from another topic have that topic in the column
+        where = topic or own_topic  # as in Kafka's sink: rows from another topic have its name in the column
         if not body or not where:
             missing = "topic" if body else "body"
             raise MessageIllegal(f"row {number} of partition {keys.partition} has no {missing}: filter it out before")

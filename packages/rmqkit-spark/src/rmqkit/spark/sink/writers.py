@@ -11,12 +11,12 @@ deliveryGuarantee   effect
 ==================  ===================================================================================================
 at-least-once       tasks send their rows; a repeated task sends the same keys (`rmqkit.spark.sink.rows`) again, so
                     that readers can drop duplicates (``dropDuplicates(["msgId"])``)
-transactional       tasks stage their rows as half messages, the driver commits them: each row becomes visible once, no
-                    row of a failed batch does (`rmqkit.spark.sink.exactly_once`). Rows become visible one by one
+transactional       tasks stage their rows as half messages, and the driver commits them: each row becomes visible once,
+                    but no row of a failed batch (`rmqkit.spark.sink.exactly_once`). Rows become visible one by one
 ==================  ===================================================================================================
 
-``write`` runs in the executors' Python workers, ``commit`` and ``abort`` in a process on the driver's machine. A batch
-that was already committed, or has the ``sinkId`` and ``batchId`` of a committed batch, adds no rows. Thus
+``write`` runs in the executors' Python workers. ``commit`` and ``abort`` run in a process on the driver's machine. A
+batch that was already committed, or has the ``sinkId`` and ``batchId`` of a committed batch, adds no rows. Thus
 ``foreachBatch`` can write exactly once, too.
 """
 
@@ -47,7 +47,7 @@ _SPARKS_OWN = ("path", "checkpointlocation", "queryname")
 
 @dataclass
 class Staged(WriterCommitMessage):
-    """The work of a task: the number of rows it sent, or the half messages to commit."""
+    """The result of a task: the number of rows that the task sent, or the half messages to commit."""
 
     sink_id: str
     row_count: int
@@ -55,7 +55,7 @@ class Staged(WriterCommitMessage):
 
 
 class _Writing:
-    """The common part of batch and stream writers: sends or stages rows, and commits or rolls staged rows back."""
+    """The common part of batch and stream writers. It sends or stages rows, and commits or rolls back staged rows."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
@@ -76,11 +76,12 @@ class _Writing:
         staged: list[Half] = []
         try:
             for rows in self._rows(batches, keys):
-                # Of a decided batch, stage only rows whose half messages the brokers have deleted.
+                # If the batch is decided, stage only rows with half messages that the brokers have deleted.
                 if now.is_decided:
                     rows = [row for row in rows if (row.msg_id or "").removeprefix(batch.prefix) in now.gone]
                 sink.producer.stage(rows, batch, staged)
-        # For every error that ends the task: no commit message names its half messages, so only the task can roll back.
+        # Handle every error that ends the task: no commit message names the half messages of the task, so only the task
+        # can roll them back.
         except BaseException:
             sink.roll_back(staged, batch)
             raise
@@ -114,11 +115,12 @@ class _Writing:
 
 
 class BatchWriter(_Writing, DataSourceArrowWriter):
-    """Writer of one data frame; the keys of its rows contain ``sinkId`` (by default a new id) and ``batchId``."""
+    """The writer of one data frame. The keys of its rows contain ``sinkId`` (by default a new id) and ``batchId``."""
 
     def __init__(self, options: SinkOptions) -> None:
         super().__init__(options)
-        # Made once, on the driver, and pickled with the writer: all tasks, and repeated tasks, make the same keys.
+        # Create it once, on the driver, and pickle it with the writer: all tasks, and repeated tasks, must create the
+        # same keys.
         self._sink_id = options.sink_id or uuid.uuid4().hex
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
@@ -135,13 +137,13 @@ class BatchWriter(_Writing, DataSourceArrowWriter):
 
 
 class StreamWriter(_Writing, DataSourceStreamArrowWriter):
-    """Writer of the micro-batches of a stream; the keys of its rows contain ``sinkId`` or the id of the query."""
+    """The writer of the micro-batches of a stream. The keys of its rows contain ``sinkId`` or the id of the query."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         """Send or stage the rows of a task."""
         context = _context()
         # Spark passes both ids to a task only as properties of its job. The query stores its id in the checkpoint, so a
-        # batch that runs again after a restart makes the same keys.
+        # batch that runs again after a restart creates the same keys.
         sink_id = self._options.sink_id or str(context.getLocalProperty("sql.streaming.queryId"))
         batch_id = int(str(context.getLocalProperty("streaming.sql.batchId")))
         return self.stage(iterator, RowKeys(sink_id, batch_id, context.partitionId()))
@@ -176,7 +178,7 @@ open_sinks: dict[SinkOptions, ExactlyOnce] = {}
 
 
 def exactly_once(options: SinkOptions) -> ExactlyOnce:
-    """Return the transactional sink of this process for some options; the first call makes it."""
+    """Return the transactional sink of this process for some options. The first call creates the sink."""
     known = open_sinks.get(options)
     if known is None or known.producer.is_from_parent:
         known = open_sinks[options] = ExactlyOnce(options)
@@ -192,7 +194,7 @@ def _producer(options: SinkOptions) -> SinkProducer:
 
 
 def _unknown(message: ReceivedMessage) -> TransactionState:
-    """Answer UNKNOWN, because a check-back to a sink without transactions is about another process's half message."""
+    """Answer UNKNOWN: a check-back to a sink without transactions is about the half message of another process."""
     return TransactionState.UNKNOWN
 
 

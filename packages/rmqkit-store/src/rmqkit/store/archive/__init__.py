@@ -1,1 +1,1 @@
-"""The archive of a log: sealed segments in a folder or an object store, which consumers read like the log itself."""
+"""The archive of a log: sealed segments in a folder or an object store. Consumers read them like the log itself."""

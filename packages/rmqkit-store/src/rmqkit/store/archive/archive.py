@@ -1,32 +1,32 @@
 """The archive of a commit log: the list of its segments, and reads of the messages that the log has deleted.
 
-`Archive.refresh` lists the existing segments. After that the number ranges of all queues are known without further
-requests. Calls block until the place answers and may come from any thread; a broker makes them in its own threads.
-Memory is bounded:
+`Archive.refresh` lists the existing segments. After a refresh, the number ranges of all queues are known without
+further requests. Calls block until the place answers. Any thread may call them; a broker uses separate threads for
+them. Memory is bounded:
 
 =================  ====================================================================================================
 fetched bytes      cached for later reads, `CACHE_BYTES` in total; the most recently read ones stay
 directories        of the most recently read segments: `DIRECTORY_BYTES` in total, plus one larger directory
 a running read     `FETCH_BYTES` of a segment, with at most `CONTENT_BYTES` of content, or one block
-a result           copies of its records: as many bytes as were requested, or one record; it holds no block
+a result           copies of its records: at most the requested number of bytes, or one record; it holds no block
 =================  ====================================================================================================
 
 Memory for the number ranges is not bounded: 24 bytes for each queue of each segment.
 
-Segments may be deleted, exchanged or damaged while they are read:
+Segments may be deleted, replaced or damaged while they are read:
 
 ======================  ===============================================================================================
 an object is missing    the place is listed again, and the read is repeated with the segments that exist
-it has another footer   the same: the object was replaced
-it has a bad footer     an ERROR; the segment counts as missing. A master writes it again while it has the log file
+its footer differs      the same: the object was replaced
+its footer is invalid   an ERROR; the segment counts as missing. A master writes it again while it has the log file
 a block is damaged      an ERROR names object and messages; the read continues after the block
 a segment is missing    an ERROR names the bytes (`gaps`) and, at a read, the messages; the read continues after them
 the oldest are missing  a queue begins at the first message that remains
-nothing is there        OSError: a place that is not mounted looks like this, and no consumer skips messages
+the place is empty      OSError: an unmounted place looks like this, and consumers must not skip its messages
 ======================  ===============================================================================================
 
-An owner (`rmqkit.store.archive.identity`) decides which segments belong to this log. The others are ignored with an
-ERROR. An archive that has only others is refused before anything is read or written.
+An owner (`rmqkit.store.archive.identity`) decides which segments belong to this log. All other segments are ignored
+with an ERROR. An archive without a segment of this log is refused before anything is read or written.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from rmqkit.store.reader import GetResult, GetStatus
 __all__ = ["Archive", "Found", "Owner", "segment_name", "segments_in"]
 
 CACHE_BYTES = 64 << 20
-"""Bytes of blocks that are cached for later reads, including the numbers of their records."""
+"""Maximum size of the cached blocks in bytes, including the numbers of their records."""
 
 DIRECTORY_BYTES = 64 << 20
 FETCH_BYTES = 1 << 20
@@ -69,13 +69,13 @@ _BLOCK_ROW_BYTES, _QUEUE_ROW_BYTES = 300, 270
 _NAME = re.compile(r"(\d{20})\.segment")
 _COMPARED_MAX = 4096
 _LISTS_MAX = 4
-"""How often one read lists the place again because its objects change."""
+"""Number of times that one read lists the place again because its objects change."""
 
 _SAID_MAX = 1024
-"""Number of logged faults to remember. Each is logged once, until as many others were logged."""
+"""Maximum number of logged faults to remember. A remembered fault is not logged again."""
 
 _HEAD = struct.Struct(">i16xq8xi")
-"""size, queueOffset and sysFlag at the start of a record."""
+"""The fields size, queueOffset and sysFlag of a record."""
 
 _log = logging.getLogger(__name__)
 
@@ -88,8 +88,8 @@ def segment_name(start: int) -> str:
 
 
 def segments_in(place: Place) -> dict[str, int]:
-    """Return the name and the length of each object whose name is that of a segment. Raises OSError: the place cannot
-    be listed."""
+    """Return the name and the length of each object that has the name of a segment. Raises OSError: the place cannot be
+    listed."""
     return {name: size for name, size in place.names().items() if _NAME.fullmatch(name)}
 
 
@@ -103,21 +103,21 @@ class Found(Struct):
 
 
 class Owner(Protocol):
-    """An object that decides which segments belong to the log of a store directory, ``root``."""
+    """An object that decides which segments belong to a log. ``root`` is the store directory of the log."""
 
     @property
     def root(self) -> Path: ...
 
     def settle(self, found: list[Found], place: str) -> None:
-        """Find out to which log the segments of a place belong, if this is not known yet. Raises StoreError: the
-        segments belong to another log. Raises OSError: the result cannot be stored."""
+        """Determine the log of the segments in a place, unless it is known already. Raises StoreError: the segments
+        belong to another log. Raises OSError: the result cannot be stored."""
 
     def owns(self, found: Found) -> bool:
         """Return True if a segment belongs to the log."""
 
 
 class _Known(Struct, gc=False):
-    """A known segment: only these facts about it stay in memory."""
+    """A known segment. Only these facts about the segment stay in memory."""
 
     name: str
     size: int
@@ -130,8 +130,8 @@ class _Known(Struct, gc=False):
 
 
 class _Numbers(Struct):
-    """The messages of one queue that each segment holds: their numbers begin with ``firsts`` and end before ``ends``,
-    oldest segment first. Rows before ``begin`` belong to a topic that was deleted and created again."""
+    """The numbers of one queue's messages in each segment: from ``firsts`` up to but not including ``ends``, oldest
+    segment first. Rows before ``begin`` belong to a topic that was deleted and created again."""
 
     segments: list[_Known]
     firsts: array[int]
@@ -147,8 +147,8 @@ class _Changed(Exception):
 
 
 class _Rows(Struct):
-    """A block and its records: record ``i`` has the numbers from ``numbers[i]`` up to but not including ``ends[i]``,
-    and is between ``bounds[i]`` and ``bounds[i + 1]``."""
+    """A block and its records. Record ``i`` has the numbers from ``numbers[i]`` up to but not including ``ends[i]``.
+    Its bytes are between ``bounds[i]`` and ``bounds[i + 1]``."""
 
     view: memoryview
     numbers: array[int]
@@ -170,7 +170,7 @@ class Archive:
 
     Attributes:
         place: the place of the segments.
-        changes: how often segments were added or dropped.
+        changes: how many times segments were added or dropped.
     """
 
     def __init__(self, place: Place, owner: Owner | None = None) -> None:
@@ -217,8 +217,7 @@ class Archive:
             if one is None:
                 continue
             found.append(one)
-            # If two objects have exchanged their names, the other object is not the known
-            # segment of its name, either.
+            # If two objects have swapped their names, the other object is not the known segment of its name, either.
             twins = [other for other in self._segments if other.start == one.directory.start and other.name in known]
             for twin in twins:
                 gone.append(twin)
@@ -233,7 +232,7 @@ class Archive:
         except FileNotFoundError:
             return None
         except StoreError as error:
-            # Read it again at the next listing: a repaired object may have the same length.
+            # The next listing reads it again: a repaired object may have the same length.
             start = int(name.partition(".")[0])
             missing = f"the log from {start} on is missing where the broker has no log file to write it again"
             self._lost(size, f"{error}: {missing}")
@@ -241,7 +240,9 @@ class Archive:
         return Found(name, size, segment.directory, segment.digest)
 
     def add(self, name: str, size: int) -> None:
-        """Add a segment. Raises StoreError: it is invalid, or of another log. Raises OSError: it cannot be read."""
+        """Add a segment. Raises StoreError: the segment is invalid or belongs to another log. Raises OSError: the
+        segment cannot be read.
+        """
         segment = self._segment_file(name, size)
         with self._listing:
             self._ignored.pop(name, None)
@@ -249,7 +250,7 @@ class Archive:
             self._change(former, [Found(name, size, segment.directory, segment.digest)])
 
     def _change(self, gone: list[_Known], found: list[Found]) -> int:
-        """Drop segments, and add others that belong to the log; return the number of added ones.
+        """Drop segments, and add the found segments that belong to the log. Return the number of added segments.
 
         Raises as `refresh`.
         """
@@ -303,8 +304,8 @@ class Archive:
             directory.identity,
             found.digest,
         )
-        # Add the queues before the segment: retention may delete all that `covered` includes, and the deleted messages
-        # must be found here by then.
+        # Add the queues before the segment: retention may delete everything that `covered` includes, and a read must
+        # find the deleted messages here by then.
         for queue in directory.queues:
             if queue.topic:
                 self._enter_queue((queue.topic, queue.queue_id), known, queue)
@@ -313,7 +314,7 @@ class Archive:
     def _enter_queue(self, place: tuple[str, int], known: _Known, queue: Queue) -> None:
         rows = self._queues.get(place)
         if rows is not None and rows.segments[-1].start < known.start and queue.first >= rows.ends[-1]:
-            rows.segments.append(known)  # append to ``ends`` last: concurrent reads search by it
+            rows.segments.append(known)  # append to ``ends`` last: concurrent reads search ``ends``
             rows.firsts.append(queue.first)
             rows.ends.append(queue.end)
             return
@@ -323,19 +324,17 @@ class Archive:
         )
 
     def covered(self, start: int) -> int:
-        """Return the end of the part of the log that begins at an offset and is archived without a gap."""
+        """Return the end of the part of the log that begins at an offset and is archived without a gap. Return the
+        offset itself if nothing is archived there.
+        """
         for one in self._segments:
             if one.start == start:
                 start = one.end
         return start
 
     def gaps(self, log_begin: int, reached: int = 0) -> list[tuple[int, int]]:
-        """Return the ranges of physical offsets that are neither archived nor in the log, from the first segment on,
-        even if that segment cannot be read.
-
-        Args:
-            log_begin: start of the log.
-            reached: offset up to which the log was once archived.
+        """Return the ranges of physical offsets that are neither archived nor in the log. The first range begins no
+        earlier than the first segment; that segment counts even if it is unreadable.
         """
         found, end = [], min(self._first_name, self._segments[0].start) if self._segments else 0
         for one in self._segments:
@@ -350,8 +349,8 @@ class Archive:
 
         Args:
             first_record: returns the first record of the log file that begins at an
-                offset, None if the file is gone.
-            log_end: end of the log.
+                first_record: returns the first record of the log file that begins at an offset, or None if the file is
+                    gone.
 
         Raises:
             StoreError: the segments belong to another log.
@@ -362,8 +361,8 @@ class Archive:
                 "belongs to another store, or this store lost its end; give another archive, or restore the store"
             )
         for one in self._segments:
-            # Offsets alone do not distinguish logs. Retention deletes files that the segments cover, so the segments of
-            # another store would cost all messages.
+            # Offsets alone do not distinguish logs. Retention deletes the log files that segments cover: with the
+            # segments of another store, all messages would be lost.
             record = first_record(one.start)
             if record is not None and identity_of(record) != one.identity:
                 raise StoreError(
@@ -372,13 +371,13 @@ class Archive:
                 )
 
     def min_offset(self, topic: str, queue_id: int, otherwise: int) -> int:
-        """Return the queue offset of the first archived message, or ``otherwise`` if it is less or no message is
-        archived."""
+        """Return the queue offset of the first archived message if it is less than ``otherwise``. Return ``otherwise``
+        if not, or if no message is archived."""
         rows = self._queues.get((topic, queue_id))
         return otherwise if rows is None else min(otherwise, rows.firsts[rows.begin])
 
     def has(self, topic: str, queue_id: int, queue_offset: int) -> bool:
-        """Return True if the archive has a message, or a later message of its queue."""
+        """Return True if the archive has a message or a later message of the same queue."""
         rows = self._queues.get((topic, queue_id))
         return rows is not None and queue_offset < rows.ends[-1]
 
@@ -401,12 +400,13 @@ class Archive:
         accept: Callable[[memoryview], bool] | None = None,
         tags_code: Callable[[bytes], int] | None = None,
     ) -> GetResult:
-        """Read a queue from a message on, as `Reader.get` reads the log; min and max offset are those of the archive.
-        The read stops at the end of the segment, so that a caller waits for one object only.
+        """Read messages of a queue from an offset on, like `Reader.get` for the log. The min and max offset in the
+        result are those of the archive. The read stops at the end of the segment, so that a caller waits for one object
+        only.
 
         Args:
-            codes: tag codes to accept, None for all; ``tags_code`` computes the code of a record's TAGS.
-            accept: a further test of the record itself.
+            codes: tag codes to accept, None for all; ``tags_code`` computes the code from the TAGS of a record.
+            accept: an additional filter for the record itself.
 
         Raises:
             StoreError: a segment is damaged.
@@ -434,7 +434,7 @@ class Archive:
         if rows is None or index < 0:
             return result
         if (first := rows.firsts[index]) > queue_offset:
-            # No consumer expects the oldest messages any more. Between two segments messages are lost.
+            # No consumer expects the oldest messages any more. Messages missing between two segments are lost.
             result.next_begin_offset = first
             if index == rows.begin:
                 result.status = GetStatus.OFFSET_TOO_SMALL
@@ -451,20 +451,21 @@ class Archive:
             if result.records and (result.size + len(record) > bytes_max or len(result.records) >= count_max):
                 break
             scanned += len(record)
-            # Set it after the test above: a record that does not fit is the first record of the next pull.
+            # Set it after the test above: if a record does not fit, the next pull starts with this record.
             result.next_begin_offset = following
             if _is_wanted(record, codes, accept, tags_code):
                 result.records.append(_copied(record))
                 result.size += len(record)
                 result.status = GetStatus.FOUND
-            # A filter with few matches must not read a whole segment at once: the consumer's next pull continues here.
+            # Stop here: a filter with few matches must not read a whole segment in one call. The next pull continues
+            # here.
             elif scanned > 16 * bytes_max:
                 break
         return result
 
     def segment_of(self, topic: str, queue_id: int, queue_offset: int) -> str:
-        """Return the name of the segment that `get` reads; the name is empty if the archive has no later message of the
-        queue."""
+        """Return the name of the segment that `get` reads. The name is empty if the archive has neither the message nor
+        a later message of the queue."""
         known = self._holding(topic, queue_id, queue_offset)
         return "" if known is None else known.name
 
@@ -474,8 +475,8 @@ class Archive:
         return None if rows is None or index < 0 else rows.segments[index]
 
     def _from(self, topic: str, queue_id: int, queue_offset: int) -> Iterator[tuple[int, int, memoryview | None]]:
-        """Yield the messages of a queue from a message on, block by block, each as its number, the next number and the
-        record. Stop at the end of the segment with the first of these messages."""
+        """Yield the messages of a queue from an offset on, block by block, each as its number, the next number and the
+        record. Stop at the end of the segment that has the first message."""
         known = self._holding(topic, queue_id, queue_offset)
         if known is not None:
             yield from self._of(known, topic, queue_id, lambda block: block.first <= queue_offset, queue_offset)
@@ -490,8 +491,8 @@ class Archive:
     ) -> Iterator[tuple[int, int, memoryview | None]]:
         """Yield the messages of a queue in a segment, from the last block for which ``is_before`` is true.
 
-        Only the record that holds ``queue_offset``, and later messages, are included. A damaged block yields one row
-        without a record for all its messages.
+        Records before the record with ``queue_offset`` are omitted. A damaged block yields one row without a record for
+        all its messages.
         """
         try:
             segment, blocks = self._opened(known)
@@ -518,7 +519,7 @@ class Archive:
 
     def record_at(self, physical_offset: int) -> memoryview | None:
         """Return the record at an offset of the log, or None if no record begins there.
-        Raises StoreError: the segment is damaged there. Raises OSError: the place cannot be read."""
+        Raises StoreError: the segment is damaged at this offset. Raises OSError: the place cannot be read."""
         return self._reading(lambda: self._record_at(physical_offset))
 
     def _record_at(self, physical_offset: int) -> memoryview | None:
@@ -544,9 +545,9 @@ class Archive:
     def query(
         self, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int, *, bytes_max: int
     ) -> list[memoryview]:
-        """Return the records that have a key and were stored between two times, from the newest segments
-        first. A record that no longer fits in ``bytes_max`` is omitted, unless it is the first. Damaged
-        records are omitted with an ERROR.
+        """Return the records that have a key and were stored between two times. The newest segments come first. A
+        record that no longer fits in ``bytes_max`` is omitted, unless it is the first. Damaged records are omitted with
+        an ERROR.
         Raises OSError: the place cannot be read.
         """
         return self._reading(lambda: self._query(topic, key, count_max, begin_ms, end_ms, bytes_max))
@@ -577,7 +578,7 @@ class Archive:
         return found
 
     def _offsets_of(self, known: _Known, hashed: int) -> Iterator[int]:
-        """Yield the physical offsets of the records of a segment that have a key with a hash."""
+        """Yield the physical offsets of the records in a segment that have a key with a given hash."""
         try:
             segment, _ = self._opened(known)
             yield from self._checked(known, lambda: list(itertools.islice(segment.offsets_of(hashed), _COMPARED_MAX)))
@@ -586,7 +587,7 @@ class Archive:
             self._lost((known.digest, "keys"), f"{where}: {error}")
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int | None:
-        """Return the first message stored at or after a time, or None if there is no such message.
+        """Return the queue offset of the first message stored at or after a time, or None if there is no such message.
 
         Raises OSError: the place cannot be read.
         """
@@ -618,7 +619,7 @@ class Archive:
         raise OSError(f"archive {self.place} changes while it is read")
 
     def _checked(self, known: _Known, read: Callable[[], T]) -> T:
-        """Read a part of a segment. Raises _Changed: the object is not the known segment of its name.
+        """Read a part of a segment. Raises _Changed: the object was deleted or replaced.
         Raises StoreError: the part is damaged."""
         try:
             return read()
@@ -629,7 +630,7 @@ class Archive:
             raise
 
     def _compare(self, known: _Known) -> SegmentFile:
-        """Open the segment again. Raises _Changed: the object is not the known segment of its name."""
+        """Open a segment again. Raises _Changed: the object was deleted or replaced."""
         try:
             segment = self._segment_file(known.name, known.size)
         except (FileNotFoundError, StoreError):
@@ -639,7 +640,7 @@ class Archive:
         return segment
 
     def _lost(self, key: object, said: str) -> None:
-        """Log that messages cannot be read; a repetition with the same ``key`` and text is not logged."""
+        """Log that messages cannot be read. Do not log the same ``key`` and text twice."""
         with self._lock:
             is_said = (key, said) in self._said
             self._said[key, said] = None
@@ -661,8 +662,8 @@ class Archive:
             if found is not None and found[0].digest == known.digest:
                 self._open.move_to_end(known.name)
                 return found
-        # Fetch without the lock: a read that waits for one object must not block reads of others. Two threads may
-        # fetch the same object then.
+        # Fetch without the lock: a read that waits for one object must not block reads of other objects. As a result,
+        # two threads may fetch the same object.
         segment = self._compare(known)
         found = segment, self._checked(known, segment.blocks)
         with self._lock:
@@ -675,14 +676,16 @@ class Archive:
         return found
 
     def _content(self, known: _Known, segment: SegmentFile, blocks: list[Block], number: int, end: int) -> _Rows:
-        """Return a block, and fetch the next blocks of the queue with it. Raises StoreError: the block is damaged."""
+        """Return a block. Fetch the next blocks of the queue with the same request. Raises StoreError: the block is
+        damaged.
+        """
         key = segment.name, segment.digest, number
         with self._lock:
             found = self._contents.get(key)
             if found is not None:
                 self._contents.move_to_end(key)
                 return found
-        # Limit the content, too: one MiB of compressed equal bodies may hold gigabytes.
+        # Limit the content, too: one MiB of compressed identical bodies may decompress to gigabytes.
         last, size, content_bytes = number, 0, 0
         while last < end:
             size += blocks[last].stored_bytes
@@ -705,7 +708,7 @@ class Archive:
 
 
 def _copied(record: memoryview) -> memoryview:
-    """Return a copy of a record: a slice would hold its whole block until the response is sent."""
+    """Return a copy of a record. A slice would keep the whole block in memory until the response is sent."""
     return memoryview(bytes(record))
 
 
@@ -735,7 +738,7 @@ def _numbers(rows: Iterable[tuple[_Known, int, int]]) -> _Numbers:
 
 
 def _index_of(rows: _Numbers, queue_offset: int) -> int:
-    """Return the index of the row that has a message, or of the first later row, or -1 if there is neither."""
+    """Return the index of the row that has a message, or of the first later row. Return -1 if there is neither."""
     index = bisect_right(rows.ends, queue_offset, lo=rows.begin)
     return index if index < len(rows.segments) else -1
 
@@ -745,7 +748,7 @@ def _named(topic: str, queue_id: int, first: int, end: int) -> str:
 
 
 def _rows(name: str, content: bytes) -> _Rows:
-    """Number the records of a block. Raises StoreError: it does not consist of records."""
+    """Return the records of a block with their numbers. Raises StoreError: the block does not consist of records."""
     rows = _Rows(memoryview(content), array("q"), array("q"), array("q", [0]))
     position = 0
     while position < len(content):

@@ -1,9 +1,9 @@
 """The content of a sealed segment: the records of a full log file, by queue, and the keys of its index.
 
-`contents_of` scans the file and determines the queue of every record, and the order of the records in each queue.
-With numpy, the scan handles runs of records (`rmqkit.store.log.scan`, `DispatchColumns`) and is several times as fast.
-Without numpy, and for the rare file in which a topic was deleted and created again, it handles one record at a time.
-Tests check that both scans return the same result. Source: store.md §3, §4, §7.
+`contents_of` scans the file. It determines the queue of every record and the order of the records in each queue. With
+numpy, the scan handles runs of records (`rmqkit.store.log.scan`, `DispatchColumns`) and is several times as fast.
+Without numpy, the scan handles one record at a time. It does so, too, for the rare file in which a topic was deleted
+and created again. Tests check that both scans return the same result. Source: store.md §3, §4, §7.
 """
 
 from __future__ import annotations
@@ -41,12 +41,13 @@ if TYPE_CHECKING:
 __all__ = ["KEY", "OTHER_BYTES", "OTHER_RECORDS", "Contents", "Group", "contents_of", "identity_of", "messages_of"]
 
 _Queue = tuple[str, int]
-# Hashes are unsigned, because they are never negative in index files: Java's abs, or 0 if that is negative.
+# Hashes are unsigned, because hashes in index files are never negative: Java's abs, or 0 if abs returns a negative
+# number.
 KEY = struct.Struct(">IQ")
 OTHER_RECORDS = ("", 0)
-"""The queue name for records that are in no queue."""
+"""The queue name of records that belong to no queue."""
 OTHER_BYTES = ("", -1)
-"""The queue name for bytes that are not a record."""
+"""The queue name of bytes that are not a record."""
 
 
 @dataclass(slots=True)
@@ -54,10 +55,9 @@ class Group:
     """The records of one queue.
 
     Attributes:
-        queue: topic and queue id; `OTHER_RECORDS`, `OTHER_BYTES`.
         queue: topic and queue id, or `OTHER_RECORDS`, or `OTHER_BYTES`.
-        first: number of the first message; 0 for parts that are in no queue.
-        end: one past the number of the last message; 0 for parts that are in no queue.
+        first: number of the first message; 0 for parts that belong to no queue.
+        end: one past the number of the last message; 0 for parts that belong to no queue.
         parts: indexes of the records among the parts of the file, in the order of their numbers.
     """
 
@@ -69,18 +69,18 @@ class Group:
 
 @dataclass(slots=True)
 class Contents:
-    """A log file, cut into parts: its records, and the bytes between the records.
+    """The contents of a log file, which is cut into parts: records, and the bytes between records.
 
     Attributes:
-        identity: a digest of the first record; it differs from the identity of another log with the same offsets.
+        identity: a digest of the first record. Another log with the same offsets has another digest.
         records_end: the end of the last part.
         other_bytes: the number of bytes outside of records.
         record_count: the number of parts that are records.
         first_time, last_time: earliest and latest storeTimestamp, in ms.
-        positions, sizes: the place of each part, in the order of the file.
+        positions, sizes: position and size of each part, in the order of the file.
         numbers, times: queue offset and storeTimestamp of each part; -1 and 0 for a part that is not a record.
         groups: the parts by queue, in the order of the queues' names.
-        keys: rows of `KEY`, sorted: the hash of each key, and the physical offset of the record that has the key.
+        keys: sorted rows of `KEY`: the hash of a key, and the physical offset of the record that has the key.
     """
 
     identity: str
@@ -98,12 +98,12 @@ class Contents:
 
 
 def identity_of(first_record: bytes | memoryview) -> str:
-    """Return a digest of the first record of a file. The digest distinguishes a log from other logs."""
+    """Return a digest of the first record of a file. Different logs have different digests."""
     return hashlib.blake2b(first_record, digest_size=16).hexdigest()
 
 
 def messages_of(record: Record) -> int:
-    """Return how many numbers of its queue a record takes: one, or the number of messages of its inner batch."""
+    """Return how many queue offsets a record occupies: one, or the number of messages of its inner batch."""
     return batch_count(record.properties) if record.sys_flag & INNER_BATCH else 1
 
 
@@ -113,7 +113,7 @@ def contents_of(log: Buffer, start: int, *, with_tags: bool) -> Contents:
     Args:
         log: the whole file.
         start: physical offset of its first byte, its name.
-        with_tags: whether TAGS is a key (``indexTags``), too.
+        with_tags: whether TAGS is a key, too (``indexTags``).
     """
     found = _in_runs(log, start, with_tags) if has_numpy() else None
     return found or _one_by_one(log, start, with_tags)
@@ -165,7 +165,7 @@ def _one_by_one(log: Buffer, start: int, with_tags: bool) -> Contents:
 
 
 def _is_over(log: memoryview, position: int) -> bool:
-    """Return True if the rest of the file is a blank, or too short for a blank."""
+    """Return True if no record can follow: the rest of the file is a blank, or too short for a blank."""
     return len(log) - position < BLANK_BYTES or is_blank(log, position)
 
 
@@ -178,7 +178,9 @@ def _record_at(log: memoryview, position: int, start: int) -> Record | None:
 
 
 def _is_in_queue(record: Record) -> bool:
-    """Return True if a broker enters a record in its queue: it is neither prepared nor rolled back."""
+    """Return True if a broker enters a record in its queue. Prepared and rolled back records of transactions are not
+    entered.
+    """
     return (
         bool(record.topic)
         and record.queue_offset >= 0
@@ -193,7 +195,7 @@ _OTHER_NUMBER = 1
 
 
 class _Runs:
-    """The results of the scan so far: every run adds a column of each kind."""
+    """The results of the scan so far. Each run adds one array to every column."""
 
     def __init__(self) -> None:
         self.queues: dict[_Queue, int] = {OTHER_RECORDS: 0, OTHER_BYTES: _OTHER_NUMBER}
@@ -226,8 +228,8 @@ class _Runs:
 
 
 def _in_runs(log: Buffer, start: int, with_tags: bool) -> Contents | None:
-    """Return the contents of a log file. Return None if it is empty, or if the numbers of a queue do not ascend because
-    its topic was deleted and created again."""
+    """Return the contents of a log file. Return None if the file has no records, or if the numbers of a queue do not
+    ascend because its topic was deleted and created again."""
     import numpy as np
 
     found = _Runs()
@@ -262,8 +264,7 @@ def _in_runs(log: Buffer, start: int, with_tags: bool) -> Contents | None:
 
 
 def _grouped(names: list[_Queue], queue: Ints, numbers: Ints, ends: Ints) -> list[Group] | None:
-    """Return the parts grouped by queue, or None if the numbers of a queue do not ascend.
-
+    """Group the parts by queue. Return None if the numbers of a queue do not ascend.
     ``queue``: for each part, the index of its queue in ``names``.
     """
     import numpy as np

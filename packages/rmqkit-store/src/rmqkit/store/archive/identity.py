@@ -1,9 +1,9 @@
-"""The identity of a log: a segment has the identity of its log, so that a broker reads only its own segments.
+"""The identity of a log. Each segment has the identity of its log, so that a broker reads only its own segments.
 
-The identity is 16 random bytes in hex. The first master that archives a log creates it, before it writes the first
-segment. The store has it in a note beside ``checkpoint`` (`NOTE`), each segment in its directory.
+The identity is 16 random bytes in hex. The first master that archives a log creates the identity before it writes the
+first segment. The store has the identity in a note beside ``checkpoint`` (`NOTE`), each segment in its directory.
 
-A store that has its note accepts these segments:
+A store with a note accepts these segments:
 
 =========================================  ============================================================================
 segment                                    accepted
@@ -14,7 +14,7 @@ has no identity (from an old release)      if the note lists it, or if the log f
                                            begins with the same record; the note lists it then
 =========================================  ============================================================================
 
-A store without a note learns the identity from the segments whose log file still exists (`LogIdentity.settle`):
+A store without a note learns the identity from the segments that still have their log file (`LogIdentity.settle`):
 
 =========================================  ============================================================================
 segments                                   action
@@ -26,7 +26,7 @@ they have no identity, or none exists      a master creates an identity. It list
                                            contradicts in the note: older releases had accepted them. A slave waits
 =========================================  ============================================================================
 
-A crash leaves the former note or the new one. A lost note has no effect while an archived log file still exists.
+A crash leaves the former note or the new one. A lost note has no effect while the log file of a segment still exists.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ NOTE = "archiveIdentity"
 
 
 class _Note(Struct):
-    """The identity, the archived end of the log, and the accepted segments without an identity with their digests."""
+    """The content of the note: the identity, the archived end of the log, and the accepted segments without an
+    identity, with their digests.
+    """
 
     log: str
     reached: int = 0
@@ -62,8 +64,8 @@ class LogIdentity:
 
     Args:
         root: the store directory.
-        first_record: returns the first record of the log file that begins at an offset, None if the file is gone.
-        makes: whether this broker creates an identity if there is none; True for a master.
+        first_record: returns the first record of the log file that begins at an offset, or None if the file is gone.
+        makes: whether this broker creates an identity if none exists; True for a master.
     """
 
     def __init__(self, root: Path, first_record: Callable[[int], bytes | None], *, makes: bool) -> None:
@@ -80,7 +82,7 @@ class LogIdentity:
 
     @property
     def reached(self) -> int:
-        """Physical offset up to which the log was once archived."""
+        """Physical offset up to which the log has ever been archived."""
         return 0 if self._note is None else self._note.reached
 
     def archived(self, end: int) -> None:
@@ -89,8 +91,8 @@ class LogIdentity:
             self._store(_Note(self._note.log, end, self._older))
 
     def settle(self, found: list[Found], place: str) -> None:
-        """Take the identity from the segments or create it, if the store has none. Raises StoreError: it is unknown
-        whether the segments belong to this log. Raises OSError: the note cannot be written."""
+        """Adopt the identity of the segments, or create an identity, if the store has none. Raises StoreError: it is
+        unknown whether the segments belong to this log. Raises OSError: the note cannot be written."""
         if self._note is None:
             self._note = read_note(self.root / NOTE, _Note, "the identity is learned from the archive's segments")
             self._older |= {} if self._note is None else self._note.older
@@ -123,18 +125,20 @@ class LogIdentity:
         if found.directory.log:
             return found.directory.log == self.log
         is_same, is_listed = self._compared(found), self._older.get(found.name) == found.digest
-        # A slave without an identity accepts every segment that no log file contradicts: its master
-        # has not written an identity.
+        # A slave without an identity accepts every segment that no log file contradicts: its master has not created an
+        # identity yet.
         is_own = is_listed or self._note is None if is_same is None else is_same
         if is_own and not is_listed:
-            # List it while its log file exists: after a restart the file may be gone.
+            # Add it to the note while its log file exists: after a restart the file may be gone.
             self._older[found.name] = found.digest
             if self._note is not None:
                 self._store(_Note(self._note.log, self._note.reached, self._older))
         return is_own
 
     def _compared(self, found: Found) -> bool | None:
-        """Return True if a segment begins like the log file at its offset, or None if that file is gone."""
+        """Return True if a segment begins with the same record as the log file at its offset. Return None if the file
+        is gone.
+        """
         record = self._first_record(found.directory.start)
         return None if record is None else identity_of(record) == found.directory.identity
 
@@ -144,15 +148,15 @@ class LogIdentity:
 
 
 def identity_in(root: Path) -> str:
-    """Return the identity of a store's log; it is empty if the log has none yet. Raises OSError: the note cannot be
-    read."""
+    """Return the identity of a store's log, or an empty string if the log has none yet. Raises OSError: the note cannot
+    be read."""
     note = read_note(root / NOTE, _Note, "the store's log is compared with the segments")
     return "" if note is None else note.log
 
 
 def adopt(root: Path, found: list[Found]) -> str:
-    """Give a store the identity that all segments share, and return this identity. Raises StoreError: the segments have
-    no identity, or several. Raises OSError: the note cannot be written."""
+    """Store the identity that all segments share as the identity of a store, and return it. Raises StoreError: the
+    segments have no identity, or have different ones. Raises OSError: the note cannot be written."""
     named = sorted({one.directory.log for one in found if one.directory.log})
     if len(named) != 1:
         raise StoreError(f"the segments name {len(named)} logs ({', '.join(named)}), not one: nothing is adopted")

@@ -1,7 +1,7 @@
 """Places that store segments: `Folder`, a directory, and `Objects`, a bucket or another address that pyarrow reads.
 
-A segment appears complete under its name or not at all: a folder renames a finished file, an object store publishes an
-object when its stream is closed. If a segment is cut nevertheless, it has no footer, and counts as missing.
+A segment appears under its name only when it is complete. A folder renames a finished file. An object store publishes
+an object when its stream is closed. A segment that was cut nevertheless has no footer, and counts as missing.
 `place_of` returns the place of a setting.
 """
 
@@ -25,16 +25,16 @@ _PART = ".part"
 
 
 class Place(Protocol):
-    """A store of segments by name. Every call raises OSError if the place refuses it or cannot be reached."""
+    """A storage for segments by name. Every call raises OSError if the place refuses the call or cannot be reached."""
 
     def names(self) -> dict[str, int]:
         """Return the name and the length of every object."""
 
     def read(self, name: str, position: int, size: int) -> bytes:
-        """Return a number of bytes of a segment, or fewer at its end."""
+        """Return ``size`` bytes of a segment, or fewer bytes at its end."""
 
     def writing(self, name: str) -> Any:
-        """Return a context manager with a binary file. The file appears under the name if the context ends without an
+        """Return a context manager with a binary file. The file appears under the name when the context ends without an
         error."""
 
 
@@ -64,15 +64,15 @@ class Folder:
     def writing(self, name: str) -> Iterator[BinaryIO]:
         make_directory(self._path)
         for left in self._path.glob(f"{name}.*{_PART}"):  # left by a process that was killed
-            # If only the broker was killed, its process may still run: its rename then fails.
+            # If only the broker was killed, its sealing process may still run: its rename then fails.
             left.unlink(missing_ok=True)
         part = self._path / f"{name}.{os.getpid()}{_PART}"
         try:
             with part.open("wb") as file:
                 yield file
                 file.flush()
-                # Sync the bytes before the rename, and the name before the caller reports the segment: then retention
-                # deletes the log file, and a power cut must not leave an incomplete segment in its place.
+                # Sync the bytes before the rename, and the name before the caller reports the segment. Retention
+                # deletes the log file after the report: a power cut must not leave an incomplete segment instead.
                 sync_file(file.fileno())
             part.rename(self._path / name)
         except BaseException:
@@ -82,10 +82,10 @@ class Folder:
 
 
 class Objects:
-    """A place at an address of pyarrow.fs: ``s3://bucket/archive?endpoint_override=…``,
-    ``gs://``, ``abfs://``, ``hdfs://``.
-    Credentials come from the environment, or are part of the address; they are never shown.
-    Raises ExtraMissing: pyarrow is not installed. Raises StoreError: pyarrow does not know the address."""
+    """A place at an address of pyarrow.fs: ``s3://bucket/archive?endpoint_override=…``, ``gs://``, ``abfs://``,
+    ``hdfs://``.
+    Credentials are in the environment or in the address. They are never shown.
+    Raises ExtraMissing: pyarrow is not installed. Raises StoreError: pyarrow does not support the address."""
 
     def __init__(self, address: str) -> None:
         with extras.needed("arrow", f"an archive at {shown(address)}"):
@@ -117,11 +117,11 @@ class Objects:
             self._filesystem.create_dir(self._path, recursive=True)
         stream = self._filesystem.open_output_stream(f"{self._path}/{name}")
         yield cast("BinaryIO", stream)
-        stream.close()  # not after an error: an unclosed object is not published
+        stream.close()  # not after an error: an object that was not closed is not published
 
 
 def place_of(setting: str, below: str) -> Place:
-    """Return the place below a path or an address.
+    """Return the place at ``below`` under a path or an address.
     Raises ExtraMissing, StoreError: the path or address cannot be a place."""
     if _ADDRESS.match(setting):
         head, mark, options = setting.partition("?")
@@ -130,7 +130,7 @@ def place_of(setting: str, below: str) -> Place:
 
 
 def place_at(address: str) -> Place:
-    """Return the place of a complete path or address, which includes the folder of its broker. Raises as `place_of`."""
+    """Return the place of a complete path or address, including the folder of a broker. Raises as `place_of`."""
     if _ADDRESS.match(address):
         head, mark, options = address.partition("?")
         above, _, below = head.rstrip("/").rpartition("/")
@@ -140,5 +140,5 @@ def place_at(address: str) -> Place:
 
 
 def shown(address: str) -> str:
-    """Return an address without credentials and options."""
+    """Return an address without its credentials and options."""
     return re.sub(r"//[^/@]*@", "//", address.partition("?")[0])

@@ -1,9 +1,9 @@
-"""The process that writes one segment: it costs seconds of CPU, which would block the event loop of a broker.
+"""The process that writes one segment. Writing costs seconds of CPU, which would block the event loop of a broker.
 
-``python -m rmqkit.store.archive.seal`` reads one line of JSON (`Work`) from its standard input, so that no credentials
-show among the arguments of processes. It writes the segment, reads the segment back, compares every record with the
-log, and prints one line of JSON (`Sealed`). A kill at any time leaves nothing valid: the next process starts from the
-beginning.
+``python -m rmqkit.store.archive.seal`` reads one line of JSON (`Work`) from its standard input: the arguments of a
+process are public, and must not show credentials. The process writes the segment, reads the segment back, compares
+every record with the log, and prints one line of JSON (`Sealed`). A kill at any time leaves no valid segment, and the
+next process starts from the beginning.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _NICE = 10
 
 
 class Work(Struct):
-    """One segment to write: path and start of the log file, the archive and the folder in it, whether TAGS is a key,
-    and the identity of the log."""
+    """A segment to write: path and start of the log file, the archive and the folder in it, whether TAGS is a key, and
+    the identity of the log."""
 
     path: str
     start: int
@@ -52,15 +52,15 @@ class Sealed(Struct):
 
 def seal(work: Work, place: Place) -> Sealed:
     """Write a segment and compare it with the log.
-    Raises OSError: the log cannot be read, or the place written.
-    Raises StoreError: the segment differs when it is read back, or a segment of another log has the name."""
+    Raises OSError: the log cannot be read, or the place cannot be written.
+    Raises StoreError: the written segment differs from the log, or a segment of another log has the same name."""
     name = segment_name(work.start)
     with Path(work.path).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as log:
         _refuse_another_log(work, place, name)
         with place.writing(name) as out:
             assert out is not None, "a place opens a file"
             directory = write_segment(log, work.start, out, with_tags=work.with_tags, log_id=work.log_id)
-        # Read it back after the publication and by its name, like consumers will once the log file is deleted.
+        # Read the segment by its name after the publication, like consumers do after the log file is deleted.
         size = place.names().get(name, 0)
         segment = SegmentFile(name, lambda position, count: place.read(name, position, count), size)
         if segment.directory != directory:
@@ -70,21 +70,21 @@ def seal(work: Work, place: Place) -> Sealed:
 
 
 def _refuse_another_log(work: Work, place: Place, name: str) -> None:
-    """Raise StoreError if another log's segment has the name: writing would replace its only copy."""
+    """Raise StoreError if a segment of another log has the name: a write would replace its only copy."""
     size = place.names().get(name)
     if size is None:
         return
     try:
         other = SegmentFile(name, lambda position, count: place.read(name, position, count), size).directory
     except StoreError:
-        return  # a damaged segment, which is written again
+        return  # a damaged segment, which the caller writes again
     if other.log and other.log != work.log_id:
         raise StoreError(f"archive {place} has {name} of log {other.log}, and this is log {work.log_id}: remove it, or "
                          "give another archive")  # fmt: skip
 
 
 def compare(segment: SegmentFile, log: mmap.mmap) -> None:
-    """Compare the whole content of a segment with its log file. Raises StoreError: something differs."""
+    """Compare the whole content of a segment with its log file. Raises StoreError: the content differs."""
     directory, seen = segment.directory, 0
     for physical_offset, part in parts_of(segment):
         position = physical_offset - directory.start
@@ -96,7 +96,7 @@ def compare(segment: SegmentFile, log: mmap.mmap) -> None:
 
 
 def main(lines: BinaryIO) -> int:
-    """Seal the file that the standard input describes."""
+    """Seal the file that the standard input describes, and print the result."""
     line = lines.readline()
     if not line.endswith(b"\n"):
         return 1  # the broker died before it sent the work
@@ -107,8 +107,8 @@ def main(lines: BinaryIO) -> int:
         sealed = seal(work, place_of(work.archive, work.below))
     except (OSError, RmqError) as error:
         sealed = Sealed(error=f"{type(error).__name__}: {error}")
-    with suppress(BrokenPipeError):  # the broker died: its next process finds the segment
-        # Do not print: a buffer that is flushed at the exit would raise outside of this ``with``.
+    with suppress(BrokenPipeError):  # the broker died; its next process finds the segment
+        # Do not print: print writes to a buffer, and the flush at the exit would raise outside of this ``with``.
         os.write(sys.stdout.fileno(), msgspec.json.encode(sealed) + b"\n")
     return int(bool(sealed.error))
 

@@ -1,22 +1,22 @@
 """A sealed segment: one full file of the CommitLog, its records sorted by queue, in one compressed file.
 
-A consumer that reads a queue back reads it from one part of the file, in a few large requests, however many queues were
-mixed in the log. Nothing is lost: bytes that are not a record are included, and `rebuild` restores the log file. ::
+The records of a queue are in one part of the file, even if the log mixed many queues. A consumer reads them in a few
+large requests. Nothing is lost: bytes that are not a record are included, and `rebuild` restores the log file. ::
 
     "RMQARCH1" | block | block | … | sections | directory | footer
 
 A *block* is a Zstandard frame of whole records of one queue, in the order of their numbers: `BLOCK_BYTES` uncompressed,
-or one longer record. Records that are in no queue (prepared and rolled back ones of old transactions, those of a topic
-that was deleted and created again) and bytes that are not a record have separate blocks. Sections, each a Zstandard
-frame::
+or one longer record. Separate blocks contain the records that belong to no queue (prepared and rolled back records of
+old transactions, records of a topic that was deleted and created again), and the bytes that are not a record. Each
+section is a Zstandard frame::
 
     blocks    rows of `BLOCK`: position, stored bytes, bytes, CRC-32 of stored bytes, first number, first store time
     places    rows of `PLACE`, by physical offset: offset, block, position in it; in parts of `ROWS_MAX` rows
-    keys      rows of `KEY`, by hash: hash of a key as index files have it, physical offset; in parts of `ROWS_MAX` rows
+    keys      rows of `KEY`, by hash: hash of a key as in index files, physical offset; in parts of `ROWS_MAX` rows
 
 The directory (MessagePack, `Directory`) lists the sections and the queues with their first and last numbers. The footer
-is the directory's position, its length, its CRC-32 and "RMQARCH1": a file without a footer was not written completely.
-All numbers are big-endian.
+is the directory's position, its length, its CRC-32 and "RMQARCH1". A file without a footer is incomplete. All numbers
+are big-endian.
 
 Not handled here: the places of segments (`rmqkit.store.archive.places`), the list of segments
 (`rmqkit.store.archive.archive`), queues of batch topics except by the numbers of their records, light queues.
@@ -47,8 +47,8 @@ __all__ = ["Block", "Directory", "PlaceOf", "Queue", "Section", "SegmentFile", "
 
 MAGIC = b"RMQARCH1"
 BLOCK_BYTES = 256 << 10
-"""Uncompressed size of a block: a request returns hundreds of messages, and a pull
-decompresses little more than that."""
+"""Uncompressed size of a block. A request returns hundreds of messages, and a pull decompresses little more than it
+returns."""
 
 ROWS_MAX = 8192
 _LEVEL = 3
@@ -59,7 +59,7 @@ FOOTER = struct.Struct(">QII8s")
 _ZSTD = COMPRESSED | Compression.ZSTD
 
 ReadAt = Callable[[int, int], bytes]
-"""Returns the bytes of a segment file from a position on: ``(position, size)``. Raises OSError."""
+"""A function that returns the bytes of a segment file: ``(position, size)``. Raises OSError."""
 
 
 class Section(Struct, frozen=True, array_like=True):
@@ -72,7 +72,7 @@ class Section(Struct, frozen=True, array_like=True):
 
 class Queue(Struct, frozen=True, array_like=True):
     """The messages of a queue: numbers from ``first`` up to but not including ``end``, in blocks from ``block`` up to
-    but not including ``block_end``. ``topic`` is empty for parts that are in no queue."""
+    but not including ``block_end``. ``topic`` is empty for parts that belong to no queue."""
 
     topic: str
     queue_id: int
@@ -89,13 +89,14 @@ class Directory(Struct, frozen=True, array_like=True):
         start: physical offset of the start of the log file.
         end: physical offset of its end.
         records_end: physical offset of the end of its records; a blank fills the rest.
-        identity: a digest of the first record; distinguishes this log from other logs with the same offsets.
+        identity: a digest of the first record. Another log with the same offsets has another digest.
         first_time, last_time: earliest and latest storeTimestamp, in ms.
         record_count: number of records.
         other_bytes: number of bytes that are not a record.
-        queues: by topic and queue id.
-        places, keys: first physical offset, or hash, of each part.
-        log: the identity of the log (`rmqkit.store.archive.identity`); empty in segments of releases that had none.
+        queues: the queues, sorted by topic and queue id.
+        places, keys: the parts of each table, with the first physical offset or the first hash of each part.
+        log: the identity of the log (`rmqkit.store.archive.identity`); empty in segments of old releases without
+            identities.
     """
 
     start: int
@@ -125,7 +126,7 @@ class Block(NamedTuple):
 
 
 class PlaceOf(NamedTuple):
-    """The position of a record: the block, and the byte in the block."""
+    """The place of a record: the number of its block, and its position in the block."""
 
     block: int
     at: int
@@ -138,8 +139,9 @@ def write_segment(log: Buffer, start: int, out: BinaryIO, *, with_tags: bool, lo
     """Write the segment of a full log file.
 
     Args:
-        log: the whole file.
-        start: physical offset of its first byte, its name.
+        log: the content of the file.
+        start: physical offset of its first byte, which is its name.
+        with_tags: whether TAGS is a key, too (``indexTags``).
         with_tags: whether TAGS is a key (``indexTags``), too.
         log_id: the identity of the log.
 
@@ -176,12 +178,12 @@ def write_segment(log: Buffer, start: int, out: BinaryIO, *, with_tags: bool, lo
 
 
 def _taken(column: Numbers, parts: Numbers) -> list[int]:
-    """Return the values that some parts have in a column."""
+    """Return the values of some parts in a column."""
     return [column[part] for part in parts] if isinstance(column, array) else column[parts].tolist()
 
 
 class _Writing:
-    """The part of a segment that is written so far."""
+    """A segment that is being written."""
 
     def __init__(self, out: BinaryIO, contents: Contents) -> None:
         self._out = out
@@ -207,7 +209,7 @@ class _Writing:
 
     def _end(self, pieces: list[memoryview], first: int) -> None:
         content = b"".join(pieces)
-        # Release the slices before the write: a mapping with slices cannot be closed, and that BufferError would hide a
+        # Release the slices before the write. A mapping with slices cannot be closed, and its BufferError would hide a
         # write error.
         for piece in pieces:
             piece.release()
@@ -222,7 +224,7 @@ class _Writing:
 
     def section(self, content: bytes) -> Section:
         """Compress and write bytes."""
-        # The CRC-32 covers the stored bytes and is compared before they are decompressed: changed bytes never reach the
+        # The CRC-32 covers the stored bytes and is checked before they are decompressed. Changed bytes never reach the
         # decoder.
         stored = compress(content, Compression.ZSTD, _LEVEL)
         self._out.write(stored)
@@ -231,7 +233,7 @@ class _Writing:
         return found
 
     def table(self, layout: struct.Struct, rows: bytes) -> list[tuple[int, Section]]:
-        """Write sorted rows in parts."""
+        """Write sorted rows in parts. Return each part with the first value of its rows."""
         size = ROWS_MAX * layout.size
         parts = [rows[at : at + size] for at in range(0, len(rows), size)]
         return [(layout.unpack_from(part)[0], self.section(part)) for part in parts]
@@ -245,10 +247,10 @@ class SegmentFile:
 
     Attributes:
         directory: the contents of the segment.
-        digest: the CRC-32 of the stored directory; the directory has those of all other sections.
+        digest: the CRC-32 of the stored directory. The directory contains the CRC-32 of each section.
 
     Args:
-        name: the name for errors.
+        name: the name of the segment in errors.
         read_at: returns bytes of the file.
         size: the length of the file.
 
@@ -275,7 +277,9 @@ class SegmentFile:
             raise StoreError(f"{name} has a directory that cannot be read: {error}") from None
 
     def section(self, place: Section, bytes_max: int = _SECTION_BYTES_MAX) -> bytes:
-        """Return the content of a section. Raises StoreError: it was changed. Raises OSError: it cannot be read."""
+        """Return the content of a section. Raises StoreError: the section was changed. Raises OSError: the section
+        cannot be read.
+        """
         return self._content(self._read_at(place.position, place.stored_bytes), place.crc, place.position, bytes_max)
 
     def _content(self, stored: bytes, crc: int, position: int, bytes_max: int) -> bytes:
@@ -291,7 +295,7 @@ class SegmentFile:
         return [Block(*row) for row in BLOCK.iter_unpack(self.section(self.directory.blocks))]
 
     def contents(self, blocks: list[Block]) -> list[bytes]:
-        """Return the content of consecutive blocks with one read, up to the first damaged one.
+        """Return the content of consecutive blocks with one read. Stop at the first damaged block.
         Raises as `section`, if the first block is damaged."""
         begin = blocks[0].position
         # Use one read: an object store charges more for a request than for the bytes.
@@ -321,7 +325,7 @@ class SegmentFile:
     def offsets_of(self, key_hash: int) -> Iterator[int]:
         """Yield the physical offsets of records that have a key with this hash, in log order. Raises as `section`."""
         parts = self.directory.keys
-        # Rows with this hash may begin at the end of the part before the first part that begins with it.
+        # Rows with this hash may begin at the end of an earlier part.
         at = max(0, bisect_right(parts, key_hash - 1, key=lambda part: part[0]) - 1)
         for first, part in parts[at:]:
             if first > key_hash:
@@ -335,13 +339,13 @@ class SegmentFile:
 
 
 def _part(parts: list[tuple[int, Section]], value: int) -> Section | None:
-    """Return the part whose rows may include a value."""
+    """Return the only part that may include a value."""
     at = bisect_right(parts, value, key=lambda part: part[0]) - 1
     return parts[at][1] if at >= 0 else None
 
 
 def _first_row(rows: bytes, layout: struct.Struct, value: int) -> int:
-    """Return the position of the first row whose first number is not less than a value."""
+    """Return the byte position of the first row with a first number greater than or equal to a value."""
     low, high = 0, len(rows) // layout.size
     while low < high:
         middle = (low + high) // 2
@@ -371,8 +375,8 @@ def parts_of(segment: SegmentFile) -> Iterator[tuple[int, bytes]]:
 
 
 def rebuild(segment: SegmentFile) -> bytearray:
-    """Return the log file from which a segment was made. After the head of the blank it has zeros.
-    Raises StoreError: the segment was changed. Raises OSError: it cannot be read."""
+    """Return the log file from which a segment was made. The bytes after the head of the blank are zeros.
+    Raises StoreError: the segment was changed. Raises OSError: the segment cannot be read."""
     directory = segment.directory
     log = bytearray(directory.end - directory.start)
     end_of_records = directory.records_end - directory.start

@@ -1,12 +1,16 @@
-"""Checks of every segment of an archive, and repairs: segments are written again from a store with their log files.
+"""Check of every segment of an archive, and repair of segments from a store that still has their log files.
 
-The check of a segment covers its footer and directory, the CRC-32 of every section and block, that the blocks hold the
-whole log file without a gap, every record with the CRC-32 of its body, and its first record against its identity. The
-check of the archive covers names, order, missing and duplicate ranges, gaps in the numbers of queues, and that all
+The check of a segment covers:
+
+- its footer and directory, and the CRC-32 of every section and block;
+- the range of the log: the blocks hold the whole log file without a gap;
+- every record with the CRC-32 of its body, and the first record against the identity of the segment.
+
+The check of the archive covers names, order, missing and duplicate ranges, gaps in the numbers of queues, and that all
 segments belong to one log (`rmqkit.store.archive.identity`).
 
-One segment is in memory at a time, block by block. A repair writes like a broker (`seal`): the segment appears complete
-or not at all, and is read back. Segments of another log are never replaced.
+One segment is in memory at a time, block by block. A repair writes a segment like a broker does (`seal`): the segment
+appears only when it is complete, and is read back. A segment of another log is never replaced.
 """
 
 from __future__ import annotations
@@ -83,13 +87,13 @@ def verify(place: Place, progress: Callable[[int, int], None] = lambda done, tot
 
     Raises:
         StoreError: the place has no segments.
-        OSError: it cannot be reached.
+        OSError: the place cannot be reached.
     """
     sizes = segments_in(place)
     if not sizes:
         raise StoreError(f"{place} has no segments: give the folder of a broker, such as {place}/broker-a")
     found = found_in(place)
-    # The log of most segments is the right one: the others were put there by mistake.
+    # Most segments have the right log. Segments of another log were put there by mistake.
     named = Counter(one.directory.log for one in found if one.directory.log).most_common(1)
     report = Report(segments=len(sizes), bytes=sum(sizes.values()), log=named[0][0] if named else "")
     readable = {one.name for one in found}
@@ -132,7 +136,7 @@ def _why(place: Place, name: str, size: int) -> str:
 
 
 def _check(segment: SegmentFile) -> tuple[int, list[int]]:
-    """Read a whole segment; return the number of its records, and the offsets of records with a changed body.
+    """Read a whole segment. Return the number of its records, and the offsets of the records with a changed body.
     Raises StoreError: the segment is damaged."""
     directory, records, first = segment.directory, 0, None
     name, covered, changed = segment.name, list[tuple[int, int]](), list[int]()
@@ -168,7 +172,7 @@ def _check(segment: SegmentFile) -> tuple[int, list[int]]:
 
 
 def _check_order(own: list[Found], report: Report) -> None:
-    """Add the problems with names and with the ranges between segments."""
+    """Report problems with names, and with the ranges between segments."""
     damaged = [problem for problem in report.problems if problem.is_lost]
     ends: dict[tuple[str, int], int] = {}
     before: Found | None = None
@@ -225,7 +229,7 @@ def repair(place: Place, report: Report, root: Path, settings: StoreSettings) ->
 
 
 def _log_files(root: Path, settings: StoreSettings) -> dict[int, Path]:
-    """Return the full files of a store's log: all but the last one."""
+    """Return the full files of a store's log: all files except the last one."""
     paths = [settings.store_path_commit_log, settings.read_only_commit_log_store_paths]
     roots = [Path(text.strip()).expanduser() for path in paths for text in path.split(",") if text.strip()]
     files = {
@@ -238,7 +242,7 @@ def _log_files(root: Path, settings: StoreSettings) -> dict[int, Path]:
 
 
 def _identity(place: Place, report: Report, root: Path, files: dict[int, Path]) -> str:
-    """Return the identity for new segments. Raises StoreError: it is unknown whether the store has this log."""
+    """Return the identity for new segments. Raises StoreError: the store has another log, or its log is unknown."""
     known = identity_in(root)
     if known and report.log and known != report.log:
         raise StoreError(f"{root} has log {known}, and the archive {place} is of log {report.log}: give another store")

@@ -8,18 +8,18 @@
             i32 indexCount
     entry   i32 keyHash | i64 phyOffset | i32 timeDiff (seconds after beginTimestamp) | i32 prevIndex
 
-A slot holds the number of its newest entry, an entry the number of the entry before it; 0 ends the chain.
-``indexCount`` is the next free number and starts at 1, so a full file holds one entry less than its capacity. The keys
-of a message are its UNIQ_KEY, every word of KEYS, and ``T#`` + TAGS (5.4). The hash is that of ``topic#key``. Only
-hashes are compared: the caller must check the key in the record.
+A slot holds the number of its newest entry. An entry holds the number of the previous entry in its chain; 0 ends the
+chain. ``indexCount`` is the next free number and starts at 1, so a full file has one entry less than its capacity. The
+keys of a message are its UNIQ_KEY, every word of KEYS, and ``T#`` + TAGS (5.4). The hash is the hash of ``topic#key``.
+Only hashes are compared: the caller must check the key in the record.
 
 New keys stay in memory until `IndexFile.write`.
 
-Entries and header are written with ``pwrite``, slots through a mapping: the three keys of a message would be three
-writes of four bytes. The blocks of header and slots are allocated before they are mapped, so a full disk is an error,
-not a signal. A process that reads beside a live broker finds complete chains: entries are written first, then slots,
-and the header last. Owner thread only. Not handled here: the list of files, and when keys
-are entered (`message_index`).
+Entries and header are written with ``pwrite``. Slots are written through a mapping, because the three keys of a message
+would be three writes of four bytes. The blocks of header and slots are allocated before they are mapped, so that a full
+disk is an error, not a signal. A process that reads beside a running broker finds complete chains: entries are written
+first, then slots, and the header last. Owner thread only. Not handled here: the list of files, and when keys are
+entered (`message_index`).
 Source: store.md §7.
 """
 
@@ -59,11 +59,10 @@ _head_hash = functools.lru_cache(maxsize=1024)(java_hash)
 
 
 def key_hash(topic: str, key: str) -> int:
-    """Return the hash that index files have for a key: ``abs`` of Java's hash of ``topic#key``. Source: store.md
-    §7.2."""
+    """Return the hash of a key in index files: ``abs`` of Java's hash of ``topic#key``. Source: store.md §7.2."""
     if not key.isascii():
         h = java_hash(f"{topic}#{key}")
-    elif len(key) == 32:  # Java hashes from left to right, and a producer's unique keys differ only at their end
+    elif len(key) == 32:  # Java hashes from left to right, and the unique keys of a producer differ only at their end
         a, b, c, d = key[_UNIQUE_KEY_HEAD:].encode()
         h = _head_hash(f"{topic}#{key[:_UNIQUE_KEY_HEAD]}") * 923521 + a * 29791 + b * 961 + c * 31 + d  # 31⁴, 31³, 31²
     else:
@@ -87,7 +86,7 @@ def keys_of(properties: bytes) -> set[str]:
 
 def key_hashes(topic: str, keys: Keys, *, with_tags: bool) -> list[int]:
     """Return the hashes of a record's keys, in the order of its entries. Source: store.md §7.2.
-    ``with_tags``: whether TAGS is a key, too, as it is for 5.4 brokers."""
+    ``with_tags``: whether TAGS is a key, too, as in brokers from 5.4 on."""
     unique_key, words, tags = keys
     hashes: list[int] = []
     if unique_key:
@@ -102,7 +101,7 @@ def key_hashes(topic: str, keys: Keys, *, with_tags: bool) -> list[int]:
 class IndexFile:
     """One file of the index.
     ``begin_timestamp``, ``end_timestamp``, ``begin_offset``, ``end_offset``, ``slots_used``, ``index_count``: the
-    header."""
+    fields of the header."""
 
     def __init__(self, file: MappedFile, slot_count: int, entry_count: int) -> None:
         self.file = file
@@ -123,7 +122,7 @@ class IndexFile:
 
     @classmethod
     def create(cls, path: Path, slot_count: int, entry_count: int) -> IndexFile:
-        """Create a file. Raises OSError: it cannot be created."""
+        """Create a file. Raises OSError: the file cannot be created."""
         file_bytes = HEADER.size + slot_count * SLOT.size + entry_count * ENTRY.size
         file = MappedFile.create(path, 0, file_bytes)
         file.wrote = file_bytes
@@ -135,13 +134,13 @@ class IndexFile:
         return self.index_count >= self._entry_count
 
     def begin_after(self, timestamp: int, offset: int) -> None:
-        """Let the header begin with the end of the previous file."""
+        """Set the start in the header to the end of the previous file."""
         self.begin_timestamp = self.end_timestamp = timestamp
         self.begin_offset = self.end_offset = offset
         self._write_header()
 
     def put(self, hashes: list[int], physical_offset: int, store_timestamp: int) -> int:
-        """Add the keys of one record, which stay in memory until `write`. Return how many of the keys fit."""
+        """Add the keys of one record, which stay in memory until `write`. Return the number of keys that fit."""
         number = first = self.index_count
         count = min(len(hashes), self._entry_count - first)
         if count <= 0:
@@ -152,13 +151,13 @@ class IndexFile:
         for hashed in hashes[:count]:
             slot = hashed % slot_count
             previous = newest.get(slot) or _unpack_slot(slots, HEADER.size + slot * 4)[0]
-            # A number greater than the own one is damage, and would make a circular chain.
+            # A number greater than the entry's own number is damage, and would create a circular chain.
             if not 0 < previous <= number:
                 previous = 0
                 self.slots_used += 1
             entries += _pack_entry(hashed, physical_offset, seconds, previous)
             newest[slot] = number
-            if number == 1:  # the first entry of a file moves its beginning
+            if number == 1:  # the first entry of a file changes the start in the header
                 self.begin_offset, self.begin_timestamp, seconds = physical_offset, store_timestamp, 0
             number += 1
         assert number <= self._entry_count, "numbers begin at 1: a full file has one entry less than its capacity"
@@ -167,7 +166,7 @@ class IndexFile:
         return count
 
     def put_run(self, hashes: Ints, physical_offsets: Ints, store_timestamps: Ints) -> int:
-        """Add many keys at once with numpy, like `put`; write everything except the header. Return how many fit.
+        """Add many keys with numpy, like `put`. Write everything except the header. Return the number of keys that fit.
         Raises OSError: the write failed."""
         import numpy as np
 
@@ -187,7 +186,7 @@ class IndexFile:
         known[(known < 0) | (known > numbers[order])] = 0
         used = int(np.count_nonzero(is_first & (known == 0)))
         seconds = self._seconds(store_timestamps[:count], self.begin_timestamp)
-        if first == 1:  # the first entry of a file moves its beginning
+        if first == 1:  # the first entry of a file changes the start in the header
             seconds[1:] = self._seconds(store_timestamps[1:count], int(store_timestamps[0]))
         entries = np.empty(count, [("hash", ">i4"), ("offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
         entries["hash"], entries["offset"], entries["seconds"] = hashes[:count], physical_offsets[:count], seconds
@@ -205,8 +204,8 @@ class IndexFile:
         return count
 
     def put_hashed(self, rows: bytes, first_timestamp: int, last_timestamp: int) -> bool:
-        """Add the keys of many records with the compiled core, like `put`; write everything except the header. Return
-        False, with nothing done, if not all of their keys fit.
+        """Add the keys of many records with the compiled core, like `put`. Write everything except the header. Return
+        False, with nothing done, if not all keys fit.
         ``rows``: the input of `index_entries`. ``first_timestamp``, ``last_timestamp``: storeTimestamp of the first and
         the last record that has a key.
         Raises OSError: the write failed."""
@@ -220,7 +219,7 @@ class IndexFile:
         assert entries, "the rows have a key"
         self.file.write(self._entries_at + first * ENTRY.size, entries)
         set_slots(table, self._slot_count, changes)
-        if first == 1:  # the first entry of a file moves its beginning
+        if first == 1:  # the first entry of a file changes the start in the header
             self.begin_offset, self.begin_timestamp = ENTRY.unpack_from(entries)[1], first_timestamp
         self.end_offset = ENTRY.unpack_from(entries, len(entries) - ENTRY.size)[1]
         self.end_timestamp = last_timestamp
@@ -235,9 +234,9 @@ class IndexFile:
         return seconds.clip(0, _I32_MAX)
 
     def _mapped_slots(self) -> mmap.mmap:
-        """Return header and slots as a mapping, to be changed in place.
-        Their blocks are allocated first: a full disk could only send a signal for a write through a mapping.
-        Raises OSError: the disk has no space for them."""
+        """Return header and slots as a mapping for changes in place.
+        Their blocks are allocated first: with a full disk, a write through a mapping can only fail with a signal.
+        Raises OSError: the disk has no space for the blocks."""
         if self._slots is None:
             reserve(self.file.fd, self._entries_at)
             self._slots = mmap.mmap(self.file.fd, self._entries_at)
@@ -259,7 +258,8 @@ class IndexFile:
         self._slots = None
 
     def write(self) -> None:
-        """Write the keys in memory: entries first and the header last, so that every chain is complete.
+        """Write the keys that are in memory. Entries are written first and the header last, so that every chain is
+        complete.
         Raises OSError: the write failed; the keys stay in memory for another attempt."""
         if self._entries:
             first = self.index_count - len(self._entries) // ENTRY.size
@@ -279,10 +279,10 @@ class IndexFile:
         self.file.write(0, HEADER.pack(*bounds, self.slots_used, self.index_count))
 
     def header_faults(self, stored_at: Callable[[int], int | None]) -> list[str]:
-        """Return the differences between the header and the first and last entry with their records.
+        """Compare the header with the first and the last entry and their records. Return the differences.
         If these records exist, the header is corrected in memory, for `write`. A damaged entry count is replaced by the
         number of the first empty entry.
-        ``stored_at``: returns the storeTimestamp of the record at a physical offset; None without a record."""
+        ``stored_at``: returns the storeTimestamp of the record at a physical offset, or None if there is no record."""
         count = self.index_count
         if not 1 < count <= self._entry_count or not self._entry(count - 1) or self._entry(count):
             count = bisect_left(range(self._entry_count), True, 1, key=lambda number: not self._entry(number))
@@ -306,7 +306,7 @@ class IndexFile:
         return faults
 
     def _entry(self, number: int) -> tuple[int, int, int, int] | None:
-        """Return an entry of the opened file, or None if the entry consists of zeros or is after the last one."""
+        """Return an entry of the file, or None if the entry consists of zeros or is after the last entry."""
         if number >= self._entry_count:
             return None
         entry: tuple[int, int, int, int] = ENTRY.unpack(
@@ -315,13 +315,13 @@ class IndexFile:
         return entry if any(entry) else None
 
     def overlaps(self, begin: int, end: int) -> bool:
-        """Return True if the file may hold messages stored between two times."""
+        """Return True if the file may have messages stored between two times."""
         return begin <= self.end_timestamp and end >= self.begin_timestamp
 
     def find(
         self, hashed: int, count_max: int, begin: int, end: int, accept: Callable[[int], bool] | None = None
     ) -> list[int]:
-        """Return the physical offsets of the records that have a key with a hash and were stored between two times,
+        """Return the physical offsets of the records that have a key with the hash and were stored between two times,
         newest first.
         ``accept``: returns True if the record at an offset has the key; other records are omitted."""
         found: list[int] = []
@@ -335,7 +335,7 @@ class IndexFile:
                 break
             if entry_hash == hashed and timestamp <= end and (accept is None or accept(physical_offset)):
                 found.append(physical_offset)
-            if previous >= number:  # chains go backwards; anything else is damage
+            if previous >= number:  # chains go backwards; any other number is damage
                 break
             number = previous
         return found

@@ -1,24 +1,24 @@
 """The index: messages by key, in files named by their creation time (``IndexService``).
 
-A file that is not full is useless after a crash: it is deleted at load, and recovery enters the keys of the records
-that it scans. So keys may stay in memory. They are entered `_WAITING_MAX` messages at a time (fewer messages if they
-have many keys), at the next message after `_WAITING_MS`, and before a query or a clean stop. Under load numpy enters
-all of them at once.
+After a crash, a file that is not full is useless: it is deleted at load, and recovery enters the keys of the records
+that it scans. Therefore keys may stay in memory. They are entered `_WAITING_MAX` messages at a time (fewer messages if
+they have many keys), at the first message after `_WAITING_MS`, and before a query or a clean stop. Under load numpy
+enters all of them together.
 
-``indexfiles``, a note (`rmqkit.store.files`), lists the files that a start must find: nothing else in a store reveals
-that an index file is missing. A full file is listed once it is on the disk, the newest file after a clean stop. A
-missing file stays listed, and every start logs it, until it would have expired or the index is rebuilt.
+``indexfiles``, a note (`rmqkit.store.files`), lists the files that a start must find: nothing else in a store shows
+that an index file is missing. A full file is added to the list when it is on the disk, the newest file after a clean
+stop. A missing file stays in the list, and every start logs it, until it would have expired or the index is rebuilt.
 
 The index follows the log and never blocks it. In a running store (`MessageIndex.may_fall_behind`) a failed write does
-not raise:
+not raise an error:
 
 ===========================  ===========================================================================================
 state                        behaviour
 ===========================  ===========================================================================================
 up to date                   ``put`` holds keys in memory, and enters them when they are due
 ``is_behind``                a write failed. The waiting keys stay in memory. Later keys are not held: the index stores
-                             only the offset of the first one, ``behind_from``
-`retry` succeeded            the waiting keys are entered; `put_missed` enters those from ``behind_from`` on
+                             only the physical offset of the first one, ``behind_from``
+`retry` succeeded            the waiting keys are entered; `put_missed` enters the keys from ``behind_from`` on
 an unexpected error          the keys in memory are dropped, and ``behind_from`` is the end of the newest file
 ===========================  ===========================================================================================
 
@@ -61,9 +61,9 @@ _WAITING_MAX = 1024
 _WAITING_MS = 1000
 _WAITING_WORDS = 8 << 10
 _WAITING_BYTES = 512 << 10
-"""Bounds of words and bytes in the waiting property strings: 1,024 messages of 16,000 keys each took 12 s at once."""
+"""Bounds of words and bytes in the waiting property strings: entering 1,024 messages of 16,000 keys each took 12 s."""
 _LOOK_BYTES = 16 << 10
-"""Bytes of log after which these bounds are checked."""
+"""Number of log bytes after which these bounds are checked again."""
 _COLUMNS_MIN = 128
 """Number of messages from which numpy is faster than the plain code."""
 _YEAR_9999_MS = 253_370_764_800_000
@@ -75,7 +75,8 @@ INDEX_NOTE = "indexfiles"
 class KeyQuery(Struct):
     """The result of a query by key.
     ``physical_offsets``: offsets of the records, ascending.
-    ``last_update_timestamp``, ``last_update_offset``: those of the newest entry of the newest file, 0 without files."""
+    ``last_update_timestamp``, ``last_update_offset``: time and offset of the newest entry of the newest file, 0 without
+    files."""
 
     physical_offsets: list[int]
     last_update_timestamp: int = 0
@@ -127,7 +128,7 @@ _ROW = struct.Struct("=qqI")
 
 
 class _NotedFile(Struct, array_like=True, frozen=True):
-    """``end_offset``: physical offset of the last record in the file."""
+    """A file in the note. ``end_offset``: physical offset of the last record in the file."""
 
     end_offset: int
     is_full: bool
@@ -140,12 +141,13 @@ class MessageIndex:
     """All index files of a store, oldest first.
 
     Args:
-        tags_as_keys: whether TAGS are indexed too, as in 5.4.
+        tags_as_keys: whether TAGS are indexed, too, as in 5.4.
 
     Attributes:
-        may_fall_behind: whether a failed write leaves the index behind the log; else it raises OSError.
+        may_fall_behind: whether the index falls behind the log after a failed write. If False, a failed write raises
+            OSError.
         behind_from: physical offset of the first record whose keys are neither in the files nor in memory, or None.
-        failure: the error that put the index behind, or None.
+        failure: the error because of which the index fell behind, or None.
     """
 
     def __init__(self, directory: Path, slot_count: int, entry_count: int, *, tags_as_keys: bool = True) -> None:
@@ -202,11 +204,11 @@ class MessageIndex:
         log_start: int = 0,
         stored_at: Callable[[int], int | None] = lambda physical_offset: None,
     ) -> None:
-        """Load the files on the disk; after a crash, load only files that were full and flushed.
-        ``stored_at``: returns the storeTimestamp of the record at a physical offset, None
-        without a record, to check headers.
+        """Load the files on the disk. After a crash, load only files that were full and flushed.
+        ``stored_at``: returns the storeTimestamp of the record at a physical offset, or None if there is no record. It
+        is used to check headers.
         ``durable_timestamp``: the checkpoint's indexMsgTimestamp.
-        ``log_start``: physical offset of the first byte of the log; a file that ends before it has expired."""
+        ``log_start``: physical offset of the first byte of the log. A file that ends before this offset has expired."""
         self._note = _read_note(self._note_path)
         self._missing = _missing_of(self._note, self.directory, clean=clean, log_start=log_start)
         for name, file_note in self._missing.items():
@@ -224,7 +226,7 @@ class MessageIndex:
                 continue
             mapped = MappedFile(path, 0, self._file_bytes, wrote=self._file_bytes)
             file = IndexFile(mapped, self._slot_count, self._entry_count)
-            # A crash may have left any part of the other files: they are deleted.
+            # A crash may have left any part of the other files, so they are deleted.
             is_noted_full = path.name in self._note and self._note[path.name].is_full
             if (clean or is_noted_full) and (faults := file.header_faults(stored_at)):
                 _log.warning(
@@ -232,7 +234,7 @@ class MessageIndex:
                     *(path, ", ".join(faults), self._rebuild),
                 )
                 file.write()
-            # Several files may end in the same ms: only the first of them is certainly on the disk.
+            # Several files may end in the same ms. Only the first of these files is certainly on the disk.
             is_durable = file.end_timestamp < durable_timestamp or (
                 file.end_timestamp == durable_timestamp and not (files and files[-1].end_timestamp == durable_timestamp)
             )
@@ -248,9 +250,10 @@ class MessageIndex:
 
     def sync_full(self, durable_offset: int) -> int:
         """Wait until the files that became full are on the disk; called from a flush thread.
-        A file with records that are not durable in the log waits: records that a power cut removes must not be in it.
+        A file with records that are not durable in the log waits: a power cut may remove these records, and the file
+        must not contain them.
         ``durable_offset``: physical offset up to which the log is on the disk.
-        Returns the end timestamp of the newest synced file, 0 without a file.
+        Return the end timestamp of the newest synced file, or 0 if no file was synced.
         Raises OSError: the sync failed."""
         timestamp = 0
         while self._full and self._full[0].end_offset < durable_offset:
@@ -276,8 +279,7 @@ class MessageIndex:
         return self.directory.parent / INDEX_NOTE
 
     def _write_note(self, files: tuple[IndexFile, ...]) -> None:
-        """Note the files that are on the disk, and those that are missing.
-
+        """List the files that are on the disk and the missing files in the note.
         If the write fails, only the note is lost.
         """
         note = self._missing | {one.file.path.name: _NotedFile(one.end_offset, one.is_full) for one in files}
@@ -304,12 +306,12 @@ class MessageIndex:
         return self._is_behind or self.behind_from is not None
 
     def retry(self) -> bool:
-        """Enter the keys that waited when a write failed. Return True if they are in the files now."""
+        """Enter the keys that have waited since a write failed. Return True if they are in the files now."""
         return self._enter_or_fall_behind()
 
     def put_missed(self, records: Sequence[HasKeys], end: int, *, is_last: bool) -> bool:
         """Enter records of the log from ``behind_from`` up to the physical offset ``end``, after `retry` succeeded.
-        Return True if they were written.
+        Return True if the keys were written.
         ``is_last``: whether the dispatched log ends at ``end``."""
         assert self.behind_from is not None, "the index is behind"
         assert not self._is_behind, "retry() succeeded"
@@ -324,10 +326,10 @@ class MessageIndex:
         return is_entered
 
     def _enter_or_fall_behind(self, *, is_up_to_date: bool = True) -> bool:
-        """Call `enter`. If a write fails in a running store, the index falls behind instead of raising. Return True if
+        """Call `enter`. If a write fails in a running store, fall behind instead of raising an error. Return True if
         all keys were written.
-        ``is_up_to_date``: whether the index then lacks no other key. Raises OSError: a write failed in
-        a store that does not run."""
+        ``is_up_to_date``: whether the index then lacks no other key. Raises OSError: a write failed in a store that
+        does not run."""
         waiting = self._waiting
         begins_at = waiting[0].physical_offset if waiting else self._taken + 1
         try:
@@ -357,8 +359,8 @@ class MessageIndex:
         self.failure = error
 
     def _start_over(self, error: Exception, begins_at: int) -> None:
-        """Drop the keys in memory after an unexpected error. The keys after the end of the file will be read from the
-        log."""
+        """Drop the keys in memory after an unexpected error. The keys after the end of the newest file will be read
+        from the log."""
         if self.failure is None:
             _log.error(
                 "index %s: an unexpected error, the keys are read from the log again; if keys find nothing, run: %s",
@@ -375,7 +377,7 @@ class MessageIndex:
         self.behind_from = begins_at if self.behind_from is None else min(begins_at, self.behind_from)
 
     def _misses(self, physical_offset: int) -> bool:
-        """Return True if the index is behind in a running store. It then reads the record from the log later."""
+        """Return True if the index is behind in a running store. The index then reads the record from the log later."""
         if not self.may_fall_behind or not self.is_behind:
             return False
         if self.behind_from is None and physical_offset > self._taken:
@@ -385,8 +387,8 @@ class MessageIndex:
     # ---- building
 
     def put(self, topic: str, physical_offset: int, store_timestamp: int, properties: bytes) -> None:
-        """Accept the keys of one record; they are entered with those of later records, or by `enter`.
-        Records must come in log order; a repeated record is ignored.
+        """Accept the keys of one record. They are entered together with the keys of later records, or by `enter`.
+        Records must arrive in log order; a repeated record is ignored.
         Raises OSError: the write failed; another attempt continues where this one stopped."""
         self._put(_Keyed(topic, physical_offset, store_timestamp, properties))
 
@@ -403,7 +405,9 @@ class MessageIndex:
             self._enter_or_fall_behind()
 
     def _is_due(self, store_timestamp: int) -> bool:
-        """Return True if, when a new record comes, enough keys wait or a key has waited long enough."""
+        """Return True if the waiting keys must be entered: enough keys wait, or the oldest key has waited long
+        enough.
+        """
         waiting = self._waiting
         if self._waiting_count >= _WAITING_MAX or store_timestamp - waiting[0].store_timestamp > _WAITING_MS:
             return True
@@ -417,7 +421,7 @@ class MessageIndex:
         return self._words >= _WAITING_WORDS or self._bytes >= _WAITING_BYTES
 
     def put_all(self, records: Sequence[HasKeys]) -> None:
-        """Accept the keys of several records, which are held until they are entered. Raises OSError: as `put`."""
+        """Accept the keys of several records, and hold them until they are entered. Raises OSError: as `put`."""
         assert not records or records[0].physical_offset <= records[-1].physical_offset, "records come in log order"
         if records and self._misses(records[0].physical_offset):
             return
@@ -448,7 +452,7 @@ class MessageIndex:
             self._enter_or_fall_behind()
 
     def put_run(self, offsets: Ints, store_timestamps: Ints, rows: Ints, hashes: Ints) -> None:
-        """Accept the keys of many records at once, with numpy; the next `enter` writes those that are still in memory.
+        """Accept the keys of many records with numpy. The next `enter` writes the keys that are still in memory.
         ``offsets``, ``store_timestamps``: physical offset and storeTimestamp of each record, in log order.
         ``rows``, ``hashes``: for each key in order, the row of its record and its hash.
         Raises OSError: the write failed."""
@@ -473,7 +477,9 @@ class MessageIndex:
         self._taken = max(self._taken, int(offsets[-1]))
 
     def _put_keys(self, offsets: Ints, store_timestamps: Ints, hashes: Ints) -> Iterator[int]:
-        """Enter keys with numpy, in as many files as needed; after each file yield the number of entered keys."""
+        """Enter keys with numpy, in as many files as needed. After each file, yield the number of keys entered so
+        far.
+        """
         key = 0
         while key < len(hashes):
             current = self._current
@@ -500,12 +506,12 @@ class MessageIndex:
             waiting.popleft()
         if self._current is not None:
             self._current.write()
-        # Reset after the write: if it fails, the next put calls this method again for the keys that still wait.
+        # Reset it after the write: if the write fails, the next put calls this method again for the waiting keys.
         self._is_behind = False
 
     def _enter_hashed(self) -> None:
-        """Enter the waiting keys with the compiled core if they fit into the file. The result is the same as if they
-        were entered one by one, which the caller does if they do not fit."""
+        """Enter the waiting keys with the compiled core if they fit into the file. If they do not fit, the caller
+        enters them one by one, with the same result."""
         rows = [one if isinstance(one, KeyRows) else self._row(one) for one in self._waiting]
         keyed = [one for one in rows if one.key_count]
         current = self._current
@@ -523,7 +529,8 @@ class MessageIndex:
             self._waiting.clear()
         else:
             self._waiting = deque([record for one in rows for record in _each_of(one)])
-        # Reset after the write: if it fails the rows still wait, and the next attempt must call this method again.
+        # Reset it after the write: if the write fails, the rows still wait, and the next attempt must call this method
+        # again.
         self._has_rows = False
 
     def _row(self, record: HasKeys) -> KeyRows:
@@ -538,7 +545,7 @@ class MessageIndex:
 
     def _has_columns(self) -> bool:
         """Return True if numpy is loaded. Loading numpy takes a quarter of a second, so the first call that could use
-        it starts a thread that loads it."""
+        numpy starts a thread that loads it."""
         if _COLUMNS in sys.modules:
             return self._loading is None or not self._loading.is_alive()
         if self._loading is None and has_numpy():
@@ -549,7 +556,7 @@ class MessageIndex:
         return False
 
     def _enter_run(self) -> None:
-        """Enter the waiting keys with numpy; the result is the same as if they were entered one by one."""
+        """Enter the waiting keys with numpy. The result is the same as entering them one by one."""
         import numpy as np
 
         waiting = self._waiting
@@ -565,7 +572,7 @@ class MessageIndex:
         waiting.clear()
 
     def _waiting_hashes(self) -> tuple[Ints, Ints]:
-        """Return for each key of the waiting records, in order, the row of its record and its hash."""
+        """Return the row of its record and the hash of each key of the waiting records, in order."""
         import numpy as np
 
         from rmqkit.store.index.property_columns import PropertyColumns
@@ -579,7 +586,8 @@ class MessageIndex:
         numbers = {topic: number for number, topic in enumerate(dict.fromkeys(topics))}
         topic_of_row = np.fromiter(map(numbers.__getitem__, topics), "i8", len(topics))
         known = [one.keys for one in waiting if one.keys is not None]
-        # Keys of batch messages and of records from the log are not known yet: all property strings are parsed at once.
+        # Keys of batch messages and of records from the log are not known yet: all property strings are parsed
+        # together.
         is_known = len(known) == len(waiting)
         columns = PropertyColumns.of_keys(known) if is_known else PropertyColumns([one.properties for one in waiting])
         return columns.keys(list(numbers), topic_of_row, with_tags=self.tags_as_keys)
@@ -599,7 +607,8 @@ class MessageIndex:
             current = self._create(store_timestamp)
         if physical_offset < current.end_offset:
             return
-        # A message with many keys continues in the next file; a reader finds it by any of its keys.
+        # If the keys of a message do not fit, the rest goes to the next file; a reader finds the message by any of its
+        # keys.
         while hashes:
             entered = current.put(hashes, physical_offset, store_timestamp)
             hashes = hashes[entered:]
@@ -607,7 +616,7 @@ class MessageIndex:
                 current = self._create(store_timestamp)
 
     def _create(self, now_ms: int) -> IndexFile:
-        """Create a file, named by the time and sorted after all others."""
+        """Create a file. Its name is the time, and is greater than all other names."""
         if self._current is not None:
             self._current.write()
             self._current.release()
@@ -627,9 +636,9 @@ class MessageIndex:
         return file
 
     def drop_expired(self, min_physical_offset: int) -> int:
-        """Delete the files whose records are all before an offset, but never the newest file. Return the number of
+        """Delete the files that contain only records before an offset, but never the newest file. Return the number of
         deleted files.
-        Raises OSError: a file cannot be deleted; the next call tries it again."""
+        Raises OSError: a file cannot be deleted; the next call retries."""
         count = 0
         while len(self.files) > 1 and self.files[0].end_offset < min_physical_offset:
             self.files[0].file.delete()
@@ -648,8 +657,8 @@ class MessageIndex:
         end: int,
         accept: Callable[[int], bool] | None = None,
     ) -> KeyQuery:
-        """Return the records that may have a key and were stored between two times (ms,
-        inclusive). Source: store.md §7.5.
+        """Return the records that may have a key and were stored between two times (ms, inclusive). Source: store.md
+        §7.5.
         ``accept``: returns True if the record at a physical offset has the key. Without it, the result may include
         records that have another key with the same hash.
         Raises OSError: waiting keys cannot be entered, and the index may not fall behind."""
@@ -668,7 +677,7 @@ class MessageIndex:
 
 
 def _each_of(rows: KeyRows) -> Iterator[HasKeys]:
-    """Yield the records one by one."""
+    """Yield the records of rows one by one."""
     at = 0
     while at < len(rows.rows):
         physical_offset, store_timestamp, count = _ROW.unpack_from(rows.rows, at)
@@ -695,7 +704,7 @@ def _read_note(path: Path) -> _Note:
 
 
 def _missing_of(note: _Note, directory: Path, *, clean: bool, log_start: int) -> _Note:
-    """Return the files of a note that are not on the disk. After a crash skip the newest file, which was not full: an
+    """Return the files of a note that are not on the disk. After a crash, skip the newest file if it was not full: an
     earlier start may have deleted it."""
     return {
         name: one
@@ -709,7 +718,7 @@ def _has_content(path: Path) -> bool:
 
 
 def file_name(now_ms: int, newest: str) -> str:
-    """Return the name of a file created at a time, greater than the newest name, in local time.
+    """Return the name of a file created at a time, in local time. The name is greater than the newest name.
 
     Source: store.md §7.4.
     """

@@ -1,7 +1,8 @@
-"""Property strings of many records at once, with numpy: the places of the values of a name, and the hashes of keys.
+"""The property strings of many records, processed together with numpy: the values of a property, and the hashes of
+keys.
 
-The strings are concatenated. Each 0x01 in them that is preceded by 0x02 and the wanted name begins a value. Hashes are
-Java's, computed for all texts of one length at a time. The plain code handles rare texts one by one: bytes that are not
+The strings are concatenated. A value begins after each 0x01 that follows 0x02 and the wanted name. Hashes are Java's
+hashes, computed for all texts of one length together. The plain code handles rare texts one by one: bytes that are not
 ASCII, long values, KEYS of several words. Tests compare the results with `key_hashes` and `find_property`.
 
 The keys of a record cost about 1 µs. The import needs numpy: see `scan`. Source: store.md §3.4, §7.2.
@@ -28,12 +29,12 @@ NAMES = (b"UNIQ_KEY", b"KEYS", b"TAGS")
 
 _PAD = b"\x02" * 10
 _TEXT_BYTES_MAX = 64
-"""Longer texts are hashed one by one."""
+"""Maximum length of a text that is hashed together with others. Longer texts are hashed one by one."""
 _POWERS = np.array([pow(31, n, 1 << 32) for n in range(_TEXT_BYTES_MAX, -1, -1)], "u4")
 """Powers of 31, the highest first: the factor of each character of a text in its hash, modulo 2³²."""
 
 _Values = tuple[Ints, Ints, Ints]
-"""Rows that have a property, and start and end of its value in the joined properties; one value per row."""
+"""Rows that have a property, and start and end of the value in the joined strings; one value per row."""
 
 
 class PropertyColumns:
@@ -49,7 +50,7 @@ class PropertyColumns:
 
     @classmethod
     def of_keys(cls, keys: Sequence[Keys]) -> PropertyColumns:
-        """Return the columns of records with known `NAMES`: their values are joined end to end, without a search."""
+        """Return the columns of records with known `NAMES`. Their values are joined without a search."""
         values = list(chain.from_iterable(keys))
         assert len(values) == len(NAMES) * len(keys), "each record has a value of each name, which may be empty"
         columns = cls(values)
@@ -69,19 +70,19 @@ class PropertyColumns:
         return name_ends, entry_ends, self._windows(8)[name_ends - 8].view(">i8")[:, 0].astype("i8")
 
     def _windows(self, width: int) -> NDArray[np.uint8]:
-        """Return one row for each position: the ``width`` octets that begin there. The rows overlap; indexing copies
-        the chosen ones."""
+        """Return one row for each position: the ``width`` octets that begin there. The rows overlap, and indexing
+        copies the chosen rows."""
         octets = self._octets
         return np.lib.stride_tricks.as_strided(octets, (len(octets) - width + 1, width), (1, 1), writeable=False)
 
     def values(self, name: bytes) -> _Values:
-        """Return the value of a property in the records that have it; the last value that is not empty.
+        """Return the value of a property in each record that has the property: the last value that is not empty.
         The last eight bytes of a name and its length are compared."""
         if name in self.found:
             return self.found[name]
         octets = self._octets
         name_ends, entry_ends, before = self._separators
-        # Eight bytes are one comparison for all names at once; names with the same last bytes differ in length.
+        # Eight bytes are one comparison for all names together. Names with the same last bytes differ in length.
         tail = (b"\x02" + name)[-8:]
         mask = (1 << 8 * len(tail)) - 1
         is_named = (before if len(tail) == 8 else before & mask) == int.from_bytes(tail, "big")
@@ -95,9 +96,9 @@ class PropertyColumns:
         return found
 
     def keys(self, topics: Sequence[str | None], topic: Ints, *, with_tags: bool) -> tuple[Ints, Ints]:
-        """Return the index entries of the run in order: the row and the hash of each.
+        """Return the index entries of the run in order: the row and the hash of each entry.
         ``topics``, ``topic``: the distinct topics, and for each record the index of its topic.
-        ``with_tags``: whether TAGS is a key, too, as it is for 5.4 brokers."""
+        ``with_tags``: whether TAGS is a key, too, as in brokers from 5.4 on."""
         found = [self._key_column(topics, topic, b"UNIQ_KEY", "#", 0), *self._words(topics, topic)]
         if with_tags:
             found.append(self._key_column(topics, topic, b"TAGS", "#T#", 1 << 20))
@@ -106,7 +107,7 @@ class PropertyColumns:
         return rows[order], hashes[order]
 
     def hashes(self, at: Ints, end: Ints, heads: NDArray[np.uint32]) -> NDArray[np.uint32]:
-        """Return Java's hashes of texts whose beginnings have known hashes (``heads``)."""
+        """Return Java's hashes of texts. Each text follows a beginning with a known hash (``heads``)."""
         lengths = end - at
         hashes, is_plain, is_ascii = heads.copy(), lengths <= _TEXT_BYTES_MAX, self.joined.isascii()
         for length in sorted({*lengths[is_plain].tolist()}):

@@ -11,12 +11,12 @@ offset  field                 value
 40      logicsPhysicalOffset  5.5: the log and all queues are on the disk up to this offset; 0 if unknown
 ======  ====================  ==========================================================
 
-Recovery considers a record flushed if its storeTimestamp is not later than these timestamps. That needs rising times:
-if the clock is set back, `step_back` lowers the timestamps on the disk before the first record with an earlier time.
-They do not rise again until the clock has passed its former time.
+Recovery considers a record flushed if its storeTimestamp is not later than these timestamps. This requires ascending
+times: if the clock is set back, `step_back` lowers the timestamps on the disk before the first record with an earlier
+time. The timestamps do not rise again until the clock has passed its former time.
 
 The recovery of rmqkit does not read ``logicsPhysicalOffset``. A broker of 5.5 starts its recovery at the log file that
-holds that offset, so the number must not exceed the end of the log, nor the end of the queues on the disk.
+contains this offset, so the offset must not exceed the end of the log or the end of the queues on the disk.
 
 All numbers are big-endian i64 in a file of 4096 bytes; the rest is zero. Source: store.md §8.1, delta-5.5.md §3.
 """
@@ -40,7 +40,7 @@ _SAFETY_MS = 3000
 
 
 class Checkpoint:
-    """The six numbers and their file; any thread may call `save`, `reach` and `step_back`."""
+    """The six numbers and their file. Any thread may call `save`, `reach` and `step_back`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -55,7 +55,9 @@ class Checkpoint:
         self._lock = threading.RLock()
 
     def load(self) -> None:
-        """Read the file. Without a complete file, all numbers are 0 and recovery starts at the beginning."""
+        """Read the file. If the file is missing or incomplete, all numbers stay 0 and recovery starts at the
+        beginning.
+        """
         try:
             content = self.path.read_bytes()
         except FileNotFoundError:
@@ -69,7 +71,7 @@ class Checkpoint:
         self._saved = content[: _FIELDS.size]
 
     def reach(self, *, physic: int = 0, logics: int = 0, index: int = 0) -> None:
-        """Raise the timestamps to the timestamps that a flush reached."""
+        """Raise the timestamps to the times that a flush reached."""
         with self._lock:
             physic, logics, index = (0 if one <= self._held_until else one for one in (physic, logics, index))
             self.physic_timestamp = max(physic, self.physic_timestamp)
@@ -77,19 +79,19 @@ class Checkpoint:
             self.index_timestamp = max(index, self.index_timestamp)
 
     def before_cut(self, log_end: int) -> None:
-        """Reset the offset of the queues, also on the disk, before the log is cut below that offset.
+        """Reset the offset of the queues, also on the disk, before the log is cut below this offset.
         Raises OSError: the checkpoint cannot be saved."""
         if self.logics_physical_offset > log_end:
             self.logics_physical_offset = 0
             self.save()
 
     def step_back(self, before_ms: int, now_ms: int) -> None:
-        """Lower the timestamps, also on the disk, before the first record with an earlier
-        time than the record before it.
+        """Lower the timestamps, also on the disk, before the first record with an earlier time than the previous
+        record.
         Raises OSError: the checkpoint cannot be saved."""
         with self._lock:
-            # Until the clock has passed that time no flush raises the timestamps: they would
-            # cover records not yet written.
+            # No flush may raise the timestamps until the clock has passed the former time: they would cover records
+            # that are not yet written.
             self._held_until = max(before_ms, self._held_until)
             earlier_ms = now_ms - 1  # with `now_ms`, a file that ends now would count as flushed
             if earlier_ms < max(self.physic_timestamp, self.logics_timestamp, self.index_timestamp):

@@ -1,18 +1,18 @@
 """The commit log: the records of all topics, one after the other, in files of equal size (``CommitLog``).
 
-A record is in one file and leaves at least 8 bytes after it. If it does not fit, a *blank* (``i32`` remaining bytes,
+A record is in one file, with at least 8 bytes after it. If a record does not fit, a *blank* (``i32`` remaining bytes,
 ``i32`` magic) fills the rest of the file, and the record goes to the next file, which another thread has created in
-advance. Each record, or whole batch, is written with one ``pwrite``, so a full disk is an error that the sender gets.
-The next write overwrites the bytes that a failed write left after the end.
+advance. Each record, or whole batch, is written with one ``pwrite``, so that the sender gets an error if the disk is
+full. The next write overwrites the bytes that a failed write left after the end.
 
-Invariants: ``committed_offset`` moves only after all bytes before it are in the page cache; offsets only grow. An
-append costs one system call, and is committed at once. A crash of the process loses no committed record, a crash of the
-machine loses the records that were not flushed. With the transient store pool an append costs a copy and is committed
-later. Owner thread only, except `commit` and the values that flush threads read.
+Invariants: ``committed_offset`` moves only after all bytes before it are in the page cache. Offsets only grow. An
+append costs one system call, and is committed immediately. A crash of the process loses no committed record. A crash of
+the machine loses the records that were not flushed. With the transient store pool, an append costs a copy and is
+committed later. Owner thread only, except `commit` and the values that flush threads read.
 
 `LogStart` stores the start of the log in the note ``logstart``, beside ``checkpoint``. Apache's broker does not know
-the note. It distinguishes a missing first file from retention. Its one field is ``start``, the physical offset of the
-first byte. Unlike the note of queue ends it exists while a broker runs and after a kill:
+the note. The note distinguishes a missing first file from retention. Its one field is ``start``, the physical offset of
+the first byte. Unlike the note of queue ends, this note exists while a broker runs and after a kill:
 
 =====================================  ================================================================================
 event                                  content of the note
@@ -23,9 +23,9 @@ a slave's empty log gets a first file  the start of that file
 =====================================  ================================================================================
 
 If the log begins after the noted offset, its first files are missing: another broker's retention deleted them, or they
-are lost. The two cases cannot be distinguished, so the next start logs one WARNING, and ``rmq store verify`` reports it
-until then. If the note cannot be written, the comparison is lost, or the next start warns of files that retention
-deleted.
+are lost. These two cases cannot be distinguished. The next start logs one WARNING. Until then, ``rmq store verify``
+reports the difference. If the note cannot be written, the comparison is lost, or the next start warns of files that
+retention deleted.
 
 Not handled here: queue offsets and checks of a message (`put`), flush (`flush`), the cut after a crash
 (`recovery`). Source: store.md §3.
@@ -74,7 +74,7 @@ class CommitLog:
         queue: the files.
         pool: the buffers of uncommitted bytes, under ASYNC_FLUSH with ``transientStorePoolEnable``.
         root: the store directory.
-        max_offset: physical offset one past the last byte; the next record goes here unless it needs a new file.
+        max_offset: physical offset one past the last byte. The next record is written here unless it needs a new file.
         last_store_timestamp: storeTimestamp of the newest record, set after ``max_offset``.
     """
 
@@ -96,12 +96,12 @@ class CommitLog:
 
     @property
     def file_end(self) -> int:
-        """Physical offset at which the current file ends; the end of the log if there is no file."""
+        """Physical offset at which the current file ends, or the end of the log if there is no file."""
         return self._file_end
 
     @property
     def min_offset(self) -> int:
-        """Physical offset of the first byte, -1 without files."""
+        """Physical offset of the first byte, or -1 without files."""
         return self.queue.min_offset
 
     @property
@@ -111,8 +111,8 @@ class CommitLog:
 
     @property
     def committed_timestamp(self) -> int:
-        """storeTimestamp of a record before `committed_offset`, which is nearly the newest such record. Read
-        `committed_offset` after this."""
+        """storeTimestamp of a record before `committed_offset`, usually the newest. Read `committed_offset` after this
+        timestamp."""
         return self.last_store_timestamp if self.pool is None else self._committed_timestamp
 
     # ---- opening and closing
@@ -143,18 +143,19 @@ class CommitLog:
     # ---- appending
 
     def place(self, size: int) -> int:
-        """Return the physical offset of the next ``size`` bytes; begin a new file if they do not fit.
-        Raises OSError: the next file could not be created, or the blank not be written. `BlockingIOError`: the file or
-        a buffer of the pool is not ready yet."""
+        """Return the physical offset of the next ``size`` bytes. Begin a new file if they do not fit into the current
+        file.
+        Raises OSError: the next file could not be created, or the blank could not be written. `BlockingIOError`: the
+        file or a buffer of the pool is not ready yet."""
         return self.max_offset if self.has_room(size) else self._roll()
 
     def has_room(self, size: int) -> bool:
-        """Return True if the next ``size`` bytes fit at ``max_offset``, so that `place` is not needed."""
+        """Return True if the next ``size`` bytes fit at ``max_offset``. Then `place` is not needed."""
         return size + BLANK_BYTES <= self._file_end - self.max_offset
 
     def append(self, data: bytes | bytearray | memoryview, store_timestamp: int) -> None:
-        """Write one or more whole records, for which `place` was called, to the end of the log. They become readable
-        with the commit. (In a replica's log: any bytes that fit in the file of `begin_file`.)
+        """Write one or more whole records to the end of the log, after `place` was called for them. They become
+        readable with the commit. (In a replica's log: write any bytes that fit into the file of `begin_file`.)
         Raises OSError: the write failed; the log is unchanged."""
         file, size = self._file, len(data)
         assert file is not None, "place() was called"
@@ -165,8 +166,8 @@ class CommitLog:
             if os.pwrite(self._fd, data, position) != size:
                 file.write(position, data)  # writes the rest, or raises the reason
             file.wrote = position + size
-        # Keep this order: a flush reads the timestamp first, so that the record of the timestamp
-        # is among the flushed bytes.
+        # Keep this order: a flush reads the timestamp first, and the record with this timestamp must be among the
+        # flushed bytes.
         self.max_offset += size
         self.last_store_timestamp = store_timestamp
 
@@ -187,7 +188,7 @@ class CommitLog:
         return self.max_offset
 
     def begin_file(self, start: int) -> None:
-        """Begin a new file after the last one, or in a replica's empty log at the start of any file.
+        """Begin a new file after the last file, or in a replica's empty log at the start of any file.
         Raises OSError: the file could not be created."""
         file = self._next.take_file(start)
         assert file.start == start, "the file begins at the requested offset"
@@ -206,11 +207,12 @@ class CommitLog:
         self._find_end()
 
     def commit(self, least_bytes: int = 0) -> bool:
-        """Move the content of the pool to the page cache; return True if there was any. One thread at a time.
-        Raises OSError: the write failed; the next call tries again."""
+        """Move the content of the pool to the page cache. Return True if anything was moved. Only one thread may call
+        this at a time.
+        Raises OSError: the write failed; the next call retries."""
         if self.pool is None:
             return False
-        timestamp = self.last_store_timestamp  # read first, because it is set after its end
+        timestamp = self.last_store_timestamp  # read it first: the log sets its end first
         end = self.max_offset
         is_moved = self.pool.commit(least_bytes)
         if self.pool.committed_offset >= end:
@@ -220,7 +222,7 @@ class CommitLog:
     # ---- reading
 
     def slice(self, physical_offset: int, size: int) -> memoryview | None:
-        """Return ``size`` bytes at an offset without a copy, or None if the log does not hold them."""
+        """Return ``size`` bytes at an offset without a copy, or None if they are not in the log."""
         file = self.queue.find(physical_offset)
         if file is None:
             return None
@@ -230,8 +232,8 @@ class CommitLog:
         return file.view[position : position + size]
 
     def copy(self, physical_offset: int, size: int) -> bytes | None:
-        """Return a copy of ``size`` bytes at an offset, or None as `slice` does. Unlike `slice`, this maps no page of
-        the file."""
+        """Return a copy of ``size`` bytes at an offset, or None if they are not in the log. Unlike `slice`, this maps
+        no page of the file."""
         file = self.queue.find(physical_offset)
         if file is None or size <= 0 or physical_offset - file.start + size > file.wrote:
             return None
@@ -263,8 +265,8 @@ class CommitLog:
 
 
 def _pool_of(settings: StoreSettings) -> TransientPool | None:
-    """Return the pool, or None if it is disabled. It is also None under SYNC_FLUSH, where a send waits for the disk in
-    any case."""
+    """Create the pool. Return None if the pool is disabled, or under SYNC_FLUSH, where a send waits for the disk
+    anyway."""
     if not settings.transient_store_pool or settings.flush_disk_type is FlushDiskType.SYNC_FLUSH:
         return None
     return TransientPool(settings.transient_store_pool_size, settings.commit_log_file_bytes)
@@ -289,9 +291,9 @@ class _NextFile:
         self._start, self._made = start, self._executor.submit(self._make, start)
 
     def take_file(self, start: int) -> MappedFile:
-        """Return the file that begins at an offset; wait only while it is being created.
-        Raises OSError: it cannot be created. `TimeoutError`: the disk takes longer than 5 s; later calls raise
-        `BlockingIOError` at once until the file is ready."""
+        """Return the file that begins at an offset. Wait only while the file is being created.
+        Raises OSError: the file cannot be created. `TimeoutError`: the disk takes longer than 5 s; later calls raise
+        `BlockingIOError` immediately until the file is ready."""
         if self._made is None or self._start != start:
             _discard(self._made)
             self.start(start)
@@ -311,7 +313,7 @@ class _NextFile:
         return file
 
     def close(self) -> None:
-        """Delete the file that was not used."""
+        """Delete the unused file."""
         if self._executor is not None:
             self._is_closing = True
             self._executor.shutdown()
@@ -351,14 +353,14 @@ class _Note(Struct):
 
 
 def noted_start(root: Path) -> int | None:
-    """Return the noted start of a store's log, or None if no start is noted. Raises OSError: the note cannot be
+    """Return the noted start of a store's log, or None if the note is missing. Raises OSError: the note cannot be
     opened."""
     note = read_note(root / _START_NOTE, _Note, "where the log began is not compared with it")
     return None if note is None else note.start
 
 
 def gone_files(noted: int, start: int) -> str:
-    """Return a text about missing files: the log began at offset ``noted`` before, and now begins at ``start``."""
+    """Describe missing files: the log began at offset ``noted`` before, and now begins at ``start``."""
     return (
         f"{start - noted} bytes from {file_name(noted)} to before {file_name(start)} are gone: deleted by the "
         "retention of another broker, or lost"
@@ -366,10 +368,10 @@ def gone_files(noted: int, start: int) -> str:
 
 
 class LogStart:
-    """The note of a store. Owner thread only.
+    """The start note of a store. Owner thread only.
 
     Args:
-        is_replica: whether the store is a slave's. Its master determines the start of its log.
+        is_replica: whether the store belongs to a slave. A slave's master determines the start of the log.
     """
 
     def __init__(self, root: Path, log: CommitLog, *, is_replica: bool = False) -> None:
@@ -379,7 +381,7 @@ class LogStart:
         self._noted: int | None = None
 
     def compare(self) -> None:
-        """Read the note after the files were loaded, and warn of missing first files."""
+        """Read the note after the files were loaded. Warn if first files are missing."""
         self._noted = noted_start(self._root)
         start = self._commit_log.min_offset
         if self._noted is not None and start > self._noted:
@@ -399,7 +401,7 @@ class LogStart:
             self._tell_refusal(error)
 
     def note(self, start: int) -> bool:
-        """Store the future start of the log in the note; return True if it is on the disk."""
+        """Store the future start of the log in the note. Return True if the note is on the disk."""
         if start == self._noted:
             return True
         try:

@@ -1,10 +1,10 @@
 """A queue of fixed-size files that together hold one growing range of bytes (``MappedFileQueue``).
 
-Used by commit log, consume queues, extension files and batch queues. A file name is the logical offset of the file's
-first byte; every file but the last is full. Only the owner thread of the store changes a queue. ``files`` is replaced,
-never changed in place, so that the flush threads can iterate over the tuple they have.
+Commit log, consume queues, extension files and batch queues use it. A file name is the logical offset of the file's
+first byte. Every file except the last is full. Only the owner thread of the store changes a queue. ``files`` is
+replaced, never changed in place, so that flush threads can iterate over the tuple that they have read.
 
-Invariant: the files are sorted and their starts differ by the file size (a gap is logged; lookups still work).
+Invariant: the files are sorted, and their starts differ by the file size (a gap is logged; lookups still work).
 Source: store.md §2.
 """
 
@@ -34,14 +34,14 @@ class FileQueue:
     """One queue of files, oldest first.
 
     Args:
-        directories: directories of the files; file number ``k`` goes to ``directories[k
-            % n]``, without avoided ones.
+        directories: directories of the files. File number ``k`` goes to ``directories[k % n]``; directories in
+            ``avoided`` are left out.
         file_bytes: size of every file.
         setting: the key of the size setting, for error texts.
-        read_only: further directories whose files are read; they get no new files.
+        read_only: additional directories with files that are only read. They get no new files.
 
     Attributes:
-        avoided: directories that are too full for new files; used only if all directories are avoided.
+        avoided: directories that are too full for new files. They are used only if all directories are avoided.
         found: the result of `check`, stored by the owner for `load`.
     """
 
@@ -59,9 +59,9 @@ class FileQueue:
     # ---- loading
 
     def check(self, *, has_empty: bool = False) -> list[tuple[int, Path, int]]:
-        """Return start, path and length of each file on the disk, oldest first; changes nothing.
-        ``has_empty``: whether every file may be empty, because a power cut leaves names without lengths; otherwise
-        only the last file may be empty. After a power cut the files after an empty one are lost, too.
+        """Return start, path and length of each file on the disk, oldest first. Nothing is changed.
+        ``has_empty``: whether every file may be empty, because a power cut leaves names without lengths. If False, only
+        the last file may be empty. After a power cut the files after an empty file are lost, too.
         Raises StoreMismatch: a file does not have the length of the settings, or its name is not an offset."""
         found = sorted(one for directory in {*self.directories, *self._read_only} for one in _files_of(directory))
         for i, (_, path, length) in enumerate(found):
@@ -69,7 +69,7 @@ class FileQueue:
                 continue
             has_others = any(other == self.file_bytes for _, _, other in found)
             advice = f"set {self._setting} to the size the store was written with"
-            if length < self.file_bytes:  # a repair restores the length of the file, or rebuilds it
+            if length < self.file_bytes:  # a repair restores the length of the file, or rebuilds the file
                 repair = (
                     f"run with the broker's settings: rmq store repair {shlex.quote(str(self._root))} -c broker.conf"
                 )
@@ -78,7 +78,7 @@ class FileQueue:
         return found
 
     def load(self) -> None:
-        """Load the files on the disk, or those in `found`, as full files; recovery lowers the end of the last one.
+        """Load the files on the disk, or the files in `found`, as full files. Recovery lowers the end of the last file.
         Raises StoreMismatch: see `check`; nothing was changed."""
         found, self.found = self.check() if self.found is None else self.found, None
         sound = next((i for i, (_, _, length) in enumerate(found) if length == 0), len(found))
@@ -87,7 +87,7 @@ class FileQueue:
             _log.warning("deleting %s of %d bytes", path, length)
             path.unlink()
         self.files = tuple(MappedFile(path, start, size, wrote=size) for start, path, size in found)
-        for file in self.files:  # the process before may have been killed
+        for file in self.files:  # the previous process may have been killed
             file.synced, file.is_named_durably = -1, file is not self.files[-1]
         for older, newer in zip(self.files, self.files[1:], strict=False):
             if newer.start - older.start != self.file_bytes:
@@ -99,16 +99,16 @@ class FileQueue:
 
     @property
     def min_offset(self) -> int:
-        """Logical offset of the first byte, -1 without files."""
+        """Logical offset of the first byte, or -1 without files."""
         return self.files[0].start if self.files else -1
 
     @property
     def max_offset(self) -> int:
-        """Logical offset one past the last byte written, 0 without files."""
+        """Logical offset one past the last written byte, or 0 without files."""
         return self.files[-1].start + self.files[-1].wrote if self.files else 0
 
     def find(self, offset: int) -> MappedFile | None:
-        """Return the file that holds a logical offset, or None."""
+        """Return the file that contains a logical offset, or None."""
         files = self.files
         if not files or offset < files[0].start:
             return None
@@ -136,7 +136,9 @@ class FileQueue:
         self.files = (*self.files, file)
 
     def truncate(self, offset: int) -> None:
-        """Remove everything from a logical offset on: delete the later files and zero the rest of the offset's file."""
+        """Remove everything from a logical offset on: delete the later files, and write zeros over the rest of this
+        file.
+        """
         kept = tuple(file for file in self.files if file.start <= offset)
         dropped, self.files = self.files[len(kept) :], kept
         for file in reversed(dropped):  # newest first: a crash in between leaves no gap
@@ -147,13 +149,13 @@ class FileQueue:
             last = kept[-1]
             with changing_back:
                 last.wrote = min(offset - last.start, last.size)
-                # the zeros must reach the disk too, even if no data is before them
+                # the zeros must reach the disk, too, even if no data is before them
                 last.synced = -1 if last.clear_from(last.wrote) else min(last.synced, last.wrote)
 
     def drop_front(self, is_expired: Callable[[MappedFile], bool]) -> int:
-        """Delete files from the oldest on while the test is true for them, but never the last file. Return the number
-        of deleted files.
-        Raises OSError: a file cannot be deleted; this file and those after it stay in the queue."""
+        """Delete files, oldest first, while the test is true for them. Never delete the last file. Return the number of
+        deleted files.
+        Raises OSError: a file cannot be deleted. This file and the files after it stay in the queue."""
         count = 0
         while len(self.files) > 1 and is_expired(self.files[0]):
             self.files[0].delete()
@@ -174,15 +176,15 @@ class FileQueue:
         return count
 
     def sync(self, *, unnamed: set[MappedFile] | None = None) -> None:
-        """Wait until everything written so far is on the disk, oldest file first; any thread.
-        ``unnamed``: collects the files whose names are not durable, for `sync_names_of`;
-        without it names are synced, too.
+        """Wait until everything written so far is on the disk, oldest file first. Any thread may call this.
+        ``unnamed``: collects the files with names that are not durable, for `sync_names_of`. Without it, names are
+        synced, too.
         Raises OSError: the sync failed."""
         unsynced: list[MappedFile] = []
         for file in reversed(self.files):
             if not file.is_idle:
                 unsynced.append(file)
-            elif file.wrote:  # the newest may still be empty: then the last data is in the file before it
+            elif file.wrote:  # the newest file may still be empty: then the last data is in the file before it
                 break
         for file in reversed(unsynced):
             file.sync()
@@ -223,7 +225,7 @@ class FileQueue:
 
 
 def sync_names(file: MappedFile, levels: int) -> None:
-    """Make the name of a new file durable, and the names of its parent directories, which may be new, too."""
+    """Make the name of a new file durable, and the names of its parent directories, which may also be new."""
     for directory in list(file.path.parents)[:levels]:
         if not _sync_if_ours(directory):
             return
@@ -231,8 +233,8 @@ def sync_names(file: MappedFile, levels: int) -> None:
 
 
 def sync_names_of(files: Collection[MappedFile], levels: int, pool: Executor) -> None:
-    """Like `sync_names`, for many files: sync each directory once and several in parallel. No file may be deleted
-    meanwhile."""
+    """Make the names of many files durable, like `sync_names`. Sync each directory once and several in parallel. No
+    file may be deleted meanwhile."""
     level = {file.path.parent for file in files}
     directories = set(level)
     for _ in range(levels - 1):
@@ -245,7 +247,9 @@ def sync_names_of(files: Collection[MappedFile], levels: int, pool: Executor) ->
 
 
 def split(things: Collection[T]) -> list[list[T]]:
-    """Split items into parts for the threads of a pool: a task for each item would take longer than most syncs."""
+    """Split items into parts for the threads of a pool. A separate task for each item would take longer than most
+    syncs.
+    """
     listed = list(things)
     return [part for i in range(_PARTS) if (part := listed[i::_PARTS])]
 
@@ -256,12 +260,12 @@ def _sync_all_of_ours(directories: list[Path]) -> None:
 
 
 def _sync_if_ours(directory: Path) -> bool:
-    """Make the names in a directory durable; return False if it was deleted meanwhile."""
+    """Make the names in a directory durable. Return False if the directory was deleted meanwhile."""
     try:
         sync_directory(directory)
     except FileNotFoundError:
         return False
-    except PermissionError:  # not readable for this process, so created by another one
+    except PermissionError:  # this process may not read it, so another process created it
         pass
     return True
 

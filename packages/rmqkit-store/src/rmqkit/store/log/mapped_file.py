@@ -1,9 +1,10 @@
 """One file of a fixed-size file queue (``MappedFile``).
 
-The name is the logical offset of the first byte, 20 digits. The file has its full size from the start and is sparse.
-Bytes are written with ``pwrite``, never through a mapping: a full disk is then an `OSError` that can be handled, not a
-signal that kills the process. On Linux both use the same page cache. The commit log is read through a read-only
-mapping. Its slices keep the mapping alive, so a deleted or closed file stays readable while a sender holds a slice.
+The name is the logical offset of the first byte, with 20 digits. The file has its full size from the start and is
+sparse. Bytes are written with ``pwrite``, never through a mapping: a full disk is then an `OSError` that can be
+handled, not a signal that kills the process. On Linux both ways use the same page cache. The commit log is read through
+a read-only mapping. Its slices prevent the mapping from being released, so a deleted or closed file stays readable
+while a sender holds a slice.
 
 Not handled here: the meaning of the bytes, the order of files (`file_queue`), the time of a flush (`flush`).
 Source: store.md §2.
@@ -23,7 +24,7 @@ from rmqkit.store.files import reserve, sync_data, write_all
 __all__ = ["SECTOR_BYTES", "BytesLost", "MappedFile", "changing_back", "file_name"]
 
 SECTOR_BYTES = 512
-"""Unit that a disk writes completely or not at all."""
+"""The unit that a disk writes completely or not at all."""
 
 _CHUNK_BYTES = 1 << 20
 changing_back = threading.Lock()
@@ -37,7 +38,7 @@ def file_name(start: int) -> str:
 
 
 class BytesLost(OSError):
-    """The page cache no longer holds the bytes of a failed sync."""
+    """The error that is raised if the page cache no longer holds the bytes of a failed sync."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(errno.EIO, "the system dropped bytes that it could not write", str(path))
@@ -47,11 +48,12 @@ class MappedFile:
     """A file of ``size`` bytes that begins at logical offset ``start``.
 
     Attributes:
-        wrote: bytes from the start of the file that hold data.
-        synced: bytes from the start of the file that are known to be on the disk; -1 if zeros after them are not.
+        wrote: number of bytes from the start of the file that contain data.
+        synced: number of bytes from the start of the file that are known to be on the disk. It is -1 if the zeros after
+            them are not known to be on the disk.
         is_named_durably: whether the file's name is known to be on the disk.
-        again_from: position from which the next `sync` must write the bytes again, because the last one failed. -1
-            if this includes zeros after a cut, None if the last sync did not fail.
+        again_from: position from which the next `sync` must write the bytes again, because the last sync failed. It is
+            -1 if the zeros after a cut must be written again, too. It is None if the last sync did not fail.
     """
 
     __slots__ = (
@@ -81,11 +83,11 @@ class MappedFile:
 
     @classmethod
     def create(cls, path: Path, start: int, size: int) -> MappedFile:
-        """Create a sparse file. Raises OSError: it cannot be created; no file remains."""
+        """Create a sparse file. Raises OSError: the file cannot be created; no file remains."""
         path.parent.mkdir(parents=True, exist_ok=True)
         file = cls(path, start, size, wrote=0)
         file.is_named_durably = False
-        # Truncate: a crash may leave an old file that the queue does not know, such as an extension without its queue.
+        # Truncate: a crash may leave an old file that is not part of the queue, such as an extension without its queue.
         file._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:
             os.ftruncate(file._fd, size)
@@ -112,18 +114,20 @@ class MappedFile:
         return self._fd
 
     def open_read_only(self) -> None:
-        """Open the file for reading only, for a store that must not be written. Raises OSError: it cannot be read."""
+        """Open the file for reading only, for a store that must not be written. Raises OSError: the file cannot be
+        read.
+        """
         self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
 
     @property
     def view(self) -> memoryview:
-        """The whole file, mapped read-only; slices stay valid while they are held."""
+        """The whole file, mapped read-only. Slices stay valid while they are referenced."""
         if self._view is None:
             self._view = memoryview(mmap.mmap(self.fd, self.size, access=mmap.ACCESS_READ))
         return self._view
 
     def read(self, position: int, size: int) -> bytes:
-        """Return a copy of a number of bytes, or of fewer at the end of the file."""
+        """Return a copy of ``size`` bytes at a position, or of fewer bytes at the end of the file."""
         return os.pread(self.fd, size, position)
 
     def write(self, position: int, data: bytes | bytearray | memoryview) -> None:
@@ -131,13 +135,13 @@ class MappedFile:
         write_all(self.fd, data, position)
 
     def sync(self) -> None:
-        """Wait until the written bytes are on the disk. Does nothing for a file that was deleted meanwhile.
+        """Wait until the written bytes are on the disk. Do nothing for a file that was deleted meanwhile.
 
         After a failed sync, a later success proves nothing: the kernel marks the pages as written, and the next call
-        succeeds without them. So the next `sync` writes the bytes again first. Before that, the caller must check that
-        the page cache still holds them: XFS and btrfs drop them.
+        succeeds without them. So the next `sync` writes the bytes again first. Before the next `sync`, the caller must
+        check that the page cache still holds the bytes: XFS and btrfs drop them.
         Raises OSError: the sync failed; data written since the last successful `sync` may be lost."""
-        wrote = self.wrote  # read before the call, which may miss data that the owner writes meanwhile
+        wrote = self.wrote  # read before the call: the sync may miss data that the owner writes meanwhile
         assert wrote <= self.size, "written bytes are inside the file"
         try:
             if self.again_from is not None:
@@ -153,18 +157,18 @@ class MappedFile:
         self.synced = wrote
 
     def _write_again(self, start: int, end: int) -> None:
-        """Write the bytes that are not on the disk again, as the page cache has them."""
+        """Write the bytes that are not on the disk again, with their content in the page cache."""
         if start < 0:
             raise BytesLost(self.path)  # zeros after a cut: the owner may append there now
         for position in range(start, end, _CHUNK_BYTES):
             self.write(position, self.read(position, min(_CHUNK_BYTES, end - position)))
 
     def warm(self, *, is_wanted: Callable[[], bool]) -> None:
-        """Allocate the blocks and pages of a new file (``warmMapedFileEnable``), which takes
-        as long as writing the file.
-        Later a full disk affects other files only, and a flush does not allocate space. The zeros are synced in parts,
-        because the first flush of the file would otherwise wait for all of them. Stop early if
-        ``is_wanted`` returns False.
+        """Allocate the blocks and pages of a new file (``warmMapedFileEnable``), which takes as long as writing the
+        file.
+        After that, a full disk affects only other files, and a flush does not allocate space. The zeros are synced in
+        parts; otherwise the first flush of the file would wait for all of them. Stop early if ``is_wanted`` returns
+        False.
         Source: store.md §13.6.
         Raises OSError: the disk has no space for the file."""
         reserve(self.fd, self.size)
@@ -176,7 +180,7 @@ class MappedFile:
                 return
 
     def clear_from(self, position: int) -> bool:
-        """Write zeros over all data after a position; holes remain. Return True if any byte was not zero."""
+        """Write zeros over all data after a position. Holes remain holes. Return True if any byte was not zero."""
         is_changed = False
         while position < self.size:
             try:
@@ -192,15 +196,15 @@ class MappedFile:
         return is_changed
 
     def close(self) -> None:
-        """Close the descriptor; slices of `view` stay valid."""
+        """Close the descriptor. Slices of `view` stay valid."""
         self._view = None
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
     def delete(self) -> None:
-        """Close and remove the file; slices of `view` stay valid.
-        Raises OSError: the file cannot be removed; it can still be used."""
+        """Close and remove the file. Slices of `view` stay valid.
+        Raises OSError: the file cannot be removed and can still be used."""
         self._is_deleted = True  # first: a flush thread may be about to sync it
         self.close()
         try:

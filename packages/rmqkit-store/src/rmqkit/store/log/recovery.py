@@ -1,31 +1,32 @@
 """Recovery: finds the end of the log after a stop or a crash, and makes the queues agree with it.
 
-First the consume queues are cut after their last valid entry; ``D`` is the end of the newest record in a queue. Then
-the log is scanned forward, from a file that is certainly complete to the first bytes that are not a record. That is the
-end of the log, ``E``.
+First the consume queues are cut after their last valid entry. ``D`` is the end of the newest record in a queue. Then
+the log is scanned forward, from a file that is certainly complete to the first bytes that are not a record. These bytes
+are the end of the log, ``E``.
 
 =============  =========================================  ==========================================================
                clean stop                                 crash (``abort`` exists)
 =============  =========================================  ==========================================================
-scan from      the newest record in a queue if that is    newest file whose first record is sound and not younger
-               sound; else as Java: the newest file       than the checkpoint's minTimestamp; else the first
-               whose first record is sound and not
-               after D; else the first
+scan from      the newest record in a queue, if it is      the newest file with a sound first record that is not
+               sound; else as Java: the newest file       younger than the checkpoint's minTimestamp; else the
+               with a sound first record that is not      first file
+               after D; else the first file
 dispatch       records at or after D                      every record
 =============  =========================================  ==========================================================
 
-All files are tried as the start if necessary. Java's limit of ten (``commitLogRecoverMaxNum``) would leave gaps in the
-queues if more files were written since the checkpoint; a try costs one decode per file.
+Every file may be the start if necessary. Java's limit of ten files (``commitLogRecoverMaxNum``) would leave gaps in the
+queues if more files were written since the checkpoint. Trying a file costs one decode.
 
-After a blank the log continues in the next file if that exists. Otherwise E is the start of the blank, which will be
-written again. Then everything after E is removed: queue entries, later files, and the rest of E's file, which is zeroed
-so that stale bytes never look like records again. Valuable bytes are saved before: see `remains`.
+After a blank the log continues in the next file, if that file exists. Otherwise E is the start of the blank, which will
+be written again. Then everything after E is removed: queue entries, later files, and the rest of E's file. Zeros are
+written over the rest, so that stale bytes never look like records again. Valuable bytes are saved before: see
+`remains`.
 
 A record is *sound* if `decode_record` accepts it, its CRC is right (``checkCRCOnRecover``, or the CRC of the whole
-record with ``forceVerifyPropCRC``), its physical offset is its place, and no sector of it is missing that may not have
-reached the disk. After a clean stop the scan costs one decode.
-After a crash it reads the last file or files: one record at a time, and after `BULK_FROM_BYTES` in runs (`scan`), which
-is several times as fast and has the same result. Source: store.md §12.
+record with ``forceVerifyPropCRC``), its physical offset is its place, and all its sectors reached the disk. (The last
+test is omitted for records that were certainly flushed.) After a clean stop the scan costs one decode.
+After a crash the scan reads the last file or files: one record at a time, and after `BULK_FROM_BYTES` in runs (`scan`).
+Runs are several times as fast and have the same result. Source: store.md §12.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ if TYPE_CHECKING:
 __all__ = ["BULK_FROM_BYTES", "LogEnd", "find_log_end", "whole_end"]
 
 BULK_FROM_BYTES = 8 << 20
-"""Number of bytes after which the scan continues in bulk (if numpy is installed): its import takes as long as scanning
-these bytes one by one."""
+"""Number of bytes after which the scan continues in bulk (if numpy is installed). Importing numpy takes as long as
+scanning these bytes one record at a time."""
 _log = logging.getLogger(__name__)
 
 
@@ -65,12 +66,11 @@ class LogEnd(Struct):
 
     Attributes:
         offset: physical offset one past the last sound record.
-        last_record: physical offset of the last sound record, 0 without any.
-        last_store_timestamp: storeTimestamp of the last sound record, 0 without any.
-        newest_store_timestamp: the greatest storeTimestamp; it differs from the last one if the clock was set back.
+        last_record: physical offset of the last sound record, or 0 without a record.
+        last_store_timestamp: storeTimestamp of the last sound record, or 0 without a record.
+        newest_store_timestamp: the greatest storeTimestamp. It differs from the last one if the clock was set back.
         record_count: number of sound records in the scan.
-        remains: the bytes after the end, unless they are known to be no part of the
-            log. None if the end is a blank.
+        remains: the bytes after the end, unless they are known not to be a part of the log. None if the end is a blank.
     """
 
     offset: int
@@ -93,15 +93,15 @@ def find_log_end(
     indexed_end: int,
     checkpoint: Checkpoint,
 ) -> LogEnd:
-    """Scan the log to its end. The scan itself changes nothing.
+    """Find the end of the log with a scan. The scan itself changes nothing.
 
     Args:
         dispatch: called with each record that the queues may lack, in order.
         dispatch_run: called with a whole run of such records instead.
-        on_replay: called after a crash, before any record, with the physical offset from which on all records are
+        on_replay: called after a crash, before any record is dispatched, with the offset from which all records are
             dispatched again.
         clean: whether the store was closed cleanly.
-        newest: offset and size of the newest record in any queue, (-1, 0) without one; it ends at D.
+        newest: offset and size of the newest record in any queue, (-1, 0) without a record. The record ends at D.
         indexed_end: end of the newest record that has a queue entry, even if the record is damaged.
     """
     check = _Check(settings, None if clean else checkpoint.physic_timestamp)
@@ -118,18 +118,17 @@ def find_log_end(
         start = _start_file(files, lambda file: _is_flushed(check, file, checkpoint, settings))
         dispatch_from, offset = 0, files[start].start
         on_replay(offset)
-    # Start at a record or a file's start, never in between: bytes that look like a head there may belong to a body.
+    # Start at a record or at the start of a file, never in between: there, bytes of a body may look like a head.
     walk = _Walk(check, dispatch, dispatch_run, dispatch_from, LogEnd(offset))
     for i in range(start, len(files)):
         if not walk.file(files[i]):
-            # After a clean stop every record is in a queue, so bytes after the
-            # newest of them are not records.
+            # After a clean stop every record is in a queue, so bytes after the newest of these records are not records.
             if not clean or walk.end.offset != indexed_end:
                 walk.end.remains = look_behind(files[i:], walk.end.offset, walk.reason, check.record)
             break
         if i + 1 < len(files):
-            # After a blank continue with the next file, even if a file in between is
-            # missing: its records were stored.
+            # After a blank, continue with the next file, even if a file in between is missing: the later records were
+            # stored.
             assert files[i + 1].start >= walk.end.offset, "files are scanned in log order"
             walk.end.offset = files[i + 1].start
     end = walk.end
@@ -140,9 +139,8 @@ def find_log_end(
 
 def whole_end(log: CommitLog, settings: StoreSettings, start: int, end: int) -> int | None:
     """Return the physical offset up to which the page cache has all records between two offsets, by the rules of a
-    recovery; None if it lost a record, as it may after a failed flush. The result is less
-    than ``end`` only in a slave's
-    log that ends inside a record. Any thread."""
+    recovery. Return None if the page cache lost a record, which may happen after a failed flush. The result is less
+    than ``end`` only in a slave's log that ends inside a record. Any thread may call this."""
     check, found = _Check(settings, 0), start
     for file in log.queue.files:
         if file.end <= start or file.start >= end:
@@ -164,7 +162,7 @@ def whole_end(log: CommitLog, settings: StoreSettings, start: int, end: int) -> 
 
 
 def _is_under_way(file: MappedFile, position: int, end: int) -> bool:
-    """Return True if a position holds the beginning of a record whose end the slave does not have yet."""
+    """Return True if an incomplete record begins at a position. A slave may not have received its end yet."""
     if end - position < BLANK_BYTES:
         return True
     size = int.from_bytes(file.view[position : position + 4], "big", signed=True)
@@ -173,7 +171,7 @@ def _is_under_way(file: MappedFile, position: int, end: int) -> bool:
 
 
 def _begins_at(check: _Check, file: MappedFile, position: int) -> bool:
-    """Return True if a record or a blank begins at a position; the log of a slave may end inside a record."""
+    """Return True if a record or a blank begins at a position. The log of a slave may end inside a record."""
     if is_blank(file.view, position):
         return True
     try:
@@ -186,7 +184,7 @@ def _begins_at(check: _Check, file: MappedFile, position: int) -> bool:
 class _Walk:
     """The scan from a file on.
 
-    ``end`` moves with it; ``reason`` finally describes why the bytes at the end are no record.
+    ``end`` advances with the scan. At the end, ``reason`` describes why the bytes there are not a record.
     """
 
     def __init__(
@@ -204,7 +202,7 @@ class _Walk:
         self._bulk_from = end.offset + BULK_FROM_BYTES if has_numpy() else None
 
     def file(self, file: MappedFile) -> bool:
-        """Scan one file; return True if a blank closes it."""
+        """Scan one file. Return True if a blank closes the file."""
         view, end = file.view, self.end
         bulk_from = self._bulk_from
         while not is_blank(view, position := end.offset - file.start):
@@ -227,7 +225,7 @@ class _Walk:
         return True
 
     def _runs(self, file: MappedFile) -> None:
-        """Scan the sound records of a file in runs, and stop before the first doubtful one."""
+        """Scan the sound records of a file in runs. Stop before the first doubtful record."""
         end, buffer = self.end, file.view.obj
         assert isinstance(buffer, mmap.mmap), "a view belongs to a mapping"
         for records in scan.runs(buffer, file.start, end.offset - file.start, file.size):
@@ -274,8 +272,8 @@ def _octets(buffer: Buffer) -> NDArray[np.uint8]:
 
 def _is_torn(view: memoryview, end: int, topic_bytes: int, properties_bytes: int) -> bool:
     """Return True if topic and properties of the record that ends at a position are incomplete.
-    No checksum covers them. A torn write leaves zeros at their end, or in a whole sector;
-    `put` refuses such messages."""
+    No checksum covers them. A torn write leaves zeros at their end, or in a whole sector. `put` refuses messages with
+    such zeros."""
     if not properties_bytes:
         return not all(view[end - 2 - topic_bytes : end - 2])
     if not view[end - 1]:
@@ -288,7 +286,7 @@ def _is_torn(view: memoryview, end: int, topic_bytes: int, properties_bytes: int
 
 
 class _Check:
-    """The test whether records are sound. Source: store.md §12.1.
+    """A check of records by the rules for sound records. Source: store.md §12.1.
     ``doubted_from``: records from this storeTimestamp on may not have reached the disk; None if all records have."""
 
     def __init__(self, settings: StoreSettings, doubted_from: int | None) -> None:
@@ -297,7 +295,7 @@ class _Check:
         self._body = settings.check_crc_on_recover and not self._whole_record
 
     def record(self, file: MappedFile, position: int) -> Record:
-        """Return the record at a position. Raises RecordCorrupt: it is not a sound record."""
+        """Return the record at a position. Raises RecordCorrupt: no sound record begins there."""
         view = file.view
         record = decode_record(view, position, verify_crc=self._body)
         if record.physical_offset != file.start + position:
@@ -311,7 +309,7 @@ class _Check:
         return record
 
     def sound_count(self, run: Records) -> int:
-        """Return the number of records at the start of a run that have the right checksums."""
+        """Return the number of records at the start of a run that are sound."""
         if self._whole_record:
             view = memoryview(run.buffer)
             places = zip(run.positions.tolist(), run.sizes.tolist(), strict=True)
@@ -337,7 +335,7 @@ class _Check:
         return count
 
     def is_sound(self, log: CommitLog, physical_offset: int, size: int) -> bool:
-        """Return True if the log holds a sound record of a size at an offset."""
+        """Return True if the log holds a sound record with a given size at an offset."""
         file = log.queue.find(physical_offset)
         try:
             return file is not None and self.record(file, physical_offset - file.start).size == size
@@ -345,7 +343,7 @@ class _Check:
             return False
 
     def first_record(self, file: MappedFile) -> Record | None:
-        """Return the first record of a file, or None."""
+        """Return the first record of a file, or None if the file does not begin with a sound record."""
         try:
             return self.record(file, 0)
         except RecordCorrupt:

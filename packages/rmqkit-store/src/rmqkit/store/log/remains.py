@@ -1,4 +1,4 @@
-"""The bytes after the end of the log in a recovery, and their treatment: no sound record is dropped silently.
+"""The bytes that a recovery finds after the end of the log, and their treatment: no sound record is dropped silently.
 
 A scan stops at the first bytes that are not a record. They may be followed by sound records (with the right magic,
 size, checksum and physicalOffset), other bytes, or zeros, as files are preallocated:
@@ -8,24 +8,24 @@ bytes after the end                                 treatment
 ==================================================  ===================================================================
 zeros only                                          nothing is logged, unless queues have records there: an ERROR after
                                                     a clean stop, else a WARNING, with the number of bytes
-bytes without a sound record, in the same file      the torn end of an unclean stop: they become zeros, a WARNING with
+bytes without a sound record, in the same file      the torn end of an unclean stop: they become zeros; a WARNING has
                                                     their number
-sound records that were on the disk: the stop was   `StoreDamaged`, with files, records and bytes: the store is damaged,
-clean, or the checkpoint's physicMsgTimestamp       ``rmq store repair`` bridges the place and keeps the bytes after it
-is later than theirs
-a log file that begins with a record of another     `StoreDamaged`; ``rmq store repair`` gives it its name back
+sound records that were on the disk: the stop was   `StoreDamaged`, with files, records and bytes: the store is damaged.
+clean, or the checkpoint's physicMsgTimestamp       ``rmq store repair`` bridges the place and saves the bytes after it
+is later than their timestamps
+a log file that begins with a record of another     `StoreDamaged`; ``rmq store repair`` gives the file its name back
 place: it has the name of another file
-other sound records, or later files with content    a power cut kept them and lost the bytes before them, or they are
-                                                    stale: all is set aside with an ERROR (stale: a WARNING), and the
-                                                    start continues
+other sound records, or later files with content    a power cut lost the bytes before them, or they are stale: all bytes
+                                                    are set aside with an ERROR (stale: a WARNING), and the start
+                                                    continues
 ==================================================  ===================================================================
 
-Stale records belong to a log that an Apache broker cut without clearing the bytes after the cut: they were stored
-earlier than the last record before the end, and are in the same file. A slave never refuses: it sets the bytes aside,
-and its master sends the records again.
+Stale records belong to a log that an Apache broker cut without clearing the bytes after the cut. They were stored
+earlier than the last record before the end, and are in the same file. A slave never refuses to start: it sets the bytes
+aside, and its master sends the records again.
 
 Bytes are set aside in a directory ``set-aside/OFFSET``, which is a store for the offline tools: its ``commitlog`` has
-the files with their names and lengths; the first file lacks the bytes before the end. Nothing deletes the directory.
+the files with their names and lengths. The first file lacks the bytes before the end. The directory is never deleted.
 Source: store.md §12.3.
 """
 
@@ -84,13 +84,13 @@ class Remains(Struct):
     """The bytes after the end of a log.
 
     Attributes:
-        end, path: physical offset of the end of the log, and the file that holds it.
+        end, path: physical offset of the end of the log, and the file that contains the end.
         reason: the reason why the bytes at the end are not a record.
         files: the log files with content after the end, each with the position where its content ends.
-        record_files: the names of the files that hold sound records.
-        records, record_bytes: number of sound records, and the bytes of all of them.
+        record_files: the names of the files that contain sound records.
+        records, record_bytes: number of sound records, and the sum of their sizes.
         misplaced: the names of files that begin with a record of another offset.
-        first_timestamp, oldest_timestamp: storeTimestamp of the first sound record, and the smallest one.
+        first_timestamp, oldest_timestamp: storeTimestamp of the first sound record, and the earliest storeTimestamp.
     """
 
     end: int
@@ -125,10 +125,10 @@ class Remains(Struct):
 def look_behind(
     files: tuple[MappedFile, ...], end: int, reason: str, record_at: Callable[[MappedFile, int], Record]
 ) -> Remains:
-    """Examine everything after a physical offset; changes nothing.
+    """Examine everything after a physical offset. Nothing is changed.
 
     Args:
-        files: the files of the log, from the file that holds the offset on.
+        files: the files of the log, starting with the file that contains the offset.
         record_at: returns the sound record at a position of a file, or raises RecordCorrupt.
     """
     remains = Remains(end, files[0].path, reason)
@@ -151,16 +151,16 @@ def look_behind(
 
 
 def place_of(view: memoryview | bytes) -> int | None:
-    """Return the physical offset that the first record of a log file contains, or None if there is no record. The head
-    of the record is sufficient."""
+    """Return the physical offset in the first record of a log file, or None if there is no record. The head of the
+    record is sufficient."""
     if len(view) < HEAD_BYTES or int.from_bytes(view[4:8], "big", signed=True) not in (MAGIC_V1, MAGIC_V2):
         return None
     return int.from_bytes(view[_PLACE_AT : _PLACE_AT + 8], "big", signed=True)
 
 
 def check_heads(root: Path, files: tuple[MappedFile, ...], *, is_replica: bool) -> None:
-    """Check the first bytes of every log file, most of which a start after a clean stop does not scan.
-    If a file does not begin with a record but a later file does, this is logged as an ERROR with the size of the file.
+    """Check the first bytes of every log file: a start after a clean stop does not scan most files.
+    Log an ERROR, with the size of the file, if a file does not begin with a record but a later file does.
 
     Raises:
         StoreDamaged: files have the names of other files.
@@ -191,7 +191,7 @@ def keep_remains(
     flushed_timestamp: int,
     indexed_end: int,
 ) -> None:
-    """Before the log is cut, decide what to do with the bytes after its end, and set them aside if necessary.
+    """Decide about the bytes after the end of the log before the log is cut, and set them aside if necessary.
 
     Args:
         last_timestamp: storeTimestamp of the last record before the end.
@@ -230,8 +230,8 @@ def keep_remains(
 
 
 def tell_lost_end(root: Path, end: int, indexed_end: int, *, is_clean: bool) -> None:
-    """Log that queues have records after the end of the log: an ERROR after a clean stop, otherwise a WARNING, because
-    the records may not have been on the disk."""
+    """Log that queues have records after the end of the log. Log an ERROR after a clean stop, otherwise a WARNING,
+    because the records may not have been on the disk."""
     if indexed_end > end:
         said = "store %s: the log ends at %d and queues know records up to %d: these %d bytes of messages are lost"
         _log.log(logging.ERROR if is_clean else logging.WARNING, said, root, end, indexed_end, indexed_end - end)
@@ -255,7 +255,7 @@ def _sound_records(
 
 
 def _content_end(file: MappedFile, low: int) -> int:
-    """Return the end of the last byte that is not zero, or the position if all bytes after it are zero."""
+    """Return the position after the last byte that is not zero. Return ``low`` if all bytes after it are zero."""
     high = data_end(file.path)
     while high > low:
         start = max(low, high - _CHUNK_BYTES)
@@ -267,7 +267,9 @@ def _content_end(file: MappedFile, low: int) -> int:
 
 
 def _set_aside(root: Path, remains: Remains) -> Path:
-    """Copy or move everything after the end; the newest file first, so that a crash in between leaves no gap."""
+    """Copy or move everything after the end to a new directory. The newest file is first, so that a crash leaves no
+    gap.
+    """
     folder, number = root / FOLDER / f"{remains.end:020d}", 1
     while folder.exists():
         number += 1
@@ -301,14 +303,15 @@ def _counted(count: int, noun: str) -> str:
 
 
 # ---------------------------------------------------------------- filler records
-# A repair writes fillers over a part of the log that is not a record, so that the log continues after it. A blank
-# cannot bridge such a part, because it ends its file. A filler is a record whose fields are all valid, and no broker
-# dispatches it: its sysFlag is *rollback*, like that of the transaction markers of old brokers, so Apache's broker and
-# rmqkit put it in no queue and not in the index, and it needs no queue offset. Its topic is `FILLER_TOPIC`. Its body is
-# zeros, because a search for records would find lost records in it. Its storeTimestamp is that of the record after it.
-# Its preparedTransactionOffset is the number of bytes of records that may be lost there: its own size, or the bytes up
-# to the end of the file if a blank follows. Fillers have at most `FILLER_BYTES_MAX`, as Apache's recovery reads each
-# into memory. In a store with fillers, blank entries in queues are valid, because messages were lost.
+# A repair writes fillers over a part of the log that is not a record, so that the log continues after this part. A
+# blank cannot bridge the part, because a blank ends its file. A filler is a record with valid fields that no broker
+# dispatches. Its sysFlag is *rollback*, like the transaction markers of old brokers: Apache's broker and rmqkit enter
+# it in no queue and not in the index, and it needs no queue offset. Its topic is `FILLER_TOPIC`. Its body consists of
+# zeros, because a search for records would find lost records in other bytes. Its storeTimestamp is copied from the
+# record after it. Its preparedTransactionOffset is the number of bytes of records that may be lost there: its own size,
+# or the bytes up to the end of the file if a blank follows. Fillers have at most `FILLER_BYTES_MAX`, because Apache's
+# recovery reads each filler into memory. In a store with fillers, blank entries in queues are valid, because messages
+# were lost.
 # Source: store.md §3.3, §11, §12.1.
 
 FILLER_TOPIC = "rmq_sys_LOST"
@@ -322,7 +325,8 @@ _NOBODY = pack_host("0.0.0.0", 0)
 
 
 def fillers(start: int, size: int, store_timestamp: int, *, lost_bytes: int = 0) -> Iterator[bytes]:
-    """Yield records that together fill ``size`` bytes from a physical offset on, at least `FILLER_BYTES_MIN`.
+    """Yield records that together fill ``size`` bytes from a physical offset on. The size is at least
+    `FILLER_BYTES_MIN`.
     ``lost_bytes``: number of lost bytes, if it is greater than the size of the fillers."""
     assert size >= FILLER_BYTES_MIN, "a record fits"
     left = size

@@ -1,27 +1,27 @@
 """The bulk scan of a CommitLog segment: many records per call, with numpy, for all code that reads a whole log.
 
-A segment is a run of records (`rmqkit.protocol.record`), closed by a *blank* when it is full::
+A segment is a run of records (`rmqkit.protocol.record`). A *blank* closes a full segment::
 
     | record | record | ... | record | blank: i32 remaining, i32 BLANK_MAGIC, undefined bytes |
 
-`walk` follows the chain of sizes and checks a whole run of records at once, in the compiled core if it is installed,
-otherwise with plain Python (0.2 µs a record) and numpy. A record is *sound* if its magic is known, its physicalOffset
-is the segment's base offset plus its position, and the sum of its parts is its size. These are the checks of
-`decode_record` and that of the place, without "the topic is UTF-8" (`Records.text_only` checks that). Only
-`crc_matches` reads bodies.
+`walk` follows the chain of sizes and checks a whole run of records in one step. It uses the compiled core if the core
+is installed, otherwise plain Python (0.2 µs a record) and numpy. A record is *sound* if its magic is known, its
+physicalOffset is the segment's base offset plus its position, and the sum of its parts is its size. These are the
+checks of `decode_record` and the check of the place, without the check that the topic is UTF-8 (see
+`Records.text_only`). Only `crc_matches` reads bodies.
 
-The chain stops at:
+The chain of sizes stops at:
 
 ==================  =====================================================================================
 blank               the valid end of a full segment, if its size is the number of remaining bytes, and no record
-                    follows that was stored later than the record before it (`behind_blank`)
+                    follows that was stored later than the record before the blank (`behind_blank`)
 the given end       the valid end of the requested part
 anything else       `Damage`; the scan continues at the next sound record, found by its magic and its place
 ==================  =====================================================================================
 
-The newest segment is preallocated, so zeros follow its last record, or stale bytes of a log that a recovery cut (they
-are not cleared, store.md §2). `log_end` returns the end of its records; call it before you scan a segment that may be
-the newest.
+The newest segment is preallocated. Its last record is followed by zeros, or by stale bytes of a log that a recovery cut
+(they are not cleared, store.md §2). `log_end` returns the end of its records; call it before you scan a segment that
+may be the newest.
 
 numpy is imported inside the functions that need it, so that importing this module costs a broker nothing.
 Not handled here: opening files, decoding of variable fields, the meaning of damage. Source: store.md §3, §12.1.
@@ -85,11 +85,11 @@ __all__ = [
 ]
 
 Buffer = bytes | bytearray | mmap.mmap
-"""Input of a scan: a whole segment, in memory or mapped."""
+"""A whole segment, in memory or mapped: the input of a scan."""
 
 BATCH_ROWS = 4096
 BATCH_BYTES = 8 << 20
-"""Runs of about this size stay in the CPU's caches; larger ones were up to 45 % slower."""
+"""Runs of about this size stay in the CPU's caches. Larger runs were up to 45 % slower."""
 _AHEAD_BYTES = 256 << 10
 _SHORT_BYTES = 2048
 
@@ -106,7 +106,7 @@ _PHYSICAL_OFFSET_AT = layout_of(0).positions["physical_offset"]
 _V1_TOPIC_BYTES_MAX = 127
 _I16_MAX = 0x7FFF
 _TOPICS_COMPARED = 32
-_ANCHORS_TRIED = 16  # a topic may be deleted, its records are still in the log
+_ANCHORS_TRIED = 16  # the log still has the records of a deleted topic
 _CRC_MASK = 0x7FFFFFFF
 
 assert MAGIC_V2.to_bytes(4, "big", signed=True)[:3] == _MAGIC
@@ -114,7 +114,7 @@ assert tuple(bits >> _HOST_SHIFT for bits in _HOST_BITS) == (0, 1, 2, 3)
 
 
 def has_numpy() -> bool:
-    """Return True if the bulk scan can be used; does not import numpy."""
+    """Return True if the bulk scan can be used. numpy is not imported."""
     return importlib.util.find_spec("numpy") is not None
 
 
@@ -130,7 +130,7 @@ def need_numpy(what: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Bytes that are not records.
+    """Bytes that are not a record.
 
     Attributes:
         position: place where a record was expected, in bytes from the start of the segment.
@@ -152,9 +152,9 @@ class Records:
     Attributes:
         buffer: the segment.
         base_offset: physical offset of the first byte of the segment.
-        positions, sizes: place of each record, in bytes.
-        heads: the bytes before the body, read as if both hosts were IPv4. All fields are right if ``host_bits`` is
-            0, otherwise only those before bornHost; `field` handles both.
+        positions, sizes: position and size of each record, in bytes.
+        heads: the bytes before the body, read as if both hosts were IPv4. If ``host_bits`` is 0, all fields are right.
+            Otherwise only the fields before bornHost are right. `field` handles both cases.
         host_bits: ``(sysFlag & 0x30) >> 4``, the layout of each record.
         body_at, topic_at, properties_at: start of each variable field.
         body_bytes, topic_bytes, properties_bytes: length of each variable field.
@@ -179,7 +179,7 @@ class Records:
 
     @property
     def end(self) -> int:
-        """Position after the last record; there must be a record."""
+        """Position after the last record. There must be at least one record."""
         return int(self.positions[-1] + self.sizes[-1])
 
     @property
@@ -192,14 +192,16 @@ class Records:
         return self.field("store_timestamp")
 
     def topics(self) -> tuple[list[str | None], Ints]:
-        """Return the distinct topics, None for a topic that is not UTF-8, and the index of each record's topic."""
+        """Return the distinct topics, and the index of each record's topic. A topic that is not UTF-8 is None."""
         if self._topics is None:
             found, topic = _distinct_topics(self)
             self._topics = [_text_or_none(one) for one in found], topic
         return self._topics
 
     def text_only(self) -> Records:
-        """Return the records before the first one whose topic is not UTF-8, which is not a record (`decode_record`)."""
+        """Return the records before the first record with a topic that is not UTF-8. `decode_record` rejects such a
+        record.
+        """
         topics, topic = self.topics()
         return self.head(int((topic == topics.index(None)).argmax())) if None in topics else self
 
@@ -208,7 +210,7 @@ class Records:
         return self if count >= len(self) else self.take(slice(count))
 
     def record(self, row: int) -> Record:
-        """Return one of the records, decoded.
+        """Decode one of the records.
 
         Raises:
             RecordCorrupt: its topic is not UTF-8.
@@ -222,19 +224,19 @@ class Records:
         return bytes(self.buffer[at : at + int(self.properties_bytes[row])])
 
     def take(self, rows: slice | NDArray[Any]) -> Records:
-        """Return some of the records: a slice, a mask or ascending indexes."""
+        """Return some of the records, selected by a slice, a mask or ascending indexes."""
         arrays = (getattr(self, one.name)[rows] for one in fields(self)[2:-1])
         return Records(self.buffer, self.base_offset, *arrays)
 
     def field(self, name: str) -> Ints:
-        """Return one number of every head, by its name in `HEAD_FIELDS`."""
+        """Return one number of every head, selected by its name in `HEAD_FIELDS`."""
         if name in _names_before_hosts() or not self.host_bits.any():
             return self.heads[name].astype("i8")
         width = _head_dtype(0)[name].itemsize
         return _anywhere(self.buffer, f">i{width}")[self.field_at(name)].astype("i8")
 
     def field_at(self, name: str) -> Ints:
-        """Return the position of one field of every head in the buffer."""
+        """Return the position of one field in the buffer, for every head."""
         import numpy as np
 
         places = np.array([layout_of(bits).positions[name] for bits in _HOST_BITS], "i8")
@@ -242,7 +244,7 @@ class Records:
         return at
 
     def field_bytes(self, name: str) -> Ints:
-        """Return the size of one field of every head in bytes (hosts differ)."""
+        """Return the size of one field in bytes, for every head. Hosts have different sizes."""
         import numpy as np
 
         widths = np.array([_head_dtype(bits)[name].itemsize for bits in _HOST_BITS])
@@ -265,8 +267,8 @@ def walk(
         base_offset: physical offset of its first byte (the number in the file name).
         low: start of a record.
         high: end of the part (exclusive): the start of a record, or the end of the segment.
-        rows_max: greatest number of records in one run.
-        bytes_max: a run ends with the record that reaches this many bytes.
+        rows_max: maximum number of records in one run.
+        bytes_max: a run ends with the record that reaches this number of bytes.
     """
     high = len(buffer) if high is None else high
     position, last = low, None
@@ -294,7 +296,8 @@ def behind_blank(buffer: Buffer, base_offset: int, position: int, high: int, sto
 
     A writer puts nothing after a blank, so a record there was written before the blank. There are two cases. The blank
     may be damage in a chain of records. Or the record is stale: a recovery cut the log before it, and the file was
-    filled again. Then it was stored earlier than the record before the blank, at ``stored_ms`` (as in `log_end`).
+    filled again. A stale record was stored earlier than the record before the blank, at ``stored_ms`` (as in
+    `log_end`).
     """
     found = find_record(buffer, base_offset, position + BLANK_BYTES, high)
     if found == high:
@@ -313,7 +316,7 @@ def runs(
 
 
 def pick(buffer: Buffer, base_offset: int, positions: Sequence[int]) -> Iterator[Records | Damage]:
-    """Yield the records at chosen positions of a segment, in order; a position without a record is damage."""
+    """Yield the records at chosen positions of a segment, in order. A position without a record yields a `Damage`."""
     left, high = list(positions), len(buffer)
     while left:
         chain = list(itertools.takewhile(lambda position: _fits(buffer, position, high), left))
@@ -337,7 +340,7 @@ def _fits(buffer: Buffer, position: int, high: int) -> bool:
 
 
 def pulled(body: Buffer) -> Records:
-    """Return the records of a pull response, which are contiguous there wherever they were in the log.
+    """Return the records of a pull response. They are contiguous in the response, wherever they are in the log.
 
     Raises:
         BodyError: there are other bytes between or after the records.
@@ -350,7 +353,7 @@ def pulled(body: Buffer) -> Records:
 
 
 def crc_matches(records: Records) -> NDArray[np.bool_]:
-    """Return for each record whether its body has the CRC of its head (CRC-32 with the top bit cleared)."""
+    """Return for each record whether its body has the CRC in its head (CRC-32 with the top bit cleared)."""
     import numpy as np
 
     if (core := CORE.log_reader) is not None:
@@ -366,12 +369,12 @@ def crc_matches(records: Records) -> NDArray[np.bool_]:
 
 
 def find_record(buffer: Buffer, base_offset: int, low: int, high: int, search_end: int | None = None) -> int:
-    """Return the position of the first sound record that begins at or after ``low`` and ends by ``high``, or ``high``
-    if there is none.
+    """Return the position of the first sound record that begins at or after ``low`` and ends at or before ``high``.
+    Return ``high`` if there is no such record.
 
-    A body that repeats bytes of another record is not found, because their physical offset is not their place. Only a
-    sender that predicts the place of its message can write a body that looks like a record here. All bytes after
-    ``search_end`` are zero.
+    A body that repeats bytes of another record is not found, because the physical offset in these bytes is not their
+    place. Only a sender that predicts the place of its message can write a body that looks like a record here. All
+    bytes after ``search_end`` must be zero.
     """
     at, search_end = low + 4, high if search_end is None else search_end
     while (at := buffer.find(_MAGIC, at, search_end)) >= 0:
@@ -396,9 +399,9 @@ def split(
     """Return parts ``(low, high)`` of about ``split_bytes`` that together cover a segment up to ``high``.
 
     Every inner boundary is a record that a scan from the start reaches, so the parts can be scanned independently. A
-    body can contain bytes that look like a record of exactly this place. So a record at a boundary is trusted only if
-    ``is_anchored`` is true for it, because data outside the log refers to it; then no other record is read. Otherwise
-    the sizes are followed from the previous boundary.
+    body can contain bytes that look like a record at exactly this place. Therefore a record at a boundary is trusted
+    only if ``is_anchored`` returns True for it, because data outside of the log refers to it. In this case no other
+    record is read. Otherwise the sizes are followed from the previous boundary.
     """
     lows = [0]
     for target in range(split_bytes, high, split_bytes):
@@ -414,8 +417,8 @@ def split(
 def _anchored(
     buffer: Buffer, base_offset: int, low: int, high: int, is_anchored: Callable[[Record], bool]
 ) -> int | None:
-    """Check the next few sound records and return the position of the first that is anchored. Return ``high`` if there
-    are no further records, or None if none of them is anchored."""
+    """Check the next few sound records. Return the position of the first anchored record, ``high`` if no record
+    follows, or None if none of these records is anchored."""
     for tried in range(_ANCHORS_TRIED):
         low = find_record(buffer, base_offset, low, high)
         if low >= high:
@@ -429,8 +432,8 @@ def _anchored(
 
 
 def _first_behind(buffer: Buffer, base_offset: int, low: int, target: int, high: int) -> int:
-    """Return the position of the first record at or after ``target`` that a scan from ``low`` reaches, or ``high`` if
-    there is none."""
+    """Return the position of the first record at or after ``target`` that a scan from ``low`` reaches. Return ``high``
+    if there is no such record."""
     for part in walk(buffer, base_offset, low, high):
         if isinstance(part, Records) and part.positions[-1] >= target:
             return int(part.positions[part.positions.searchsorted(target)])
@@ -438,17 +441,16 @@ def _first_behind(buffer: Buffer, base_offset: int, low: int, target: int, high:
 
 
 def log_end(buffer: Buffer, base_offset: int, high: int | None = None) -> int:
-    """Return the end of the records of a segment that may be the newest; 0 without records.
-
-    The writer may be active: a last record with an incomplete body does not count. The end is followed by zeros, a
-    blank, or stale records of a log that was cut. Stale records were stored earlier than the last record before them,
-    which distinguishes them from records after damage. (Stale records that happen to begin exactly at the end continue
-    the chain; the recovery of a broker accepts them, too.) Reads every head.
+    """Return the end of the records in a segment that may be the newest, or 0 without records. The writer may be
+    active: a last record with an incomplete body does not count. The end is followed by zeros, a blank, or stale
+    records of a log that was cut. Stale records were stored earlier than the last record before them. Records after
+    damage were stored later. (Stale records that happen to begin exactly at the end continue the chain; the recovery of
+    a broker accepts them, too.) The function reads every head.
 
     Args:
         buffer: the whole segment.
         base_offset: physical offset of its first byte.
-        high: position after which the segment holds only zeros.
+        high: position after which the segment contains only zeros.
     """
     last: Records | None = None
     damaged = False
@@ -468,7 +470,7 @@ def log_end(buffer: Buffer, base_offset: int, high: int | None = None) -> int:
 
 
 def _is_complete(records: Records) -> bool:
-    """Return True if body and properties of the last record are complete, not only its head and its lengths."""
+    """Return True if body and properties of the last record are complete. Head and lengths are known to be complete."""
     at = int(records.body_at[-1])
     with memoryview(records.buffer) as view:
         crc = body_crc(view[at : at + int(records.body_bytes[-1])])
@@ -479,7 +481,7 @@ def _is_complete(records: Records) -> bool:
 def _sound_records(
     buffer: Buffer, base_offset: int | None, low: int, high: int, rows_max: int, bytes_max: int
 ) -> Records:
-    """Return the sound records that follow each other from ``low`` on."""
+    """Return the contiguous sound records from ``low`` on."""
     if (core := CORE.log_reader) is None:
         return _run(buffer, base_offset, _chain(buffer, low, high, rows_max, bytes_max))
     import numpy as np
@@ -493,8 +495,8 @@ def _sound_records(
 
 
 def _chain(buffer: Buffer, position: int, high: int, rows_max: int, bytes_max: int) -> list[int]:
-    """Return the positions reached by following the sizes alone; `_run` decides how many of them are records.
-    Each step would wait for memory, so the bytes ahead are first read all at once while records are short."""
+    """Return the positions reached by following the sizes alone. `_run` decides how many of them are records.
+    Each step would wait for memory. Therefore, while records are short, the bytes ahead are read in one step first."""
     import numpy as np
 
     unpack = _I32.unpack_from
@@ -515,14 +517,14 @@ def _chain(buffer: Buffer, position: int, high: int, rows_max: int, bytes_max: i
             append(position)
             position += size
         are_short = (len(positions) - rows_max + room) * _SHORT_BYTES > _AHEAD_BYTES
-    if position > high:  # only the last record can be too long, as none begins after it
+    if position > high:  # only the last record can be too long, because no record begins after it
         positions.pop()
     return positions
 
 
 def _run(buffer: Buffer, base_offset: int | None, chain: list[int]) -> Records:
-    """Return the sound records at the front of a chain of positions; the size of each must fit in the buffer.
-    Without a ``base_offset`` their physical offsets are not checked."""
+    """Return the sound records at the front of a chain of positions. The size at each position must fit in the buffer.
+    Without a ``base_offset``, physical offsets are not checked."""
     import numpy as np
 
     at = np.array(chain, "i8")
@@ -535,7 +537,7 @@ def _run(buffer: Buffer, base_offset: int | None, chain: list[int]) -> Records:
     if base_offset is not None:
         sound &= heads["physical_offset"] == base_offset + at
 
-    # Read the lengths at their nominal places, but never outside their record: the sum reveals a wrong length.
+    # Read the lengths at their nominal places, but never outside of their record: the sum reveals a wrong length.
     octets = np.frombuffer(buffer, "u1")
     body_at = at + np.array([layout_of(bits).head_bytes for bits in _HOST_BITS])[host_bits]
     if host_bits.any():
@@ -561,7 +563,7 @@ def _run(buffer: Buffer, base_offset: int | None, chain: list[int]) -> Records:
 
 
 def _distinct_topics(records: Records) -> tuple[list[bytes], Ints]:
-    """Return the distinct topics of a run, and for each record the position of its topic among them.
+    """Return the distinct topics of a run, and for each record the index of its topic.
     A few topics are distinguished by comparing eight octets at a time, which is several times as fast as a lookup for
     every record."""
     import numpy as np
@@ -594,7 +596,9 @@ def _text_or_none(topic: bytes) -> str | None:
 
 
 def _unsound(buffer: Buffer, base_offset: int, position: int, high: int) -> str | None:
-    """Return why the bytes at a position are not a sound record that ends by ``high``; None if they are."""
+    """Return the reason why the bytes at a position are not a sound record that ends at or before ``high``. Return None
+    if they are a sound record.
+    """
     with memoryview(buffer) as whole, whole[:high] as part:
         if not any(part[position : position + BLANK_BYTES]):
             return "zeros where a record should begin"
@@ -611,8 +615,8 @@ def _unsound(buffer: Buffer, base_offset: int, position: int, high: int) -> str 
 
 
 def _anywhere(buffer: Buffer, kind: str) -> NDArray[Any]:
-    """Return one value of a numpy type for each byte of a buffer, read from that byte on. The values overlap; indexing
-    copies the chosen ones."""
+    """Return one value of a numpy type for each byte of a buffer, read from this byte on. The values overlap, and
+    indexing copies the chosen values."""
     import numpy as np
 
     dtype = np.dtype(kind)

@@ -9,10 +9,10 @@ commit     store-commit, every commitIntervalCommit  one ``pwrite`` of new bytes
 flush      store-flush                               fdatasync of committed bytes (`flush`)
 =========  ========================================  ============================================================
 
-A busy page cache then blocks the commit thread and not the owner. A buffer is as large as a log file and is free again
+A busy page cache then blocks the commit thread, not the owner. A buffer is as large as a log file. It is free again
 when its file is full and committed. While no buffer is free, appends that need a new file are refused. Buffers are
 locked in RAM if RLIMIT_MEMLOCK allows it. A crash of the process loses uncommitted bytes. Queues have committed records
-only, so log and queues agree afterwards. A failed commit loses nothing: the next one tries again.
+only, so log and queues agree afterwards. A failed commit loses nothing: the next commit retries.
 
 Owner thread, except `commit` (one thread at a time) and `lock_buffers`. Source: store.md §13.5.
 """
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Lent:
-    """A buffer with the uncommitted bytes of a log file, each byte at the same position as in the file."""
+    """A buffer with the uncommitted bytes of a log file. Each byte has the same position as in the file."""
 
     __slots__ = ("committed", "end", "file", "is_closed", "view")
 
@@ -46,8 +46,8 @@ class _Lent:
 
 class TransientPool:
     """The buffers of one log.
-    ``count``: greatest number of buffers (``transientStorePoolSize``); each is allocated when it is first needed.
-    ``buffer_bytes``: size of each buffer, equal to that of a log file.
+    ``count``: maximum number of buffers (``transientStorePoolSize``). Each buffer is allocated on first use.
+    ``buffer_bytes``: size of each buffer, equal to the size of a log file.
     ``committed_offset``: physical offset up to which the log is in the page cache."""
 
     def __init__(self, count: int, buffer_bytes: int) -> None:
@@ -66,7 +66,9 @@ class TransientPool:
         return self._left + len(self._free)
 
     def lend(self, file: MappedFile) -> None:
-        """Lend a buffer to a file: further bytes of the file are collected in it. Raises OSError: see `reserve`."""
+        """Assign a buffer to a file. The buffer collects the further bytes of the file. Raises OSError: see
+        `reserve`.
+        """
         self.reserve()
         self._newest = _Lent(file, self._free.popleft())
         self._lent.append(self._newest)
@@ -87,7 +89,7 @@ class TransientPool:
         self._free.append(view)
 
     def append(self, data: bytes | bytearray) -> None:
-        """Add bytes after those of the newest file; the caller knows that they fit."""
+        """Append bytes to the newest file. The caller must know that they fit."""
         lent = self._newest
         assert lent is not None, "lend() was called"
         position = lent.end
@@ -96,14 +98,14 @@ class TransientPool:
         lent.end = end
 
     def end_file(self) -> None:
-        """Mark the newest file as complete; it is full once it is committed."""
+        """Mark the newest file as complete. It is full after the next commit."""
         if self._newest is not None:
             self._newest.is_closed = True
             self._newest = None
 
     def slice(self, physical_offset: int, size: int) -> bytes | None:
-        """Return a copy of bytes in a buffer, committed or not; None if no buffer holds all of them."""
-        # The commit thread may remove the oldest buffer meanwhile. Only the owner thread lends it again.
+        """Return a copy of bytes in a buffer, committed or not. Return None if no buffer holds all of them."""
+        # The commit thread may remove the oldest buffer meanwhile. Only the owner thread assigns the buffer again.
         for lent in tuple(self._lent):
             position = physical_offset - lent.file.start
             if position >= 0 and 0 < size <= lent.end - position:
@@ -111,13 +113,13 @@ class TransientPool:
         return None
 
     def commit(self, least_bytes: int) -> bool:
-        """Move the uncommitted bytes to the page cache, oldest file first; return True if there were any.
+        """Move the uncommitted bytes to the page cache, oldest file first. Return True if anything was moved.
         ``least_bytes``: if the newest file has fewer bytes than this, leave them in their buffer.
         Raises OSError: the write failed; the remaining bytes stay in the buffers."""
         before = self.committed_offset
         while self._lent:
             lent = self._lent[0]
-            is_closed = lent.is_closed  # read before the end: a closed file gets no more bytes
+            is_closed = lent.is_closed  # read it before the end: a closed file gets no more bytes
             end, file = lent.end, lent.file
             if not is_closed and end - lent.committed < max(1, least_bytes):
                 break
@@ -136,8 +138,8 @@ class TransientPool:
         return self.committed_offset > before
 
     def lock_buffers(self) -> None:
-        """Lock new buffers in RAM. This takes a while, so any thread except the owner may call it. Log once if locking
-        is not allowed."""
+        """Lock new buffers in RAM. This takes long, so a thread other than the owner should call it. Log once if
+        locking is not allowed."""
         while self._can_lock and self._unlocked:
             view = self._unlocked.popleft()
             address = ctypes.addressof(ctypes.c_char.from_buffer(view))

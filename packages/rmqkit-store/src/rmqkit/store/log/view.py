@@ -1,24 +1,27 @@
 """A read-only view of a commit log: mapped files, scanned record by record, including damage.
 
-A broker that opens a store repairs it first. A `LogView` changes nothing and needs no settings: the name of a segment
-is its start, the file has its length. The offline tools (`rmqkit.store.offline`) read logs with it.
+A broker repairs a store when it opens the store. A `LogView` changes nothing and needs no settings: the name of a
+segment is its start, and the length of its file is its size. The offline tools (`rmqkit.store.offline`) read logs with
+it.
 
 The scan handles bytes that are not a record as follows:
 
 ===========================================  ======================================================================
-a blank with the number of remaining bytes   the segment is full, continue with the next; a `Damage` if records follow
-                                             that were stored later than the record before the blank
+a blank with the number of remaining bytes   the segment is full, the scan continues with the next; a `Damage` if
+records
+                                             follow that were stored later than the record before the blank
 zeros, and no record in any later segment    the end of the log (segments are preallocated)
-later records were stored earlier than the   the end of the log: stale bytes, a recovery of an Apache broker cuts the
-records before, in the last segment with     log without clearing the rest (store.md §2)
+later records were stored earlier than the   the end of the log: stale bytes, because a recovery of an Apache broker
+cuts
+records before, in the last segment with     the log without clearing the rest (store.md §2)
 records
 other bytes, and no record after them        a `Damage` up to the end of the segment, then the end of the log
 anything else                                a `Damage` up to the next sound record, where the scan continues
 ===========================================  ======================================================================
 
 `walk` decodes every record and needs no numpy. `runs` returns the same log in runs of the bulk scan of `scan`, ten
-times as fast; a test compares the two. Scanned pages are released on the way, so that a scan needs little memory for a
-log of any length. The zeros at the end of a preallocated segment are not read. Source: store.md §2, §3, §12.1.
+times as fast. A test compares both. Scanned pages are released during the scan, so that a scan needs little memory for
+a log of any length. The zeros at the end of a preallocated segment are not read. Source: store.md §2, §3, §12.1.
 """
 
 from __future__ import annotations
@@ -40,16 +43,16 @@ from rmqkit.store.log.scan import Buffer, Damage, Records
 __all__ = ["LogView", "Segment", "data_end", "mapped"]
 
 _KEPT_BYTES = 64 << 20
-"""Number of scanned bytes of a segment that stay mapped."""
+"""Number of bytes of a segment after which scanned pages are released."""
 
 
 class Segment(Struct):
     """One commit-log file.
 
     Attributes:
-        start: physical offset of its first byte.
-        buffer, view: its bytes, mapped.
-        data_end: only a hole follows this position.
+        start: physical offset of the first byte.
+        buffer, view: the bytes of the file, mapped.
+        data_end: position after which the file is a hole.
     """
 
     path: Path
@@ -61,7 +64,7 @@ class Segment(Struct):
 
     @classmethod
     def opened(cls, path: Path, start: int) -> Segment:
-        """Map a file. Raises OSError: it cannot be read."""
+        """Map a file. Raises OSError: the file cannot be read."""
         buffer = mapped(path)
         return cls(path, start, buffer, memoryview(buffer), data_end(path))
 
@@ -76,14 +79,16 @@ class Segment(Struct):
             self.released = position
 
     def next_record(self, position: int, high: int) -> int:
-        """Return the start of the next sound record at or after a position; ``high`` if no record ends by ``high``."""
+        """Return the start of the next sound record at or after a position. Return ``high`` if no record ends at or
+        before ``high``.
+        """
         return scan.find_record(self.buffer, self.start, position, high, min(high, self.data_end))
 
     def runs(self, low: int, high: int) -> Iterator[Records | Damage]:
-        """Yield the records of a part in runs, and damage, up to a blank; needs numpy.
+        """Yield the records of a part in runs, and damage, up to a blank. This needs numpy.
 
         Args:
-            low, high: positions; each is the start of a record or the end of the segment.
+            low, high: positions. Each is the start of a record or the end of the segment.
         """
         position, stored_ms = low, 0
         while position < high:
@@ -109,7 +114,7 @@ class Segment(Struct):
             position = resumed
 
     def false_blank(self, position: int, high: int, stored_ms: int) -> Damage | None:
-        """Return the damage if a blank hides records, or None if the blank validly ends the segment.
+        """Return the damage if records follow a blank that should end the segment. Return None if the blank is valid.
 
         The record before the blank was stored at ``stored_ms``.
         """
@@ -124,10 +129,10 @@ class Segment(Struct):
         raise AssertionError("the bulk scan rejected a sound record")
 
     def record(self, position: int) -> Record:
-        """Return the record at a position; its body CRC is not compared.
+        """Return the record at a position. The CRC of its body is not checked.
 
         Raises:
-            RecordCorrupt: there is no record, or it belongs to another place.
+            RecordCorrupt: there is no record, or the record belongs to another place.
         """
         record = decode_record(self.view, position)
         if record.physical_offset != self.start + position:
@@ -143,7 +148,7 @@ class LogView:
         files: path and start of each segment.
 
     Attributes:
-        end: physical offset after the last record; known after a `walk`.
+        end: physical offset after the last record. It is known after a `walk`.
     """
 
     def __init__(self, files: Sequence[tuple[Path, int]]) -> None:
@@ -198,7 +203,7 @@ class LogView:
                 yield segment, record
 
     def runs(self) -> Iterator[tuple[Segment, Records | Damage]]:
-        """Yield the records as `walk` does, but many at a time; needs numpy."""
+        """Yield the same records as `walk`, but in runs of many records. This needs numpy."""
         stored_ms = 0
         for i, segment in enumerate(self.segments):
             for part in segment.runs(0, len(segment.buffer)):
@@ -210,8 +215,8 @@ class LogView:
                 yield segment, part
 
     def is_end(self, i: int, damage: Damage, stored_ms: int) -> bool:
-        """Return True if the damage in segment ``i`` is the valid end of the log. The record before it was stored at
-        ``stored_ms``."""
+        """Return True if the damage in segment ``i`` is the valid end of the log. The record before the damage was
+        stored at ``stored_ms``."""
         segment = self.segments[i]
         if any(_begins_with_record(later) for later in self.segments[i + 1 :]):
             return False
@@ -221,7 +226,9 @@ class LogView:
 
 
 def data_end(path: Path) -> int:
-    """Return the end of the last part of a file that is not a hole; the file's length if the system cannot tell."""
+    """Return the end of the last part of a file that is not a hole. Return the file's length if the system cannot
+    report holes.
+    """
     with open(path, "rb") as file:
         end, size = 0, os.fstat(file.fileno()).st_size
         while end < size:

@@ -1,1 +1,1 @@
-"""Work on the files of a stopped broker: view, verify, rebuild, repair."""
+"""Tools for the files of a stopped broker: view, verify, rebuild, repair."""

@@ -1,9 +1,9 @@
-"""Bulk comparison of the entries of queues and index files with the log: finds the entries that are exactly right.
+"""Bulk comparison of the entries in queues and index files with the log. It finds the entries that are exactly right.
 
-The log is passed run by run, in order. The expected entries of a run's records are made as bytes and compared with the
-bytes in the files; equal entries are stored as ranges of entry numbers. An entry outside of these ranges is not
-necessarily wrong: the caller must check it. Memory: some numbers per damaged place, and one table of slots while the
-chains of an index file are followed. The import needs numpy. Source: store.md §4, §7.
+The caller passes the log run by run, in order. The expected entries of a run's records are created as bytes and
+compared with the bytes in the files. Equal entries are stored as ranges of entry numbers. An entry outside of these
+ranges is not necessarily wrong: the caller must check it. Memory: some numbers per damaged place, and one table of
+slots while the chains of an index file are followed. The import needs numpy. Source: store.md §4, §7.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ assert _INDEX_ENTRY.itemsize == ENTRY.size
 
 
 class Ranges:
-    """Ascending ranges of numbers that do not touch."""
+    """Ascending ranges of numbers that do not touch each other."""
 
     def __init__(self) -> None:
         self.starts: list[int] = []
         self.ends: list[int] = []
 
     def add(self, start: int, end: int) -> None:
-        """Add a range; ignore it if it does not follow the ranges before it."""
+        """Add a range. Ignore the range if it begins before the end of the last range."""
         assert start <= end, "a range ascends"
         if self.ends and start < self.ends[-1]:
             return
@@ -49,7 +49,7 @@ class Ranges:
             self.ends.append(end)
 
     def add_where(self, is_member: NDArray[np.bool_], start: int) -> None:
-        """Add the numbers of the true elements of an array; ``start`` is the number of its first element."""
+        """Add the numbers of the true elements in an array. ``start`` is the number of its first element."""
         edges = np.flatnonzero(np.diff(is_member.astype("i1"), prepend=0, append=0)) + start
         for low, high in edges.reshape(-1, 2).tolist():
             self.add(low, high)
@@ -60,12 +60,12 @@ class Ranges:
             self.add(start, end)
 
     def end_of(self, number: int) -> int:
-        """Return the end of the range that holds a number; the number itself if no range holds it."""
+        """Return the end of the range that contains a number, or the number itself if no range contains it."""
         i = bisect_right(self.starts, number) - 1
         return max(number, self.ends[i]) if i >= 0 else number
 
     def gaps(self, start: int, end: int) -> Ints:
-        """Return the numbers between two numbers that are in no range."""
+        """Return the numbers from ``start`` up to but not including ``end`` that are in no range."""
         held = np.zeros(end - start, bool)
         for low, high in zip(self.starts, self.ends, strict=True):
             held[max(0, low - start) : max(0, high - start)] = True
@@ -73,7 +73,7 @@ class Ranges:
 
 
 class QueueComparison:
-    """All consume queues of a store.
+    """The comparison of all consume queues in a store.
 
     Args:
         folder: ``consumequeue``.
@@ -124,15 +124,16 @@ class QueueComparison:
 
 
 class IndexComparison:
-    """One index file.
+    """The comparison of one index file.
 
     Args:
-        data: the file, mapped; its length is right.
-        log_start: physical offset of the start of the log, or of its compared part; earlier entries are skipped.
+        data: the file, mapped. It must have the right length.
+        log_start: physical offset of the start of the log, or of the compared part of the log. Earlier entries are
+            skipped.
 
     Attributes:
-        begin_timestamp, end_timestamp, begin_offset, end_offset, slots_used, index_count: fields of the header; the
-            last one at least 1.
+        begin_timestamp, end_timestamp, begin_offset, end_offset, slots_used, index_count: fields of the header.
+            ``index_count`` is at least 1.
         entries_at: position of entry 0.
         chain_count: number of slots that have entries, set at the end of `unequal`.
         ranges: the numbers of the equal entries.
@@ -163,12 +164,12 @@ class IndexComparison:
 
     @property
     def has_more(self) -> bool:
-        """Return True if there is an entry at the header's next free number."""
+        """Return True if there is an entry at the next free number of the header."""
         at = self.entries_at + self.index_count * _INDEX_ENTRY.itemsize
         return any(memoryview(self._data)[at : at + _INDEX_ENTRY.itemsize])
 
     def compare(self, arrivals: DispatchColumns, keys: tuple[Ints, Ints]) -> None:
-        """Find the entries of a run of records; chains are not compared yet.
+        """Compare the entries of a run of records. Chains are not compared yet.
         ``keys``: the keys of the run, including its tags."""
         if self._next >= len(self._entries):
             return
@@ -192,7 +193,7 @@ class IndexComparison:
             self.release()
 
     def release(self) -> None:
-        """Release the pages of the file; a later read loads them again."""
+        """Release the pages of the file. A later read loads them again."""
         if isinstance(self._data, mmap.mmap):
             self._data.madvise(mmap.MADV_DONTNEED)
 
@@ -215,6 +216,8 @@ class IndexComparison:
         self.chain_count = int(np.count_nonzero(newest))
 
     def unequal_slots(self) -> Iterator[tuple[int, int, int]]:
-        """Yield the slots that do not hold the newest entry of their chain: slot, that entry, actual value."""
+        """Yield the slots that do not contain the newest entry of their chain: the slot, the newest entry and the
+        actual value.
+        """
         for slot in np.flatnonzero(self._slots != self._newest).tolist():
             yield slot, int(self._newest[slot]), int(self._slots[slot])

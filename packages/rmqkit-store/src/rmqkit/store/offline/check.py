@@ -1,11 +1,12 @@
 """Checks of a store without a broker: its damage (`verify`), its content (`stat`), its messages (`dump`).
 
 The commit log is the truth: every record is checked with its CRCs (`LogView`), and all other files are compared with
-the records (`queue_check` describes the rules). Files are opened for reading and nothing is changed. Damage is a
-`Finding` with its file and position, never an exception. `verify` and `stat` scan with numpy, `dump` without.
+the records (`queue_check` describes the rules). Files are opened for reading, and nothing is changed. Each damage
+becomes a `Finding` with its file and position, never an exception. `verify` and `stat` scan with numpy, `dump` without
+numpy.
 
-A store that a broker holds is refused, except with ``read_only``. Then the record that is being written and records
-that are not in the queues yet are not reported.
+A store that a broker holds is refused, except with ``read_only``. With ``read_only``, the record that is being written
+and the records that are not yet in the queues are not reported.
 
 Not handled here: repair (`repair`).
 Source: store.md §2–§8, §12.1.
@@ -68,9 +69,9 @@ _NEEDED = {
         REAL_QUEUE_ID.encode(): re.compile(rb"[0-9]+"),
     },
 }
-"""Properties that messages of these topics need for delivery, and their form.
+"""Properties that messages of these topics need for delivery, and the form of each.
 
-Brokers drop messages without them, and no CRC covers them.
+Brokers drop messages without these properties, and no CRC covers them.
 """
 _NEEDED[TIMER_TOPIC] = {**_NEEDED[SCHEDULE_TOPIC], TIMER_OUT_MS.encode(): re.compile(rb"[+-]?[0-9]{1,18}")}
 _CHUNK_BYTES = 1 << 20
@@ -78,9 +79,10 @@ _DERIVED = ("consumequeue", "batchconsumequeue", "consumequeue_ext", "index")
 
 
 class QueueStat(Struct):
-    """The records of one queue in the log; ``max_offset`` is one past the last message, times are store times in ms.
-    ``restart_offset``: number of the first record since the numbers last began again, otherwise of the first record.
-    ``restart_at``: its physical offset if the numbers began again, otherwise -1.
+    """The records of one queue in the log. ``max_offset`` is one past the last message. Times are store times in ms.
+    ``restart_offset``: number of the first record since the numbers last began again. If they never did, the number of
+    the first record.
+    ``restart_at``: the physical offset of the same record if the numbers began again, otherwise -1.
     ``first_at``: physical offset of the first record."""
 
     topic: str
@@ -110,7 +112,7 @@ class QueueStat(Struct):
         self.records += len(rows)
         self.messages += int(counts.sum())
         self.bytes += int(arrivals.records.sizes[rows].sum())
-        self.max_offset = int(offsets[-1] + counts[-1])  # a topic that was created again begins at 0 again
+        self.max_offset = int(offsets[-1] + counts[-1])  # the numbers of a topic that was created again begin at 0
         self.last_store_timestamp = int(times[rows[-1]])
 
     def join(self, later: QueueStat) -> None:
@@ -127,7 +129,7 @@ class QueueStat(Struct):
 
 
 class Stat(Struct):
-    """The content of a log; offsets are physical, ``bytes`` are the bytes of records, without blanks."""
+    """The content of a log. Offsets are physical. ``bytes`` counts the bytes of records, without blanks."""
 
     segments: int
     records: int
@@ -150,8 +152,8 @@ def verify(
     """Check every record, queue entry, extension unit and index chain of a store.
 
     Args:
-        settings: the settings of the store; without them a file's length is compared with other files of its kind.
-        read_only: check a store that a broker holds, in its present state.
+        settings: the settings of the store. Without settings, a file's length is compared with other files of its kind.
+        read_only: whether to check a store that a broker holds, in its present state.
 
     Raises:
         StoreLocked: a broker holds the store.
@@ -198,7 +200,7 @@ def check_other_files(
     settings: StoreSettings | None,
     tallies: dict[tuple[str, int], QueueStat],
 ) -> None:
-    """Check the files that hold no messages, with the content of each queue according to the log."""
+    """Check the files that contain no messages. ``tallies``: the content of each queue according to the log."""
     newest_ms = max((tally.last_store_timestamp for tally in tallies.values()), default=0)
     has_delays = any(topic == SCHEDULE_TOPIC for topic, _ in tallies)
     log_end = log.segments[-1].end if log.segments else 0
@@ -213,7 +215,7 @@ def stat(
     read_only: bool = False,
     progress: Progress = lambda done, total: None,
 ) -> Stat:
-    """Count the records of the log; checksums and queues are not checked.
+    """Count the records of the log. Checksums and queues are not checked.
 
     Raises:
         StoreLocked, StoreError, OSError: as `verify`.
@@ -256,14 +258,14 @@ def dump(
     verify_crc: bool = False,
     on_damage: Callable[[Finding], None] = lambda finding: None,
 ) -> Iterator[ReceivedMessage]:
-    """Yield the messages of a log in its order, inner batches unpacked and bodies decompressed.
+    """Yield the messages of a log in log order. Inner batches are unpacked and bodies are decompressed.
 
     Args:
         begin_ms, end_ms: store times, inclusive.
         key: a word of KEYS, or the unique key.
         begin_offset: physical offset of the first record.
-        verify_crc: skip messages whose body does not match its CRC.
-        on_damage: called for bytes that are not a record, and for bodies that are unreadable or skipped; the scan
+        verify_crc: whether to skip messages with a body that does not match its CRC.
+        on_damage: called for bytes that are not a record, and for bodies that are unreadable or skipped. The scan
             continues after them.
 
     Raises:
@@ -275,7 +277,7 @@ def dump(
     for segment, part in log.walk():
         if isinstance(part, Damage):
             is_last = segment is log.segments[-1] and part.end == len(segment.buffer)
-            if not (is_live and is_last):  # otherwise the record is being written
+            if not (is_live and is_last):  # otherwise a broker is writing the record
                 on_damage(_unreadable(segment, part))
         elif (
             part.physical_offset >= begin_offset
@@ -314,7 +316,7 @@ def open_log(root: Path, settings: StoreSettings | None, report: Report) -> LogV
     """Open the commit log of a store.
 
     Raises:
-        StoreError: there is no commit log.
+        StoreError: the store has no commit log.
     """
     folders = {path for paths in log_directories(root, settings or StoreSettings()) for path in paths}
     if not any(folder.is_dir() for folder in folders):
@@ -327,7 +329,7 @@ def open_log(root: Path, settings: StoreSettings | None, report: Report) -> LogV
 
 
 def _check_start(root: Path, log: LogView, report: Report) -> None:
-    """Report missing first files of the log, if it begins after the start that a broker noted."""
+    """Report missing first files if the log begins after the start that a broker noted."""
     noted = noted_start(root)  # read after the files were listed: a broker notes the new start before it deletes files
     if noted is not None and log.segments and log.min_offset > noted:
         expected = f"{file_name(noted)} to be the first file"
@@ -341,7 +343,7 @@ def _walk(
     *,
     look: Callable[[Segment, DispatchColumns], None],
 ) -> dict[tuple[str, int], QueueStat]:
-    """Scan the log and report its damage; return the content of each queue."""
+    """Scan the log and report its damage. Return the content of each queue."""
     from rmqkit.store.bulk import DispatchColumns
 
     tallies: dict[tuple[str, int], QueueStat] = {}
@@ -365,8 +367,8 @@ def tally(arrivals: DispatchColumns, tallies: dict[tuple[str, int], QueueStat]) 
 
 
 def queue_ends(root: Path, tallies: dict[tuple[str, int], QueueStat]) -> dict[tuple[str, int], LogSpan]:
-    """Return the expected offsets of each queue according to the log, without queues that have only messages of a
-    deleted topic."""
+    """Return the expected offsets of each queue according to the log. Omit queues with only messages of a deleted
+    topic."""
     deleted: dict[str, tuple[int, int, int]] = {}
     with suppress(OSError, BodyError):
         deleted = fastjson.decode_as(deleted_topics_path(root).read_bytes(), dict[str, tuple[int, int, int]])
@@ -381,7 +383,7 @@ def queue_ends(root: Path, tallies: dict[tuple[str, int], QueueStat]) -> dict[tu
 
 
 class LogDamage:
-    """A reporter of the damage of a log during a scan; damage at the end of the log waits for `check_tail`.
+    """A reporter for the damage of a log during a scan. Damage at the end of the log waits for `check_tail`.
 
     Attributes:
         stale: bytes at the end of the log that are not damage.
@@ -395,12 +397,12 @@ class LogDamage:
     def passed(self, parts: Iterable[tuple[Segment, Part | Damage]]) -> Iterator[tuple[Segment, Part]]:
         """Yield the parts of a log that are not damage."""
         for segment, part in parts:
-            self.add_tail()  # another part follows, so the previous one is not at the end
+            self.add_tail()  # another part follows, so the previous part is not at the end
             if isinstance(part, Damage):
                 self._tail = segment, part
             else:
                 yield segment, part
-        # A sound record follows: a crash never leaves that, even if the queues lack the record.
+        # A sound record follows. A crash never leaves such damage, even if the queues lack the record.
         if self._tail is not None and self._tail[1].end < len(self._tail[0].buffer):
             self.add_tail()
         if self.report.is_live:
@@ -413,8 +415,7 @@ class LogDamage:
             self._tail = None
 
     def check_tail(self, indexed_end: Callable[[], int]) -> None:
-        """Distinguish a torn record at the end of the log from stale bytes, which a
-        recovery of an Apache broker leaves.
+        """Distinguish a torn record at the end of the log from stale bytes that a recovery of an Apache broker left.
 
         After a clean stop every record is in a queue, so bytes after the last record of all queues are not records.
         """
@@ -430,7 +431,7 @@ class LogDamage:
             self.stale = self._tail
 
     def check_behind(self, log: LogView) -> None:
-        """Report bytes in files after the zeros at the end of an unclean log: a start sets them aside."""
+        """Report bytes in files after the zeros at the end of an unclean log. The next start sets these bytes aside."""
         if self._tail is not None or not self.report.is_unclean or self.report.is_live:
             return
         for segment in log.segments:
@@ -453,7 +454,7 @@ class LogDamage:
 
 
 def check_records(segment: Segment, arrivals: DispatchColumns, report: Report) -> None:
-    """Report the records whose checksums are wrong, and those that a broker cannot deliver when they are due."""
+    """Report the records with wrong checksums, and the records that a broker cannot deliver when they are due."""
     _check_sums(segment, arrivals, report)
     for topic, needed in _NEEDED.items():
         for row in arrivals.rows_of(topic).tolist():

@@ -1,10 +1,10 @@
-"""Offline checks of files that hold no messages: the checkpoint, JSON under ``config``, notes, and files of the timer.
+"""Offline checks of files without messages: the checkpoint, JSON under ``config``, notes, and files of the timer.
 
 `check_small_files` reports a wrong length of the checkpoint, impossible times or offsets in it, and files that are not
-JSON. It does not find times that are wrong by less than a day. Only the existence of ``abort`` has a meaning; its
+JSON. Times that are wrong by less than a day are not found. Only the existence of ``abort`` has a meaning, so its
 content is not checked.
 
-`check_timer_files` reports damage to the files of timed messages, `mend_timer_files` repairs them:
+`check_timer_files` reports damage in the files of timed messages, and `mend_timer_files` repairs it:
 
 =======================  ============================================  ==============================================
 file                     check                                         repair
@@ -16,7 +16,7 @@ file                     check                                         repair
 ``config/timermetrics``  JSON                                          its backup, or removed: a start counts again
 =======================  ============================================  ==============================================
 
-After the log was emptied the next start puts the undelivered messages of the timer topic on the wheel again.
+After the log was emptied, the next start puts the undelivered messages of the timer topic on the wheel again.
 Source: store.md §8, §9, §18.3 to §18.6.
 """
 
@@ -69,7 +69,7 @@ def check_small_files(root: Path, report: Report, newest_ms: int, log_end: int, 
     """Report faults of the checkpoint, the notes and the files under ``config``.
     ``newest_ms``: storeTimestamp of the newest record.
     ``log_end``: physical offset one past the last segment.
-    ``has_delays``: whether the delay topic has messages: a broker stores how far it delivered them."""
+    ``has_delays``: whether the delay topic has messages. A broker with such messages stores their delivery offsets."""
     _check_checkpoint(root / "checkpoint", report, newest_ms, log_end)
     for path in (root / name for name in NOTES):
         if path.is_file():
@@ -86,16 +86,17 @@ def check_small_files(root: Path, report: Report, newest_ms: int, log_end: int, 
             report.add(Kind.FILE_MISSING, path.with_suffix(""), 0, "the file beside its backup", "none")
 
     delays = root / "config" / "delayOffset.json"
-    has_run = (root / "config" / "topics.json").exists()  # a store without a broker delivers nothing
+    has_run = (root / "config" / "topics.json").exists()  # a store that no broker has used delivers nothing
     if has_delays and has_run and not delays.exists() and not delays.with_name(delays.name + ".bak").exists():
         report.add(Kind.FILE_MISSING, delays, 0, "the offsets of the delay levels", "none")
 
 
 def is_json(path: Path) -> str | None:
-    """Return the reason why a file is not JSON, or not the JSON that a broker stores under its name. Return None if
-    there is no such reason."""
+    """Return the reason why a file is not JSON, or is not the JSON that a broker stores under its name. Return None if
+    the file is right."""
     content = path.read_bytes()
-    # If a file was replaced without a flush, a power cut leaves zeros, which a JSON parser would report as bad syntax.
+    # A power cut leaves zeros in a file that was replaced without a flush. A JSON parser would report the zeros as bad
+    # syntax.
     if not content.strip(b"\0 \t\r\n"):
         return f"{len(content)} bytes without content"
     try:
@@ -123,7 +124,8 @@ def _check_checkpoint(path: Path, report: Report, newest_ms: int, log_end: int) 
 
 def check_timer_files(root: Path, log: LogView, report: Report, settings: StoreSettings | None) -> None:
     """Report faults of the timer files. ``log``: the commit log, to check the units of waiting messages.
-    ``settings``: the settings of the store; without them a file's length is compared with other files of its kind."""
+    ``settings``: the settings of the store. Without settings, a file's length is compared with other files of its kind.
+    """
     _check_timer_checkpoint(root / "config" / "timercheck", report)
     for name in ("timermetrics", "timermetrics.bak"):
         path = root / "config" / name
@@ -139,7 +141,7 @@ def check_timer_files(root: Path, log: LogView, report: Report, settings: StoreS
             found = f"{length} bytes"
             report.add(Kind.FILE_SIZE, wheel, min(length, WHEEL_BYTES), f"{WHEEL_BYTES} bytes", found)
     list(files_in_order([root / "timerlog"], log_bytes, report))
-    # A running broker writes log and wheel one after the other: they agree only when it has stopped.
+    # A running broker writes log and wheel one after the other. They agree only after it has stopped.
     if report.counts.total() == known and not report.is_live:
         _check_content(root, log, report, settings, log_bytes)
 
@@ -175,7 +177,7 @@ def _check_content(root: Path, log: LogView, report: Report, settings: StoreSett
 
 def _check_units(files: TimerFiles, log: LogView, report: Report, precision_ms: int) -> None:
     """Report units of waiting messages that do not match their records.
-    Skip units whose records retention has deleted."""
+    Skip units with records that retention has deleted."""
     begin, end = max(files.log.queue.min_offset, 0), files.checkpoint.last_timer_log_flush_position
     for position, unit in files.log.scan(begin):
         if position >= end:
@@ -190,8 +192,8 @@ def _check_units(files: TimerFiles, log: LogView, report: Report, precision_ms: 
 
 
 def _expected_of(unit: Unit, log: LogView, precision_ms: int) -> tuple[str, str]:
-    """Return two texts: the record or the magic that a unit should have, and the one it has. They are equal if the unit
-    is sound."""
+    """Return two texts: the expected record or magic of a unit, and the actual one. The texts are equal if the unit is
+    sound."""
     at = f"a record at {unit.physical_offset}"
     try:
         record = log.record_at(unit.physical_offset)
@@ -222,7 +224,7 @@ def is_timer_file(root: Path, path: Path) -> bool:
 
 def mend_timer_files(root: Path, settings: StoreSettings | None, *, is_reset: bool = False) -> None:
     """Rebuild the wheel, or empty the timer log so that the next start rebuilds everything.
-    With ``is_reset`` the log is also emptied if no damage is found.
+    With ``is_reset`` the log is emptied even if no damage is found.
     Raises OSError: a file cannot be written."""
     wheel, folder = root / "timerwheel", root / "timerlog"
     if wheel.is_file() and wheel.stat().st_size != WHEEL_BYTES:
@@ -262,7 +264,7 @@ def _new(root: Path, settings: StoreSettings | None, log_bytes: int) -> TimerFil
 def _opened(root: Path, settings: StoreSettings | None, log_bytes: int) -> TimerFiles:
     files = _new(root, settings, log_bytes)
     queue = files.log.queue
-    # Skip empty files, which `FileQueue.load` would delete: a check changes nothing.
+    # Skip empty files, which `FileQueue.load` would delete: a check must not change anything.
     queue.found = [one for one in queue.check() if one[2]]
     files.load(is_read_only=True)
     return files

@@ -17,10 +17,10 @@ from rmqkit.store.log.mapped_file import file_name
 __all__ = ["FINDINGS_MAX", "Finding", "Kind", "Progress", "Report", "common_length", "entries_of", "files_in_order"]
 
 FINDINGS_MAX = 10_000
-"""Maximum number of findings in a report; further ones are only counted."""
+"""Maximum number of findings in a report. Further findings are only counted."""
 
 Progress = Callable[[int, int], None]
-"""Called with the number of bytes checked so far, and the total."""
+"""A callback for the number of bytes checked so far, and the total."""
 
 
 class Kind(enum.StrEnum):
@@ -65,14 +65,14 @@ class Report(Struct):
         findings: the first `FINDINGS_MAX` findings.
         counts: number of findings of each kind.
         checked: numbers of files, records, entries and units that were checked.
-        damaged_bytes: bytes of the log that are not records.
+        damaged_bytes: number of bytes in the log that are not records.
         tail: the finding about such bytes at the end of the log, or None.
         open_ends: the findings about such bytes at the end of an older segment.
-        gaps: ranges of such bytes, and records with a wrong checksum, that are followed by other records of their
-            segment: by path and position, the position of the end of the range.
-        is_live: whether a broker holds the store; the part that the broker is writing is not checked.
-        is_unclean: whether ``abort`` exists: the broker was not stopped cleanly, and its next start repairs
-            the store as far as possible.
+        gaps: ranges of such bytes, and records with a wrong checksum, if other records of the same segment follow. The
+            key is the path and the position, the value is the position of the end.
+        is_live: whether a broker holds the store. The part that the broker is writing is not checked.
+        is_unclean: whether ``abort`` exists: the broker was not stopped cleanly, and its next start repairs the store
+            as far as possible.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -107,7 +107,7 @@ class Report(Struct):
 
 
 def entries_of(folder: Path) -> list[Path]:
-    """Return the paths in a directory, sorted by name; an empty list if the directory is missing."""
+    """Return the paths in a directory, sorted by name. Return an empty list if the directory is missing."""
     return sorted(folder.iterdir()) if folder.is_dir() else []
 
 
@@ -118,7 +118,7 @@ def common_length(folders: Iterable[Path]) -> int:
 
 
 def files_in_order(folders: Iterable[Path], file_bytes: int, report: Report) -> Iterator[tuple[Path, int]]:
-    """Yield the files of one file queue with their starts, oldest first; report violations of store.md §2."""
+    """Yield the files of one file queue with their starts, oldest first. Report violations of store.md §2."""
     paths = sorted((path for folder in folders for path in entries_of(folder)), key=lambda path: path.name)
     previous: tuple[Path, int] | None = None
     for path in paths:

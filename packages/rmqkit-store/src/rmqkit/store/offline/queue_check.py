@@ -3,25 +3,26 @@
 =================  ==================================================================================================
 part               rule
 =================  ==================================================================================================
-queue entry        points to a record of its topic and queue; its size, queue offset and tags code are the record's
+queue entry        points to a record of its topic and queue; its size, queue offset and tag code match the record
 queue              has an entry for every record of the log that belongs to it
-extension unit     ``size`` is 20 + bitMapSize; tags code and store time at an address are the record's
-index file         the header's counts, a full older file, and its times and offsets match the first and the last entry;
-                   the previous entry of every entry, and every slot, follow from the order of the entries; every hash
-                   is that of a key of the record
+extension unit     ``size`` is 20 + bitMapSize; tag code and store time at an address match the record
+index file         the header's counts are right, an older file is full, and its times and offsets match the first and
+the
+                   last entry; the previous entry of every entry, and every slot, follow from the order of the entries;
+                   every hash is the hash of a key of the record
 =================  ==================================================================================================
 
-`DerivedFiles.compare` gets the log run by run and compares all entries of a run's records at once (`bulk_compare`).
-`DerivedFiles.check` then scans queues and index files and checks the entries that are not equal one by one; that is
-slow and finds the fault. Extension and batch entries are always checked one by one. Parts of a log may be compared
-separately, and the `Equal` results joined; every queue and index file can be checked separately.
+`DerivedFiles.compare` accepts the log run by run and compares all entries of a run's records in one step
+(`bulk_compare`). `DerivedFiles.check` then scans queues and index files, and checks the entries that are not equal one
+by one. This is slow, but finds the fault. Extension and batch entries are always checked one by one. Parts of a log may
+be compared separately, and their `Equal` results joined. Every queue and index file can be checked separately.
 
-Entries of records that retention deleted are not compared. Blank entries may fill the start of a queue. They may be
-anywhere in it if the log has fillers of a repair, which replace lost records (`filler`).
-While a broker runs (``report.is_live``) a queue may lack the newest records and a slot may be newer than the header. A
-broker that was killed (``report.is_unclean``) held up to `HELD_BYTES_MAX` of a consume queue's entries in memory, all
-of its newest file: its next start dispatches their records again.
-Not handled here: keys that an index file lacks (an index is cut by a crash, store.md §7.4). Source: store.md §4–§7.
+Entries of records that retention deleted are not compared. Blank entries may fill the start of a queue. If the log has
+fillers of a repair, which replace lost records (`filler`), blank entries may be anywhere in a queue.
+While a broker runs (``report.is_live``), a queue may lack the newest records and a slot may be newer than the header. A
+killed broker (``report.is_unclean``) held up to `HELD_BYTES_MAX` bytes of entries of a consume queue in memory, all for
+the newest file of the queue. Its next start dispatches their records again.
+Not handled here: keys that an index file lacks (a crash cuts an index, store.md §7.4). Source: store.md §4–§7.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ _QUEUE, _BATCH, _EXT = "consumequeue", "batchconsumequeue", "consumequeue_ext"
 
 
 class _Place(Struct, frozen=True, gc=False):
-    """The place of an entry, and the queue or index that has the entry."""
+    """The place of an entry, and the directory of the queue or index that has the entry."""
 
     path: Path
     position: int
@@ -77,8 +78,8 @@ class _ExtFile(Struct):
 
 
 class QueueEnd(Struct):
-    """Queue offset one past the last entry of a queue, and the end of that entry; ``begin``:
-    offset of the first entry."""
+    """The queue offset one past the last entry of a queue, and the position of the end of this entry. ``begin``: offset
+    of the first entry."""
 
     offset: int
     path: Path
@@ -87,8 +88,9 @@ class QueueEnd(Struct):
 
 
 class LogSpan(Struct):
-    """The numbers of a queue's messages in the log: the first one, and one past the last one.
-    ``restart_at``: physical offset where numbers began again without a note that the topic was deleted, else -1."""
+    """The numbers of a queue's messages in the log: the first number, and one past the last number.
+    ``restart_at``: physical offset at which numbers began again although no note says that the topic was deleted, else
+    -1."""
 
     begin: int
     end: int
@@ -97,7 +99,7 @@ class LogSpan(Struct):
 
 class _IndexSpan(Struct):
     """An index file of the right length, and the range of physical offsets in its first and last entry and its header.
-    ``comparison``: created for the first run of records in that range, so that the file is mapped only if necessary."""
+    ``comparison``: created for the first run of records in the range, so that the file is mapped only if necessary."""
 
     path: Path
     low: int
@@ -106,7 +108,7 @@ class _IndexSpan(Struct):
 
 
 class Equal(Struct):
-    """The equal entries: of consume queues by their directory, of index files by their path."""
+    """The equal entries, of consume queues by their directory and of index files by their path."""
 
     queues: dict[Path, Ranges] = field(default_factory=dict)
     index: dict[Path, Ranges] = field(default_factory=dict)
@@ -128,10 +130,10 @@ class FileSizes(Struct, frozen=True):
 
     @classmethod
     def of(cls, root: Path, settings: StoreSettings, *, are_set: bool) -> FileSizes:
-        """Return the file sizes of the settings if these belong to the store, otherwise the most common sizes.
+        """Return the file sizes in the settings if the settings belong to the store, otherwise the most common sizes.
 
         Raises:
-            StoreMismatch: the sizes of the index are not the default ones and were not set.
+            StoreMismatch: the sizes of the index are not the default sizes and were not set.
         """
         index = index_bytes(root, settings, is_set=are_set)
         if not are_set:
@@ -148,7 +150,7 @@ class DerivedFiles:
     Args:
         settings: delay levels and index sizes.
         advance: called with the number of bytes that were read.
-        compared_from: physical offset from which on the log is compared; None for the start of the log.
+        compared_from: physical offset from which the log is compared; None for the start of the log.
 
     Attributes:
         ends: the ends of the checked queues, by tree, topic and queue id.
@@ -178,14 +180,14 @@ class DerivedFiles:
         self.ends: dict[tuple[str, str, int], QueueEnd] = {}
 
     def compare(self, arrivals: DispatchColumns) -> None:
-        """Find the equal entries of a run of records; runs must come in log order."""
+        """Find the equal entries of a run of records. Runs must be passed in log order."""
         if self._index is None:
             paths = (path for path in self.index_paths() if path.stat().st_size == self._sizes.index)
             self._index = [self._span(path) for path in paths]
         self._has_fillers = self._has_fillers or arrivals.lost_bytes() > 0
         self._queues.compare(arrivals)
         first, last = int(arrivals.offsets[0]), int(arrivals.offsets[-1])
-        # Keys cost as much as the rest of the scan: compute them only for ranges in which an index file has entries.
+        # Keys cost as much as the rest of the scan. Compute them only if an index file has entries in this range.
         spans = [span for span in self._index if span.low <= last and first <= span.high]
         keys = arrivals.keys(with_tags=True) if spans else None
         for span in spans:
@@ -217,7 +219,7 @@ class DerivedFiles:
     # ---- queues
 
     def queue_folders(self) -> list[Path]:
-        """Return the directories of all queues; report other files beside them."""
+        """Return the directories of all queues. Report other files beside them."""
         trees = (self._root / _QUEUE, self._root / _BATCH)
         folders = [queue for tree in trees for topic in entries_of(tree) for queue in entries_of(topic)]
         for folder in folders:
@@ -245,7 +247,7 @@ class DerivedFiles:
         is_filler, has_live, end = True, False, QueueEnd(0, folder, 0)
         for path, start in files:
             data = self._read(path)
-            # Zeros end only the newest file; in an older file they are lost entries.
+            # Only in the newest file, zeros are the end of the queue. In an older file they are lost entries.
             used = len(data.rstrip(b"\0")) if path is files[-1][0] else len(data)
             end.path, end.position = path, 0
             position, stop = 0, min(used, len(data) - entry_bytes + 1)
@@ -259,8 +261,7 @@ class DerivedFiles:
                 if end.begin < 0 and not is_filler:
                     end.begin = layout.unpack_from(data, position)[4] if tree == _BATCH else index
                 end.offset, end.position = index + skipped, position + skipped * entry_bytes
-                # Blanks are valid before the first message, and anywhere in a
-                # store whose log has fillers.
+                # Blanks are valid before the first message, and anywhere in a store with fillers in its log.
                 if not is_filler and equal.end_of(index) == index:
                     entry = layout.unpack_from(data, position)
                     is_old = 0 <= entry[0] < self._log.min_offset and entry[1] != BLANK_SIZE
@@ -274,7 +275,7 @@ class DerivedFiles:
         self.ends[tree, folder.parent.name, int(folder.name)] = end
 
     def indexed_end(self) -> int:
-        """Return the end of the newest record that has a queue entry, as a physical offset; 0 without an entry."""
+        """Return the end of the newest record that has a queue entry, as a physical offset, or 0 without an entry."""
         newest = 0
         for tree, layout in ((_QUEUE, ENTRY), (_BATCH, BATCH_ENTRY)):
             for folder in self._root.glob(f"{tree}/*/*"):
@@ -287,11 +288,11 @@ class DerivedFiles:
         return newest
 
     def _record(self, physical_offset: int) -> Record | RecordCorrupt | None:
-        """Return the record at an offset, or the error in it. Return None if retention deleted the record, or if it is
-        newer than the scan."""
+        """Return the record at an offset, or the error in it. Return None if retention deleted the record, or if the
+        record is newer than the scan."""
         if 0 <= physical_offset < self._log.min_offset:
             return None
-        # A running broker appended after the scan: its newest entries are valid.
+        # A running broker may have appended after the scan, so its newest entries are valid.
         if physical_offset >= self._log.end:
             newer = RecordCorrupt(physical_offset, f"the log ends at {self._log.end}")
             return None if self._report.is_live else newer
@@ -301,8 +302,8 @@ class DerivedFiles:
             return error
 
     def _pointed(self, place: _Place, physical_offset: int, size: int) -> tuple[Record, int] | None:
-        """Return the record of an entry and its number in the queue; None without a record, which is
-        reported if it should exist."""
+        """Return the record of an entry and its number in the queue. Return None without a record, and report a missing
+        record that should exist."""
         topic, queue_id = place.folder.parent.name, int(place.folder.name)
         record = self._record(physical_offset)
         if isinstance(record, RecordCorrupt):
@@ -322,7 +323,7 @@ class DerivedFiles:
             self._report.add(kind, place.path, place.position, f"{what} {expected}", found)
 
     def _simple_entry(self, place: _Place, index: int, entry: tuple[Any, ...]) -> int:
-        """Check an entry of a consume queue; return the queue offset after it."""
+        """Check an entry of a consume queue. Return the queue offset after the entry."""
         physical_offset, size, stored = entry
         pointed = self._pointed(place, physical_offset, size)
         if pointed is not None:
@@ -336,7 +337,7 @@ class DerivedFiles:
         return index + 1
 
     def _batch_entry(self, place: _Place, index: int, entry: tuple[Any, ...]) -> int:
-        """Check an entry of a batch queue; return the queue offset after it."""
+        """Check an entry of a batch queue. Return the queue offset after the entry."""
         base, count = entry[4], entry[5]
         pointed = self._pointed(place, entry[0], entry[1])
         if pointed is not None:
@@ -348,10 +349,10 @@ class DerivedFiles:
         return int(base + count)
 
     def check_ends(self, log_ends: Mapping[tuple[str, int], LogSpan]) -> None:
-        """Report the queues that lack messages of the log; all queues must be checked before. If the configuration does
-        not have a topic, and the topic has no queues, it was deleted: its messages stay in the log until they expire.
-        If numbers began again, the messages before that are in no queue: the queue's files were lost, or an Apache
-        broker, which leaves no note, deleted the topic."""
+        """Report the queues that lack messages of the log. All queues must be checked before. A topic that is not in
+        the configuration and has no queues was deleted: its messages stay in the log until they expire. If numbers
+        began again, the earlier messages are in no queue: the queue's files were lost, or an Apache broker deleted the
+        topic without leaving a note."""
         if self._report.is_live:
             return
         topics = configured_topics(self._root)
@@ -384,7 +385,7 @@ class DerivedFiles:
     # ---- extension units
 
     def _open_ext(self, folder: Path) -> None:
-        """Scan all units of a queue, and hold the files for the entries that refer to them."""
+        """Scan all units of a queue. Hold the files open for the entries that refer to the units."""
         ext_folder = self._root.joinpath(_EXT, *folder.parts[-2:])
         self._ext = []
         for path, start in files_in_order([ext_folder], self._sizes.ext, self._report):
@@ -393,8 +394,8 @@ class DerivedFiles:
             self._advance(len(buffer))
 
     def _units_end(self, path: Path, buffer: Buffer) -> int:
-        """Return the end of the units of a file; the file's length if it is damaged, so
-        that later units can be read."""
+        """Return the end of the units in a file. Return the file's length if the file is damaged, so that later units
+        can be read."""
         position = 0
         while position + UNIT.size + FREE_BYTES <= len(buffer):
             size, _, _, bitmap_bytes = UNIT.unpack_from(buffer, position)
@@ -409,7 +410,7 @@ class DerivedFiles:
         return position
 
     def _ext_unit_of(self, place: _Place, address: int, expected: tuple[int, int]) -> None:
-        """Compare the unit at an address with its record. A fault in the unit is reported at the place of the unit."""
+        """Compare the unit at an address with its record. Report a fault in the unit at the place of the unit."""
         at = address + ADDRESS_BASE
         file = next((file for file in reversed(self._ext) if file.start <= at), None)
         if file is None or at >= file.start + len(file.buffer):
@@ -471,7 +472,7 @@ class DerivedFiles:
 
     def _index_file(self, path: Path, comparison: IndexComparison, *, is_newest: bool) -> None:
         entries, count = self._settings.index_entry_count, comparison.index_count
-        # After a crash the start deletes a file that was not full and durable.
+        # After a crash, the next start deletes a file that was not full and durable.
         is_doubted = self._report.is_live or (self._report.is_unclean and path.name not in self._full_index_files)
         least = 1 if is_doubted else 2 if is_newest else entries
         if not least <= count <= entries:
@@ -494,7 +495,7 @@ class DerivedFiles:
             self._report.add(Kind.INDEX_HEADER, path, 32, f"hashSlotCount {used}", comparison.slots_used)
 
     def _index_bounds(self, path: Path, comparison: IndexComparison) -> None:
-        """Compare the times and offsets of a header with the first and the last entry, and their records."""
+        """Compare the times and offsets in a header with the first and the last entry, and their records."""
         ends = (
             (0, "begin", 1, comparison.begin_timestamp, comparison.begin_offset),
             (8, "end", comparison.index_count - 1, comparison.end_timestamp, comparison.end_offset),
@@ -532,7 +533,7 @@ class DerivedFiles:
             self._compare(place, "timeDiff", expected, seconds, Kind.INDEX_ENTRY)
 
     def _read_keys(self, physical_offset: int) -> tuple[list[int], int] | RecordCorrupt | None:
-        """Return the key hashes and the storeTimestamp of a record, or the result of `_record` if that is not a
+        """Return the key hashes and the storeTimestamp of a record. Return the result of `_record` if it is not a
         record."""
         record = self._record(physical_offset)
         return (
@@ -550,7 +551,7 @@ def index_bytes(root: Path, settings: StoreSettings, *, is_set: bool) -> int:
     """Return the size of an index file.
 
     Raises:
-        StoreMismatch: all files have another size, and the settings are not those of the store.
+        StoreMismatch: all files have another size, and the settings do not belong to the store.
     """
     slots, entries = settings.hash_slot_count, settings.index_entry_count
     file_bytes = HEADER.size + slots * SLOT.size + entries * INDEX_ENTRY.size
@@ -565,12 +566,12 @@ def index_bytes(root: Path, settings: StoreSettings, *, is_set: bool) -> int:
 
 
 def _number_in(record: Record, topic: str, queue_id: int) -> int | None:
-    """Return the queue offset of a record in a queue, as its own or a light queue; None if it is in another queue."""
+    """Return the number of a record in its own queue or in a light queue, or None if the record is in another queue."""
     if (record.topic, record.queue_id) == (topic, queue_id):
         return record.queue_offset
     return light_queues(record).get(topic) if queue_id == 0 else None
 
 
 def light_queues(record: Record) -> dict[str, int]:
-    """Return the light queues of a record, with its number in each; their queue id is 0. Source: store.md §11."""
+    """Return the light queues of a record, with its number in each queue. Their queue id is 0. Source: store.md §11."""
     return light_numbers(record.topic, record.properties)

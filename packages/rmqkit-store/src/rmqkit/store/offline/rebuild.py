@@ -1,12 +1,14 @@
 """The rebuild of queues and index files from the commit log, without a broker.
 
-The log is scanned once. Every sound record is dispatched into new files under ``rebuilt``, by the code that a broker
-uses (`bulk`). When the new files are complete and on the disk, the old directories are moved aside, the new directories
-take their places, and the old ones are deleted. After an interruption, run it again; nothing in the log changes.
+The log is scanned once. Every sound record is dispatched into new files under ``rebuilt``, by the code of a broker
+(`bulk`). When the new files are complete and on the disk, the old directories are moved aside, the new directories take
+their places, and the old directories are deleted. After an interruption, run the rebuild again: nothing in the log
+changes.
 
-The result equals the files of a broker (store.md §11): byte for byte as long as no file has expired. The log does not
-determine the names of index files. It also lacks the filter bitmaps of extension units, which are omitted: such
-messages are filtered by their properties. If a record is lost, a blank entry preserves the numbers of later records.
+The result equals the files of a broker (store.md §11), byte for byte if no file has expired. The log does not determine
+the names of index files. The log also lacks the filter bitmaps of extension units, so the bitmaps are omitted: the
+broker filters these messages by their properties. If a record is lost, a blank entry preserves the numbers of later
+records.
 Source: store.md §4.3, §11.
 """
 
@@ -54,7 +56,9 @@ FOLDER = "rebuilt"
 
 
 class Rebuilt(msgspec.Struct):
-    """The result of a rebuild: number of ``records`` read from the log, and of queues and index files written."""
+    """The result of a rebuild: the number of ``records`` read from the log, and the numbers of queues and index files
+    written.
+    """
 
     records: int
     queues: int
@@ -72,7 +76,7 @@ def rebuild(
     """Rebuild the consume queues, the index, or both.
 
     Args:
-        settings: the settings of the store; without them the sizes are those of the existing files.
+        settings: the settings of the store. Without settings, the sizes are taken from the existing files.
 
     Raises:
         StoreLocked: a broker holds the store.
@@ -108,7 +112,7 @@ def rebuild(
         rebuilt = Rebuilt(records, 0, 0)
         if queues:
             rebuilt.queues = len(new_queues)
-            new_queues.sync_all()  # before the swap: a power cut leaves the old queues or complete new ones
+            new_queues.sync_all()  # before the swap: a power cut leaves the old queues or complete new queues
             new_queues.close()
             swap(root, folder, QUEUE_TREES)
         if new_index is not None:
@@ -123,11 +127,11 @@ def rebuild(
 
 @contextmanager
 def held(root: Path, folder: Path) -> Iterator[None]:
-    """Hold the lock of the store, with an empty directory for new files that is deleted at the end."""
+    """Hold the lock of the store, and an empty directory for new files. The directory is deleted at the end."""
     lock = StoreLock(root)
     lock.acquire()
     try:
-        # A killed rebuild leaves half of its files here, or the old files that it had moved aside.
+        # A killed rebuild leaves incomplete files here, or the old files that it had moved aside.
         shutil.rmtree(folder, ignore_errors=True)
         yield
     finally:
@@ -136,11 +140,11 @@ def held(root: Path, folder: Path) -> Iterator[None]:
 
 
 def swap(root: Path, folder: Path, names: tuple[str, ...]) -> None:
-    """Replace the old directories by new ones."""
+    """Replace the old directories with the new directories."""
     folder.mkdir(exist_ok=True)
     if "index" in names:
-        remove_note(root / INDEX_NOTE)  # first: it lists the old files
-    # Rename, do not copy: the old tree stays complete in the folder until the new tree has its name.
+        remove_note(root / INDEX_NOTE)  # first: the note lists the old files
+    # Rename instead of copying: the old tree stays complete in the folder until the new tree has its name.
     for name in names:
         if (root / name).exists():
             (root / name).rename(folder / f"old-{name}")
@@ -150,7 +154,7 @@ def swap(root: Path, folder: Path, names: tuple[str, ...]) -> None:
 
 
 def sizes_of(root: Path, settings: StoreSettings | None) -> StoreSettings:
-    """Return the settings, or the default ones with the sizes of the existing files."""
+    """Return the settings, or default settings with the sizes of the existing files."""
     if settings is not None:
         return settings
     sizes = StoreSettings()
@@ -165,7 +169,7 @@ def sizes_of(root: Path, settings: StoreSettings | None) -> StoreSettings:
 
 
 def batch_topics_of(root: Path) -> set[str]:
-    """Return the topics whose queues are batch queues, according to their directories and ``topics.json``."""
+    """Return the topics with batch queues, according to their directories and ``topics.json``."""
     topics = {path.name for path in entries_of(root / "batchconsumequeue")}
     path = root / "config" / "topics.json"
     if path.is_file() and is_json(path) is None:
@@ -175,7 +179,7 @@ def batch_topics_of(root: Path) -> set[str]:
 
 
 def light_entries(arrivals: DispatchColumns) -> Iterator[tuple[str, tuple[int, int, int, int, int]]]:
-    """Yield the light topics of each record, each with the arguments of `ConsumeQueue.append`."""
+    """Yield the light topics of each record, together with the arguments of `ConsumeQueue.append`."""
     for row in arrivals.in_light_queues().tolist():
         record = arrivals.records.record(row)
         tags_code = queue_tags_code("", record.properties, record.store_timestamp, ())
@@ -184,6 +188,6 @@ def light_entries(arrivals: DispatchColumns) -> Iterator[tuple[str, tuple[int, i
 
 
 def inner_batch_topics(arrivals: DispatchColumns) -> set[str]:
-    """Return the topics of inner batches, which only batch queues have."""
+    """Return the topics of inner batches. Only batch queues can have inner batches."""
     numbers = np.unique(arrivals.topic[arrivals.sys_flags & INNER_BATCH != 0])
     return {topic for number in numbers.tolist() if (topic := arrivals.topics[number]) is not None}

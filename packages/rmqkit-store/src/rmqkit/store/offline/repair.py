@@ -4,24 +4,24 @@
 damage                                       repair
 ===========================================  ==========================================================================
 torn record at the end of the log            its bytes become zeros, as in a recovery (*)
-segment that is too short                    it gets its length back, with zeros
-the rest of an older segment has no records  a blank is written after the records, so that the log continues in the
+segment that is too short                    zeros extend it to its length
+an older segment without records at its end  a blank is written after the records, so that the log continues in the
                                              next segment; otherwise a recovery would cut off everything after it (*)
 other bytes that are not a record, or a      they become *filler* records, which brokers skip, so that the bytes after
 record with a wrong checksum                 them survive a recovery (`filler`); blank entries preserve the numbers of
-                                             messages that were lost there (*)
+                                             the lost messages (*)
 segments with exchanged names                they are renamed by the offsets in their records
 queue or extension file                      all queues are rebuilt (`rebuild`)
 index file                                   the index is rebuilt
-checkpoint                                   it is removed: a recovery then starts at an older segment
-``config/X.json`` or its backup              replaced by the other one if that can be read
+checkpoint                                   it is removed: the next recovery starts at an older segment
+``config/X.json`` or its backup              replaced by the other file if that file can be read
 ``logstart``, ``queueends``, ``indexfiles``  removed
-``timerlog``, ``timerwheel``, ``timercheck`` see `file_check`; ``timermetrics`` is removed when no backup can be read
+``timerlog``, ``timerwheel``, ``timercheck`` see `file_check`; ``timermetrics`` is removed if no backup can be read
 ===========================================  ==========================================================================
 
 (*) The previous bytes are stored in ``repaired``.
 
-All other damage stays and is reported: missing segments, files that do not belong to the store.
+All other damage stays and is reported: missing segments, and files that do not belong to the store.
 Source: store.md §8, §9.1, §11, §12.
 """
 
@@ -64,7 +64,7 @@ class Step(Struct):
 
 
 class Repaired(Struct):
-    """The steps of a repair; with ``is_dry_run`` the steps that it would take.
+    """The steps of a repair. With ``is_dry_run``, the steps that a repair would take.
 
     Attributes:
         remaining: the findings after the repair; in a dry run the findings that no step repairs.
@@ -85,7 +85,7 @@ def repair(
     """Repair all damage that can be repaired.
 
     Args:
-        settings: the settings of the store; without them the sizes are those of the existing files.
+        settings: the settings of the store. Without settings, the sizes are taken from the existing files.
 
     Raises:
         StoreLocked: a broker holds the store.
@@ -108,7 +108,7 @@ def repair(
         report.findings = [one for one in report.findings if one.path not in moved]
     edits = list(_edits(root, settings, report))
     steps = [step for _, step, _ in edits]
-    # Only the repaired log shows the missing entries of derived files: a dry run plans for the present findings.
+    # Only the repaired log shows the missing entries of derived files. A dry run plans for the present findings.
     if is_dry_run:
         repaired = [finding for finding, _, _ in edits]
         left = [one for one in report.findings if one not in repaired and not _tree_of(root, one)]
@@ -130,12 +130,12 @@ def repair(
 
 
 def _renames(root: Path, settings: StoreSettings | None) -> Iterator[tuple[Path, Path]]:
-    """Yield the log files with wrong names, and their right names, unless another file keeps that name."""
+    """Yield the log files with wrong names, and their right names. Skip a file if another file keeps the right name."""
     folders = {folder for some in log_directories(root, settings or StoreSettings()) for folder in some}
     log = [path for folder in folders for path in entries_of(folder) if path.name.isdecimal() and path.stat().st_size]
     places = {path: place_of(memoryview(mapped(path))) for path in log}
     moved = {path for path, place in places.items() if place is not None and path.name != file_name(place)}
-    # Repeat until nothing changes: a file that stays keeps a name that another file needed, which then stays, too.
+    # Repeat until nothing changes: a file that stays may have the name that another file needs, which then stays, too.
     while True:
         kept = {path.name for path in log if path not in moved}
         targets = Counter(file_name(places[path] or 0) for path in moved)
@@ -148,9 +148,9 @@ def _renames(root: Path, settings: StoreSettings | None) -> Iterator[tuple[Path,
 
 
 def _rename(renames: list[tuple[Path, Path]]) -> None:
-    """Rename files; a new name may be the present name of another of these files."""
+    """Rename files. A new name may be the present name of another of these files."""
     assert len({target for _, target in renames}) == len(renames), "the new names differ"
-    for path, _ in renames:  # move all aside first: they may have exchanged names
+    for path, _ in renames:  # move all files aside first: they may have exchanged names
         path.rename(path.with_name(f"{path.name}.moved"))
     for path, target in renames:
         path.with_name(f"{path.name}.moved").rename(target)
@@ -164,7 +164,7 @@ def _rebuild_steps(root: Path, report: Report) -> list[Step]:
 
 
 def _tree_of(root: Path, finding: Finding) -> str:
-    """Return the directory whose rebuild repairs a finding, or an empty text if a rebuild does not help."""
+    """Return the directory that must be rebuilt to repair a finding, or an empty text if a rebuild does not help."""
     if finding.kind is Kind.FILE_NAME:
         return ""
     path = Path(finding.path)
@@ -175,7 +175,7 @@ def _tree_of(root: Path, finding: Finding) -> str:
 def _edits(
     root: Path, settings: StoreSettings | None, report: Report
 ) -> Iterator[tuple[Finding, Step, Callable[[], None]]]:
-    """Yield each finding that a change in its own file repairs, together with that change."""
+    """Yield each finding that a change in its own file repairs, together with the change."""
     folders = [folder for some in log_directories(root, settings or StoreSettings()) for folder in some]
     file_bytes = settings.commit_log_file_bytes if settings else common_length(folders)
     for finding in report.findings:
@@ -196,7 +196,7 @@ def _edits(
             act = partial(_bridge, root, path, finding.position, end)
         elif finding.kind is Kind.FILE_SIZE and path.parent in folders and path.stat().st_size < file_bytes:
             action, act = f"extended with zeros to {file_bytes} bytes", partial(_extend, path, file_bytes)
-        elif path == root / "checkpoint":  # without it a start reads the whole log, which is slow and correct
+        elif path == root / "checkpoint":  # without it the next start reads the whole log, which is slow but correct
             action, act = "removed", partial(path.unlink, missing_ok=True)
         elif is_timer_file(root, path):
             action = (
@@ -229,8 +229,8 @@ def _nothing() -> None:
 
 
 def _cut(root: Path, path: Path, position: int, *, is_closed: bool = False) -> None:
-    """End a segment at a position, with zeros or a blank; the previous bytes are stored in ``repaired``.
-    A filler before the blank records that messages were lost."""
+    """End a segment at a position with zeros or a blank. The previous bytes are stored in ``repaired``.
+    A filler before the blank marks that messages were lost."""
     with _opened(path) as file:
         assert 0 <= position <= file.size, "the position is in the segment"
         _keep(root, file, position, file.size)  # first, so that a crash afterwards loses nothing
@@ -245,7 +245,7 @@ def _cut(root: Path, path: Path, position: int, *, is_closed: bool = False) -> N
 
 
 def _bridge(root: Path, path: Path, position: int, end: int) -> None:
-    """Replace a part of a segment by filler records; the previous bytes are stored in ``repaired``."""
+    """Replace a part of a segment with filler records. The previous bytes are stored in ``repaired``."""
     with _opened(path) as file:
         _keep(root, file, position, end)
         try:
@@ -260,7 +260,7 @@ def _bridge(root: Path, path: Path, position: int, end: int) -> None:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[MappedFile]:
-    """Open a segment for changes, which are on the disk at the end."""
+    """Open a segment for changes. The changes are on the disk when the context ends."""
     size = path.stat().st_size
     file = MappedFile(path, int(path.name), size, wrote=size)
     try:

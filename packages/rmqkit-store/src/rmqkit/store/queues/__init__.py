@@ -1,1 +1,1 @@
-"""Consume queues: the place of each message of a topic's queue in the log."""
+"""Consume queues, which store the place of each message in the log."""

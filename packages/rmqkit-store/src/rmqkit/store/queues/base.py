@@ -1,12 +1,12 @@
 """The common part of both kinds of queue: files of fixed-size entries, in log order (``ConsumeQueueInterface``).
 
-Every entry begins with ``i64 physicalOffset, i32 size`` of its record. The kind of queue defines the rest of the entry,
-and the relation of entries to queue offsets (`consume_queue`, `batch_queue`). Entries are numbered by *index*: entry
-``i`` is at logical byte ``i * entry_bytes``.
+Every entry begins with ``i64 physicalOffset, i32 size`` of its record. The kind of queue defines the other fields of
+the entry, and the relation of entries to queue offsets (`consume_queue`, `batch_queue`). Entries are numbered by
+*index*: entry ``i`` is at logical byte ``i * entry_bytes``.
 
-Only the dispatcher appends. All files are rebuilt from the log if they are lost. Descriptors are opened when they are
-first needed and closed by `close_idle`, so that a store may have more queues than a process may have open files. A
-queue holds the file it appends to, the file it last read, and the files that wait for a flush.
+Only the dispatcher appends. All files can be rebuilt from the log. Descriptors are opened on first use and closed by
+`close_idle`, so that a store may have more queues than a process may have open files. A queue holds these files open:
+the file for appends, the file of the last read, and the files that wait for a flush.
 Owner thread only; flush threads call `sync`. Source: store.md §4, §6, §12.2.
 """
 
@@ -42,7 +42,7 @@ _pwrite = os.pwrite
 _writing = threading.Lock()
 _IS_NEGATIVE = bytes(0x80) + b"\1" * 0x80
 BLANK_SIZE = 0x7FFFFFFF
-"""The size in a blank entry; no record has this size."""
+"""The size in a blank entry. No record has this size."""
 
 
 class ConsumeQueueBase(ABC):
@@ -54,14 +54,14 @@ class ConsumeQueueBase(ABC):
         dirty: the set of queues with unflushed entries.
 
     Attributes:
-        next_offset: queue offset of the next message put; not less than ``max_offset`` (the *queue offset table*).
-        min_offset, max_offset: first readable message and one past the last, as queue offsets.
-        max_physical_offset: end of the newest indexed record, or of the newest record of a deleted topic with the
-            same name; -1 without a record.
-        recovered_record: physicalOffset and size of that record when the queue was
-            recovered, (-1, 0) without a record.
-        queue, file_queues: the files of its entries; these files and the files of its extension, if it has one.
-        on_open: called before the queue opens a file while no other file of the queue is open.
+        next_offset: queue offset of the next message put. It is not less than ``max_offset`` (the *queue offset
+            table*).
+        min_offset, max_offset: queue offset of the first readable message, and one past the last.
+        max_physical_offset: end of the newest indexed record, or of the newest record of a deleted topic with the same
+            name; -1 without a record.
+        recovered_record: physicalOffset and size of the newest indexed record at the recovery of the queue, or (-1, 0).
+        queue, file_queues: the files of the entries; the same files together with the files of the extension, if any.
+        on_open: called before the queue opens a file while it has no other open file.
         on_gap: called before a message is indexed although messages before it are missing.
     """
 
@@ -78,7 +78,7 @@ class ConsumeQueueBase(ABC):
     """The key of the file size setting."""
     entry_bytes: ClassVar[int]
     least: ClassVar[dict[int, int]] = {0: 0, 1: 1}
-    """The fields of an entry that recovery checks, and the smallest value of each."""
+    """The fields of an entry that recovery checks, and the smallest valid value of each."""
 
     _looked_at: ClassVar[list[tuple[int, int, int]]]
 
@@ -126,7 +126,7 @@ class ConsumeQueueBase(ABC):
         bitmap: bytes = b"",
     ) -> None:
         """Index one record. If the record is already indexed, do nothing.
-        ``bitmap``: the SQL92 subscriptions that the record matches, for the extension if there is one.
+        ``bitmap``: the SQL92 subscriptions that match the record, for the extension if there is one.
         Raises OSError: a write failed; the queue is unchanged."""
 
     @abstractmethod
@@ -135,28 +135,30 @@ class ConsumeQueueBase(ABC):
 
     @abstractmethod
     def correct_min_offset(self, min_physical_offset: int) -> None:
-        """Move the first readable message to the first one whose record still exists."""
+        """Move the first readable message to the first message that still has a record."""
 
     @abstractmethod
     def place(self, queue_offset: int) -> tuple[int, int]:
-        """Return physicalOffset and size of the record of a message, (-1, 0) without a record."""
+        """Return physicalOffset and size of the record of a message, or (-1, 0) without a record."""
 
     @abstractmethod
     def scan(self, queue_offset: int, bytes_max: int) -> Iterator[tuple[int, int, int, int, int]] | None:
         """Iterate over entries from a message on, within one file, for about ``bytes_max`` bytes of entries.
-        Each has physicalOffset, size, stored tagsCode, next queue offset and number of messages. Return
-        None if the file is missing."""
+        Each row has physicalOffset, size, stored tagsCode, next queue offset and number of messages. Return None if the
+        file is missing."""
 
     @abstractmethod
     def next_file_offset(self, queue_offset: int) -> int:
         """Return the queue offset at which the file after the file of a message begins."""
 
     def unit(self, stored: int) -> ExtUnit | None:
-        """Return the extension unit at the address in an entry's tag code, if there is one."""
+        """Return the extension unit at the address in an entry's tag code, or None if there is none."""
         return None
 
     def tags_code(self, stored: int) -> int | None:
-        """Return the real tag code of an entry, read from the extension if necessary; None if unknown."""
+        """Return the real tag code of an entry, read from the extension if necessary. Return None if the tag code is
+        unknown.
+        """
         if not is_address(stored):
             return stored
         unit = self.unit(stored)
@@ -169,15 +171,16 @@ class ConsumeQueueBase(ABC):
 
     @classmethod
     def valid_count(cls, raw: bytes) -> int:
-        """Return the number of valid packed entries before the first invalid one.
-        One call checks the same byte of all entries, which takes a tenth of the time of unpacking them."""
+        """Return the number of valid packed entries before the first invalid entry.
+        Each step checks the same byte of all entries together, which takes a tenth of the time of unpacking the
+        entries."""
         step = cls.entry_bytes
         count = len(raw) // step
         for start, end, least in cls._looked_at:
             columns = [raw[at : count * step : step] for at in range(start, end)]
             invalid = columns[0].translate(_IS_NEGATIVE).find(1)
             count = count if invalid < 0 else invalid
-            if least and count:  # it is 1: a bit of the field has to be set
+            if least and count:  # ``least`` is 1: a bit of the field must be set
                 bits = 0
                 for column in columns:
                     bits |= int.from_bytes(column[:count], "big")
@@ -189,18 +192,18 @@ class ConsumeQueueBase(ABC):
 
     @property
     def has_held(self) -> bool:
-        """Return True if the queue holds entries in memory that are not yet in a file."""
+        """Return True if the queue has entries in memory that are not yet in a file."""
         return bool(self._held)
 
     def write_held(self) -> None:
-        """Write the held entries; any thread may call this. Raises OSError: the write failed, and the entries are still
+        """Write the held entries. Any thread may call this. Raises OSError: the write failed, and the entries are still
         held."""
         if self._held:
             self._write(b"")
 
     def forget_held(self) -> None:
-        """Drop the held entries: their queue is deleted, or the store is closed and the next
-        start dispatches them again."""
+        """Drop the held entries, because their queue is deleted, or because the store is closed and the next start
+        dispatches them again."""
         with _writing:
             self._held.clear()
 
@@ -209,12 +212,13 @@ class ConsumeQueueBase(ABC):
         with _writing:
             data = bytes(self._held) + entries
             if not data:
-                return  # another thread has written them
+                return  # another thread has written the entries
             file = self._file
             if _pwrite(self._fd, data, file.wrote) != len(data):
                 raise OSError(errno.ENOSPC, f"no space left for {file.path}")
             file.wrote += len(data)
-            # Delete after the write, from the start: the owner may read, and hold more, meanwhile.
+            # Delete the entries from the start, and only after the write: the owner may read, and hold more entries,
+            # meanwhile.
             del self._held[: len(data) - len(entries)]
 
     # ---- entries by index
@@ -230,7 +234,7 @@ class ConsumeQueueBase(ABC):
         return self.queue.max_offset // self.entry_bytes
 
     def entry(self, index: int) -> tuple[Any, ...]:
-        """Return the fields of an entry; (-1, 0) if it does not exist."""
+        """Return the fields of an entry, or (-1, 0) if the entry does not exist."""
         at = index * self.entry_bytes
         file = self._find(at) if index >= 0 else None
         if file is None or at + self.entry_bytes > file.start + file.wrote:
@@ -246,9 +250,9 @@ class ConsumeQueueBase(ABC):
         ]
 
     def first_behind(self, physical_offset: int) -> int:
-        """Return the index of the first entry whose record is at or after an offset, or the end of the queue if there
+        """Return the index of the first entry with a record at or after an offset. Return the end of the queue if there
         is none.
-        Files may be missing. The search treats damaged and blank entries like the next sound entry. The result is not a
+        Files may be missing. The search treats a damaged or blank entry like the next sound entry. The result is not a
         blank."""
 
         def offset_of(index: int) -> int:
@@ -271,14 +275,14 @@ class ConsumeQueueBase(ABC):
         return first
 
     def _find(self, at: int) -> MappedFile | None:
-        """Return the file that holds a logical byte, open for reading."""
+        """Return the file that contains a logical byte, open for reading."""
         file = self.queue.find(at)
         if file is not None and file is not self._reading:
             self._take_up(file)
         return file
 
     def _take_up(self, file: MappedFile) -> None:
-        """Open a file, and close the previous file unless it still gets entries or waits for a flush."""
+        """Open a file. Close the previous file unless it still gets entries or waits for a flush."""
         before, self._reading = self._reading, file
         if before is None:
             self.on_open(self)
@@ -286,7 +290,7 @@ class ConsumeQueueBase(ABC):
             before.close()
 
     def _open_last(self) -> None:
-        """Prepare the last file for appends; create a new file if it is full."""
+        """Prepare the last file for appends. Create a new file if the last file is full."""
         self.write_held()
         self.close_idle()
         self.on_open(self)
@@ -301,7 +305,7 @@ class ConsumeQueueBase(ABC):
 
     def recover(self, *, clean: bool = True) -> None:
         """Find the last valid entry, starting at the third-last file, and drop everything after it.
-        ``clean``: whether the store was closed cleanly; if not, the last entries may be torn."""
+        ``clean``: whether the store was closed cleanly. If not, the last entries may be torn."""
         files = self.queue.files
         for file in files[-_RECOVERED_FILES:]:
             valid_bytes = self._valid_bytes(file)
@@ -312,7 +316,7 @@ class ConsumeQueueBase(ABC):
         self._find_newest()
 
     def recover_at(self, end: int) -> None:
-        """Cut the queue at a logical byte: the end of the queue that a clean stop noted."""
+        """Cut the queue at a logical byte, the end that a clean stop noted."""
         assert end <= self.queue.max_offset, "a queue is cut at or before its end"
         assert end % self.entry_bytes == 0, "a queue is cut between entries"
         self.queue.truncate(end)
@@ -324,7 +328,8 @@ class ConsumeQueueBase(ABC):
         self.max_physical_offset = sum(self.recovered_record)
 
     def newest_record(self) -> tuple[int, int]:
-        """Return physicalOffset and size of the record of the last entry that is not blank, (-1, 0) without a record.
+        """Return physicalOffset and size of the record of the last entry that is not blank, or (-1, 0) without a
+        record.
         Blank entries fill the start of at most one file."""
         return next((entry[:2] for _, entry in self._newest_first() if entry[1] != BLANK_SIZE), NO_RECORD)
 
@@ -341,16 +346,17 @@ class ConsumeQueueBase(ABC):
         return position
 
     def truncate_physical(self, end: int) -> None:
-        """Drop every entry whose record is at or after a physical offset."""
+        """Drop every entry with a record at or after a physical offset."""
         self._drop_from(end, lambda index, entry: False)
 
     def truncate_for_replay(
         self, start: int, is_record: Callable[[ConsumeQueueBase, int, tuple[Any, ...]], bool]
     ) -> None:
-        """Drop every entry that a replay of the log from a physical offset on creates again.
+        """Drop every entry that a replay of the log from a physical offset on will create again.
         These entries may be torn: after a power cut only some sectors of the unflushed bytes are on the disk, and an
-        entry may be in two sectors. An entry that is torn inside its physicalOffset may look older than it is.
-        ``is_record``: returns True if the log holds the record of the entry with an index, or if it was deleted."""
+        entry may be in two sectors. An entry that is torn inside its physicalOffset may look too old.
+        ``is_record``: returns True if the log holds the record of an entry at an index, or if the record was deleted.
+        """
 
         def is_torn(index: int, entry: tuple[Any, ...]) -> bool:
             room = -(index * self.entry_bytes % self._file_bytes) % SECTOR_BYTES
@@ -359,8 +365,8 @@ class ConsumeQueueBase(ABC):
         self._drop_from(start, is_torn)  # the replay determines the first number of a queue that is now empty
 
     def forget_before(self, end: int) -> None:
-        """Drop the entries of a deleted topic. If the last records of the queue are before a physical offset, the end
-        of the deleted records, their entries are dropped."""
+        """Drop the entries of a deleted topic: all entries before a physical offset, the end of the deleted records. Do
+        nothing if the queue has records after this offset."""
         if self.max_physical_offset > end:
             return
         self._drop_from(_NO_END, lambda index, entry: entry[0] < end)
@@ -371,8 +377,8 @@ class ConsumeQueueBase(ABC):
         self.max_physical_offset = max(self.max_physical_offset, end)
 
     def _drop_from(self, physical_offset: int, is_torn: Callable[[int, tuple[Any, ...]], bool]) -> None:
-        """Walk from the end and drop each entry that is torn or whose record is at or after an offset; stop at the
-        first valid entry."""
+        """Drop entries from the end while they are torn or their records are at or after an offset. Stop at the first
+        valid entry."""
         kept = self.first_index
         for index, entries in self._chunks_newest_first():
             if min(map(itemgetter(0), entries)) >= physical_offset:
@@ -396,7 +402,9 @@ class ConsumeQueueBase(ABC):
             yield from zip(range(index + len(entries) - 1, index - 1, -1), reversed(entries), strict=True)
 
     def _chunks_newest_first(self) -> Iterator[tuple[int, list[tuple[Any, ...]]]]:
-        """Yield the entries in chunks, newest first: the index of the first entry, and the fields of each."""
+        """Yield the entries in chunks, newest chunk first: the index of the first entry, and the fields of each
+        entry.
+        """
         chunk_bytes = _SCAN_BYTES - _SCAN_BYTES % self.entry_bytes
         for file in reversed(self.queue.files):
             for end in range(file.wrote, 0, -chunk_bytes):
@@ -410,7 +418,7 @@ class ConsumeQueueBase(ABC):
         """Wait until everything written so far is on the disk; called from a flush thread.
         ``unnamed``: see `FileQueue.sync`.
         Raises OSError: the sync failed."""
-        self._dirty.discard(self)  # in this order: an append from here on enters the queue again
+        self._dirty.discard(self)  # in this order: an append from now on adds the queue to the set again
         self.is_dirty = False
         try:
             for queue in self.file_queues:
@@ -427,10 +435,10 @@ class ConsumeQueueBase(ABC):
             self._dirty.add(self)
 
     def is_whole(self, file: MappedFile) -> bool:
-        """Return True if the page cache still has the entries of a file whose sync failed.
-        Where bytes were lost, the page has zeros or its older content. This shows as an entry of zeros, or as an entry
-        whose physicalOffset is not greater than that of the entry before it. This does not detect a wrong tag code in
-        the last entry."""
+        """Return True if the page cache still has the entries of a file that failed to sync.
+        Where bytes were lost, the page has zeros or its older content. Then an entry consists of zeros, or its
+        physicalOffset is not greater than the physicalOffset of the previous entry. A wrong tag code in the last entry
+        is not detected."""
         start = max(0, file.again_from or 0) // self.entry_bytes
         raw = file.read(start * self.entry_bytes, file.wrote - start * self.entry_bytes)
         offsets = [entry[0] for entry in self.layout.iter_unpack(raw) if entry[1] != BLANK_SIZE]
@@ -454,29 +462,31 @@ class ConsumeQueueBase(ABC):
             queue.load()
 
     def drop_expired(self, min_physical_offset: int) -> int:
-        """Delete files whose last entry is below a physical offset; return their number. Source: store.md §4.5."""
+        """Delete files with a last entry before a physical offset. Return the number of deleted files. Source: store.md
+        §4.5.
+        """
 
         def is_expired(file: MappedFile) -> bool:
             for position in range(file.size - self.entry_bytes, -1, -self.entry_bytes):
                 physical_offset, size = _PLACE.unpack(file.read(position, _PLACE.size))
-                if size != BLANK_SIZE:  # blanks do not reveal the offset of their records
+                if size != BLANK_SIZE:  # blanks do not show the offset of their records
                     return bool(physical_offset < min_physical_offset)
             return True
 
         return self.queue.drop_front(is_expired)
 
     def follow(self, min_physical_offset: int) -> int:
-        """Let the queue begin where the log begins: delete expired files and correct the min offset. Return the number
+        """Make the queue begin where the log begins: delete expired files and correct the min offset. Return the number
         of deleted files."""
         if len(self.queue.files) <= 1 and self.min_offset == self.max_offset:
-            return 0  # no message is left, and the newest file stays
+            return 0  # no message remains, and the newest file must stay
         count = self.drop_expired(min_physical_offset)
         self.correct_min_offset(min_physical_offset)
         return count
 
     def close_idle(self) -> bool:
         """Close the descriptors that no flush thread will use. Return True if no descriptor remains open.
-        Close none while entries are held: the last file is needed to write them."""
+        Close nothing while entries are held: the last file is needed to write them."""
         if self._held:
             return False
         self._fd, self._reading = -1, None
@@ -485,7 +495,7 @@ class ConsumeQueueBase(ABC):
         return all(file.is_idle for queue in self.file_queues for file in queue.files)
 
     def close(self) -> None:
-        """Write held entries and close the descriptors; the next append or read opens them again.
+        """Write held entries and close the descriptors. The next append or read opens them again.
         Raises OSError: held entries cannot be written."""
         self.write_held()
         self._fd, self._reading = -1, None
@@ -500,4 +510,4 @@ class ConsumeQueueBase(ABC):
 
 
 def _ignore(queue: ConsumeQueueBase) -> None:
-    """Default callback of a queue outside of a table: do nothing."""
+    """Do nothing: the default callback of a queue that is not in a table."""

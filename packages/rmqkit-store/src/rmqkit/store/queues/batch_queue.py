@@ -13,8 +13,9 @@ compactedOffset      38     4  -1
 reserved             42     4  0
 ===============  ======  ====  =======================================
 
-Used for topics with the attribute ``queue.type=BatchCQ``. Entries are in log order and have no fixed relation to queue
-offsets: a message is found by a search for the greatest msgBaseOffset that is not greater than its offset.
+Topics with the attribute ``queue.type=BatchCQ`` have batch queues. Entries are in log order and have no fixed relation
+to queue offsets: the entry of a message is the entry with the greatest msgBaseOffset that is not greater than the
+offset of the message.
 Source: store.md §6.
 """
 
@@ -39,7 +40,7 @@ assert BATCH_ENTRY.size == 46
 
 
 class BatchQueue(ConsumeQueueBase):
-    """A queue of a topic, in ``batchconsumequeue/<topic>/<queueId>``."""
+    """A batch queue of a topic, in ``batchconsumequeue/<topic>/<queueId>``."""
 
     __slots__ = ()
     layout = BATCH_ENTRY
@@ -85,7 +86,7 @@ class BatchQueue(ConsumeQueueBase):
         store_timestamp: int,
         bitmap: bytes = b"",
     ) -> None:
-        """Only log that the record is not indexed, because it has no INNER_BASE and INNER_NUM."""
+        """Log that the record is not indexed: it has no INNER_BASE and INNER_NUM. Do nothing else."""
         _log.warning(
             "%s-%d: record at %d is not an inner batch, so it is not indexed",
             self.topic,
@@ -111,7 +112,7 @@ class BatchQueue(ConsumeQueueBase):
     # ---- reading
 
     def index_of(self, queue_offset: int) -> int:
-        """Return the index of the entry with the greatest msgBaseOffset at or below a queue offset, or -1 if there is
+        """Return the index of the entry with the greatest msgBaseOffset at or before a queue offset, or -1 if there is
         none."""
         if queue_offset >= self.max_offset:
             return -1
@@ -127,7 +128,7 @@ class BatchQueue(ConsumeQueueBase):
         return entry[0], entry[1]
 
     def scan(self, queue_offset: int, bytes_max: int) -> Iterator[tuple[int, int, int, int, int]] | None:
-        """Iterate over entries from the entry of a message on, within one file."""
+        """Iterate over entries within one file, starting with the entry of a message."""
         index = self.index_of(queue_offset)
         file = self._find(index * BATCH_ENTRY.size) if index >= self.first_index else None
         if file is None:

@@ -9,19 +9,19 @@ tagsCode           8  Java hash of TAGS; delivery time in the delay topic; or th
 ==============  ====  ==================================================
 
 Entry ``i`` is message ``i`` of the queue and is at logical byte ``20 * i``, big-endian. A repeated append is recognised
-by its physical offset and ignored, so that a part of the log may be dispatched twice. A later record whose number is
-already taken (Java ignores it) belongs to a topic that was deleted and created again: the old entries are dropped. A
-queue whose first entry is not number 0 is filled with *blank* entries ``(0, 0x7FFFFFFF, 0)`` from the start of that
-file. When a message comes after lost ones, blank entries replace the lost ones, too.
+by its physical offset and ignored, so that a part of the log may be dispatched twice. A later record with a number that
+already has an entry belongs to a topic that was deleted and created again: the old entries are dropped (Java ignores
+the record). If the first entry of a queue is not number 0, *blank* entries ``(0, 0x7FFFFFFF, 0)`` fill the file before
+it. Blank entries also replace lost messages before a later message.
 
-In a running store, entries are first *held* in memory, up to `HELD_BYTES_MAX`, and written together: in the next flush
-cycle, or when that size is reached. Reads find them in memory. A process that reads the files beside the broker sees
-them up to ``flushIntervalConsumeQueue`` later. A kill loses nothing: the log has the records, and the checkpoint moves
-only past entries that are in the files.
+In a running store, entries are first *held* in memory, up to `HELD_BYTES_MAX`. They are written together in the next
+flush cycle, or when this size is reached. Reads find held entries in memory. A process that reads the files beside the
+broker sees them up to ``flushIntervalConsumeQueue`` later. A kill loses nothing: the log has the records, and the
+checkpoint covers only entries that are in the files.
 
-Invariants: ``max_offset`` entries end at the last byte, written or held; ``max_physical_offset`` is the end of the
-newest indexed record. The owner thread adds held entries at the end. Any thread that writes them removes them from the
-start, under one lock for all queues, after the file has them. Source: store.md §4.
+Invariants: ``max_offset`` entries end at the last byte, written or held. ``max_physical_offset`` is the end of the
+newest indexed record. The owner thread adds held entries at the end. Any thread that writes held entries removes them
+from the start, under one lock for all queues, after they are in the file. Source: store.md §4.
 """
 
 from __future__ import annotations
@@ -47,15 +47,16 @@ BLANK_ENTRY = ENTRY.pack(0, BLANK_SIZE, 0)
 _pack = ENTRY.pack
 assert ENTRY_BYTES == 20
 HELD_BYTES_MAX = 1024 * ENTRY_BYTES
-"""Greatest number of bytes of entries of one queue that are held in memory."""
+"""Maximum number of bytes of entries that one queue holds in memory."""
 
 
 class ConsumeQueue(ConsumeQueueBase):
-    """A queue of a topic, in ``consumequeue/<topic>/<queueId>``.
+    """A consume queue of a topic, in ``consumequeue/<topic>/<queueId>``.
 
     Attributes:
         ext: its extension files, or None.
-        held_bytes_max: bytes of entries that may be held; 0 writes each entry at once, as recovery requires.
+        held_bytes_max: maximum number of bytes of entries to hold. With 0, each entry is written immediately, as
+            recovery requires.
     """
 
     __slots__ = ("ext", "held_bytes_max")
@@ -91,7 +92,8 @@ class ConsumeQueue(ConsumeQueueBase):
         """Index one record. If the record is already indexed, do nothing.
         Raises OSError: a write failed; the queue is unchanged."""
         end = physical_offset + size
-        # Compare the place in the log, not the number: recovery repeats records, and a recreated topic begins at 0.
+        # Compare the place in the log, not the number: recovery repeats records, and the numbers of a recreated topic
+        # begin at 0.
         if end <= self.max_physical_offset:
             return
         if queue_offset != self.max_offset:
@@ -105,7 +107,7 @@ class ConsumeQueue(ConsumeQueueBase):
     def append_run(self, queue_offset: int, physical_offset: int, end: int, entries: bytes) -> bool:
         """Index the records between two physical offsets together.
         Return False, with nothing done, if they must be indexed one by one: the queue has an extension, the records are
-        not the next ones, or their entries do not fit into the file.
+        not the next records, or their entries do not fit into the file.
         Raises OSError: a write failed; the queue is unchanged."""
         if self.ext is not None or queue_offset != self.max_offset or physical_offset < self.max_physical_offset:
             return False
@@ -147,17 +149,18 @@ class ConsumeQueue(ConsumeQueueBase):
             forgotten = self.max_offset - max(queue_offset, self.min_offset)
             _log.warning("%s-%d: renumbered from %d on, %d messages dropped", *place, queue_offset, forgotten)
             self._restart_at(queue_offset)
-        elif queue_offset < self.next_offset:  # numbers of messages that the log does not have
+        elif queue_offset < self.next_offset:  # the log does not have the messages with these numbers
             self.fill_gap(queue_offset, queue_offset - self.max_offset)
         else:
             said = "%s-%d: %d messages from %d on are not in the log: consumers find message %d under the number %d"
             _log.error(said, *place, queue_offset - self.max_offset, self.max_offset, queue_offset, self.max_offset)
 
     def fill_gap(self, queue_offset: int, gap_max: int) -> None:
-        """Append blank entries for lost messages up to a number, at most ``gap_max``. Blank entries have no extension
+        """Append at most ``gap_max`` blank entries for lost messages up to a number. Blank entries have no extension
         unit.
-        The caller must append an entry next: Apache's broker would take the size of a last blank for that of a record.
-        No effect if the queue has no files, as it may begin with any number, or if more messages are missing.
+        The caller must append an entry next: Apache's broker would use the size in a last blank as the size of a
+        record.
+        Do nothing if the queue has no files, because its first number is free, or if more messages are missing.
         Raises OSError: a write failed; some entries may have been appended."""
         if not self.queue.files or not 0 < queue_offset - self.max_offset <= gap_max:
             return
@@ -179,7 +182,7 @@ class ConsumeQueue(ConsumeQueueBase):
         return (self._file_bytes - self.queue.max_offset % self._file_bytes) // ENTRY_BYTES
 
     def _start_at(self, queue_offset: int) -> None:
-        """Begin a queue at an entry, because its earlier messages are gone: the first file has blanks before that
+        """Begin a queue at an entry, because its earlier messages are gone. The first file has blanks before this
         entry."""
         self.close()
         for queue in self.file_queues:
@@ -198,9 +201,9 @@ class ConsumeQueue(ConsumeQueueBase):
         self.min_offset = queue_offset
 
     def _restart_at(self, queue_offset: int) -> None:
-        """Drop the entries from a number on, for a later record with the same number.
-        Numbers decrease in a log only if a topic was deleted and created again: the dropped
-        entries are of the old topic."""
+        """Drop the entries from a number on, because a later record has the same number.
+        Numbers decrease in a log only if a topic was deleted and created again: the dropped entries belong to the old
+        topic."""
         if queue_offset < self.first_index:
             self._start_at(queue_offset)
             return
@@ -213,7 +216,7 @@ class ConsumeQueue(ConsumeQueueBase):
     # ---- opening
 
     def recover(self, *, clean: bool = True) -> None:
-        """Find the last valid entry and drop everything after it, and the extension units that no entry refers to."""
+        """Find the last valid entry. Drop everything after it, and the extension units without an entry."""
         super().recover(clean=clean)
         if self.ext is not None:
             self.ext.recover()
@@ -233,22 +236,22 @@ class ConsumeQueue(ConsumeQueueBase):
             self.ext.truncate_behind(self._last_address())
 
     def resume(self) -> None:
-        """Continue after the last byte of the files."""
+        """Set the end of the queue to the end of the files."""
         self.max_offset = self.end_index
         self._fd = -1
 
     def correct_min_offset(self, min_physical_offset: int) -> None:
-        """Move the first readable message to the first one whose record exists."""
+        """Move the first readable message to the first message that still has a record."""
         if self.queue.files:
             self.min_offset = max(self.min_offset, self.first_behind(min_physical_offset))
 
     # ---- reading
 
     def read(self, queue_offset: int, count: int) -> bytes:
-        """Return up to ``count`` entries from a number on, within one file; empty if the file is missing."""
+        """Return up to ``count`` entries from a number on, within one file, or empty bytes if the file is missing."""
         held, before = b"", 0
         if self._held and queue_offset + count > self.max_offset - len(self._held) // ENTRY_BYTES:
-            # The held entries end at max_offset: those that another thread removed before this copy are in the file.
+            # The held entries end at max_offset. Entries that another thread removed before this copy are in the file.
             held = bytes(self._held)
             before = (self.max_offset - queue_offset) * ENTRY_BYTES - len(held)
             if before <= 0:
@@ -262,7 +265,7 @@ class ConsumeQueue(ConsumeQueueBase):
         return (raw[:before] + held)[: count * ENTRY_BYTES] if held and file is self._file else raw
 
     def entry(self, index: int) -> tuple[Any, ...]:
-        """Return the fields of an entry, held or in the files; (-1, 0) if it does not exist."""
+        """Return the fields of an entry, held or in the files, or (-1, 0) if the entry does not exist."""
         if self._held and 0 <= index < self.max_offset:
             raw = self.read(index, 1)
             return ENTRY.unpack(raw) if raw else NO_RECORD
@@ -274,15 +277,15 @@ class ConsumeQueue(ConsumeQueueBase):
         return self.max_offset if self._held else super().end_index
 
     def file_bounds(self) -> list[tuple[int, int]]:
-        """Return first and last index of every file that has entries or will get the held ones, oldest first."""
+        """Return first and last index of every file that has entries or will get the held entries, oldest first."""
         if not self._held:
             return super().file_bounds()
         first = self.queue.files[-1].start // ENTRY_BYTES
         return [bound for bound in super().file_bounds() if bound[0] < first] + [(first, self.max_offset - 1)]
 
     def newest_record(self) -> tuple[int, int]:
-        """Return physicalOffset and size of the record of the last entry that is not blank,
-        (-1, 0) without a record."""
+        """Return physicalOffset and size of the record of the last entry that is not blank, or (-1, 0) without a
+        record."""
         newest = bytes(self._held[-ENTRY_BYTES:])  # not a blank, because an entry always follows blanks
         if not newest:
             return super().newest_record()
@@ -290,12 +293,12 @@ class ConsumeQueue(ConsumeQueueBase):
         return physical_offset, size
 
     def place(self, queue_offset: int) -> tuple[int, int]:
-        """Return physicalOffset and size of a message's record, (-1, 0) without a record."""
+        """Return physicalOffset and size of a message's record, or (-1, 0) without a record."""
         entry = self.entry(queue_offset)
         return entry[0], entry[1]
 
     def scan(self, queue_offset: int, bytes_max: int) -> Iterator[tuple[int, int, int, int, int]] | None:
-        """Iterate over entries from a message on, within one file."""
+        """Iterate over entries within one file, starting with the entry of a message."""
         raw = self.read(queue_offset, -(-bytes_max // ENTRY_BYTES))
         return _numbered(raw, queue_offset) if raw else None
 
@@ -304,17 +307,17 @@ class ConsumeQueue(ConsumeQueueBase):
         return (queue_offset * ENTRY_BYTES // self._file_bytes + 1) * (self._file_bytes // ENTRY_BYTES)
 
     def unit(self, stored: int) -> ExtUnit | None:
-        """Return the extension unit at the address in an entry's tag code, if there is one."""
+        """Return the extension unit at the address in an entry's tag code, or None if there is none."""
         return self.ext.read(stored) if self.ext is not None and is_address(stored) else None
 
     def is_whole(self, file: MappedFile) -> bool:
-        """Return True if the page cache still has the data of a file whose sync failed."""
+        """Return True if the page cache still has the data of a file that failed to sync."""
         if self.ext is not None and file in self.ext.queue.files:
             return self.ext.is_whole(file)
         return super().is_whole(file)
 
     def follow(self, min_physical_offset: int) -> int:
-        """Make the queue begin where the log begins, and the extension with the unit of the first readable message."""
+        """Make the queue begin where the log begins, and the extension at the unit of the first readable message."""
         count = super().follow(min_physical_offset)
         if self.ext is None or self.min_offset >= self.max_offset:
             return count

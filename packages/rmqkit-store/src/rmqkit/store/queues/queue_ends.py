@@ -1,4 +1,4 @@
-"""The note of queue ends: the state of every queue at a clean stop, for the next start to compare.
+"""The note of queue ends: the state of every queue at a clean stop. The next start compares the queues with it.
 
 ``queueends``, a note (`rmqkit.store.files`):
 
@@ -8,21 +8,21 @@ field       value
 log_start   physical offset of the first byte of the log
 log_end     physical offset one past the last byte of the log
 queues      by topic and queue id, a list (`QueueNote`): start of the first file and end of the entries in
-            bytes, the number of the next message, the CRC-32 of the entries of the last file; then end and CRC-32 of
-            the extension
-goes_on     by topic and queue id, the number of the next message of queues whose entries end before it, because the
-            log no longer has their messages
-numbers     by topic and queue id, the number of the next message at the last start; for a queue created since, at the
-            time when that queue or another new queue was noted
+            bytes, the number of the next message, the CRC-32 of the entries of the last file; then end and CRC-32
+            of the extension
+goes_on     by topic and queue id, the number of the next message of queues with entries that end before it,
+            because the log no longer has their messages
+numbers     by topic and queue id, the number of the next message at the last start. For a queue created later, the
+            number at the time when this queue or another new queue was noted
 ==========  ======================================================================================================
 
-The note is valid while nothing was appended to the log since: a broker that does not know the note makes it stale with
-its first message. A start compares the note and replaces it by a note with only ``goes_on`` and ``numbers``, for the
-start after a kill. That note reveals a queue whose directory was lost and, if ``abort`` is missing, that the
-store was not closed. Queues that are created later are noted before the checkpoint covers them, as recovery then no
-longer reads their messages. A note that cannot be read is ignored.
-Cost: one read of the last file of each queue at a start, and of each queue that changed at a stop; one flush of
-the log and one write of the note in each minute in which queues were created.
+The note is valid while nothing is appended to the log: a broker that does not know the note makes it stale with its
+first message. A start compares the note and replaces it with a note that has only ``goes_on`` and ``numbers``, for the
+start after a kill. This second note reveals a queue with a lost directory. If ``abort`` is missing, it also reveals
+that the store was not closed. Queues that are created later are noted before the checkpoint covers them, because
+recovery then no longer reads their messages. A note that cannot be read is ignored.
+Cost: one read of the last file of each queue at a start, and of each changed queue at a stop. In each minute in which
+queues were created: one flush of the log and one write of the note.
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ class QueueEnds:
     """The note of a store. Owner thread only, except `note_new`.
 
     Args:
-        is_replica: whether the store is a slave's. Its master assigns the numbers, so numbers past
-        the last entry are not noted.
+        is_replica: whether the store belongs to a slave. A slave's master assigns the numbers, so numbers past the last
+            entry are not noted.
 
     Attributes:
-        is_current: whether the note describes the present content of the log; set by `load`.
+        is_current: whether the note describes the present content of the log. `load` sets it.
     """
 
     def __init__(self, root: Path, log: CommitLog, *, is_replica: bool = False) -> None:
@@ -90,8 +90,8 @@ class QueueEnds:
         self._measured: dict[ConsumeQueueBase, tuple[int, QueueNote]] = {}
 
     def read(self) -> bool:
-        """Read the note. Return True if a broker replaced it at its start and did not save it: the broker was killed,
-        even if ``abort`` is missing, and entries that its queues held in memory are only in the log."""
+        """Read the note. Return True if a broker replaced the note at its start and did not save it: the broker was
+        killed, even if ``abort`` is missing. Entries that its queues held in memory are then only in the log."""
         found = read_note(self._path, _Note, "the ends of the queues are not compared with it")
         self._note = found or _Note()
         return found is not None and found.log_end < 0
@@ -114,16 +114,16 @@ class QueueEnds:
     # ---- comparing
 
     def of(self, topic: str, queue_id: int) -> QueueNote | None:
-        """Return the noted state of a queue, or None if the note does not have the queue or is not current."""
+        """Return the noted state of a queue, or None if the queue is not in the note or the note is not current."""
         return self._note.queues.get(topic, {}).get(queue_id) if self.is_current else None
 
     def queues(self) -> list[tuple[str, int]]:
-        """Return the queues in the note, or no queues if the note is not current."""
+        """Return the queues in the note, or an empty list if the note is not current."""
         queues = self._note.queues if self.is_current else {}
         return [(topic, queue_id) for topic, by_id in queues.items() for queue_id in by_id]
 
     def take(self, queue: ConsumeQueueBase) -> bool:
-        """Set a queue to its noted end; return False, with nothing done, if its files differ from the note."""
+        """Set a queue to its noted end. Return False, with nothing done, if its files differ from the note."""
         note = self.of(queue.topic, queue.queue_id)
         if note is None or note.start < 0 or not queue.queue.files:
             return False
@@ -143,13 +143,13 @@ class QueueEnds:
         return queue in self._measured
 
     def _begins_as(self, queue: ConsumeQueueBase, start: int) -> bool:
-        """Return True if the first file of the queue is the noted one, or a later one because files have expired since
+        """Return True if the first file of a queue is the noted file, or a later file because files have expired since
         (Apache's broker ran)."""
         begins = queue.queue.files[0].start
         return begins == start or (begins > start and queue.entry(queue.first_index)[0] <= self._commit_log.min_offset)
 
     def set_numbers(self, queues: ConsumeQueues) -> None:
-        """Let each queue assign its next numbers from the number in ``goes_on`` on."""
+        """Make each queue assign its next numbers from the number in ``goes_on`` on."""
         if self._is_replica:
             return
         for topic, by_id in self._note.goes_on.items():
@@ -159,14 +159,14 @@ class QueueEnds:
                     queue.next_offset = max(number, queue.next_offset)
 
     def numbers(self) -> dict[tuple[str, int], int]:
-        """Return the numbers that queues had reached, as noted while the broker ran; empty for a slave."""
+        """Return the next number of each queue, as noted while the broker ran. It is empty for a slave."""
         table = {} if self._is_replica else self._note.numbers
         return {(topic, queue_id): number for topic, by_id in table.items() for queue_id, number in by_id.items()}
 
     # ---- writing
 
     def renew(self, queues: ConsumeQueues) -> None:
-        """Before messages arrive, replace the note by a note that the next start uses if this broker is killed.
+        """Before messages arrive, replace the note with the note that the next start uses if this broker is killed.
         Raises OSError: the note cannot be written."""
         note = _Note(goes_on=self._numbers_ahead(queues))
         for queue in () if self._is_replica else queues:
@@ -176,12 +176,12 @@ class QueueEnds:
         self._note = note
 
     def note_new(self, queues: ConsumeQueues, flush_log: Callable[[], bool]) -> None:
-        """Note the queues that were created since, when their entries are on the disk. Called by the flush thread.
-        If a write fails, only the note is lost.
+        """Note the queues that were created since the start, when their entries are on the disk. The flush thread calls
+        this. If a write fails, only the note is lost.
 
         Args:
-            flush_log: makes the log durable; returns False on failure. After a power cut, a number that the log does
-            not reach would make recovery read the whole log.
+            flush_log: makes the log durable, and returns False on failure. After a power cut, a noted number greater
+                than the numbers in the log would make recovery read the whole log.
         """
         known = self._note.numbers
         if self._is_replica or all(one.queue_id in known.get(one.topic, ()) for one in queues if one.max_offset > 0):
@@ -211,7 +211,7 @@ class QueueEnds:
             write_note(self._path, note)
         except OSError as error:
             _log.warning("cannot write %s; the next start cannot compare queue ends: %s", self._path, error)
-            with suppress(OSError):  # the note of the start would make the next start recover
+            with suppress(OSError):  # after the note of the start, the next start would recover
                 self._path.unlink(missing_ok=True)
 
     def _measure(self, queue: ConsumeQueueBase) -> QueueNote:

@@ -10,10 +10,10 @@ bitMapSize         2  bytes of the bitmap, 0 without a bitmap
 bitMap             n  Bloom bitmap of the SQL92 subscriptions
 ==============  ====  ==============================================
 
-The consume-queue entry holds the unit's *address* instead of a tag code: its byte position minus 2^63. A unit needs
-``size + 4`` free bytes; otherwise an ``i16 -1`` marks the file as full and the unit goes to the next one.
+The consume-queue entry contains the unit's *address* instead of a tag code: its byte position minus 2^63. A unit needs
+``size + 4`` free bytes. If a file has fewer, an ``i16 -1`` marks it as full, and the unit goes to the next file.
 
-Bitmaps are stored here, not computed: the owner of the filters passes them (``bitmap_of`` of `MessageStore`).
+Bitmaps are stored here, not computed. The owner of the filters passes them (``bitmap_of`` of `MessageStore`).
 Source: store.md §5, §17.3.
 """
 
@@ -69,7 +69,7 @@ class QueueExt:
         self._reading: MappedFile | None = None
 
     def append(self, tags_code: int, store_timestamp: int, bitmap: bytes = b"") -> int:
-        """Store a unit and return its address, or return the plain tag code if the unit cannot be stored."""
+        """Store a unit and return its address. Return the plain tag code if the unit cannot be stored."""
         size = UNIT.size + len(bitmap)
         if size > min(_UNIT_BYTES_MAX, self.queue.file_bytes - FREE_BYTES):
             return tags_code
@@ -121,7 +121,9 @@ class QueueExt:
                 return
 
     def truncate_behind(self, address: int | None) -> None:
-        """Drop the units after the last one that the queue refers to (all of them if it refers to none)."""
+        """Drop the units after the unit at an address, the last unit with an entry. Drop all units if no unit has an
+        entry.
+        """
         if address is None:
             if self.queue.files:
                 self.queue.truncate(self.queue.min_offset)
@@ -132,17 +134,19 @@ class QueueExt:
             self.queue.truncate(address + ADDRESS_BASE + max(size, 0))
 
     def is_whole(self, file: MappedFile) -> bool:
-        """Return True if the units of a file are contiguous up to its written end, or until no further unit fits."""
+        """Return True if the units of a file are contiguous up to its written end, or up to a rest that is too short
+        for a unit.
+        """
         end, is_full = _units(file)
         return is_full or end >= file.wrote or (file.wrote == file.size and file.size - end < UNIT.size + FREE_BYTES)
 
     def drop_expired(self, min_address: int) -> int:
-        """Delete files that end before the unit of the oldest readable message; return their number."""
+        """Delete files that end before the unit of the oldest readable message. Return the number of deleted files."""
         return self.queue.drop_front(lambda file: file.end < min_address + ADDRESS_BASE)
 
 
 def _units(file: MappedFile) -> tuple[int, bool]:
-    """Return the end of the units of a file, and whether the file was marked as full there."""
+    """Return the end of the units in a file, and whether the file is marked as full there."""
     content = file.read(0, file.size)
     position = 0
     while position + UNIT.size + FREE_BYTES <= len(content):

@@ -1,40 +1,41 @@
 """All queues of a store, by topic and queue id (``ConsumeQueueStore``).
 
-The queues of a topic are consume queues, or batch queues if the topic has that type (``queue.type=BatchCQ``); the
-directory of the topic is in the tree of its kind. The table also holds the *queue offset table*: each queue's
-``next_offset`` is the number of the next message. It is in memory only and rebuilt from the queues' ends at start.
+The queues of a topic are consume queues, or batch queues if the topic has this type (``queue.type=BatchCQ``). Each kind
+has its own directory tree. The table also contains the *queue offset table*: each queue's ``next_offset`` is the number
+of its next message. It is in memory only, and a start rebuilds it from the ends of the queues.
 
 A queue opens files when it is used, so many queues do not need many descriptors. When more than ``open_max`` queues
-have open files, the queues that opened files first close those that are on the disk already, and a flush cycle then
-flushes every queue, however few entries it has. A file that is not on the disk keeps its descriptor, as the system
+have open files, the queues that opened files first close the files that are already on the disk. The next flush cycle
+then flushes every queue, however few entries it has. A file that is not on the disk stays open, because the system
 reports the error of a write-back only to a process that has the file open. At twice ``open_max``, the owner waits for
 the disk itself: it flushes one queue for each queue that it opens.
 
 Recovery makes everything durable at its end, and may have written to every queue. It waits for the files of `_SYNCING`
 queues at a time. When twice ``open_max`` queues have open files, it waits for half of these queues. It waits for each
-directory once. Most of a wait is for the journal of the file system, so many waits at once take little longer than one.
+directory once. Most of a wait is for the journal of the file system, so many concurrent waits take little longer than
+one.
 
-**Light queues** are further queues that one stored message is in, too (``LmqDispatch``, ``MultiDispatchUtils``):
+**Light queues** are additional queues that contain the same stored message (``LmqDispatch``, ``MultiDispatchUtils``):
 
 ===========================  =========================================================================================
-property                     holds
+property                     content
 ===========================  =========================================================================================
 ``INNER_MULTI_DISPATCH``     names ``%LMQ%…``, separated by commas: the producer requests these queues
-``INNER_MULTI_QUEUE_OFFSET`` the message's number in each; the broker assigns them when it stores the message
+``INNER_MULTI_QUEUE_OFFSET`` the message's number in each queue; the broker assigns them when it stores the message
 ===========================  =========================================================================================
 
-A light queue is the consume queue of id 0 of its name; its entries point at records of other topics. Messages of retry
-topics, the delay topic and the broker's own topics are in no light queue: they enter light queues when they are put to
-their real topic. Members of a batch get no numbers. A name that is listed twice is numbered once, and counts twice, as
-with Apache's brokers. 5.4.0 stops its dispatch for good at a name that is not a light queue's, as that name gets an
-empty number; such messages are refused here.
+A light queue is the consume queue with its name and id 0. Its entries point at records of other topics. Messages of
+retry topics, the delay topic and the broker's own topics are in no light queue: they enter light queues when they are
+put to their real topic. Members of a batch get no numbers. A name that is listed twice is numbered once, and counts
+twice, as in Apache's brokers. At a name that is not the name of a light queue, 5.4.0 stops its dispatch for good,
+because such a name gets an empty number. Such messages are refused here.
 
 **Deleted topics**: ``config/deletedTopics.json`` has the newest record of each deleted topic,
-``{topic: [physicalOffset, size, storeTimestamp]}``; it is on the disk before the topic's queues are deleted. Recovery
-dispatches the log again: without the file a topic that was created again would begin with messages of the old one, as
-with Apache's brokers, which do not know the file. An entry is valid while the log holds exactly this record: after the
-record expired, so did all records before it, and a log that was cut and continued differently holds new messages there.
-A power cut that loses the record makes the entry invalid, too.
+``{topic: [physicalOffset, size, storeTimestamp]}``. The file is on the disk before the topic's queues are deleted.
+Recovery dispatches the log again: without the file, a topic that was created again would begin with messages of the old
+topic, as in Apache's brokers, which do not know the file. An entry is valid while the log contains exactly this record.
+If the record has expired, all earlier records have expired, too. A log that was cut and continued differently has new
+messages there. A power cut that loses the record makes the entry invalid, too.
 
 Owner thread only, except ``dirty`` and `sync`. Source: store.md §1, §4, §6, §11, §12; behaviour.md §9.6.
 """
@@ -94,7 +95,7 @@ def topic_fault(topic: str, queue_id: int) -> str:
 
 
 def queue_counts(root: Path) -> dict[str, tuple[int, bool]]:
-    """Return for each topic with queues in a store: one past its greatest queue id, and whether its queues are batch
+    """Return one past the greatest queue id for each topic with queues in a store, and whether its queues are batch
     queues."""
     counts: dict[str, tuple[int, bool]] = {}
     for tree, is_batch in ((root / "consumequeue", False), (root / "batchconsumequeue", True)):
@@ -106,7 +107,7 @@ def queue_counts(root: Path) -> dict[str, tuple[int, bool]]:
 
 
 def open_file_limit() -> int:
-    """Raise the soft limit of open files as far as allowed, and return the number of files that the process may then
+    """Raise the soft limit of open files as far as allowed. Return the number of files that the process may then
     open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _OPEN_LIMIT_MAX if hard == resource.RLIM_INFINITY else min(hard, _OPEN_LIMIT_MAX)
@@ -127,11 +128,12 @@ class ConsumeQueues:
 
     Attributes:
         table: the queues by topic and queue id.
-        open_max: number of queues that may have open files before others are closed. `load` sets it so that twice
-            as many queues use half of the files that the process may have open.
-        dirty: queues with entries that are not on the disk; filled by the queues, emptied by `sync`.
-        deleted_ends: by topic, the physical offset before which its records belong to a deleted topic with its name.
-        is_replaying: whether records are dispatched again, from a later offset than the start of the log.
+        open_max: number of queues that may have open files before queues are closed. `load` sets it so that twice
+            as many queues use half of the files that the process may open.
+        dirty: queues with entries that are not on the disk. Queues add themselves; `sync` removes them.
+        deleted_ends: by topic, the physical offset before which its records belong to a deleted topic with the same
+            name.
+        is_replaying: whether records are dispatched again from a later offset than the start of the log.
         behind: queues that lack messages from before the replayed part of the log.
     """
 
@@ -170,7 +172,7 @@ class ConsumeQueues:
         return self.table.get((topic, queue_id))
 
     def obtain(self, topic: str, queue_id: int) -> ConsumeQueueBase:
-        """Return the queue; create it if it does not exist. Its first entry creates its files."""
+        """Return a queue. Create the queue if it does not exist. Its first entry creates its files."""
         queue = self.table.get((topic, queue_id))
         if queue is None:
             queue = self.table[topic, queue_id] = self._new(topic, queue_id)
@@ -196,7 +198,7 @@ class ConsumeQueues:
 
     def check(self, *, clean: bool = True) -> None:
         """Check every file without changing anything.
-        ``clean``: whether the store was closed cleanly; if not, queue files may be empty.
+        ``clean``: whether the store was closed cleanly. If not, queue files may be empty.
         Raises StoreMismatch: the length of a file does not match the settings, a directory is not a queue, or a topic's
         queues are in the tree of the other kind."""
         self._checked = []
@@ -207,7 +209,7 @@ class ConsumeQueues:
 
     def load(self) -> None:
         """Load the queues that `check` found, and compute how many queues may have open files."""
-        files_per_queue = 2 if self._ext_folder is None else 4  # one for appends and one for reads
+        files_per_queue = 2 if self._ext_folder is None else 4  # one file for appends and one for reads
         self.open_max = max(_LOOKED_AT, open_file_limit() // 4 // files_per_queue)
         self._is_recovering = True
         for queue in self._checked:
@@ -230,9 +232,10 @@ class ConsumeQueues:
     def recover(
         self, *, clean: bool = True, take: Callable[[ConsumeQueueBase], bool] = lambda queue: False
     ) -> tuple[int, int]:
-        """Find the end of every queue; return offset and size of the newest indexed record, (-1, 0) without a record.
-        ``clean``: whether the store was closed cleanly; if not, call `truncate_for_replay` next.
-        ``take``: sets a queue to its end itself, or returns False."""
+        """Find the end of every queue. Return offset and size of the newest indexed record, or (-1, 0) without a
+        record.
+        ``clean``: whether the store was closed cleanly. If not, call `truncate_for_replay` next.
+        ``take``: sets a queue to its end and returns True, or returns False."""
         newest = NO_RECORD
         for queue in self:
             if not take(queue):
@@ -259,7 +262,7 @@ class ConsumeQueues:
     def truncate_for_replay(
         self, start: int, min_physical_offset: int, is_record: Callable[[ConsumeQueueBase, int, tuple[Any, ...]], bool]
     ) -> None:
-        """Drop every entry that a replay of the log from a physical offset on creates again."""
+        """Drop every entry that a replay of the log from a physical offset on will create again."""
         self.is_replaying = start > min_physical_offset
         for queue in self:
             queue.truncate_for_replay(start, is_record)
@@ -282,23 +285,23 @@ class ConsumeQueues:
     # ---- flushing and deleting
 
     def hold_entries(self) -> None:
-        """Let the queues hold new entries in memory, until a flush cycle calls `write_held`."""
+        """Allow the queues to hold new entries in memory, until a flush cycle calls `write_held`."""
         self._held_bytes_max = HELD_BYTES_MAX
         for queue in self:
             if isinstance(queue, ConsumeQueue):
                 queue.held_bytes_max = self._held_bytes_max_of(queue.topic)
 
     def _held_bytes_max_of(self, topic: str) -> int:
-        """Return 0 for a topic that was created again.
+        """Return the limit of held bytes for a topic: 0 for a topic that was created again.
 
         After a kill, Apache's broker does not know that the earlier topic was deleted, and would enter its messages
-        into queues that have no later entries.
+        into queues without later entries.
         """
         return 0 if topic in self.deleted_ends else self._held_bytes_max
 
     def write_held(self) -> bool:
-        """Write the entries that are held in memory; any thread may call this. Return False if some entries cannot be
-        written. These stay in memory, and the store accepts messages until a queue may hold no more."""
+        """Write the entries that are held in memory. Any thread may call this. Return False if some entries cannot be
+        written. These entries stay in memory, and the store accepts messages until a queue may hold no more entries."""
         refused: OSError | None = None
         for queue in list(self.dirty):
             try:
@@ -312,7 +315,7 @@ class ConsumeQueues:
 
     def sync(self, least_bytes: int = 0) -> None:
         """Wait until the queues with at least ``least_bytes`` to flush are on the disk; called from a flush thread.
-        Raises OSError: the sync of a queue failed; the others are on the disk, and the next call tries it again."""
+        Raises OSError: the sync of a queue failed. The other queues are on the disk, and the next call retries."""
         if len(self._open) > self.open_max:
             least_bytes = 0
         refused: OSError | None = None
@@ -330,9 +333,9 @@ class ConsumeQueues:
             queue.sync()
 
     def _make_room(self, opening: ConsumeQueueBase) -> None:
-        """Before another queue is opened, close the queues that were opened longest ago.
-        Raises OSError: far too many queues are open, and a queue cannot be synced, which is needed to close it."""
-        if self._is_recovering:  # no queue is synced, so none can be closed without a wait
+        """Before another queue is opened, close the queues that were opened first.
+        Raises OSError: too many queues are open, and a queue that must be closed cannot be synced."""
+        if self._is_recovering:  # no queue is synced, so no queue can be closed without a wait
             if len(self._open) >= 2 * self.open_max:
                 self._sync_together(list(itertools.islice(self._open, self.open_max)))
             self._open[opening] = None
@@ -351,7 +354,8 @@ class ConsumeQueues:
         self._open[opening] = None
 
     def sync_all(self) -> None:
-        """Wait until every queue is on the disk, including writes of an earlier process; the last step of a recovery.
+        """Wait until every queue is on the disk, including writes of an earlier process. This is the last step of a
+        recovery.
         Raises OSError: a sync failed."""
         self._sync_together(list(self))
         self._is_recovering = False
@@ -379,8 +383,8 @@ class ConsumeQueues:
             queue.mark_synced()
 
     def drop_expired(self, min_physical_offset: int) -> int:
-        """Delete files whose entries are all below the start of the log and correct min offsets; return the number of
-        files."""
+        """Delete files with entries that are all before the start of the log, and correct min offsets. Return the
+        number of deleted files."""
         count = 0
         for queue in self:
             count += queue.follow(min_physical_offset)
@@ -388,7 +392,7 @@ class ConsumeQueues:
         return count
 
     def newest_record(self, topic: str) -> tuple[int, int]:
-        """Return physicalOffset and size of the newest record in the queues of a topic, (-1, 0) without a record."""
+        """Return physicalOffset and size of the newest record in the queues of a topic, or (-1, 0) without a record."""
         return max((queue.newest_record() for key, queue in self.table.items() if key[0] == topic), default=NO_RECORD)
 
     def delete_topic(self, topic: str) -> None:
@@ -410,7 +414,7 @@ class ConsumeQueues:
             self.delete_topic(topic)
 
     def close(self) -> None:
-        """Close every descriptor; entries that could not be written are dropped."""
+        """Close every descriptor. Entries that could not be written are dropped."""
         for queue in self:
             queue.forget_held()
             queue.close()
@@ -418,7 +422,7 @@ class ConsumeQueues:
 
 
 def whole(file_bytes: int, entry_bytes: int) -> int:
-    """Return a file size rounded up to whole entries."""
+    """Round a file size up to whole entries."""
     return -(-file_bytes // entry_bytes) * entry_bytes
 
 
@@ -430,7 +434,7 @@ def deleted_topics_path(root: Path) -> Path:
 
 
 class DeletedTopics:
-    """The deleted topics.
+    """The note of deleted topics.
 
     ``ends``: by topic, the physical offset before which its records belong to a deleted topic.
     """
@@ -450,7 +454,7 @@ class DeletedTopics:
         self._note_ends({topic: newest for topic, newest in stored.items() if self._is_there(*newest)})
 
     def add(self, newest: dict[str, _Newest]) -> None:
-        """Store the newest records of topics that are about to be deleted; they are on the disk at the return.
+        """Store the newest records of topics that are about to be deleted. They are on the disk when `add` returns.
         Raises StoreUnavailable: the write failed; nothing is stored."""
         if newest:
             kept = {topic: one for topic, one in self._newest.items() if one[0] >= self._log.min_offset}
@@ -458,8 +462,7 @@ class DeletedTopics:
             self._note_ends(kept | newest)
 
     def cut(self, end: int) -> None:
-        """Forget the noted records at or after a physical offset, the new end of the log, where new messages will be
-        stored."""
+        """Drop the noted records that end after the new end of the log: new messages will be stored there."""
         self._note_ends({topic: one for topic, one in self._newest.items() if sum(one[:2]) <= end})
 
     def _note_ends(self, newest: dict[str, _Newest]) -> None:
@@ -480,7 +483,7 @@ _NOT_IN_ANY = (RETRY_PREFIX, SYSTEM_TOPIC_PREFIX)
 
 
 def light_names(topic: str, properties: bytes) -> list[str]:
-    """Return the light queues that a message of a topic names."""
+    """Return the names of the light queues that a message of a topic requests."""
     if MULTI_DISPATCH not in properties or topic.startswith(_NOT_IN_ANY) or topic in (SCHEDULE_TOPIC, HALF_TOPIC):
         return []
     listed = (find_property(properties, MULTI_DISPATCH[:-1]) or b"").decode("utf-8", "replace")
@@ -502,7 +505,7 @@ def numbered(properties: bytes, light: list[ConsumeQueueBase]) -> bytes:
 
 
 def light_numbers(topic: str, properties: bytes) -> dict[str, int]:
-    """Return the light queues of a stored message, with its number in each."""
+    """Return the light queues of a stored message, with its number in each queue."""
     names = light_names(topic, properties)
     numbers = (find_property(properties, b"INNER_MULTI_QUEUE_OFFSET") or b"").split(b",") if names else []
     if len(numbers) != len(names):
@@ -512,7 +515,9 @@ def light_numbers(topic: str, properties: bytes) -> dict[str, int]:
 
 
 def too_many(queues: ConsumeQueues, names: list[str], count_max: int) -> bool:
-    """Return True if these names would add a light queue to a store that already has the greatest number of them."""
+    """Return True if these names would add a light queue to a store that already has the maximum number of light
+    queues.
+    """
     if len(queues) <= count_max or all((name, 0) in queues.table for name in names):
         return False
     return sum(map(is_light, (topic for topic, _ in queues.table))) >= count_max

@@ -1,4 +1,4 @@
-"""The timer files together, which are opened, recovered and flushed in an order that survives a crash.
+"""The timer files, which are opened, recovered and flushed in an order that survives a crash.
 
 =======================  =============================================================================================
 ``timerlog/``            a unit per message, `rmqkit.store.timer.log`
@@ -7,10 +7,10 @@
                          flushed end of the log, the next message of the timer topic to put on the wheel
 =======================  =============================================================================================
 
-Every flush writes log, wheel and checkpoint, in this order, and only units of records that are durable
+Every flush writes log, wheel and checkpoint, in this order. It writes only units with durable records
 (`TimerFiles.take` and, later, `write`). So the wheel on the disk has every unit before the checkpoint's position and
 queue offset. `recover` drops later units, and their messages are read from the timer topic again. (The reference notes
-its log position before it flushes: units after that position with a message before the queue offset are linked again.)
+its log position before it flushes: units after this position with a message before the queue offset are linked again.)
 At every start the wheel is compared with the log (`rmqkit.store.timer.check`). An incomplete wheel is rebuilt from the
 log. If the log ends before the checkpoint's position, or is damaged, everything must be read from the timer topic. Then
 `TimerFiles.is_lost` is set, and the checkpoint is written first, so that a kill meanwhile loses nothing:
@@ -49,7 +49,9 @@ __all__ = ["CHECKPOINT_FILE_BYTES", "TimerFiles", "checkpoint_fault", "load_time
 
 CHECKPOINT_FILE_BYTES = 4096
 _AHEAD_MS_MAX = 60_000
-"""Tolerance of the read time: a clock that was set back between the two makes such a difference."""
+"""Maximum time by which the read time may be later than the checkpoint. A clock that was set back causes such a
+difference.
+"""
 
 _log = logging.getLogger(__name__)
 
@@ -61,7 +63,7 @@ class TimerFiles:
         checkpoint: the checkpoint of the last `load` or `write`.
         is_lost: whether messages before the checkpoint's queue offset may be missing on the wheel.
         fault: the fault that `recover` found; empty without a fault.
-        waiting: the waiting messages according to the log, if `recover` read all of it.
+        waiting: the waiting messages according to the log, if `recover` read the whole log.
     """
 
     def __init__(self, root: Path, *, log_file_bytes: int, precision_ms: int) -> None:
@@ -85,10 +87,11 @@ class TimerFiles:
         self._has_wheel = self.wheel.load(is_read_only=is_read_only)
 
     def recover(self, queue_offset_of: Callable[[Unit], int | None], *, total: int | None = None) -> int:
-        """Set log and wheel to the position of the checkpoint; return the queue offset of
-        the next message for the wheel.
-        ``queue_offset_of``: returns the number of a unit's message in the timer topic; None if the commit log lost it,
-        -1 if retention deleted it. ``total``: number of waiting messages in config/timermetrics, if known.
+        """Set log and wheel to the position of the checkpoint. Return the queue offset of the next message for the
+        wheel.
+        ``queue_offset_of``: returns the number of a unit's message in the timer topic. It returns None if the commit
+        log lost the message, and -1 if retention deleted it. ``total``: number of waiting messages in
+        config/timermetrics, if known.
         Raises OSError: a file cannot be written."""
         log, flushed, next_offset = self.log, self.checkpoint.last_timer_log_flush_position, self._next_offset
         damage, self.fault = self.check(total)
@@ -104,7 +107,7 @@ class TimerFiles:
         for position, unit in log.scan(end):
             number = None if dropped else queue_offset_of(unit)
             if number is None or number >= next_offset:
-                # Drop all units after the first dropped one, too: the log is cut at its position, and the timer topic
+                # Drop all units after the first dropped unit, too: the log is cut at its position, and the timer topic
                 # is read again from its message on.
                 dropped.append((position, unit))
                 continue
@@ -114,7 +117,7 @@ class TimerFiles:
                 self._link(position, unit)
                 if self.waiting is not None:
                     self.waiting.add(unit)
-        # Newest first: each sets its slot back to the previous unit, but only if the slot ends at that unit.
+        # Newest first: each call sets its slot back to the previous unit, but only if the slot ends at this unit.
         for position, unit in reversed(dropped):
             self._unlink(position, unit)
         if log.queue.files:
@@ -122,7 +125,7 @@ class TimerFiles:
         return next_offset
 
     def check(self, total: int | None) -> tuple[Damage, str]:
-        """Return the damage and a text about it; changes nothing. ``total``: see `recover`."""
+        """Return the damage and a text about the damage. Nothing is changed. ``total``: see `recover`."""
         log, known = self.log, self.checkpoint
         flushed, read_ms = known.last_timer_log_flush_position, max(known.last_read_time_ms, 0)
         self.waiting = None
@@ -151,8 +154,8 @@ class TimerFiles:
             self.wheel.put(slot)
 
     def start_over(self, known: TimerCheckpoint) -> None:
-        """Empty the log and the wheel. Then all messages of the timer topic that are not completed according to a
-        checkpoint are put on the wheel again. Raises OSError: a file cannot be written."""
+        """Empty the log and the wheel. After that, all messages of the timer topic that are not completed according to
+        a checkpoint are put on the wheel again. Raises OSError: a file cannot be written."""
         assert self._taken is None, "write() has finished"
         checkpoint = msgspec.structs.replace(
             known,
@@ -167,9 +170,8 @@ class TimerFiles:
             self.log.truncate(max(self.log.queue.min_offset, 0))
 
     def add(self, units: Sequence[Unit]) -> int:
-        """Put as many units on the wheel, from the first of ``units`` on, as fit in a file of the log. Return their
-        number. Their
-        ``previous`` is set here. Raises OSError: the write failed, nothing was added."""
+        """Put the first ``units`` on the wheel, as many as fit in the current file of the log. Return the number of
+        units that fit. Their ``previous`` is set here. Raises OSError: the write failed, nothing was added."""
         wheel = self.wheel
         position, room = self.log.place()
         linked: list[Unit] = []
@@ -188,16 +190,16 @@ class TimerFiles:
                 linked.append(Unit(slot.last, *unit[1:]))
             position += UNIT_BYTES
         self.log.append(linked)
-        # Change the slots after the append: if it fails, no slot may end at one of these units.
+        # Change the slots after the append: if the append fails, no slot may end at one of these units.
         for slot in slots.values():
             wheel.put(slot)
         return len(linked)
 
     def take(self, checkpoint: TimerCheckpoint) -> None:
-        """Take a snapshot for the next `write`: the wheel, and the progress of the timer."""
+        """Take a snapshot of the wheel and the progress of the timer for the next `write`."""
         assert self._taken is None, "write() has finished"
         self.wheel.take()
-        # Use the present end: `write` may miss units that the owner adds while it runs, so the checkpoint must not
+        # Use the present end: `write` may miss units that the owner adds while `write` runs, so the checkpoint must not
         # include them.
         self._taken = msgspec.structs.replace(checkpoint, last_timer_log_flush_position=self.log.end)
 
@@ -208,7 +210,7 @@ class TimerFiles:
 
     def write(self) -> None:
         """Make the snapshot durable. Any thread may call this, but only one at a time.
-        Raises OSError: a write failed; the next call repeats all of it."""
+        Raises OSError: a write failed; the next call repeats all writes."""
         assert self._taken is not None, "take() was called"
         self.log.sync()
         self.wheel.write()
@@ -247,7 +249,7 @@ class TimerFiles:
 
 
 def load_timer_checkpoint(path: Path) -> TimerCheckpoint:
-    """Return the checkpoint in a file; a checkpoint of zeros if the file is missing or has impossible values."""
+    """Return the checkpoint in a file. Return a checkpoint of zeros if the file is missing or has impossible values."""
     try:
         known = decode_timer_checkpoint(path.read_bytes()[:TIMER_CHECKPOINT_BYTES])
     except FileNotFoundError:
@@ -262,8 +264,8 @@ def load_timer_checkpoint(path: Path) -> TimerCheckpoint:
 
 
 def checkpoint_fault(known: TimerCheckpoint) -> str:
-    """Return the reason why a checkpoint is impossible, or an empty text if it is possible. Its read time is not later
-    than its own time."""
+    """Return the reason why a checkpoint is impossible, or an empty text if it is possible. In a possible checkpoint,
+    the read time is not later than the time of the checkpoint."""
     read_ms, written_ms = known.last_read_time_ms, known.data_version.timestamp
     offsets = known.last_timer_queue_offset, known.master_timer_queue_offset
     if min(read_ms, known.last_timer_log_flush_position, *offsets) < 0:
@@ -277,8 +279,8 @@ def save_timer_checkpoint(path: Path, checkpoint: TimerCheckpoint) -> None:
     """Write and sync a checkpoint. Raises OSError: the write failed."""
     is_new = not path.exists()
     make_directory(path.parent)
-    # Write in place, without a rename: the 56 bytes are in one sector, which is written completely, and the name needs
-    # no sync every second.
+    # Write in place, without a rename: the 56 bytes are in one sector, which is written completely, and the name then
+    # needs no sync every second.
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         if os.fstat(descriptor).st_size != CHECKPOINT_FILE_BYTES:

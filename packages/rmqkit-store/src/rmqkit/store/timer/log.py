@@ -1,6 +1,6 @@
 """The timer log: one unit for every timed message that was put on the wheel (``TimerLog``).
 
-Files of ``mappedFileSizeTimerLog`` bytes in ``timerlog/``; a position counts through all of them. A unit, big-endian::
+Files of ``mappedFileSizeTimerLog`` bytes in ``timerlog/``. A position counts through all files. A unit, big-endian::
 
     at  size  field                                 at  size  field
      0     4  size, 52                              28     8  physical offset of the timer topic's record
@@ -43,7 +43,7 @@ _BLOCK_BYTES = 78 * UNIT_BYTES
 
 
 class Unit(NamedTuple):
-    """A timed message; ``previous`` is a position in the log, times are in ms."""
+    """A timed message. ``previous`` is a position in the log. Times are in ms."""
 
     previous: int
     magic: int
@@ -55,18 +55,20 @@ class Unit(NamedTuple):
 
     @property
     def time_ms(self) -> int:
-        """The time of its slot."""
+        """The time of the slot that contains the unit."""
         return self.write_ms + self.delay_ms
 
     @property
     def is_delete(self) -> bool:
-        """Return True if the unit deletes another message at the unit's time. A marker in a stage does not delete
-        yet."""
+        """Return True if the unit deletes another message at the unit's time. A marker in a stage does not delete a
+        message yet."""
         return self.magic & (DELETE | ROLL) == DELETE
 
 
 class TimerLog:
-    """The timer log of the store directory ``root``; `FileQueue.load` of its ``queue`` and `truncate` open it."""
+    """The timer log of the store directory ``root``. Call `FileQueue.load` of its ``queue`` and `truncate` to open
+    it.
+    """
 
     def __init__(self, root: Path, file_bytes: int) -> None:
         self.queue = FileQueue([root / "timerlog"], file_bytes, setting="mappedFileSizeTimerLog", root=root)
@@ -75,12 +77,12 @@ class TimerLog:
 
     @property
     def end(self) -> int:
-        """The position of the next unit, or of the blank before it."""
+        """The position of the next unit, or of the blank before the next unit."""
         return self.queue.max_offset
 
     def place(self) -> tuple[int, int]:
-        """Return the position of the next unit, and the number of units that fit in its file. Close a full file and
-        begin a new one if necessary.
+        """Return the position of the next unit, and the number of units that fit in its file. If necessary, close a
+        full file and begin a new file.
         Raises OSError: a file cannot be written."""
         files = self.queue.files
         file = files[-1] if files else None
@@ -93,26 +95,26 @@ class TimerLog:
         return file.start + file.wrote, (file.size - file.wrote - _BLANK.size) // UNIT_BYTES
 
     def append(self, units: Iterable[Unit]) -> None:
-        """Write units at the position of `place`, at most as many as it returned.
+        """Write units at the position that `place` returned, at most as many as `place` returned.
 
         Raises OSError: no unit was written.
         """
         file = self.queue.files[-1]
         packed = b"".join([_UNIT.pack(UNIT_BYTES, *unit, 0) for unit in units])
         file.write(file.wrote, packed)
-        # Set it after the write: `sync` in another thread assumes that the bytes before ``wrote`` are written.
+        # Set it after the write: `sync` in another thread assumes that all bytes before ``wrote`` are written.
         file.wrote += len(packed)
 
     def unit(self, position: int) -> Unit | None:
-        """Return the unit at a position, or None if the log has no unit there.
-        Neighbouring units are read with it, because chains often link consecutive messages."""
+        """Return the unit at a position, or None if there is no unit.
+        The same read loads neighbouring units, because chains often link consecutive messages."""
         at = position - self._block_at
         if not 0 <= at <= len(self._block) - UNIT_BYTES:
             at = self._read_block(position)
         return _sound(_UNIT.unpack_from(self._block, at)) if 0 <= at <= len(self._block) - UNIT_BYTES else None
 
     def _read_block(self, position: int) -> int:
-        """Read the written bytes around a position; return the index of the position in the block."""
+        """Read the written bytes around a position. Return the index of the position in the block."""
         file, self._block = self.queue.find(position), b""
         if file is not None:
             at = position - file.start
@@ -138,7 +140,7 @@ class TimerLog:
                     continue
                 break
             blank = file.read(position - file.start, _BLANK.size)
-            # Otherwise the file is the newest, or damaged: the units of the next file, if any, do not follow it.
+            # Without a blank the file is the newest, or is damaged: units in a next file do not follow this file.
             if len(blank) < _BLANK.size or _BLANK.unpack(blank)[2] != BLANK_MAGIC:
                 return
 
@@ -148,8 +150,9 @@ class TimerLog:
         self.queue.truncate(position)
 
     def drop_before(self, physical_offset: int, written_ms: int) -> None:
-        """Delete the oldest files whose messages have left the commit log and were put on the wheel before a time,
-        which must be so early that none of them still waits. Raises OSError: a file cannot be deleted."""
+        """Delete the oldest files with messages that are no longer in the commit log and were put on the wheel before a
+        time. The time must be so early that none of these messages still waits. Raises OSError: a file cannot be
+        deleted."""
         last = self.queue.file_bytes // UNIT_BYTES * UNIT_BYTES
 
         def is_gone(start: int) -> bool:
@@ -161,9 +164,9 @@ class TimerLog:
         self._block = b""
 
     def sync(self) -> None:
-        """Wait until all units are on the disk; any thread. Raises OSError: the sync failed; the
-        next call writes them again.
-        Raises BytesLost: the page cache no longer has them; the next start reads the timer topic again."""
+        """Wait until all units are on the disk. Any thread may call this. Raises OSError: the sync failed; the next
+        call writes the units again.
+        Raises BytesLost: the page cache no longer has the units; the next start reads the timer topic again."""
         for file in self.queue.refused():
             if not _is_whole(file):
                 raise BytesLost(file.path)
@@ -174,7 +177,7 @@ class TimerLog:
 
 
 def _is_whole(file: MappedFile) -> bool:
-    """Return True if the page cache still has all units of the last failed sync; a blank ends a full file."""
+    """Return True if the page cache still has all units of the last failed sync. A blank ends a full file."""
     begin = max(0, file.again_from or 0) // UNIT_BYTES * UNIT_BYTES
     end = min(file.wrote, file.size - _BLANK.size) // UNIT_BYTES * UNIT_BYTES
     units = _UNIT.iter_unpack(file.read(begin, max(0, end - begin)))

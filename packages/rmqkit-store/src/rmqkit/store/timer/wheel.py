@@ -9,11 +9,10 @@ The file ``timerwheel`` holds 7 days × 86 400 × 2 slots of 32 bytes, for every
     24     4  units put in, less those that delete another
     28     4  magic, 0
 
-The slot of a time is number ``(time / precision) % slots``; it belongs to that time only if its time field is equal.
-A delivery does not empty a slot: the next time with the same number replaces it, 14 days later.
-
-Only slots that changed since the last write are held in memory, the others are read on demand: a million messages cost
-no more memory than one. Owner thread, except for `TimerWheel.write`. Source: store.md §18.4.
+The slot of a time is number ``(time / precision) % slots``. The slot belongs to this time only if its time field is
+equal. A delivery does not empty a slot: the next time with the same number replaces the slot, 14 days later. Only slots
+that changed since the last write are held in memory. Other slots are read on demand: a million messages need no more
+memory than one. Owner thread, except for `TimerWheel.write`. Source: store.md §18.4.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ assert WHEEL_BYTES % _PAGE_BYTES == 0, "the wheel consists of whole pages"
 
 
 class Slot(NamedTuple):
-    """The messages due at one time; ``first`` and ``last`` are positions in the timer log, ``pending`` is a count."""
+    """The messages due at one time. ``first`` and ``last`` are positions in the timer log, ``pending`` is a count."""
 
     time_ms: int
     first: int
@@ -50,7 +49,7 @@ class Slot(NamedTuple):
 
 
 class TimerWheel:
-    """The wheel in one file, which the first write creates."""
+    """The wheel in one file. The first write creates the file."""
 
     def __init__(self, path: Path, precision_ms: int) -> None:
         self.path = path
@@ -60,7 +59,7 @@ class TimerWheel:
         self._fd = -1
 
     def check(self) -> bool:
-        """Return True if the file exists. Raises StoreMismatch: it does not have the length of a wheel."""
+        """Return True if the file exists. Raises StoreMismatch: the file does not have the length of a wheel."""
         try:
             length = self.path.stat().st_size
         except FileNotFoundError:
@@ -70,7 +69,7 @@ class TimerWheel:
         return True
 
     def load(self, *, is_read_only: bool = False) -> bool:
-        """Open the file; return True if it exists. Raises StoreMismatch: as `check`."""
+        """Open the file. Return True if the file exists. Raises StoreMismatch: as `check`."""
         if self.check():
             self._fd = os.open(self.path, (os.O_RDONLY if is_read_only else os.O_RDWR) | os.O_CLOEXEC)
         return self._fd >= 0
@@ -78,7 +77,7 @@ class TimerWheel:
     def slot(self, time_ms: int) -> Slot | None:
         """Return the slot of a time, or None if nothing is due at that time."""
         number = time_ms // self._precision_ms % SLOT_COUNT
-        # Newer slots first: a slot in the snapshot for `write` may have changed since.
+        # Look at newer slots first: a slot in the snapshot for `write` may have changed since the snapshot.
         packed = self._changed.get(number) or self._taken.get(number)
         if packed is None:
             if self._fd < 0:
@@ -92,8 +91,8 @@ class TimerWheel:
         self._changed[time % SLOT_COUNT] = _SLOT.pack(time, slot.first, slot.last, slot.pending, 0)
 
     def slots(self, begin_ms: int, end_ms: int) -> Iterator[Slot]:
-        """Yield the slots from a time up to but not including another, unordered; the wheel
-        must not change meanwhile."""
+        """Yield the slots from a time up to but not including another time, unordered. The wheel must not change
+        meanwhile."""
         first, end = begin_ms // self._precision_ms, end_ms // self._precision_ms
         end = min(end, first + SLOT_COUNT)
         changed = self._taken | self._changed
@@ -106,40 +105,41 @@ class TimerWheel:
             packed = b"" if self._fd < 0 else os.pread(self._fd, count * _SLOT.size, number * _SLOT.size)
             if packed != _EMPTY[: len(packed)]:  # much faster than checking each slot
                 for time, slot in enumerate(_SLOT.iter_unpack(packed[: len(packed) // _SLOT.size * _SLOT.size]), first):
-                    # A slot of an earlier use has another time, an empty slot 0. Changed slots were yielded above; the
-                    # disk has only their old content.
+                    # A slot of an earlier use has another time, an empty slot has time 0. Changed slots were yielded
+                    # above; the disk has only their old content.
                     if slot[0] == time and time > 0 and time % SLOT_COUNT not in changed:
                         yield Slot(time * self._precision_ms, slot[1], slot[2], slot[3])
             first += count
 
     def pending(self, begin_ms: int, end_ms: int) -> int:
-        """Return the number of messages due from a time up to but not including another."""
+        """Return the number of messages due from a time up to but not including another time."""
         return sum([slot.pending for slot in self.slots(begin_ms, end_ms)])
 
     def take(self) -> None:
-        """Move the changes to a snapshot for `write`; reads still find them."""
+        """Move the changes to a snapshot for `write`. Reads still find them."""
         self._taken |= self._changed
         self._changed = {}
 
     def write(self) -> None:
-        """Write the snapshot and sync; any thread, without a `take` meanwhile.
-        Raises OSError: the write failed; the next call writes all of it again."""
+        """Write the snapshot and sync the file. Any thread may call this, but no `take` may run meanwhile.
+        Raises OSError: the write failed; the next call writes the whole snapshot again."""
         if not self._taken:
             return
         if self._fd < 0:
             self._create()
-        # Write whole pages: one write for each of thousands of slots would request the interpreter lock every time.
+        # Write whole pages: a separate write for each of thousands of slots would request the interpreter lock every
+        # time.
         for page, slots in groupby(sorted(self._taken.items()), lambda one: one[0] // _SLOTS_PER_PAGE):
-            # Only this thread writes the file. Other slots of the page get their present bytes again: the
-            # owner may read them meanwhile.
+            # Only this thread writes the file. The other slots of the page get their present bytes again: the owner may
+            # read them meanwhile.
             data = bytearray(os.pread(self._fd, _PAGE_BYTES, page * _PAGE_BYTES))
             for number, packed in slots:
                 at = number % _SLOTS_PER_PAGE * _SLOT.size
                 data[at : at + _SLOT.size] = packed
             write_all(self._fd, data, page * _PAGE_BYTES)
         sync_data(self._fd)
-        # Clear the snapshot after the sync: after an error all of it is written again, and until then the owner finds
-        # these slots in memory and not in a page that is being written.
+        # Clear the snapshot after the sync. After an error the whole snapshot is written again. Until then the owner
+        # finds these slots in memory, not in a page that is being written.
         self._taken = {}
 
     def clear(self) -> None:

@@ -1,7 +1,7 @@
-"""Strategies that distribute a topic's queues: every client of a group computes the same result from the same lists.
+"""Strategies that distribute a topic's queues. Every client of a group computes the same result from the same lists.
 
-A strategy is a function of the sorted queues, the sorted client ids and the own client id; all clients of a group must
-use the same strategy. A strategy with parameters is the result of a function, such as `configured`.
+A strategy is a function of the sorted queues, the sorted client ids and the own client id. All clients of a group must
+use the same strategy. A function such as `configured` returns a strategy for its parameters.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ Allocate = Callable[[Sequence[MessageQueue], Sequence[str], str], list[MessageQu
 
 
 def configured(own_queues: Collection[MessageQueue]) -> Allocate:
-    """Assign fixed queues to a client (CONFIG). You must make sure that every queue has exactly one client."""
+    """Return a strategy that assigns fixed queues to a client (CONFIG). You must make sure that every queue has exactly
+    one client.
+    """
 
     def allocate(queues: Sequence[MessageQueue], client_ids: Sequence[str], own_id: str) -> list[MessageQueue]:
         return [queue for queue in queues if queue in own_queues]
@@ -35,8 +37,9 @@ def configured(own_queues: Collection[MessageQueue]) -> Allocate:
 
 
 def machine_room(rooms: Collection[str]) -> Allocate:
-    """Distribute only the queues of brokers named ``room@broker`` in one of these rooms. Every client gets a block of
-    the same size, and the remaining queues go to the first clients, one each (MACHINE_ROOM)."""
+    """Return a strategy that distributes only the queues of brokers with a name ``room@broker`` in one of these rooms.
+    Every client gets a block of the same size. The remaining queues go to the first clients, one each (MACHINE_ROOM).
+    """
 
     def allocate(queues: Sequence[MessageQueue], client_ids: Sequence[str], own_id: str) -> list[MessageQueue]:
         if own_id not in client_ids:
@@ -54,8 +57,8 @@ def machine_room(rooms: Collection[str]) -> Allocate:
 def machine_room_nearby(
     inner: Allocate, *, room_of_broker: Callable[[str], str], room_of_client: Callable[[str], str]
 ) -> Allocate:
-    """Distribute the queues of a room to the clients in this room, and the queues of rooms without clients to all
-    clients (MACHINE_ROOM_NEARBY)."""
+    """Return a strategy that distributes the queues of a room to the clients in this room. The queues of rooms without
+    clients go to all clients (MACHINE_ROOM_NEARBY)."""
 
     def allocate(queues: Sequence[MessageQueue], client_ids: Sequence[str], own_id: str) -> list[MessageQueue]:
         if own_id not in client_ids:
@@ -75,15 +78,15 @@ def machine_room_nearby(
 
 
 def consistent_hash(virtual_nodes: int = 10) -> Allocate:
-    """Assign a queue to the next client on a hash ring (CONSISTENT_HASH), so that few queues move when clients join or
-    leave. Every client has ``virtual_nodes`` points on the ring."""
+    """Return a strategy that assigns a queue to the next client on a hash ring (CONSISTENT_HASH). Few queues move when
+    clients join or leave. Every client has ``virtual_nodes`` points on the ring."""
 
     def allocate(queues: Sequence[MessageQueue], client_ids: Sequence[str], own_id: str) -> list[MessageQueue]:
         points = {_ring_hash(f"{one}-{i}"): one for one in client_ids for i in range(virtual_nodes)}
         ring = sorted(points)
 
         def owner(queue: MessageQueue) -> str:
-            # Java hashes the text of its toString(): clients in other languages must find the same owner.
+            # Java hashes the text of its toString(). Clients in other languages must compute the same owner.
             key = f"MessageQueue [topic={queue.topic}, brokerName={queue.broker_name}, queueId={queue.queue_id}]"
             return points[ring[bisect_left(ring, _ring_hash(key)) % len(ring)]]
 

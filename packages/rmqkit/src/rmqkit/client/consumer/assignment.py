@@ -1,22 +1,23 @@
-"""Assignment of queues to a member of a group (``RebalanceImpl``): a member computes, takes and gives up its queues.
+"""Assignment of queues to a member of a group (``RebalanceImpl``): a member computes its queues, starts to pull new
+queues, and gives up others.
 
 For each topic, the allocation strategy gets the queues of the route and the client ids of the group from one broker,
-both sorted. Every client computes the same result. The client gives up queues that are not in its share and takes new
-queues. If a broker does not answer, the queues of the topic stay as they are until the next rebalance.
+both sorted. Every client computes the same result. The client gives up the queues that are not in its share and takes
+new queues. If a broker does not answer, the client keeps its queues of the topic until the next rebalance.
 
 ====================  ==========================================================================================
 a queue is            effect
 ====================  ==========================================================================================
 taken                 the offset that the former owner saved is read, and messages are pulled
 given up              no new handler starts, running handlers may finish for a moment, the offset is saved, the lock is
-                      released; an ordered queue stays until its handler has returned, so that the next owner does not
-                      overtake the handler
+                      released; an ordered queue is released after its handler has returned, so that the next owner
+                      does not overtake the handler
 lost                  another member has the lock: the queue restarts with the next rebalance
 moved                 an operator or the program sets another offset: the queue restarts at this offset
 ====================  ==========================================================================================
 
-Each of these steps waits for a broker or a handler, so a queue performs one step at a time (``_turns``). Two concurrent
-steps could leave a pull loop without an owner, which would run for ever.
+Each of these steps waits for a broker or a handler, so each queue performs only one step at a time (``_turns``). Two
+concurrent steps could leave a pull loop without an owner, and this loop would never end.
 Loop only. Source: behaviour.md §5.3, §8.4, §8.6, §8.12.
 """
 
@@ -41,7 +42,7 @@ from rmqkit.remoting.tasks import Tasks
 
 _log = logging.getLogger(__name__)
 _HAND_OVER_MS = 300.0
-"""Greatest delay of giving a queue away because of running handlers; the next owner waits 500 ms."""
+"""The longest time that giving up a queue waits for running handlers. The next owner waits 500 ms."""
 
 _RESET_WAIT_MS = 10_000.0
 _NO_SPAN = 1 << 63
@@ -49,7 +50,7 @@ _MIB = 1 << 20
 
 
 class QueueOwner(Protocol):
-    """An object that applies the result of a rebalance: the `GroupCoordinator`, as far as `Rebalance` needs it."""
+    """An interface that applies the result of a rebalance: the part of `GroupCoordinator` that `Rebalance` needs."""
 
     def subscribe(self, topic: str, expression: str, expression_type: str) -> None: ...
 
@@ -63,7 +64,9 @@ class QueueOwner(Protocol):
 
 
 class Rebalance:
-    """Computes which queues this member gets (in broadcasting, all of them). The `QueueOwner` applies the result."""
+    """The computation of the queues of this member (in broadcasting, all queues). The `QueueOwner` applies the
+    result.
+    """
 
     def __init__(self, context: ConsumerContext, owner: QueueOwner) -> None:
         self._runtime = context.runtime
@@ -72,7 +75,7 @@ class Rebalance:
         self._owner = owner
 
     async def share_out(self, topics: Iterable[str]) -> bool:
-        """Rebalance all subscribed topics once; return True if the queues of every topic could be assigned."""
+        """Rebalance all subscribed topics once. Return True if the queues of every topic could be assigned."""
         wanted: set[MessageQueue] = set()
         is_complete, is_shared = True, False
         held = self._owner.held_queues()
@@ -81,8 +84,7 @@ class Rebalance:
                 queues, members = await self._queues_of(topic)
             except RmqError as error:
                 _log.info("keeping the queues of topic %s for group %s: %s", topic, self._group, error)
-                # Keep our queues: giving them up because one broker did not
-                # answer would stop consumption.
+                # Keep our queues. If we gave them up because one broker did not answer, their consumption would stop.
                 wanted |= {queue for queue in held if queue.topic == topic}
                 is_complete = False
             else:
@@ -108,13 +110,13 @@ class Rebalance:
             await self._runtime.heartbeat()
             client_ids = await self._client_ids(topic)
         if own_id not in client_ids:
-            # An assignment computed without us would leave queues without a client: take
-            # none, and retry in a second.
+            # An assignment computed without this client would leave queues without a client. Take no queues, and retry
+            # in a second.
             return set(), 0
         return set(self._allocate(queues, client_ids, own_id)), len(client_ids)
 
     async def _client_ids(self, topic: str) -> list[str]:
-        """Request the client ids of the group from one of the topic's brokers. The list is empty if the broker does not
+        """Return the client ids of the group from one of the topic's brokers. The list is empty if the broker does not
         know the group."""
         address = self._some_broker(topic)
         try:
@@ -139,7 +141,7 @@ class Pauses:
         self._excepted: set[MessageQueue] = set()
 
     def __contains__(self, queue: object) -> bool:
-        # An exclusive or: an exception of "all paused" runs, an exception of "none paused" is paused.
+        # This is an exclusive or: an exception to "all paused" runs, and an exception to "none paused" is paused.
         return self._are_all_paused is not (queue in self._excepted)
 
     def set(self, queues: Collection[MessageQueue], *, is_paused: bool) -> None:
@@ -155,11 +157,11 @@ class Pauses:
 
 @dataclass(eq=False)
 class AssignedQueues:
-    """The queues of this member, each with a process queue and a loop that fills it.
+    """The queues of this member. Each has a process queue and a loop that fills it.
 
-    ``process_queues`` has the held queues, and ``schedules`` has the topics that the program pulls by itself. If a
-    queue was given up although it is still assigned to this member, ``rebalance_soon`` is called, so that the queue is
-    taken again."""
+    ``process_queues`` are the owned queues, and ``schedules`` are the topics that the program pulls itself. If a queue
+    is given up although it is still assigned to this member, ``rebalance_soon`` is called, and the next rebalance takes
+    the queue again."""
 
     context: ConsumerContext
     subscriptions: Subscriptions
@@ -177,13 +179,13 @@ class AssignedQueues:
         self._is_stopped = False
 
     def take(self, queues: Iterable[MessageQueue], *, pause_ms: float, is_member: bool) -> None:
-        """Wait for ``pause_ms``, then start to pull the queues. If ``is_member`` is False, each pull has its own
-        subscription."""
+        """Wait for ``pause_ms``, then start to pull the queues. If ``is_member`` is False, each pull request includes
+        its own subscription."""
         self.context.consume_service.drop_stale()
         if self._is_stopped:
             return  # the program moved a queue while its consumer was closed
         for queue in queues:
-            # Nothing would refer to the first of two loops on a queue, so it would never stop.
+            # If two loops ran for a queue, nothing would refer to the first loop, and it would never stop.
             assert queue not in self.process_queues, f"{queue} is held already"
             process_queue = self.process_queues[queue] = self._new_process_queue(queue)
             loop = self._loop(process_queue, is_member=is_member)
@@ -191,34 +193,35 @@ class AssignedQueues:
         self._share_limits()
 
     async def begun(self) -> None:
-        """Wait until the start offset of each pulled queue is known, or the first attempt to find it failed."""
+        """Wait until the start offset of each pulled queue is known, or until the first attempt to find it has
+        failed.
+        """
         await asyncio.gather(*(one.is_begun.wait() for one in list(self.process_queues.values()) if not one.is_popped))
 
     async def give_up(self, queue: MessageQueue) -> None:
-        """Stop pulling, give running handlers a moment to finish, and save the offset at which the next owner
+        """Stop pulling a queue, wait a moment for running handlers, and save the offset at which the next owner
         starts."""
         async with self._turns[queue]:
             process_queue = await self._stop_pulling(queue)
             if process_queue is None:
                 return  # its offset was illegal, or it was moved meanwhile
-            # Handlers first, then the offset: messages that they finish in this moment are not delivered again.
+            # Wait for handlers before the offset is saved: messages that they finish meanwhile are not delivered again.
             is_idle = await process_queue.wait_for_handlers(_HAND_OVER_MS)
-            # An ordered queue with a running handler stays dropped and locked: the next
-            # rebalance calls `give_up_ended`.
+            # If an ordered queue has a running handler, it remains dropped and locked. The next rebalance calls
+            # `give_up_ended`.
             if is_idle or self.context.locks is None:
                 await self._hand_over(process_queue)
 
     async def give_up_ended(self) -> None:
-        """Give up the queues whose pull loop has ended: by an error, or because an earlier `give_up` found a handler
-        running. The queues restart."""
+        """Give up the queues with a pull loop that has ended, by an error or because an earlier `give_up` found a
+        running handler. The next rebalance restarts the queues."""
         for queue in [queue for queue, pull in self._pulls.items() if pull.done() and not self._turns[queue].locked()]:
             await self.give_up(queue)
 
     async def drop(self, queue: MessageQueue) -> bool:
-        """Stop a queue at once and save nothing; return True if it was held."""
+        """Stop a queue immediately and save nothing. Return True if this member owned the queue."""
         if queue in self.process_queues:
-            # Release it before waiting for the lock: a handler that returns meanwhile
-            # must not commit an offset.
+            # Release it before waiting for the lock: a handler that returns during the wait must not commit an offset.
             self.process_queues[queue].release()
         async with self._turns[queue]:
             process_queue = await self._stop_pulling(queue)
@@ -228,7 +231,9 @@ class AssignedQueues:
             return process_queue is not None
 
     async def reset(self, queue: MessageQueue, offset: int) -> None:
-        """Let handlers finish, set the group's offset, and give the queue up. The queue restarts at the offset."""
+        """Wait until handlers have finished, set the group's offset, and give the queue up. The queue restarts at this
+        offset.
+        """
         async with self._turns[queue]:
             process_queue = await self._stop_pulling(queue)
             if process_queue is not None:
@@ -238,9 +243,9 @@ class AssignedQueues:
                 await self._hand_over(process_queue)
 
     async def start_at(self, queue: MessageQueue, offset: int, *, is_member: bool) -> bool:
-        """Restart a queue at an offset, and drop its pulled messages. A queue that the program assigned itself (not
-        ``is_member``) may be taken later; it starts at the offset, too. Return False if a member of the group does not
-        hold the queue, or has just given it up."""
+        """Restart a queue at an offset, and drop its pulled messages. If the program assigned the queue itself (not
+        ``is_member``), a later start of the queue uses the offset, too. Return False if this member of the group does
+        not own the queue, or has just given it up."""
         is_held = await self.drop(queue)
         if is_held or not is_member:
             self._starts[queue] = offset
@@ -249,7 +254,7 @@ class AssignedQueues:
         return is_held or not is_member
 
     def pause(self, queues: Collection[MessageQueue], *, is_paused: bool) -> None:
-        """Pause or resume some queues, or all present and future ones."""
+        """Pause or resume some queues, or all present and future queues."""
         self._pauses.set(queues, is_paused=is_paused)
         for queue, process_queue in self.process_queues.items():
             process_queue.is_paused = queue in self._pauses
@@ -295,7 +300,7 @@ class AssignedQueues:
             assert queue in self._pulls, f"{queue} is held without a loop"
             pull = self._pulls[queue]
             pull.cancel()
-            # Do not use ``await pull``: its CancelledError would look like a cancellation of this task.
+            # Do not use ``await pull``: its CancelledError would look like a cancellation of the current task.
             await asyncio.wait([pull])
         return process_queue
 
@@ -304,16 +309,16 @@ class AssignedQueues:
         async with self._turns[process_queue.queue]:
             if self.context.locks is not None:
                 await process_queue.wait_for_handlers(_RESET_WAIT_MS)
-                # Freeze the offset: running handlers would raise it again to an offset
-                # that the broker does not have.
+                # Freeze the offset: running handlers would otherwise set it again to a value that is out of the
+                # broker's range.
             self.context.offsets.freeze(process_queue.queue, offset)
             await self._hand_over(process_queue)
         self.rebalance_soon()
 
     async def _hand_over(self, process_queue: ProcessQueue) -> None:
         assert process_queue.is_dropped, "no handler can start in a queue that is handed over"
-        # Keep this order: first no offset can change, then it is saved, and only then another
-        # member may lock the queue.
+        # Keep this order. First, no offset can change any more. Then the offset is saved. Only then may another member
+        # lock the queue.
         process_queue.release()
         await self.context.offsets.save(process_queue.queue)
         if self.context.locks is not None:

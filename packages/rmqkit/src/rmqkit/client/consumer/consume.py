@@ -13,9 +13,10 @@ runs longer than 15 min     the same as if the handler had raised; its later res
 ==========================  ==================================================================================
 
 If a handler of batches raises, all messages of the batch fail, unless `ConsumeLater` names the failed messages. A body
-that does not fit the handler's type goes to the dead letters before the handler gets the other messages of the batch.
-In broadcasting no message is delivered again, and a failure is logged. A fixed number of workers takes messages in the
-order of the pulls; nothing is started per message. A coroutine function runs on the loop, a plain function in a thread.
+that does not fit the type of the handler goes to the dead letters before the handler gets the other messages of the
+batch. In broadcasting, no message is delivered again, and a failure is only logged. A fixed number of workers takes the
+messages in the order of the pulls; no task is started per message. Coroutine functions run on the loop, plain functions
+in a thread.
 Loop only. Source: behaviour.md §8.8, remoting.md §9.5.
 """
 
@@ -62,9 +63,9 @@ from rmqkit.times import Duration, duration_ms
 
 class Listener(Struct):
     """A handler in the form that workers call on the loop. Its argument is a message, or a list of at most
-    ``batch_max`` messages. If ``decode`` is set, the argument is the decoded body or bodies; ``takes_messages`` adds
-    the messages. If ``is_deduped`` is set, the message precedes all other arguments. ``name`` appears in dead letters.
-    If ``retry`` is None, the retries of the settings apply."""
+    ``batch_max`` messages. If ``decode`` is set, the argument is the decoded body or the list of decoded bodies.
+    ``takes_messages`` adds the messages as a second argument. If ``is_deduped`` is set, the message precedes all other
+    arguments. ``name`` is stored with dead letters. If ``retry`` is None, the retries in the settings apply."""
 
     call: Callable[..., Awaitable[object]]
     batch_max: int | None = None
@@ -95,7 +96,7 @@ class Listener(Struct):
 
 
 ListenerOf = Callable[[str], Listener | None]
-"""Returns the listener of a topic, or None if the program iterates over the messages of the topic
+"""A function that returns the listener of a topic, or None if the program iterates over the messages of the topic
 (`ConcurrentConsumeService.next`)."""
 
 _TO_DEAD_LETTERS = -1
@@ -114,22 +115,21 @@ _at_work: contextvars.ContextVar[ConcurrentConsumeService | None] = contextvars.
 
 
 def _level_after(delay_ms: int) -> int:
-    """Return the shortest delay level that is not shorter than a delay, or the last one."""
+    """Return the shortest delay level that is at least as long as a delay, or the last level."""
     return min(bisect.bisect_left(_LEVEL_SECONDS, delay_ms / 1000), len(_LEVEL_SECONDS) - 1) + 1
 
 
 class ConsumeLater(Exception):
-    """Raise this in a handler to choose when a message is delivered again.
+    """An exception that a handler raises to choose the time of the next delivery of a message.
 
-    In ordered consumption, the queue waits at the first of these messages, and a delay level makes no difference.
+    In ordered consumption, the queue waits at the first of these messages, and a delay level has no effect.
 
     Args:
         delay_level: 1 to 18 for a delay level of the broker; 0 lets the broker choose. For popped messages, a level
             is a step of the retry delays of POP.
         messages: the messages of a batch that are delivered again; None means all. The others are acknowledged.
-        delay: the exact delay instead of a level: seconds or a `timedelta`. Pushed messages wait in the broker's
-            timer, which has a precision of seconds. A broker without a timer (4.x) uses
-            the next longer delay level.
+        delay: an exact delay instead of a level: seconds or a `timedelta`. Pushed messages wait in the timer of the
+            broker, with a precision of seconds. A broker without a timer (4.x) uses the next longer delay level.
 
     Raises ValueError: both a delay and a level are set, or the level is negative.
     Raises TimeIllegal: the delay is not valid.
@@ -156,10 +156,11 @@ class ConsumeLater(Exception):
 
 
 class Reject(ConsumeLater):
-    """Raise this in a handler to send a message to the dead letters at once: ``raise Reject("no such customer")``.
+    """An exception that a handler raises to send a message to the dead letters immediately, for example
+    ``raise Reject("no such customer")``.
 
     Args:
-        reason: the reason, at most 1,000 characters; it is stored in the property ``rmqkit_reason``. None uses the
+        reason: the reason, at most 1,000 characters, stored in the property ``rmqkit_reason``. None uses the
             exception in ``raise … from``.
         messages: the messages of a batch that are rejected; None means all. The others are acknowledged.
     """
@@ -172,7 +173,7 @@ class Reject(ConsumeLater):
 
 
 class DeadLetters(Exception):
-    """Messages that no handler can process, each with the reason."""
+    """Messages that no handler can process, each with its reason."""
 
     def __init__(self, found: list[tuple[ReceivedMessage, str]]) -> None:
         super().__init__(found[0][1])
@@ -212,8 +213,7 @@ class ConcurrentConsumeService:
             self._tasks.start(self._work(), f"handler {number} of group {self.group}")
 
     async def close(self) -> None:
-        """Stop the workers. Coroutine handlers that still run are cancelled; handlers in threads run until they
-        return."""
+        """Stop the workers. Running coroutine handlers are cancelled. Handlers in threads run until they return."""
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()
@@ -234,8 +234,8 @@ class ConcurrentConsumeService:
         dedupe: Dedupe | Seen | None = None,
         retry: Retry | None = None,
     ) -> Listener | None:
-        """Wrap a handler for the workers: a coroutine function is called on the loop, and any other callable is called
-        in a thread."""
+        """Wrap a handler for the workers. A coroutine function is called on the loop, any other callable in a
+        thread."""
         if handler is None:
             return None
         name = handler_name(handler)
@@ -248,8 +248,8 @@ class ConcurrentConsumeService:
         return Listener(on_loop, batch_max, is_threaded, decode, takes_messages, is_deduped, name, retry)
 
     def put(self, process_queue: ProcessQueue, messages: list[ReceivedMessage]) -> None:
-        """Put messages of a process queue into the buffer from which the workers take them."""
-        # Restore topics before the grouping: the handler of a message's original topic handles its retries.
+        """Put messages of a process queue into the buffer of the workers."""
+        # Restore topics before the grouping: the handler of the original topic of a message handles its retries.
         for message in messages:
             if names.RETRY_TOPIC in message.properties:
                 restore_topic(message, self.runtime.namespace)
@@ -266,33 +266,34 @@ class ConcurrentConsumeService:
                     self._ready.put_nowait((process_queue, batch))
 
     def drop_stale(self) -> None:
-        """Discard buffered messages of queues that this member no longer owns; rebalances may be frequent."""
+        """Discard buffered messages of queues that this member no longer owns. Without this, frequent rebalances could
+        fill the buffer.
+        """
         queues: tuple[asyncio.Queue[Any], ...] = (self._ready, self._unhandled)
         for queue in queues:
-            # Take all items out and put them back, in order; there is no await, so no
-            # worker sees the queue empty.
+            # Remove all items and put them back in order. There is no await, so no worker sees an empty queue.
             for item in [queue.get_nowait() for _ in range(queue.qsize())]:
                 if item is None or not item[0].is_dropped:
                     queue.put_nowait(item)
 
     def advance_to(self, process_queue: ProcessQueue, offset: int) -> None:
-        """Raise the offset of a queue of which no messages are held."""
+        """Raise the offset of a queue without held messages."""
         self.offsets.raise_to(process_queue.queue, offset)
 
     async def unreadable(self, message: ReceivedMessage) -> None:
-        """Send a message whose body cannot be unpacked to the dead letters.
+        """Send a message to the dead letters because its body cannot be unpacked.
         Raises RemotingError, PeerRefused: the send failed, and the caller must try again."""
         if not self.settings.is_broadcasting:
             await self._send_back(message, _TO_DEAD_LETTERS)
 
     def waits_for(self, message: ReceivedMessage) -> str:
-        """Return, as text for operators, what an unhandled message waits for."""
+        """Return the reason, as text for operators, why a message is not handled yet."""
         if self.listener_of(message.topic) is None:
             return "the program to iterate further"
         return f"a free handler: all {self.settings.handlers_max} are at work (consumeThreadMax)"
 
     async def next(self) -> _Item | None:
-        """Wait for the next message of a topic without handler; the caller passes it to `consumed`.
+        """Wait for the next message of a topic without a handler. The caller passes it to `consumed`.
 
         Return None when the service is closed.
         """
@@ -305,18 +306,18 @@ class ConcurrentConsumeService:
                 return item
 
     def consumed(self, process_queue: ProcessQueue, *messages: ReceivedMessage) -> None:
-        """Remove consumed messages and raise the queue's offset to the lowest remaining one."""
+        """Remove consumed messages and raise the queue's offset to the lowest remaining message."""
         offset = NOTHING_HELD
         for message in messages:
             offset = process_queue.remove(message)
-        # A released queue may have a new owner, whose offset an old commit must not change.
+        # A released queue may have a new owner. An old commit must not change the offset of the new owner.
         if offset != NOTHING_HELD and not process_queue.is_released:
             self.offsets.raise_to(process_queue.queue, offset)
 
     async def send_back(self, message: ReceivedMessage, delay_level: int, reason: Reason | None = None) -> bool:
-        """Request a later delivery of a message or, if a reason is given, send the message to the dead letters.
+        """Request a later delivery of a message. If a reason is passed, send the message to the dead letters.
 
-        Return True if the broker or the retry topic accepted it.
+        Return True if the broker or the retry topic accepted the message.
         """
         try:
             await self._send_back(message, delay_level, reason)
@@ -326,26 +327,27 @@ class ConcurrentConsumeService:
         return True
 
     async def expire(self, process_queue: ProcessQueue) -> None:
-        """Send back the messages whose handlers take longer than the consume time-out."""
+        """Send back the messages of handlers that exceed the consume time-out."""
         if self.settings.is_broadcasting:
             return
         oldest_ms = self.runtime.clock.now_ms() - self.settings.consume_timeout_minutes * 60_000
         for message in process_queue.lowest(_EXPIRED_PER_ROUND):
             started_ms = int(message.properties.get(names.CONSUME_START_TIME, "0"))
-            # Check only in order, as in Java: messages after the first recent one do not hold the offset back.
+            # Check the messages in order, as Java does. Messages after the first recent message do not hold the offset
+            # back.
             if not started_ms or started_ms > oldest_ms:
                 return
             _log.warning(
                 "message %s of %s has been handled since %d: sending it back", message.msg_id, message.topic, started_ms
             )
-            # Send it back first, then remove it: a crash in between delivers it twice; in the
-            # other order it would be lost.
+            # Send the message back before it is removed: after a crash in between, it is delivered twice. In the other
+            # order it would be lost.
             if not await self.send_back(message, _EXPIRED_LEVEL, self._reason_of_expiry(message)):
                 return
             self.consumed(process_queue, message)
 
     async def consume_directly(self, message: ReceivedMessage) -> ConsumeMessageDirectlyResult:
-        """Run the handler once for an operator (code 309); nothing is saved or sent back.
+        """Run the handler once on the request of an operator (code 309). Nothing is saved or sent back.
         Raises ClientError: the topic has no handler."""
         restore_topic(message, self.runtime.namespace)
         listener = self.listener_of(message.topic)
@@ -369,7 +371,7 @@ class ConcurrentConsumeService:
             process_queue, messages = await self._ready.get()
             if process_queue.is_dropped:
                 continue  # another member gets these messages
-            # No await between the check and this call: a queue that is given up waits for every counted handler.
+            # No await may come between the check and this call: giving up a queue waits for every counted handler.
             process_queue.handler_starts()
             try:
                 await self._handle(process_queue, messages)
@@ -391,11 +393,11 @@ class ConcurrentConsumeService:
             await self._failed(process_queue, messages, error)
 
     async def _call(self, process_queue: ProcessQueue, messages: list[ReceivedMessage]) -> BaseException | None:
-        """Call the handler and count the call; return the exception, or None if it returned."""
+        """Call the handler and count the call. Return the exception, or None if the handler returned."""
         listener = self.listener_of(messages[0].topic)
         assert listener is not None, f"messages of topic {messages[0].topic} have no handler"
         process_queue.consumed_ms = begun_ms = self._now_ms()
-        # Make one text for all messages of a millisecond, instead of one for each.
+        # Format the time once per millisecond, not once per message.
         if begun_ms != self._begun_ms:
             self._begun_ms, self._begun_text = begun_ms, str(begun_ms)
         for message in messages:
@@ -411,14 +413,14 @@ class ConcurrentConsumeService:
         return error
 
     async def _outcome(self, listener: Listener, messages: list[ReceivedMessage]) -> BaseException | None:
-        """Call the handler; return the exception, or None if it returned."""
+        """Call the handler. Return the exception, or None if the handler returned."""
         try:
             await listener.call(*listener.arguments(messages))
         except _ThreadsClosed:
             raise
         except asyncio.CancelledError as error:
-            # Either the worker is cancelled, or something that the handler awaited:
-            # then the handler has failed.
+            # If the worker is cancelled, raise the error. If the handler awaited something that was cancelled, the
+            # handler has failed.
             if is_cancelled():
                 raise
             return error
@@ -464,7 +466,7 @@ class ConcurrentConsumeService:
             self.consumed(process_queue, *others)
         elif others:
             self._ready.put_nowait((process_queue, others))  # the handler was not called with these messages yet
-        # A message that is missing here has expired and was sent back, or another member has the queue.
+        # If a message is missing here, it has expired and was sent back, or another member owns the queue.
         failed = [message for message in failed if message in process_queue and not process_queue.is_released]
         if not failed:
             return
@@ -472,7 +474,7 @@ class ConcurrentConsumeService:
         await asyncio.gather(*(self._retry_message(process_queue, message, error) for message in failed))
 
     def _when(self, message: ReceivedMessage, error: BaseException) -> tuple[int, int | None]:
-        """Return the delay until the next delivery of a failed message: a delay level, and the exact ms if known."""
+        """Return the delay until the next delivery of a failed message: a delay level, and the exact ms or None."""
         if isinstance(error, DeadLetters):
             return _TO_DEAD_LETTERS, None
         delay_ms = None
@@ -486,7 +488,7 @@ class ConcurrentConsumeService:
         return (0, None) if delay_ms is None else (_level_after(delay_ms), delay_ms)
 
     def _retries_of(self, message: ReceivedMessage) -> int:
-        """Return how many retries a message has before it goes to the dead letters; -1 means no limit."""
+        """Return the number of retries of a message before it goes to the dead letters. -1 means no limit."""
         listener = self.listener_of(message.topic)
         if listener is None or listener.retry is None or listener.retry.times is None:
             return self._retries_max
@@ -503,7 +505,7 @@ class ConcurrentConsumeService:
             self.consumed(process_queue, message)
         else:
             message.reconsume_times += 1
-            # Stored for the watchdog, which reports it while the message holds the offset back.
+            # The watchdog reports this failure while the message holds the offset back.
             process_queue.failure = Failure(message, error)
             self._call_later(self.settings.local_retry_ms, lambda: self._ready.put_nowait((process_queue, [message])))
 
@@ -520,7 +522,7 @@ class ConcurrentConsumeService:
         return level == _TO_DEAD_LETTERS or 0 <= self._retries_of(message) <= message.reconsume_times
 
     def reason_of(self, error: BaseException, message: ReceivedMessage) -> Reason:
-        """Return the reason why a failed message goes to the dead letters."""
+        """Return the reason that is stored when a failed message goes to the dead letters."""
         listener = self.listener_of(message.topic)
         name, tries = "" if listener is None else listener.name, message.reconsume_times + 1
         if isinstance(error, DeadLetters):
@@ -552,15 +554,15 @@ class ConcurrentConsumeService:
             max_reconsume_times=self._retries_of(message),
             bname=message.broker_name,
         )
-        # The address in the record is the last resort: the broker had it when it stored the message.
+        # Use the address in the record if there is no other: it was the broker's address when the message was stored.
         address = self.runtime.routes.address(message.broker_name or "") or message.store_host
         await self.runtime.calls.send_back(address, header)
 
     async def _send_to_dead_letters(self, message: ReceivedMessage, reason: Reason) -> bool:
-        """Send a message to the dead letters with a reason; return True if it is stored.
+        """Send a message to the dead letters with a reason. Return True if the message is stored.
 
-        A broker may refuse it: the reason may make the properties too long, and a formerly compressed body is sent
-        uncompressed.
+        A broker may refuse the message: the reason may make the properties too long, and a body that was compressed is
+        now sent uncompressed.
         """
         try:
             prepared = encode_dead_letter(message, self.group, reason.properties(), self.runtime.namespace)
@@ -572,8 +574,8 @@ class ConcurrentConsumeService:
         return True
 
     async def _has_timed(self, message: ReceivedMessage, delay_ms: int) -> bool:
-        """Send a message to the retry topic with an exact time; return True if a broker's timer accepted it. Send-back
-        requests support levels only."""
+        """Send a message to the retry topic with an exact time. Return True if the timer of a broker accepted it. A
+        send-back request can only contain a delay level."""
         address = self.runtime.routes.address(message.broker_name or "") or message.store_host
         if self.runtime.broker_versions.get(address, 0) < _HAS_TIMER:
             return False
@@ -600,7 +602,7 @@ class ConcurrentConsumeService:
 def _split(
     messages: list[ReceivedMessage], error: BaseException
 ) -> tuple[list[ReceivedMessage], list[ReceivedMessage]]:
-    """Split a batch into the messages that did not fail, and those that failed."""
+    """Return the messages of a batch that did not fail, and the messages that failed."""
     if not isinstance(error, ConsumeLater | DeadLetters) or error.messages is None:
         return [], messages
     again = {id(message) for message in error.messages}
@@ -633,7 +635,7 @@ def log_failure(failed: list[ReceivedMessage], error: BaseException) -> None:
 
 
 def restore_topic(message: ReceivedMessage, namespace: str) -> None:
-    """Restore the original topic of a message from the retry topic, as handlers expect it."""
+    """Replace the retry topic of a message by its original topic, because handlers expect the original topic."""
     original = message.properties.get(names.RETRY_TOPIC)
     if original is not None and message.topic.startswith(RETRY_PREFIX):
         message.topic = without_namespace(namespace, original)

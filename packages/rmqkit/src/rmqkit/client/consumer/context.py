@@ -22,11 +22,11 @@ from rmqkit.protocol.schemas.clients import ConsumeMessageDirectlyResult, Subscr
 
 
 class ConsumeService(Protocol):
-    """Consumes pulled messages: calls handlers with them (`consume`, `ordered`, `pop.service`) or hands them to the
-    program (`poll`)."""
+    """An object that consumes pulled messages. It calls handlers (`consume`, `ordered`, `pop.service`) or passes the
+    messages to the program (`poll`)."""
 
     def put(self, process_queue: ProcessQueue, messages: list[ReceivedMessage]) -> None:
-        """Begin to consume messages that the process queue now holds."""
+        """Start to consume messages that are now in the process queue."""
         ...
 
     def drop_stale(self) -> None:
@@ -34,30 +34,30 @@ class ConsumeService(Protocol):
         ...
 
     def advance_to(self, process_queue: ProcessQueue, offset: int) -> None:
-        """Raise the offset of a queue of which no messages are held: no message before the new offset matches the
+        """Raise the offset of a queue without held messages: no message before the new offset matches the
         subscription."""
         ...
 
     async def unreadable(self, message: ReceivedMessage) -> None:
-        """Dispose of a message whose body cannot be unpacked.
+        """Remove a message with a body that cannot be unpacked.
 
         Raises RemotingError, PeerRefused: this failed, and the caller must try again.
         """
         ...
 
     def waits_for(self, message: ReceivedMessage) -> str:
-        """Return, as text for operators, what an unhandled message waits for."""
+        """Return the reason, as text for operators, why a message is not handled yet."""
         ...
 
     async def consume_directly(self, message: ReceivedMessage) -> ConsumeMessageDirectlyResult:
-        """Consume a message that an operator chose. Raises ClientError: there is no handler."""
+        """Consume a message that an operator selected. Raises ClientError: there is no handler."""
         ...
 
 
 @dataclass(slots=True)
 class ConsumerContext:
-    """The objects that the parts of one consumer share.
-    ``locks`` is set if the consumer is ordered and not broadcasting."""
+    """The objects that the parts of one consumer share. ``locks`` is set if the consumer is ordered and not
+    broadcasting."""
 
     runtime: ClientRuntime
     group: str
@@ -71,7 +71,7 @@ class ConsumerContext:
 
 
 class Subscriptions(dict[str, SubscriptionData]):
-    """The subscriptions of one member by topic."""
+    """The subscriptions of one member, by topic."""
 
     def __init__(self, runtime: ClientRuntime, group: str) -> None:
         super().__init__()
@@ -79,7 +79,9 @@ class Subscriptions(dict[str, SubscriptionData]):
         self._group = group
 
     def put(self, topic: str, expression: str, expression_type: str) -> None:
-        """Subscribe to a topic, or replace its subscription. Raises SettingsError: topic or expression is not valid."""
+        """Subscribe to a topic, or replace its subscription. Raises SettingsError: the topic or the expression is not
+        valid.
+        """
         fault = topic_fault(topic)
         if fault is not None:
             raise SettingsError(fault)
@@ -95,19 +97,21 @@ class Subscriptions(dict[str, SubscriptionData]):
             raise SettingsError(f"subscription to topic {topic}: {error}") from None
 
     def renew_versions(self, topics: Iterable[str]) -> None:
-        """Raise the versions, so that brokers consider these subscriptions newer than those of other members."""
+        """Raise the versions. Brokers then consider these subscriptions newer than the subscriptions of other
+        members.
+        """
         for topic in self.keys() & topics:
             self[topic] = replace(self[topic], sub_version=self._version(topic))
 
     def _version(self, topic: str) -> int:
-        """Return the time in ms, or the last version plus one if the clock was set back: brokers store the highest
+        """Return the time in ms, or the last version plus one if the clock was set back. Brokers store the highest
         version."""
         before = self[topic].sub_version if topic in self else 0
         return max(self._runtime.clock.now_ms(), before + 1)
 
     async def check(self) -> None:
-        """Check with a broker whether it can filter by the expressions that are not tags.
-        Raises PeerRefused: it cannot. Raises RemotingError: it did not answer."""
+        """Check that a broker can filter by the expressions that are not tags.
+        Raises PeerRefused: the broker cannot. Raises RemotingError: the broker did not answer."""
         for topic, data in list(self.items()):
             brokers = self._runtime.routes.brokers_of(topic)
             if not is_tag_type(data.expression_type) and brokers:

@@ -1,8 +1,8 @@
 """Idempotent consumers: a message that was handled is not handled again.
 
-RocketMQ delivers at least once. A message is delivered again if its consumer stops before the offset is saved, if an
-acknowledgement is late or lost, if queues move between members, and if a producer retries a send whose response was
-lost. ``consumer.on("Orders", dedupe=…)`` looks up the key of each message before it calls the handler:
+RocketMQ delivers a message at least once. It delivers a message again if the consumer stops before the offset is saved,
+if an acknowledgement is late or lost, or if queues move between members. A producer may also retry a send after a lost
+response. ``consumer.on("Orders", dedupe=…)`` looks up the key of each message before it calls the handler:
 
 =====================  ==========================================================================================
 ``dedupe``             guarantee
@@ -16,9 +16,9 @@ a function             the program decides: the function gets the message; if it
                        acknowledged. The program marks messages itself, best in the transaction of the work
 =====================  ==========================================================================================
 
-The key is `ReceivedMessage.msg_id`, which is the same in all attempts of a send and in all deliveries; a program can
-choose another ``key``. Each group and topic has its own keys. They are stored for ``keep_hours`` to bound the store: a
-message that is delivered again later is handled again.
+The key is `ReceivedMessage.msg_id`, which is the same in all attempts of a send and in all deliveries. A program can
+choose another ``key``. Each group and topic has its own keys. The keys are stored for ``keep_hours`` to limit the size
+of the store. A message that is delivered after this time is handled again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ from rmqkit.protocol.message import ReceivedMessage
 __all__ = ["RedisDedupe", "SqliteDedupe"]
 
 KEEP_HOURS = 96.0
-"""Longer than brokers retain messages (72 hours), so that no reset of a group's offset delivers one again."""
+"""The default time for which keys are stored. It is longer than brokers retain messages (72 hours), so that a reset of
+a group's offset does not cause a second handling.
+"""
 
 _EXPIRED_PER_MESSAGE = 100
 _HOUR_MS = 3_600_000
@@ -54,7 +56,7 @@ _CREATE = (
     "CREATE INDEX IF NOT EXISTS rmqkit_seen_age ON rmqkit_seen (seen_ms)",
 )
 _EXPIRE = "DELETE FROM rmqkit_seen WHERE rowid IN (SELECT rowid FROM rmqkit_seen WHERE seen_ms < ? LIMIT ?)"
-# An expired key that is still stored counts as new.
+# A stored key that has expired counts as new.
 _MARK = (
     "INSERT INTO rmqkit_seen VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET seen_ms = excluded.seen_ms WHERE seen_ms < ?"
 )
@@ -64,7 +66,8 @@ _KeyOf = Callable[[ReceivedMessage], str]
 
 
 class SqliteDedupe:
-    """Stores the keys of handled messages in the SQLite database to which the handler writes, in the same transaction::
+    """A store of the keys of handled messages in the SQLite database to which the handler writes, in the same
+    transaction::
 
         orders = SqliteDedupe("orders.db")
 
@@ -72,18 +75,18 @@ class SqliteDedupe:
         def bill(order: Order) -> None:
             orders.connection.execute("INSERT INTO bills VALUES (?, ?)", (order.id, order.amount))
 
-    When the handler returns, its writes and the key are committed. If it raises, they are rolled back, and the message
-    is delivered again. The handler must be a plain function, because SQLite blocks, and it must not commit. A database
-    has one writer at a time, so the transactions of other threads and processes wait. Effects outside the database,
-    such as a call to another service, are not undone. Whether a commit survives a power cut depends on the database
-    (``PRAGMA synchronous``).
+    When the handler returns, its writes and the key are committed. If the handler raises, they are rolled back, and the
+    message is delivered again. The handler must be a plain function, because SQLite blocks, and it must not commit. A
+    database has one writer at a time, so the transactions of other threads and processes wait. Effects outside the
+    database, such as a call to another service, are not undone. The database settings (``PRAGMA synchronous``) decide
+    whether a commit survives a power cut.
 
     Args:
-        path: the path of the database; the table ``rmqkit_seen`` is created in it.
-        key: returns the key of a message; None means ``msg_id``.
-        keep_hours: how long keys are stored.
-        busy_seconds: how long a transaction may wait for others; after that, the handler fails and the message is
-            delivered again.
+        path: the path of the database. The table ``rmqkit_seen`` is created in this database.
+        key: a function that returns the key of a message; None means ``msg_id``.
+        keep_hours: the time for which keys are stored.
+        busy_seconds: the longest time that a transaction waits for others. After this time the handler fails and the
+            message is delivered again.
 
     Raises SettingsError: the path is not a file, or a time is not positive.
     """
@@ -116,7 +119,7 @@ class SqliteDedupe:
         return connection
 
     def once(self, handler: Callable[..., object], group: str) -> Callable[..., object]:
-        """Wrap a handler; the result is called with the message before the handler's arguments.
+        """Wrap a handler. The returned function gets the message before the arguments of the handler.
         Raises SettingsError: the handler is a coroutine function."""
         if is_async(handler):
             raise SettingsError(
@@ -140,12 +143,13 @@ class SqliteDedupe:
         return call
 
     def _open(self) -> sqlite3.Connection:
-        # Open one for each message: compared with a commit it costs nothing, and no thread or fork shares it.
+        # Open a connection for each message. This is cheap compared with a commit, and no thread or fork shares the
+        # connection.
         uri = self._path.startswith("file:")
         return sqlite3.connect(self._path, timeout=self._busy_seconds, isolation_level=None, uri=uri)
 
     def _mark(self, connection: sqlite3.Connection, group: str, message: ReceivedMessage) -> bool:
-        """Store a key and delete old ones; return True if the key is new."""
+        """Store a key and delete old keys. Return True if the key is new."""
         now_ms = self._clock.now_ms()
         oldest_ms = now_ms - self._keep_ms
         for statement in _CREATE:
@@ -156,7 +160,7 @@ class SqliteDedupe:
 
 
 class RedisDedupe:
-    """The keys of handled messages in Redis::
+    """A store of the keys of handled messages in Redis::
 
         seen = RedisDedupe(redis.asyncio.Redis())
 
@@ -164,15 +168,15 @@ class RedisDedupe:
         async def bill(message: ReceivedMessage) -> None: ...
 
     The key is set before the handler is called, and marked as done when the handler has returned. If the handler
-    raises, the key is removed. If another member handles the key, the message is delivered again later. If a member is
-    killed, its key stays until the lease is over.
+    raises, the key is removed. If another member handles the same key, the message is delivered again later. If a
+    member is killed, its key remains until the lease ends.
 
     Args:
         client: a ``redis.asyncio.Redis`` for coroutine functions, a ``redis.Redis`` for plain functions.
-        key: returns the key of a message; None means ``msg_id``.
-        keep_hours: how long keys are stored.
-        lease_seconds: how long a handler may take. If it takes longer and the message is delivered again, the message
-            is handled again.
+        key: a function that returns the key of a message; None means ``msg_id``.
+        keep_hours: the time for which keys are stored.
+        lease_seconds: the longest time that a handler should take. If it takes longer and the message is delivered
+            again, the message is handled again.
         prefix: the prefix of all names in Redis.
 
     Raises SettingsError: a time is not positive.
@@ -195,8 +199,8 @@ class RedisDedupe:
         self._prefix = prefix
 
     def once(self, handler: Callable[..., object], group: str) -> Callable[..., object]:
-        """Wrap a handler; the result is called with the message before the handler's arguments.
-        Raises SettingsError: only one of client and handler is asynchronous."""
+        """Wrap a handler. The returned function gets the message before the arguments of the handler.
+        Raises SettingsError: the client is asynchronous and the handler is not, or vice versa."""
         client, lease_ms, keep_ms = self._client, self._lease_ms, self._keep_ms
         if is_async(handler) is not self._is_async:
             kind = "a coroutine function (async def)" if self._is_async else "a plain function (def)"
@@ -216,7 +220,7 @@ class RedisDedupe:
                 with _reported(name):
                     client.eval(_RELEASE, 1, name, token)
                 raise
-                # A failure now must not cause another delivery of a handled message.
+                # A failure here must not cause another delivery, because the message is handled.
             with _reported(name):
                 client.set(name, _DONE, px=keep_ms)
 
@@ -238,7 +242,7 @@ class RedisDedupe:
 
 
 def _check_done(value: str | bytes | None, name: str) -> None:
-    """Raises ConsumeLater: the key is not marked as done, so another member handles the message."""
+    """Check that a key is marked as done. Raises ConsumeLater: it is not, so another member handles the message."""
     if value not in (_DONE, _DONE.encode()):
         _log.info("key %s is being handled elsewhere: the message is delivered again later", name)
         raise ConsumeLater
@@ -254,7 +258,8 @@ def _reported(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    # Lock at once, not with the first write: two deliveries of a message must not both find its key new.
+    # Lock the database now, not with the first write: two deliveries of a message must not both find that its key is
+    # new.
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -270,7 +275,7 @@ def _msg_id(message: ReceivedMessage) -> str:
 
 
 def _checked_key(key_of: _KeyOf, message: ReceivedMessage) -> str:
-    """Return the key of a message. Raises ClientError: the key is not text, or is empty."""
+    """Return the key of a message. Raises ClientError: the key is not text, or it is empty."""
     key: object = key_of(message)
     if not isinstance(key, str) or not key:
         raise ClientError(f"key of message {message.msg_id} is {key!r}: it must be text, and not empty")

@@ -8,8 +8,8 @@
                                                                                                     advance, and why
 
 `Consumer` is the common base of push, pull and pop consumers. Its `GroupCoordinator` decides when to rebalance and
-registers the member with the brokers. `assignment` computes which member gets which queue, and takes and gives up
-queues. In ordered consumption a queue is taken after its broker has locked it. If another member gets the lock, the
+registers the member with the brokers. The module `assignment` computes the queues of each member, and takes and gives
+up queues. In ordered consumption, a queue is taken after its broker has locked it. If another member gets the lock, the
 queue restarts with the next rebalance. Loop only. Source: behaviour.md §6.1, §6.2, §8.3, §8.4, §8.15.
 """
 
@@ -50,7 +50,9 @@ from rmqkit.settings import to_properties
 
 _log = logging.getLogger(__name__)
 QueueListener = Callable[[set[MessageQueue], set[MessageQueue]], object]
-"""A function that gets all queues of a topic and this member's queues, on the loop (``MessageQueueListener``)."""
+"""A function that is called on the loop with all queues of a topic and this member's queues
+(``MessageQueueListener``).
+"""
 
 _INCOMPLETE_PAUSE_MS = 1000.0
 _LOCK_PAUSE_MS = 500.0
@@ -59,14 +61,14 @@ _SECRETS = frozenset(("accessKey", "secretKey", "securityToken"))
 
 
 def offsets_of(runtime: ClientRuntime, group: str, settings: ConsumerSettings) -> OffsetStore:
-    """Make the offset store of a group. Offsets are stored on the brokers or, in broadcasting, in a file."""
+    """Create the offset store of a group. Offsets are stored on the brokers or, in broadcasting, in a file."""
     if settings.is_broadcasting:
         return LocalOffsetStore(settings.offsets_dir, runtime.client_id, with_namespace(runtime.namespace, group))
     return RemoteOffsetStore(runtime, group)
 
 
 class GroupCoordinator:
-    """Coordinates one member of a group: decides when to rebalance, and registers the member with the brokers.
+    """Coordinator of one member of a group. It decides when to rebalance, and registers the member with the brokers.
     ``subscriptions`` are the member's subscriptions, ``assigned`` are its queues, and ``process_queues`` hold the
     messages of these queues."""
 
@@ -97,7 +99,9 @@ class GroupCoordinator:
     # -- subscriptions
 
     def subscribe(self, topic: str, expression: str, expression_type: str) -> None:
-        """Subscribe to a topic, or replace its subscription. Raises SettingsError: topic or expression is not valid."""
+        """Subscribe to a topic, or replace its subscription. Raises SettingsError: the topic or the expression is not
+        valid.
+        """
         self.subscriptions.put(topic, expression, expression_type)
         if self._is_open:
             self._runtime.routes.watch(topic, self._context.group)
@@ -112,7 +116,7 @@ class GroupCoordinator:
     def assign(self, queues: Collection[MessageQueue], expression: str, expression_type: str) -> None:
         """Read these queues independently of other members, instead of subscribing.
 
-        Raises SettingsError: as `subscribe`.
+        Raises SettingsError: the same as for `subscribe`.
         """
         self._manual = set(queues)
         for topic in {queue.topic for queue in queues}:
@@ -120,12 +124,12 @@ class GroupCoordinator:
         self.rebalance_soon()
 
     def schedule(self, topic: str, schedule: PullSchedule) -> None:
-        """Let the program pull the queues of a topic itself. Raises SettingsError: as `subscribe`."""
+        """Let the program pull the queues of a topic itself. Raises SettingsError: the same as for `subscribe`."""
         self.subscribe(topic, "*", TAG)
         self.assigned.schedules[topic] = schedule
 
     def listen(self, topic: str, listener: QueueListener) -> None:
-        """Call a listener with the queues of a topic, now and when they change."""
+        """Call a listener with the queues of a topic, now and after each change."""
         self._listeners[topic] = (listener, (set(), set()))
         self.rebalance_soon()
 
@@ -135,7 +139,7 @@ class GroupCoordinator:
 
     async def start_at(self, queue: MessageQueue, offset: int) -> None:
         """Restart a queue at an offset, and drop its pulled messages.
-        Raises ClientError: the queue is not held."""
+        Raises ClientError: this member does not own the queue."""
         is_ours = queue in self.process_queues or queue in (self._manual or ())
         if not is_ours or not await self.assigned.start_at(queue, offset, is_member=not self.is_manual):
             raise ClientError(
@@ -145,10 +149,9 @@ class GroupCoordinator:
     # -- start and stop
 
     async def open(self, *, is_late: bool = False) -> None:
-        """Join the group at the brokers, and rebalance for the first time. Return when the start offset of
-        each queue is known, so that messages that the program sends next are not skipped. With ``is_late``
-        return before the rebalance, and only log an error, because the program has already started:
-        consumption begins when a broker answers.
+        """Join the group at the brokers, and rebalance for the first time. Return when the start offset of each queue
+        is known, so that messages that the program sends next are not skipped. With ``is_late`` the program has already
+        started: return before the rebalance, and only log an error. Consumption then begins when a broker answers.
         Raises NoRoute: no name server answered.
         Raises PeerRefused: a broker cannot filter by an expression."""
         self._is_open = True
@@ -160,28 +163,28 @@ class GroupCoordinator:
                 raise
             _log.warning("subscriptions of group %s: %s", self._context.group, error)
             self._runtime.refresh_routes_soon()
-        # Do this before the first rebalance: a broker lists only members whose heartbeat it has received.
+        # Do this before the first rebalance: a broker lists a member only after it has received a heartbeat.
         await self._runtime.heartbeat()
         name = f"rebalance of group {self._context.group}"
         self._tasks.start(keep_doing(self._rebalanced, wake=self._wake, name=name), name)
         self._tasks.start(self._save_offsets(), f"offsets of group {self._context.group}")
         self._tasks.start(self._watch.run(), f"watchdog of group {self._context.group}")
-        # A scheduled pull finds its start offset itself, and may already close the consumer that starts here.
+        # A scheduled pull finds its start offset itself. It may close the consumer while it still starts here.
         if not is_late and not self.assigned.schedules:
             await self._is_shared_out.wait()
             await self.assigned.begun()
 
     async def stop(self) -> None:
         self._is_open = False
-        # Stop the rebalance first: it would take queues again that are being stopped.
+        # Stop the rebalance first. Otherwise it would take queues again while they are stopped.
         await self._tasks.close()
         await self.assigned.stop()
         self._is_shared_out.set()
 
     async def leave(self, still_handled: Collection[MessageQueue] = ()) -> None:
-        """Save offsets, release the locks (but not those of queues that a handler still uses), and leave the group."""
+        """Save the offsets, release the locks except those of queues that a handler still uses, and leave the group."""
         assert not self._is_open, "a member stops before it leaves"
-        # Offsets, then locks, then the group: nothing changes an offset after the next owner of a queue has read it.
+        # Keep this order: offsets, locks, group. Then no offset changes after the next owner of a queue has read it.
         await self._context.offsets.save_all()
         if self._context.locks is not None:
             for queue in still_handled:
@@ -217,8 +220,8 @@ class GroupCoordinator:
         return set(self.process_queues)
 
     async def change_queues(self, taken: list[MessageQueue], given_up: list[MessageQueue], *, is_shared: bool) -> None:
-        """Give up queues, send the newest subscriptions to the brokers, then begin to pull the new queues.
-        ``is_shared``: whether the group has other clients."""
+        """Give up queues, send the newest subscriptions to the brokers, then start to pull the new queues.
+        ``is_shared`` is True if the group has other clients."""
         await asyncio.gather(*(self.assigned.give_up(queue) for queue in given_up))
         self.subscriptions.renew_versions({queue.topic for queue in (*taken, *given_up)})
         if not self.is_manual:
@@ -235,8 +238,8 @@ class GroupCoordinator:
         self.assigned.take(taken, pause_ms=pause_ms, is_member=not self.is_manual)
 
     async def reset_offsets(self, offsets: dict[MessageQueue, int]) -> None:
-        """Move the offsets of the group for an operator: let handlers finish, then restart
-        the queues at these offsets."""
+        """Set the offsets of the group for an operator: wait until handlers have finished, then restart the queues at
+        these offsets."""
         held = [(queue, offset) for queue, offset in offsets.items() if queue in self.process_queues]
         await asyncio.gather(*(self.assigned.reset(queue, offset) for queue, offset in held))
         self.rebalance_soon()
@@ -246,7 +249,7 @@ class GroupCoordinator:
         return {queue: offset for queue, offset in known.items() if offset is not None}
 
     def status(self, state: str) -> MemberStatus:
-        """Return the state of every queue; ``state`` is the state of the client."""
+        """Return the state of every queue. ``state`` is the state of the client."""
         queues_of = self._runtime.routes.subscribe_queues
         wanted = sorted(self.subscriptions.keys() - {retry_topic(self._context.group)}) if self._is_open else ()
         return MemberStatus(
@@ -258,8 +261,8 @@ class GroupCoordinator:
         )
 
     def running_info(self) -> ConsumerRunningInfo:
-        """Return the settings, subscriptions, held messages of each queue and stats, and the reasons why queues do not
-        advance."""
+        """Return the settings, the subscriptions, the held messages of each queue, the statistics, and the reasons why
+        queues do not advance."""
         own = {
             "PROP_NAMESERVER_ADDR": ";".join(self._runtime.name_servers),
             "PROP_CONSUME_TYPE": self._context.consume_type,
@@ -295,7 +298,7 @@ class GroupCoordinator:
     async def renew_locks(self) -> None:
         """Renew the locks of all queues that are not being given up. Restart a queue if another member has its lock."""
         if self._context.locks is not None:
-            # Locking a queue that is being given up would take it from its next owner.
+            # If a queue is being given up, do not lock it: this would take it from its next owner.
             kept = [queue for queue, process_queue in self.process_queues.items() if not process_queue.is_released]
             for queue in await self._context.locks.lock(kept):
                 if await self.assigned.drop(queue):
@@ -310,7 +313,7 @@ class GroupCoordinator:
         is_any_missing = False
         for topic in list(self.subscriptions):
             is_any_missing |= not await self._runtime.routes.refresh(topic)
-        # A runtime that already runs may refresh routes much later, and did not know the missing topics.
+        # A runtime that already runs may refresh its routes much later, and has no routes of the missing topics.
         if is_any_missing:
             self._runtime.refresh_routes_soon()
         await self.subscriptions.check()
@@ -361,8 +364,8 @@ class GroupCoordinator:
             queues = set(self._runtime.routes.subscribe_queues(topic))
             held = {queue for queue in self.process_queues if queue.topic == topic}
             if published != (queues, held):
-                # Store it before the call: a listener that fails is not called
-                # again for the same change.
+                # Store the queues before the call, so that a listener that fails is not called again for the same
+                # change.
                 self._listeners[topic] = (listener, (queues, held))
                 try:
                     listener(set(queues), set(held))
@@ -378,14 +381,14 @@ class GroupCoordinator:
 
 
 class Consumer(Client):
-    """Base class of push, pull and pop consumers: a member of a group that receives messages."""
+    """Base class of push, pull and pop consumers. A consumer is a member of a group and receives messages."""
 
     _reserved_group = "DEFAULT_CONSUMER"
     _coordinator: GroupCoordinator
     _streams: list[MessageStream]
 
     def unsubscribe(self, topic: str) -> None:
-        """Stop consuming a topic. The consumer gives up its queues at once."""
+        """Stop consuming a topic. The consumer gives up its queues immediately."""
         self._coordinator.unsubscribe(topic)
 
     def on_queues_changed(self, topic: str, listener: QueueListener) -> None:
@@ -398,18 +401,20 @@ class Consumer(Client):
         return self._coordinator.held_queues()
 
     def pause(self, *queues: MessageQueue) -> None:
-        """Stop pulling from these queues; without arguments, from all present and future queues.
+        """Stop pulling from these queues. Without arguments, stop pulling from all present and future queues.
 
         Messages that are already pulled are still delivered.
         """
         self._coordinator.assigned.pause(queues, is_paused=True)
 
     def resume(self, *queues: MessageQueue) -> None:
-        """Continue pulling from these queues; without arguments, from all queues."""
+        """Continue pulling from these queues. Without arguments, continue with all queues."""
         self._coordinator.assigned.pause(queues, is_paused=False)
 
     def status(self) -> MemberStatus:
-        """Return the state of every queue, and why it does not advance. ``print`` it to get a table."""
+        """Return the state of every queue, with the reason if a queue does not advance. ``print`` the result to get a
+        table.
+        """
         return self._coordinator.status(self._state.value)
 
     def _make_trace(self, tracing: Tracing) -> BackgroundHook:
@@ -423,7 +428,7 @@ class Consumer(Client):
         return stream
 
     def _abandon(self) -> None:
-        """Leave the last messages of all streams unconsumed; they are delivered again."""
+        """Leave the last messages of all streams unconsumed, so that they are delivered again."""
         for stream in self._streams:
             stream.abandon()
 

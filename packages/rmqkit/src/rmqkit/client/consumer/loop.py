@@ -1,7 +1,7 @@
 """Loops for one queue: the pull loop (``pullMessage``), and scheduled pulls by the program.
 
-The pull loop pulls messages, passes them on and pulls again at once; a broker without new messages holds the request
-for up to 15 s. The loop waits while the process queue is full.
+The pull loop pulls messages, passes them on and immediately pulls again. A broker without new messages holds the
+request for up to 15 s. The loop waits while the process queue is full.
 
 ========================  =====================================================================================
 response                  action
@@ -15,10 +15,11 @@ SUBSCRIPTION_NOT_LATEST   retry after 100 ms: the heartbeat with the newer subsc
 anything else             retry after 1 s; a broker that does not know the subscription gets a heartbeat
 ========================  =====================================================================================
 
-A record whose body cannot be unpacked would stop the queue for ever, so it goes to the group's dead letters.
+If the body of a record cannot be unpacked, the record would stop the queue for ever. Therefore the loop sends it to the
+dead letters of the group.
 
-A scheduled pull (``MQPullConsumerScheduleService``) instead calls a task of the program repeatedly, one call at a time.
-The task pulls, consumes and commits; it returns the pause before the next call. Loop only. Source: behaviour.md §8.1,
+A scheduled pull (``MQPullConsumerScheduleService``) calls a task of the program repeatedly, one call at a time. The
+task pulls, consumes and commits, and returns the pause before the next call. Loop only. Source: behaviour.md §8.1,
 §8.6, §8.9; remoting.md §9.5.
 """
 
@@ -61,20 +62,20 @@ _HALF_HOUR_MS = 30 * 60_000
 _NOT_KNOWN_THERE = frozenset((ResponseCode.SUBSCRIPTION_NOT_EXIST, ResponseCode.SUBSCRIPTION_NOT_LATEST))
 
 PullTask = Callable[[MessageQueue], "Awaitable[Duration | None] | Duration | None"]
-"""Pulls from a queue: a coroutine function on the loop, a plain function in a thread. Returns ms to the next call, or
-None for the usual pause."""
+"""A function that pulls from a queue: a coroutine function on the loop, or a plain function in a thread. It returns the
+time until the next call, or None for the usual pause."""
 
 scheduled_call: contextvars.ContextVar[ProcessQueue | None] = contextvars.ContextVar("scheduled_call", default=None)
-"""The queue for which a task of the program is called in this context."""
+"""The process queue of the scheduled task that runs in this context, or None."""
 
 _FINISH_SECONDS = 30.0
 
 
 @dataclass(eq=False)
 class PullLoop:
-    """A loop that fills one process queue. If the broker finds the offset illegal, ``on_illegal`` gives the queue up,
-    so that it restarts at the offset in the broker's response. If ``is_member`` is False, each pull has its own
-    subscription."""
+    """A loop that fills one process queue. If the broker declares the offset illegal, ``on_illegal`` gives the queue
+    up, and the queue restarts at the offset in the broker's response. If ``is_member`` is False, each pull request
+    includes its own subscription."""
 
     context: ConsumerContext
     process_queue: ProcessQueue
@@ -84,11 +85,14 @@ class PullLoop:
 
     def __post_init__(self) -> None:
         self._runtime, self._queue = self.context.runtime, self.process_queue.queue
-        # Ordered queues do not commit: a commit that arrives after the last save would move the group's offset back.
+        # Ordered queues do not commit in a pull: a commit that arrives after the last save would move the group's
+        # offset back.
         self._commits = self.context.locks is None and not self.context.settings.is_broadcasting
 
     async def run(self, pause_ms: float) -> None:
-        """Pull until the queue is dropped. A pause before the first pull lets the former owner save its offset."""
+        """Pull until the queue is dropped. During a pause before the first pull, the former owner can save its
+        offset.
+        """
         process_queue = self.process_queue
         process_queue.is_taking_over = pause_ms > 0
         try:
@@ -106,7 +110,7 @@ class PullLoop:
             process_queue.is_begun.set()
 
     async def _step(self) -> float:
-        """Pull once; return the pause after it in ms."""
+        """Pull once. Return the pause after the pull in ms."""
         process_queue = self.process_queue
         subscription = self.subscription_of(self._queue.topic)
         if subscription is None:
@@ -115,9 +119,8 @@ class PullLoop:
             process_queue.next_offset = await self._start_offset()
             known = self.context.offsets.known(self._queue)
             if known is None or known < process_queue.next_offset:
-                # Save it, so that a group that began at the end misses no message while it
-                # is away, and gets no older ones. For a new queue the broker returned 0,
-                # which would be saved otherwise.
+                # Save the offset, so that a group that began at the end misses no message while it is away, and gets no
+                # older messages. For a new queue the broker returned 0, and 0 would be saved otherwise.
                 self.context.consume_service.advance_to(process_queue, process_queue.next_offset)
         process_queue.is_begun.set()
         await process_queue.wait_for_room()
@@ -126,8 +129,8 @@ class PullLoop:
             pulled = await self._pull(subscription, asked_offset)
             # A seek replaces this process queue, so only this loop moves its next offset.
             assert process_queue.next_offset == asked_offset, "one loop per queue"
-            # Wait after the pull, too: a pull that the broker held for 15 s must not deliver
-            # messages of a paused queue.
+            # Wait after the pull, too: the broker may hold a pull for 15 s, and the queue may have been paused
+            # meanwhile.
             await process_queue.wait_until_resumed()
             if pulled.status is PullStatus.OFFSET_ILLEGAL:
                 _log.warning("offset %d of %s is not valid: %s", process_queue.next_offset, self._queue, pulled)
@@ -139,8 +142,8 @@ class PullLoop:
     def _is_current(self, asked: SubscriptionData) -> bool:
         """Return True if the subscription has not changed since the pull was sent.
 
-        If it was replaced during the pull, the broker may have left out messages that match now: pull the same offset
-        again.
+        If it was replaced during the pull, the broker may have omitted messages that match now. The loop then pulls
+        from the same offset again.
         """
         now = self.subscription_of(self._queue.topic)
         return now is not None and (now.sub_string, now.expression_type) == (asked.sub_string, asked.expression_type)
@@ -149,7 +152,8 @@ class PullLoop:
         broker_id, address = self._runtime.routes.broker_for(self._queue, self.process_queue.broker_id)
         commit_offset = self.context.offsets.known(self._queue) or 0
         flags = PullFlag.SUSPEND
-        # Never commit 0, which also means unknown. Do not commit to a slave, which does not pass offsets on.
+        # Never commit 0, which also means "unknown". Do not commit to a slave, because a slave does not forward
+        # offsets.
         if commit_offset > 0 and broker_id == MASTER_ID and self._commits:
             flags |= PullFlag.COMMIT_OFFSET
         if not self.is_member:
@@ -194,7 +198,7 @@ class PullLoop:
                 await self.context.consume_service.unreadable(message)
             self.process_queue.stats.pulled += len(messages)
             self.context.consume_service.put(self.process_queue, self.process_queue.put(messages))
-        # Advance only after the messages are held, so that no message is skipped after an error above.
+        # Advance only after the messages are in the process queue, so that no message is skipped after an error above.
         self.process_queue.next_offset = pulled.next_begin_offset
         if not len(self.process_queue):
             self.context.consume_service.advance_to(self.process_queue, pulled.next_begin_offset)
@@ -202,14 +206,16 @@ class PullLoop:
     def _unpack(
         self, subscription: SubscriptionData, pulled: Pulled
     ) -> tuple[list[ReceivedMessage], list[ReceivedMessage]]:
-        """Decode the records of a pull: the messages that match the subscription, and those with unreadable bodies."""
-        # A broker compares only hashes of tags, so their texts are compared again here (behaviour.md §8.6).
+        """Return the decoded messages of a pull that match the subscription, and the matching messages with unreadable
+        bodies.
+        """
+        # A broker compares only the hashes of tags, so the client compares their texts (behaviour.md §8.6).
         messages, unreadable = unpack(pulled.body, self._queue.broker_name)
         place_in(self._queue, (*messages, *unreadable), pulled.offset_delta)
         unreadable = [message for message in unreadable if matches_tags(subscription, message.tags)]
         matching = [message for message in messages if matches_tags(subscription, message.tags)]
         remove_namespace(self._runtime.namespace, (*matching, *unreadable))
-        # Make these texts once for all messages of a response.
+        # Create these texts once for all messages of a response.
         min_offset, max_offset = str(pulled.min_offset), str(pulled.max_offset)
         for message in matching:
             message.properties[names.MIN_OFFSET] = min_offset
@@ -218,9 +224,9 @@ class PullLoop:
         return matching, unreadable
 
     async def _start_offset(self) -> int:
-        """Find the start offset: the offset that the broker has saved or, if there is none, the one that the settings
+        """Return the start offset: the offset saved at the broker or, if there is none, the offset that the settings
         require (behaviour.md §8.9).
-        Raises RemotingError, PeerRefused: the broker did not return it."""
+        Raises RemotingError, PeerRefused: the broker did not return the offset."""
         start_from = self.context.settings.start_from
         saved = await self.context.offsets.fetch(self._queue)
         (_, address), calls = self._runtime.routes.broker_for(self._queue), self._runtime.calls
@@ -238,7 +244,7 @@ class PullLoop:
             case StartFrom.FIRST_OFFSET:
                 return 0
             case StartFrom.LAST_OFFSET | StartFrom.NEW_MESSAGES:
-                # The whole retry topic: its messages have failed once, and must be consumed again.
+                # Start at the beginning of a retry topic: its messages have failed once, and must be consumed again.
                 return 0 if is_retry else await calls.max_offset(address, self._queue)
             case StartFrom.TIMESTAMP:
                 if is_retry:
@@ -247,15 +253,15 @@ class PullLoop:
                 return await calls.search_offset(address, self._queue, at_ms)
 
     def _asked_address(self, error: ConnectFailed | ConnectionLost) -> str:
-        """Return the address of the broker that failed, as the routes have it: heartbeats and other queues use this
-        form."""
+        """Return the address of the broker that failed, in the form of the routes. Heartbeats and other queues use the
+        same form."""
         try:
             return self._runtime.routes.broker_for(self._queue, self.process_queue.broker_id)[1]
         except ConnectFailed:
             return error.address
 
     def _pause_after(self, error: RmqError) -> float:
-        """Log a failed pull and return the pause after it in ms."""
+        """Log a failed pull. Return the pause after it in ms."""
         code = error.code if isinstance(error, PeerRefused) else None
         if code == ResponseCode.FLOW_CONTROL:
             return _FLOW_CONTROL_PAUSE_MS
@@ -263,7 +269,7 @@ class PullLoop:
             self._runtime.heartbeat_soon()
         if isinstance(error, RemotingError):  # the name servers may know the new broker by now
             self._runtime.refresh_routes_soon()
-        if code == ResponseCode.SUBSCRIPTION_NOT_LATEST:  # this pull overtook the heartbeat with the newer version
+        if code == ResponseCode.SUBSCRIPTION_NOT_LATEST:  # the pull arrived before the heartbeat with the new version
             return _OVERTAKEN_PAUSE_MS
         what = f"pulling {self._queue} for group {self.context.group}"
         if isinstance(error, ConnectFailed | ConnectionLost):
@@ -274,7 +280,7 @@ class PullLoop:
 
 
 def place_in(queue: MessageQueue, messages: Iterable[ReceivedMessage], offset_delta: int) -> None:
-    """Replace the broker's queue id and offset in messages of a static topic by the queue id and offset in the
+    """Replace the broker's queue id and offset in the messages of a static topic by the queue id and offset of the
     topic."""
     if queue.broker_name.startswith(LOGICAL_BROKER_PREFIX):
         for message in messages:
@@ -283,8 +289,9 @@ def place_in(queue: MessageQueue, messages: Iterable[ReceivedMessage], offset_de
 
 
 def unpack(body: bytes, broker_name: str) -> tuple[list[ReceivedMessage], list[ReceivedMessage]]:
-    """Decode the records of a response: the messages, and those with unreadable bodies, as they are stored.
-    Raises BodyError: the body does not consist of records; later messages must not be skipped."""
+    """Decode the records of a response. Return the messages, and the messages with unreadable bodies as they are
+    stored.
+    Raises BodyError: the body does not consist of records. The caller must not skip it, because messages may follow."""
     messages: list[ReceivedMessage] = []
     unreadable: list[ReceivedMessage] = []
     for record in records_of(body):
@@ -293,14 +300,14 @@ def unpack(body: bytes, broker_name: str) -> tuple[list[ReceivedMessage], list[R
         except BodyError as error:
             place = f"offset {record.queue_offset} in queue {record.queue_id} of {record.topic} at {broker_name}"
             _log.error("cannot unpack %s: %s", place, error)
-            # Without these flags the record decodes with its stored body, which the dead letters then show.
+            # Without these flags, the record is decoded with its stored body. The dead letter then contains this body.
             record.sys_flag &= ~(COMPRESSED | NEED_UNWRAP)
             unreadable += messages_of_record(record, broker_name)
     return messages, unreadable
 
 
 class PullSchedule(Struct):
-    """The program's task that pulls a topic's queues, and the usual pause in ms between two calls of the task."""
+    """The program's task that pulls a topic's queues, and the usual pause between two calls in ms."""
 
     task: PullTask
     pause_ms: float
@@ -315,7 +322,7 @@ class ScheduledPull:
     error_pause_ms: float
 
     async def run(self, pause_ms: float) -> None:
-        """Call the task until the queue is dropped. If this is cancelled, a running call has 30 s to finish."""
+        """Call the task until the queue is dropped. After a cancellation, a running call has 30 s to finish."""
         queue = self.process_queue.queue
         while True:
             await asyncio.sleep(pause_ms / 1000.0)
@@ -326,8 +333,8 @@ class ScheduledPull:
             try:
                 pause_ms = await asyncio.shield(call)
             except asyncio.CancelledError:
-                # The call may be between its pull and its commit: a cut there would
-                # deliver the same messages again.
+                # The call may be between its pull and its commit. If it were cancelled there, the same messages would
+                # be delivered again.
                 await asyncio.wait([call], timeout=_FINISH_SECONDS)
                 call.cancel()
                 raise

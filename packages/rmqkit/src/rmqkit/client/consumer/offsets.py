@@ -9,21 +9,20 @@ up
 when the client closes  with a response
 ======================  ========================================================================================
 
-A broker may refuse a one-way offset, for example after a crash, before the group has sent a heartbeat again. So an
-offset that no longer changes is sent a second time, and counts as saved when the broker confirms it. After a crash of
-the client, the messages that were consumed since the last save are delivered again. A sent offset is valid only for its
-connection: a new connection may lead to a slave instead of the master, or to the master in its state before a crash.
-Offsets only rise, with two exceptions: a program or an operator moves them (`set_to`), and `freeze` replaces an offset
-that the broker declared illegal.
+A broker may refuse a one-way offset, for example after a crash, before the group has sent a heartbeat again. Therefore
+an offset that no longer changes is sent a second time, and it counts as saved when the broker confirms it. After a
+crash of the client, the messages that were consumed since the last save are delivered again. A sent offset is valid
+only for its connection: a new connection may lead to a slave instead of the master, or to the master in its state
+before a crash. Offsets only rise, with two exceptions: a program or an operator sets them (`set_to`), and `freeze`
+replaces an offset that the broker declared illegal.
 
 In broadcasting, offsets are stored in a file of the member::
 
     <offsets_dir>/<client id>/<group>/offsets.json       {"offsetTable":{{"brokerName":…,"queueId":0,"topic":…}:3}}
     <offsets_dir>/<client id>/<group>/offsets.json.bak   the previous save; read if the first is unreadable
 
-A save merges the offsets into the file, so that queues of earlier runs and other processes keep their offsets. After a
-crash,
-the offsets since the last save are lost. Loop only; a thread reads and writes the disk.
+A save merges the offsets into the file, so that queues of earlier runs and other processes retain their offsets. A
+crash loses the offsets since the last save. Loop only; a thread reads and writes the disk.
 Source: behaviour.md §5.6, §8.6; store.md §9.8.
 """
 
@@ -49,7 +48,7 @@ _Sent = tuple[int, Connection | None]
 
 
 class OffsetStore(ABC):
-    """The offsets of one group in the queues that this client holds. Each is the offset of the next message to
+    """The offsets of one group in the queues that this client owns. Each offset is that of the next message to
     consume."""
 
     def __init__(self) -> None:
@@ -60,43 +59,45 @@ class OffsetStore(ABC):
         return self._offsets.get(queue)
 
     def raise_to(self, queue: MessageQueue, offset: int) -> None:
-        """Raise an offset: everything before it is consumed. An offset less than the known one changes nothing."""
+        """Raise an offset: all messages before it are consumed. An offset that is not greater than the known offset
+        changes nothing.
+        """
         known = self._offsets.get(queue, -1)
         if offset > known:
             self.set_to(queue, offset)
         assert self._offsets.get(queue, -1) >= known, "consumption never moves an offset backwards"
 
     def set_to(self, queue: MessageQueue, offset: int) -> None:
-        """Move an offset in any direction, for a program or an operator."""
+        """Set an offset to a greater or a smaller value, for a program or an operator."""
         if queue not in self._frozen:
             self._offsets[queue] = offset
 
     def freeze(self, queue: MessageQueue, offset: int) -> None:
-        """Set an offset that running handlers cannot change, until `remove_offset` is called."""
+        """Set an offset that running handlers cannot change until `remove_offset` is called."""
         self._offsets[queue] = offset
         self._frozen.add(queue)
 
     def remove_offset(self, queue: MessageQueue) -> None:
-        """Forget the offset of a queue that is given up."""
+        """Remove the offset of a queue that is given up."""
         self._offsets.pop(queue, None)
         self._frozen.discard(queue)
 
     @abstractmethod
     async def fetch(self, queue: MessageQueue) -> int | None:
         """Read, cache and return the saved offset, or None if there is no saved offset.
-        Raises RemotingError, PeerRefused: the broker did not return it."""
+        Raises RemotingError, PeerRefused: the broker did not return the offset."""
 
     @abstractmethod
     async def save(self, queue: MessageQueue) -> None:
-        """Save one queue's offset and wait until it is saved; a failure is logged."""
+        """Save one queue's offset and wait until it is saved. A failure is logged."""
 
     @abstractmethod
     async def save_all(self) -> None:
-        """Save the offset of every queue, like `save`."""
+        """Save the offset of every queue in the same way as `save`."""
 
     @abstractmethod
     async def send_changed(self) -> None:
-        """Save the offsets that changed since the last call; a failure is logged and the next call tries again."""
+        """Save the offsets that changed since the last call. A failure is logged, and the next call tries again."""
 
 
 class RemoteOffsetStore(OffsetStore):
@@ -116,20 +117,20 @@ class RemoteOffsetStore(OffsetStore):
 
     async def fetch(self, queue: MessageQueue) -> int | None:
         """Read, cache and return the offset saved at the broker, or None if the broker has no offset.
-        Raises RemotingError, PeerRefused: the broker did not return it."""
+        Raises RemotingError, PeerRefused: the broker did not return the offset."""
         offset = await self._runtime.calls.committed_offset(
             self._runtime.routes.broker_for(queue)[1], self._group, queue
         )
         if offset is not None:
             self._offsets[queue] = offset
-            if offset:  # brokers also return 0 for a new queue without an offset: let them save one
+            if offset:  # brokers also return 0 for a new queue without an offset: the first save must reach them
                 self._sent[queue] = self._confirmed[queue] = self._over_connection(
                     self._runtime.routes.broker_for(queue)[1], offset
                 )
         return offset
 
     async def save(self, queue: MessageQueue) -> None:
-        """Save one queue's offset and wait for the broker's response; a failure is logged."""
+        """Save one queue's offset and wait for the broker's response. A failure is logged."""
         offset = self._offsets.get(queue)
         if offset is None:
             return
@@ -143,10 +144,10 @@ class RemoteOffsetStore(OffsetStore):
             self._not_saved(queue, offset, error)
 
     async def save_all(self) -> None:
-        """Save the offset of every queue: first for one queue of each topic, then for all others.
+        """Save the offset of every queue: first one queue of each topic and broker, then all others.
 
-        If a broker has no offset of the group and topic, Apache's broker makes a new table for each of several
-        concurrent offsets, and keeps only one of them.
+        If Apache's broker has no offset of the group and topic, it creates a new table for each of several concurrent
+        offsets, and only one table remains.
         """
         firsts = {(queue.broker_name, queue.topic): queue for queue in self._offsets}
         rest = self._offsets.keys() - firsts.values()
@@ -154,9 +155,9 @@ class RemoteOffsetStore(OffsetStore):
         await asyncio.gather(*(self.save(queue) for queue in rest))
 
     async def send_changed(self) -> None:
-        """Save offsets that changed since the last call one-way. Save an unchanged offset that is not confirmed yet
-        with a request that waits for the broker's response. A failure is logged, and the next call tries again. An
-        unreachable broker does not delay the others."""
+        """Save the offsets that changed since the last call one-way. If an offset is unchanged but not confirmed yet,
+        send it with a request that waits for the broker's response. A failure is logged, and the next call tries again.
+        An unreachable broker does not delay the others."""
         queues = list(self._offsets)
         are_at_rest = await asyncio.gather(*map(self._send, queues))
         await asyncio.gather(
@@ -164,7 +165,7 @@ class RemoteOffsetStore(OffsetStore):
         )
 
     async def _send(self, queue: MessageQueue) -> bool:
-        """Save an offset one-way; return True if the same offset was already sent, so that it needs a confirmation."""
+        """Save an offset one-way. Return True if the same offset was already sent and only needs a confirmation."""
         offset = self._offsets.get(queue)
         if offset is None:
             return False  # given up meanwhile: its next owner may have a greater offset
@@ -173,7 +174,7 @@ class RemoteOffsetStore(OffsetStore):
             if self._sent.get(queue) == self._over_connection(address, offset):
                 return True
             await self._runtime.calls.commit_offset_one_way(address, self._group, queue, offset)
-            # Set it after the write: the next call repeats a failed write.
+            # Set this after the write, so that the next call repeats a failed write.
             self._sent[queue] = self._over_connection(address, offset)
         except RmqError as error:
             self._not_saved(queue, offset, error)
@@ -206,13 +207,13 @@ class LocalOffsetStore(OffsetStore):
         self._saving = asyncio.Lock()
 
     def remove_offset(self, queue: MessageQueue) -> None:
-        """Forget an offset in memory; the file retains it."""
+        """Remove an offset from memory, but not from the file."""
         super().remove_offset(queue)
         self._saved.pop(queue, None)
 
     async def fetch(self, queue: MessageQueue) -> int | None:
         """Read, cache and return the offset in the file, or None if the file has no offset.
-        Raises ClientError: the file cannot be read at present."""
+        Raises ClientError: the file cannot be read now."""
         try:
             offset = (await asyncio.to_thread(self._read)).get(queue)
         except OSError as error:
@@ -230,7 +231,7 @@ class LocalOffsetStore(OffsetStore):
         await self.save_all()
 
     async def save_all(self) -> None:
-        """Write the offsets that changed since the last call; a failure is logged and the next call tries again."""
+        """Write the offsets that changed since the last call. A failure is logged, and the next call tries again."""
         async with self._saving:
             changed = {queue: offset for queue, offset in self._offsets.items() if self._saved.get(queue) != offset}
             if not changed:
@@ -246,7 +247,7 @@ class LocalOffsetStore(OffsetStore):
                 _log.warning("cannot save offsets in %s: %s", self.path, error)
 
     def _read(self) -> dict[MessageQueue, int]:
-        """Read the file, or its backup. Raises OSError: a file exists and cannot be read."""
+        """Read the file, or its backup. Raises OSError: a file exists but cannot be read."""
         for path in (self.path, self.path.with_name("offsets.json.bak")):
             try:
                 return fastjson.decode_as(path.read_bytes(), _OffsetFile).offset_table
@@ -262,11 +263,12 @@ class LocalOffsetStore(OffsetStore):
         fresh = self.path.with_name("offsets.json.tmp")
         with fresh.open("wb") as file:
             file.write(fastjson.dumps(_OffsetFile(merged)))
-            # Sync it before it replaces the old file; a rename alone may reach
-            # the disk before the bytes do.
+            # Sync the file before it replaces the old file. Otherwise the rename may reach the disk before the bytes
+            # do.
             file.flush()
             os.fsync(file.fileno())
-        # Move the old file to the backup first: one of the two files is always complete, and `_read` accepts either.
+        # Move the old file to the backup first. Then one of the two files is always complete, and `_read` accepts
+        # either.
         if self.path.exists():
             self.path.replace(self.path.with_name("offsets.json.bak"))
         fresh.replace(self.path)

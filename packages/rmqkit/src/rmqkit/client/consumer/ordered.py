@@ -7,15 +7,16 @@ a handler …                 effect
 returns                     the messages are consumed, the next messages of the queue follow
 raises                      the queue pauses for ``suspend_queue_ms``; then the same messages are handled again
 … for the last time         after ``retries_max`` failures the message goes to the dead letters, the queue continues
-… `Reject`                  the same at once
+… `Reject`                  the same immediately
 ==========================  ==================================================================================
 
-No other client handles messages of the queue meanwhile: the broker locks it for this client (LOCK_BATCH_MQ), except in
-broadcasting, where no queue is shared. A broker's lock expires 60 s after the last request; the client relies on it for
-30 s, and renews it every 20 s. While the lock is not certain, the queue pauses. A queue is given to its next owner in
-this order: the handler returned, the offset is saved, the lock is released.
+No other client handles messages of the queue at the same time. The broker locks the queue for this client
+(LOCK_BATCH_MQ), except in broadcasting, in which queues are not shared. A broker's lock expires 60 s after the last
+request. The client relies on it for 30 s, and renews it every 20 s. While the lock is not certain, the queue pauses.
+The steps before the next owner gets a queue have this order: the handler returns, the offset is saved, the lock is
+released.
 
-Workers take queues in turn, one batch each; a queue is with at most one worker (``ProcessQueue.is_scheduled``).
+The workers take queues in turn, one batch each. At most one worker has a queue (``ProcessQueue.is_scheduled``).
 Loop only. Source: behaviour.md §2.7, §8.10; remoting.md §4.3.5.
 """
 
@@ -43,7 +44,9 @@ from rmqkit.protocol.message import ReceivedMessage
 from rmqkit.protocol.schemas.clients import MessageQueue
 
 LOCAL_LOCK_MS = 30_000
-"""ms for which a lock is valid here after the broker last granted it; the broker holds it twice as long."""
+"""The time in ms for which this client relies on a lock after the broker granted it. The broker holds the lock twice as
+long.
+"""
 
 _log = logging.getLogger(__name__)
 _LOCK_PAUSE_MS = 3000.0
@@ -51,10 +54,10 @@ _TO_DEAD_LETTERS = -1
 
 
 class OrderlyConsumeService(ConcurrentConsumeService):
-    """Workers that run handlers in the order of each queue."""
+    """A consume service with workers that run handlers in the order of each queue."""
 
     locks: ClientQueueLocks | None = None
-    """The locks of this member's queues; None if no other member can have them."""
+    """The locks of this member's queues; None if no other member can lock them."""
 
     _is_ordered = True
     _retries_unless_set = -1
@@ -66,10 +69,10 @@ class OrderlyConsumeService(ConcurrentConsumeService):
             self._schedule(process_queue)
 
     async def expire(self, process_queue: ProcessQueue) -> None:
-        """Do nothing: an ordered queue waits for its handler, however long the handler runs."""
+        """Do nothing: an ordered queue waits for its handler without a time limit."""
 
     def _schedule(self, process_queue: ProcessQueue) -> None:
-        # Set with every scheduling, so that `put` never passes a queue to a second worker.
+        # Set this flag with every scheduling, so that `put` never passes a queue to a second worker.
         process_queue.is_scheduled = len(process_queue) > 0
         if process_queue.is_scheduled:
             self._ready.put_nowait((process_queue, []))
@@ -87,7 +90,7 @@ class OrderlyConsumeService(ConcurrentConsumeService):
             await self.locks.lock([process_queue.queue])
             if not self.locks.is_held(process_queue.queue):
                 return _LOCK_PAUSE_MS
-        # Take the messages after the lock request, during which the queue may be dropped or restarted.
+        # Take the messages after the lock request, because the queue may be dropped or restarted during the request.
         messages = self._next(process_queue)
         if process_queue.is_dropped or not messages:  # the lock may belong to a restart of the queue
             return 0.0
@@ -101,7 +104,7 @@ class OrderlyConsumeService(ConcurrentConsumeService):
         return self.settings.suspend_queue_ms if pause_ms is None else pause_ms
 
     def _next(self, process_queue: ProcessQueue) -> list[ReceivedMessage]:
-        """Return the messages with the lowest offsets, as many as one call of the handler accepts."""
+        """Return the messages with the lowest offsets for one call of the handler."""
         messages = process_queue.lowest(1)
         if not messages:
             return []
@@ -115,13 +118,13 @@ class OrderlyConsumeService(ConcurrentConsumeService):
     async def _is_given_up(
         self, process_queue: ProcessQueue, messages: list[ReceivedMessage], error: BaseException
     ) -> bool:
-        """Count a failure; return True if the queue can continue, because no message must be retried here."""
+        """Count a failure. Return True if the queue can continue because no message must be retried here."""
         if isinstance(error, DeadLetters):
             return await self._are_given_up(process_queue, error)
         later = error if isinstance(error, ConsumeLater) else ConsumeLater()
         named = messages if later.messages is None else later.messages
         first = next((i for i, message in enumerate(messages) if any(message is one for one in named)), len(messages))
-        # Messages after the first failed one fail with it: consuming them now would break the order.
+        # The messages after the first failed message fail, too: consuming them now would break the order.
         self.consumed(process_queue, *messages[:first])
         failed = messages[first:]
         if failed:
@@ -137,8 +140,8 @@ class OrderlyConsumeService(ConcurrentConsumeService):
         return True
 
     async def _are_given_up(self, process_queue: ProcessQueue, error: DeadLetters) -> bool:
-        """Send messages that no handler can process to the dead letters; the rest of their
-        batch is handled afterwards."""
+        """Send messages that no handler can process to the dead letters. The rest of their batch is handled afterwards.
+        Return True if all were sent."""
         log_failure(error.messages, error)
         for message in error.messages:
             if not await self._is_dead_lettered(message, self.reason_of(error, message)):
@@ -148,7 +151,9 @@ class OrderlyConsumeService(ConcurrentConsumeService):
         return True
 
     async def _is_dead_lettered(self, message: ReceivedMessage, reason: Reason) -> bool:
-        """Send a message to the dead letters; return True if it is stored. In broadcasting it is only logged."""
+        """Send a message to the dead letters. Return True if it is stored. In broadcasting, nothing is sent and the
+        result is True.
+        """
         if self.settings.is_broadcasting:
             return True
         try:
@@ -159,8 +164,8 @@ class OrderlyConsumeService(ConcurrentConsumeService):
 
 
 class ClientQueueLocks:
-    """The queue locks of one member of a group. ``asked`` has the queues that brokers may have locked for this member,
-    and ``errors`` has the errors of brokers that did not answer the last request.
+    """The queue locks of one member of a group. ``asked`` are the queues that brokers may have locked for this member.
+    ``errors`` are the errors of brokers that did not answer the last request.
     """
 
     def __init__(self, runtime: ClientRuntime, group: str) -> None:
@@ -171,39 +176,39 @@ class ClientQueueLocks:
         self.errors: dict[str, RmqError] = {}
 
     def is_held(self, queue: MessageQueue) -> bool:
-        """Return True if the lock is certain: the broker granted it, and so recently that it cannot have expired."""
+        """Return True if the lock is certain: the broker granted it so recently that it cannot have expired."""
         granted_ms = self._granted_ms.get(queue)
         return granted_ms is not None and self._runtime.clock.monotonic_ms() - granted_ms < LOCAL_LOCK_MS
 
     def error_of(self, queue: MessageQueue) -> RmqError | None:
-        """Return the error of the last request to the broker of a queue, or None if the broker answered."""
+        """Return the error of the last lock request to the broker of a queue, or None if the request succeeded."""
         return self.errors.get(self._runtime.routes.broker_of(queue))
 
     def granted_at_ms(self, queue: MessageQueue) -> int:
-        """Return when a broker last granted a lock, in ms since the epoch; 0 if the lock is not held."""
+        """Return the time when a broker last granted a lock, in ms since the epoch; 0 if the client has no lock."""
         granted_ms = self._granted_ms.get(queue)
         clock = self._runtime.clock
         return 0 if granted_ms is None else clock.now_ms() - round(clock.monotonic_ms() - granted_ms)
 
     async def lock(self, queues: Iterable[MessageQueue]) -> set[MessageQueue]:
-        """Lock queues or renew their locks; return the queues that another client holds. If a
-        broker does not answer, log it:
-        the locks of its queues stay as they are."""
+        """Lock queues or renew their locks. Return the queues that another client has locked. If a broker does not
+        answer, this is logged, and the state of the locks of its queues does not change."""
         refused = await asyncio.gather(*(self._lock(name, some) for name, some in self._by_broker(queues).items()))
         return set().union(*refused)
 
     async def unlock(self, queues: Iterable[MessageQueue]) -> None:
-        """Release locks; a lock that cannot be released expires after 60 s."""
+        """Release locks. A lock that cannot be released expires after 60 s."""
         await asyncio.gather(*(self._unlock(name, some) for name, some in self._by_broker(queues).items()))
 
     async def _lock(self, broker_name: str, queues: list[MessageQueue]) -> set[MessageQueue]:
         address = self._runtime.routes.address(broker_name)
-        # Use the time of the request, not of the response: the broker's 60 s began in between.
+        # Use the time of the request, not of the response: the broker's 60 s may have begun before the response
+        # arrived.
         asked_ms = self._runtime.clock.monotonic_ms()
         try:
             if address is None:
                 raise ConnectFailed(broker_name, "no route names its master", NOT_REGISTERED)
-            self.asked.update(queues)  # a lock whose response is lost must be released, too
+            self.asked.update(queues)  # if the response is lost, the lock must be released, too
             granted = await self._runtime.calls.lock_queues(address, self._group, self._runtime.client_id, queues)
         except RmqError as error:
             if self.errors.get(broker_name) is None:
@@ -219,7 +224,8 @@ class ClientQueueLocks:
         return refused
 
     async def _unlock(self, broker_name: str, queues: list[MessageQueue]) -> None:
-        # Forget the lock before the broker releases it: no handler may start once another member can have it.
+        # Remove the lock here before the broker releases it: no handler may start when another member can have the
+        # lock.
         for queue in queues:
             self._granted_ms.pop(queue, None)
         self.asked.difference_update(queues)

@@ -1,7 +1,7 @@
-"""The poll buffer: pulled messages that wait until the program polls them (``DefaultLitePullConsumer.poll``).
+"""The poll buffer: pulled messages that wait for the next poll of the program (``DefaultLitePullConsumer.poll``).
 
-Returned messages count as consumed only when the program polls again, commits or closes. A program that fails before
-that gets them again. Loop only. Source: behaviour.md §8.14.
+Returned messages count as consumed only when the program polls again, commits or closes. If the program fails before
+that, the messages are delivered again. Loop only. Source: behaviour.md §8.14.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _Item = tuple[ProcessQueue, ReceivedMessage]
 
 class PollBuffer:
     """A buffer of pulled messages that also stores the program's position in each queue.
-    With ``auto_commit`` a new position goes to the offset store at once. Otherwise the caller saves the result of
-    `positions`."""
+    With ``auto_commit``, a new position is passed to the offset store immediately. Otherwise the caller saves the
+    result of `positions`."""
 
     def __init__(self, offsets: OffsetStore, *, auto_commit: bool) -> None:
         self._offsets = offsets
@@ -37,7 +37,7 @@ class PollBuffer:
         self._is_closed = False
 
     async def poll(self, timeout_ms: float | None, count_max: int | None) -> list[ReceivedMessage]:
-        """Return the next messages, all of one queue; messages returned before are consumed.
+        """Return the next messages, all of one queue. The messages of the previous call count as consumed.
 
         Return an empty list after the timeout.
         """
@@ -53,7 +53,7 @@ class PollBuffer:
         return []
 
     async def next(self) -> _Item | None:
-        """Wait for one message; the caller passes it to `consumed`. Return None when the buffer is closed."""
+        """Wait for one message. The caller passes it to `consumed`. Return None when the buffer is closed."""
         while not self._is_closed:
             if (given := self._next(1)) is not None:
                 return given[0], given[1][0]
@@ -76,12 +76,14 @@ class PollBuffer:
             self.consumed(process_queue, *messages)
 
     def abandon(self) -> None:
-        """Leave returned messages unconsumed: they are delivered again."""
+        """Leave returned messages unconsumed, so that they are delivered again."""
         self._given.clear()
 
     def seek(self, queue: MessageQueue, process_queue: ProcessQueue | None, offset: int) -> None:
-        """Move the position of a queue. ``process_queue``: the restarted queue, or None if it is not held yet."""
-        # Messages returned before the seek must not move the position when the next poll settles them.
+        """Set the position of a queue. ``process_queue`` is the restarted queue, or None if this member does not own it
+        yet.
+        """
+        # Messages returned before the seek must not change the position when the next poll marks them as consumed.
         self._given = [one for one in self._given if one[0].queue != queue]
         if process_queue is None:
             self._sought[queue] = offset
@@ -92,8 +94,7 @@ class PollBuffer:
             self._offsets.set_to(queue, offset)
 
     def positions(self) -> dict[MessageQueue, int]:
-        """Return the positions of held queues from which the program got messages, and the positions that seeks have
-        set."""
+        """Return the positions of owned queues from which the program got messages, and the positions set by seeks."""
         self._positions = {one: offset for one, offset in self._positions.items() if not one.is_released}
         return self._sought | {one.queue: offset for one, offset in self._positions.items()}
 
@@ -114,8 +115,8 @@ class PollBuffer:
 
     def advance_to(self, process_queue: ProcessQueue, offset: int) -> None:
         if not process_queue.is_released:
-            # One position per process queue: messages of the queue before a seek must not
-            # move the position of the queue after it.
+            # Each process queue has its own position: messages of the queue before a seek must not change the position
+            # of the queue after the seek.
             assert offset >= self._positions.get(process_queue, offset), "a position only rises, except by a seek"
             self._positions[process_queue] = offset
             self._sought.pop(process_queue.queue, None)
@@ -123,13 +124,13 @@ class PollBuffer:
                 self._offsets.set_to(process_queue.queue, offset)
 
     async def unreadable(self, message: ReceivedMessage) -> None:
-        """Skip a message whose body cannot be unpacked; the pull loop has logged it."""
+        """Skip a message because its body cannot be unpacked. The pull loop has logged it."""
 
     def waits_for(self, message: ReceivedMessage) -> str:
         return "the program to poll or iterate further"
 
     async def consume_directly(self, message: ReceivedMessage) -> ConsumeMessageDirectlyResult:
-        """Raises ClientError: always, because there is no handler."""
+        """Refuse the message. Raises ClientError: always, because there is no handler."""
         raise ClientError(f"message {message.msg_id} has no handler: this consumer polls")
 
     def _next(self, count_max: int | None) -> tuple[ProcessQueue, list[ReceivedMessage]] | None:
@@ -148,7 +149,7 @@ class StreamSource(Protocol):
     """The source of the messages of a `MessageStream`."""
 
     async def next(self) -> _Item | None:
-        """Wait for the next message. Return None if there will be no more messages."""
+        """Wait for the next message. Return None if there are no more messages."""
         ...
 
     def consumed(self, process_queue: ProcessQueue, *messages: ReceivedMessage) -> None:

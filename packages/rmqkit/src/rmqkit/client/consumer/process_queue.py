@@ -1,8 +1,8 @@
 """The process queue: the messages of a queue that are pulled and not yet consumed (``ProcessQueue``).
 
-The offset of a queue may advance to the lowest message that is still held, never beyond: unconsumed messages are
-delivered again to the next owner of the queue. A stuck message therefore holds the offset back, and after ``span_max``
-offsets it also stops the pulls.
+The offset of a queue may advance to the lowest message in the process queue, but not beyond it: unconsumed messages are
+delivered again to the next owner of the queue. Therefore a message that is not consumed holds the offset back, and
+after ``span_max`` offsets it also stops the pulls.
 
 ==========  ================================================================================
 state       meaning
@@ -12,8 +12,9 @@ dropped     no longer owned: no handler starts, running handlers may still finis
 released    gone: messages that are handled now are delivered again elsewhere
 ==========  ================================================================================
 
-`window` is the number of messages to hold. It starts with two for each handler, and doubles if handlers had to wait
-although the broker had more messages: slow handlers hold few messages, fast ones up to ``messages_max``.
+`window` is the number of messages to hold. It starts with two for each handler. It doubles if handlers had to wait
+although the broker had more messages. With slow handlers, few messages are held; with fast handlers, up to
+``messages_max``.
 
 Loop only. Cost per message: one dict entry, O(log n) to find the lowest. Source: behaviour.md §8.6, §8.7.
 """
@@ -35,13 +36,13 @@ from rmqkit.protocol.message import ReceivedMessage
 from rmqkit.protocol.schemas.clients import MessageQueue
 
 NOTHING_HELD = -1
-"""Result of `ProcessQueue.remove` if no offset can be derived."""
+"""The result of `ProcessQueue.remove` if no offset can be derived."""
 
 _NO_WINDOW = 1 << 30
 
 
 class Failure(Struct):
-    """The last failure of a handler; this client will call the handler again with the same message."""
+    """The last failure of a handler. This client will call the handler again with the same message."""
 
     message: ReceivedMessage
     error: BaseException
@@ -49,18 +50,19 @@ class Failure(Struct):
 
 @dataclass(eq=False)
 class ProcessQueue:
-    """The held messages of one queue; ``body_bytes`` is the total size of their bodies.
+    """The held messages of one queue. ``body_bytes`` is the total size of their bodies.
     The queue is full at ``messages_max``, ``bytes_max`` or a span of ``span_max`` offsets. ``is_scheduled`` is True if
-    a worker has it or will get it (ordered consumption); ``failure`` is the last failure of its handler. ``pulled_ms``
-    and ``consumed_ms`` are the times of the last pull and handler call, in ms since the epoch, 0 for never; ``stats``
-    are the counters of its topic.
+    a worker has the queue or will get it (ordered consumption). ``failure`` is the last failure of its handler.
+    ``pulled_ms`` and ``consumed_ms`` are the times of the last pull and of the last handler call, in ms since the
+    epoch; 0 means never. ``stats`` are the counters of its topic.
 
     The pull loop stores its state here: ``next_offset`` (None before the group's offset is known), ``max_offset`` and
-    ``broker_id`` of the last response, the ``error`` of a failed pull, and ``is_taking_over`` while the former owner
-    may still save its offset. ``is_begun`` is set once the start offset is known, or cannot be found now."""
+    ``broker_id`` of the last response, the ``error`` of a failed pull, and ``is_taking_over``, which is True while the
+    former owner may still save its offset. ``is_begun`` is set when the start offset is known, or when the first
+    attempt to find it has failed."""
 
     is_popped: ClassVar[bool] = False
-    """Whether the queue is popped, so that acknowledgements and no offset determine its progress."""
+    """True if the queue is popped. Then acknowledgements determine its progress, and not an offset."""
 
     queue: MessageQueue
     _: KW_ONLY
@@ -96,13 +98,13 @@ class ProcessQueue:
         return len(self._messages)
 
     def __contains__(self, message: ReceivedMessage) -> bool:
-        # Compare by identity: the same offset may be pulled again, and the handler of an old copy
-        # must not remove the new one.
+        # Compare by identity: the same offset may be pulled again, and the handler of an old copy must not remove the
+        # new copy.
         return self._messages.get(message.queue_offset) is message
 
     @property
     def has_room(self) -> bool:
-        # Wait until half of the window is free; otherwise there would be a pull for each message.
+        # Wait until half of the window is free. Otherwise there would be a pull for each message.
         most = self.window // 2 + 1 if self._was_limited else self.window
         return (
             len(self._messages) < min(most, self.messages_max)
@@ -123,11 +125,11 @@ class ProcessQueue:
 
     @property
     def position(self) -> int | None:
-        """The first offset that is not consumed here; None before the start offset is known."""
+        """The first offset that is not consumed here; None if the start offset is not known yet."""
         return self._offsets[0] if self._messages else self.next_offset
 
     def put(self, messages: Iterable[ReceivedMessage]) -> list[ReceivedMessage]:
-        """Hold pulled messages; return those that were not held before, which must be consumed."""
+        """Add pulled messages. Return the messages that were not held before and must be consumed."""
         new = []
         self._was_limited = False
         for message in messages:
@@ -142,10 +144,10 @@ class ProcessQueue:
         return new
 
     def remove(self, message: ReceivedMessage) -> int:
-        """Remove a consumed message; return the queue's new offset, or `NOTHING_HELD`.
+        """Remove a consumed message. Return the queue's new offset, or `NOTHING_HELD`.
 
-        After the last held message this is the offset of the next pull, because the broker skipped everything before
-        it.
+        After the last held message, the new offset is the offset of the next pull: all messages before it are consumed
+        or do not match the subscription.
         """
         if not self._messages:
             return NOTHING_HELD
@@ -162,14 +164,14 @@ class ProcessQueue:
         return self._offsets[0] if self._offsets else max(self._last_offset + 1, self.next_offset or 0)
 
     def lowest(self, count: int) -> list[ReceivedMessage]:
-        """Return at most ``count`` messages: those with the lowest offsets, which hold the queue's offset back."""
+        """Return at most ``count`` messages with the lowest offsets, which hold the queue's offset back."""
         if count == 1:
             return [self._messages[self._offsets[0]]] if self._messages else []
         return [self._messages[offset] for offset in heapq.nsmallest(count, self._messages)]
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """The lowest held offset and the greatest one so far; zeros if no message is held."""
+        """The lowest held offset and the greatest offset so far; zeros if no message is held."""
         return (self._offsets[0], self._last_offset) if self._messages else (0, 0)
 
     @property
@@ -183,7 +185,7 @@ class ProcessQueue:
         self._changed.set()
 
     def drop(self) -> None:
-        """Give the queue up: no handler starts, running handlers may finish and advance the offset."""
+        """Give the queue up. No handler starts; running handlers may finish and advance the offset."""
         self.is_dropped = True
         self.is_begun.set()
         self._changed.set()
@@ -203,11 +205,11 @@ class ProcessQueue:
         self._changed.set()
 
     async def wait_for_room(self) -> None:
-        """Wait until the queue is no longer full or paused, or is dropped."""
+        """Wait until the queue is dropped, or is neither full nor paused."""
         while (self._is_paused or not self.has_room) and not self.is_dropped:
             self._was_limited |= len(self._messages) >= self.window
-            # No await between check and clear, here and below: otherwise a change
-            # in between would be missed.
+            # There must be no await between check and clear, here and below. Otherwise a change in between would be
+            # missed.
             self._changed.clear()
             await self._changed.wait()
 
@@ -218,7 +220,7 @@ class ProcessQueue:
             await self._changed.wait()
 
     async def wait_for_handlers(self, timeout_ms: float) -> bool:
-        """Wait until no handler works on a message of this queue; return False after the timeout."""
+        """Wait until no handler works on a message of this queue. Return False after the timeout."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_ms / 1000.0):
                 while self._handlers:

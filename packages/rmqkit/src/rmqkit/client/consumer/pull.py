@@ -52,12 +52,13 @@ class PullResult(Struct):
     """The result of a pull.
 
     Attributes:
-        status: whether messages were found, or why none were found.
+        status: FOUND, or the reason why no messages were found.
         next_begin_offset: the offset for the next pull, with any status.
         min_offset: the first offset of the queue.
         max_offset: one past the last offset of the queue.
         messages: the messages that match the expression.
-        unreadable: the messages whose bodies cannot be decompressed, with the stored bodies. They are logged as errors.
+        unreadable: the messages with bodies that cannot be decompressed; they contain the stored bodies. They are
+            logged as errors.
     """
 
     status: PullStatus
@@ -86,8 +87,9 @@ class PullConsumer(Consumer):
                 ...
                 await consumer.commit(queue, result.next_begin_offset)
 
-    Every coroutine method raises RemotingError if a broker does not answer, and PeerRefused if it refuses. `committed`
-    and `commit` read and save the offsets of the group. The other arguments are those of a `PushConsumer`.
+    Every coroutine method raises RemotingError if a broker does not answer, and PeerRefused if a broker refuses.
+    `committed` and `commit` read and save the offsets of the group. The other arguments are the same as for a
+    `PushConsumer`.
     Raises SettingsError: a name, an address or a setting is not valid."""
 
     _kind = "pull consumer"
@@ -133,8 +135,9 @@ class PullConsumer(Consumer):
         self._open_later()
 
     def assign(self, queues: Collection[MessageQueue], expression: str = "*", *, expression_type: str = TAG) -> None:
-        """Read exactly these queues, independently of other members of the group. Call it before or after the start.
-        Raises SettingsError: as `subscribe`. Raises ClientError: you have called `subscribe`."""
+        """Read exactly these queues, independently of other members of the group. You can call it before or after the
+        start.
+        Raises SettingsError: the same as for `subscribe`. Raises ClientError: you have called `subscribe`."""
         self._check_mode(is_wrong=bool(self._coordinator.subscriptions) and not self._coordinator.is_manual)
         self._coordinator.assign(queues, expression, expression_type)
         self._open_later()
@@ -143,21 +146,21 @@ class PullConsumer(Consumer):
         """Subscribe to a topic, and call ``task(queue)`` repeatedly for each queue that this consumer owns.
 
         In the task, call `pull` and `commit`. A coroutine function runs on the event loop, a plain function in a
-        thread. The task returns the time until its next call, or None for ``pause``: seconds or a `timedelta`. If it
-        raises, the next call comes after ``pull.error_pause_ms``. The calls for one queue run one after the other.
+        thread. The task returns the time until its next call, or None for ``pause``: seconds or a `timedelta`. If the
+        task raises, it is called again after ``pull.error_pause_ms``. The calls for one queue run one after the other.
         Calls for different queues may run at the same time. Before the consumer gives up a queue or closes, it waits
         for the running call, at most 30 s.
-        Raises SettingsError, ClientError: as `subscribe`."""
+        Raises SettingsError, ClientError: the same as for `subscribe`."""
         self._check_mode(is_wrong=self._coordinator.is_manual)
         self._coordinator.schedule(topic, PullSchedule(task, duration_ms(pause, "pause")))
         self._open_later()
 
     async def poll(self, timeout: Duration = 5.0, *, max_count: int | None = None) -> list[ReceivedMessage]:
-        """Return the next messages: at most ``max_count``, all from one queue; an empty list after the timeout.
-        ``timeout``: seconds or a `timedelta`.
+        """Return the next messages: at most ``max_count``, all from one queue. Return an empty list after the timeout.
+        ``timeout`` is a number of seconds or a `timedelta`.
 
-        This call acknowledges the messages of the previous poll. Their offsets are saved within seconds, or by `commit`
-        if ``auto_commit`` is off.
+        This call acknowledges the messages of the previous poll. Their offsets are saved within seconds. If
+        ``auto_commit`` is off, only `commit` saves them.
         Raises ClientError: you have not called `subscribe` or `assign`, or the time is not valid."""
         self._check_polling()
         messages = await self._poll_buffer.poll(duration_ms(timeout, "timeout"), max_count)
@@ -165,9 +168,10 @@ class PullConsumer(Consumer):
         return messages
 
     def messages(self) -> MessageStream:
-        """Iterate over the messages with ``async for`` while the consumer is open. Do not combine it with `poll`.
+        """Iterate over the messages with ``async for`` while the consumer is open. Do not combine this with `poll`.
 
-        A message is acknowledged when you ask for the next one, or when the consumer is closed without an exception.
+        A message is acknowledged when you request the next message, or when the consumer is closed without an
+        exception.
         Raises ClientError: you have not called `subscribe` or `assign`."""
         self._check_polling()
         return self._stream_of(self._poll_buffer)
@@ -181,7 +185,8 @@ class PullConsumer(Consumer):
                 f"Seek offset illegal, seek offset = {offset}, min offset = {low}, max offset = {high} in {queue}: "
                 "seek between them"
             )
-        # Restart the queue first, then move the position: in the other order the old queue could move it again.
+        # Restart the queue first, then set the position. In the other order, the old queue could change the position
+        # again.
         await self._coordinator.start_at(queue, offset)
         self._poll_buffer.seek(queue, self._coordinator.process_queues.get(queue), offset)
 
@@ -236,8 +241,8 @@ class PullConsumer(Consumer):
             queue_id=queue.queue_id,
             queue_offset=offset,
             max_msg_nums=max_count,
-            # Send the expression, since no heartbeat contains it. No COMMIT_OFFSET: the 0 below would move the group
-            # back to the start of the queue.
+            # Send the expression, because no heartbeat contains it. Do not set COMMIT_OFFSET: the 0 below would set the
+            # group's offset to the start of the queue.
             sys_flag=int(PullFlag.SUBSCRIPTION | (PullFlag.SUSPEND if suspend_ms else 0)),
             commit_offset=0,
             suspend_timeout_millis=suspend_ms,
@@ -257,7 +262,8 @@ class PullConsumer(Consumer):
             pulled.next_begin_offset,
             pulled.min_offset,
             pulled.max_offset,
-            # Brokers compare hashes of tags, so messages with other tags of the same hash arrive, too.
+            # Brokers compare only the hashes of tags, so the response may contain messages with other tags of the same
+            # hash.
             [message for message in messages if matches_tags(wanted, message.tags)],
             [message for message in unreadable if matches_tags(wanted, message.tags)],
         )
@@ -281,15 +287,16 @@ class PullConsumer(Consumer):
 
     @keeps_open
     async def committed(self, queue: MessageQueue) -> int | None:
-        """Return the saved offset of the group; None if the broker has none."""
+        """Return the saved offset of the group, or None if the broker has no offset."""
         return await self._runtime.calls.committed_offset(await self._address(queue), self.group, queue, is_stored=True)
 
     @keeps_open
     async def commit(self, queue: MessageQueue | None = None, offset: int | None = None) -> None:
-        """Save the group's offsets in all polled queues, or with ``queue`` in that queue only. ``offset`` is the offset
-        to save there: that of the next message to consume. It may be less than the saved one.
+        """Save the group's offsets in all polled queues. With ``queue``, save only the offset in this queue:
+        ``offset``, or the polled position. ``offset`` is that of the next message to consume, and it may be less than
+        the saved offset.
 
-        A broker refuses the offset of an unknown group; the group's first pull makes the group known."""
+        A broker refuses the offset of an unknown group. The first pull of a group makes it known."""
         if queue is not None and offset is not None:
             positions = {queue: offset}
         else:
@@ -306,8 +313,8 @@ class PullConsumer(Consumer):
     # -- message lookup
 
     async def view_message(self, topic: str, msg_id: str) -> ReceivedMessage | None:
-        """Look up a message of a topic by its ``msg_id`` or ``offset_msg_id``; return None if no broker has it.
-        Raises ClientError: the ``offset_msg_id`` has an address that no broker of the topic has now.
+        """Look up a message of a topic by its ``msg_id`` or ``offset_msg_id``. Return None if no broker has it.
+        Raises ClientError: no broker of the topic has the address in the ``offset_msg_id`` now.
         Raises NoRoute: the topic does not exist."""
         self._check_started()
         return await view_message(self._runtime, topic, msg_id)
@@ -341,7 +348,7 @@ class PullConsumer(Consumer):
             raise ClientError(f"{self._described} has no queues to poll: subscribe to a topic or assign queues")
 
     def _open_later(self, *, is_late: bool = True) -> None:
-        """Begin to pull in the background, once the client is started and has subscriptions."""
+        """Start to pull in the background when the client is started and has subscriptions."""
         if self._is_started and self._opening is None:
             if not self._coordinator.is_manual:
                 self._runtime.register_consumer(self.group, self._coordinator)
@@ -356,7 +363,7 @@ class PullConsumer(Consumer):
 
     async def _finish(self) -> None:
         if self._opening is not None:
-            # Stop the pulls before messages are settled: messages pulled later would never be returned.
+            # Stop the pulls before the messages are marked as consumed: messages pulled later would never be returned.
             self._opening.cancel()
             await asyncio.wait([self._opening])
             await self._coordinator.stop()
@@ -388,9 +395,9 @@ class PullConsumer(Consumer):
 
 
 async def view_message(runtime: ClientRuntime, topic: str, msg_id: str) -> ReceivedMessage | None:
-    """Look up a message by its offset message id, at the broker in the id, or otherwise by its unique key.
+    """Look up a message by its offset message id at the broker in the id, otherwise by its unique key.
     Raises NoRoute: the topic does not exist.
-    Raises ClientError: the id has an address that no broker of the topic has now."""
+    Raises ClientError: no broker of the topic has the address in the id now."""
     brokers = await _brokers(runtime, topic)
     try:
         ip, port, physical_offset = decode_offset_id(msg_id)
@@ -400,7 +407,8 @@ async def view_message(runtime: ClientRuntime, topic: str, msg_id: str) -> Recei
     for name, address in brokers:
         if address == named:
             return await _at_offset(runtime, topic, name, address, physical_offset)
-    # A broker searches the index files of the requested time: first the few of the last days, then all.
+    # A broker searches the index files of the requested period. First search the files of the last days, then all
+    # files.
     for begin_ms in (runtime.clock.now_ms() - _THREE_DAYS_MS, 0):
         found = await _query(
             runtime, brokers, topic, msg_id, _UNIQUE_KEY_COUNT, begin_ms, _FOREVER_MS, is_unique_key=True
@@ -408,7 +416,7 @@ async def view_message(runtime: ClientRuntime, topic: str, msg_id: str) -> Recei
         for message in found:
             if message.msg_id == msg_id:
                 return message
-    # A unique key has the same number of digits, but almost never a valid port at this place.
+    # A unique key has the same number of digits, but almost never a valid port at this position.
     if 0 < port < 1 << 16 and physical_offset >= 0:
         now = ", ".join(address for _, address in brokers)
         raise ClientError(
@@ -421,19 +429,19 @@ async def view_message(runtime: ClientRuntime, topic: str, msg_id: str) -> Recei
 async def query_messages(
     runtime: ClientRuntime, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int | None
 ) -> list[ReceivedMessage]:
-    """Look up the messages with a key at every broker of the topic; return them in the order of their store time.
+    """Look up the messages with a key at every broker of the topic. Return them in the order of their store time.
     Raises NoRoute: the topic does not exist."""
     end_ms = _FOREVER_MS if end_ms is None else end_ms
     found = await _query(
         runtime, await _brokers(runtime, topic), topic, key, count_max, begin_ms, end_ms, is_unique_key=None
     )
-    # Two keys of a message may have the same hash: then it is in the index twice.
+    # If two keys of a message have the same hash, the message is in the index twice.
     places = {(one.broker_name, one.queue_id, one.queue_offset): one for one in found if key in one.keys}
     return sorted(places.values(), key=lambda message: message.store_timestamp)[:count_max]
 
 
 async def _brokers(runtime: ClientRuntime, topic: str) -> list[tuple[str, str]]:
-    """Return name and address of one broker of each name, the master if there is one."""
+    """Return the name and the address of one broker of each name. The master is preferred."""
     if not runtime.routes.brokers_of(topic):
         await runtime.routes.refresh(topic)
     found = [(name, runtime.routes.any_address(name)) for name in runtime.routes.brokers_of(topic)]
@@ -466,7 +474,7 @@ async def _query(
     *,
     is_unique_key: bool | None,
 ) -> list[ReceivedMessage]:
-    """Query all brokers for a key. They compare hashes only, so the caller must compare the key.
+    """Query all brokers for a key. The brokers compare only hashes, so the caller must compare the key.
     Raises RemotingError, PeerRefused: nothing was found, and a broker did not answer or refused."""
     header = QueryMessageRequest(
         topic=topic,

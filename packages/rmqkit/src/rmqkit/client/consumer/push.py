@@ -5,7 +5,7 @@
     GroupCoordinator ──> ProcessQueue ──> workers (ConcurrentConsumeService, OrderlyConsumeService) ──> handler
                                                                               └── Offsets <── lowest remaining message
 
-Closing runs in the other direction: pulls stop, handlers finish, offsets are saved, the client leaves the group.
+The close runs in the other direction: pulls stop, handlers finish, offsets are saved, the client leaves the group.
 Source: behaviour.md §8.3, §8.8, §8.10, §8.12; remoting.md §9.5, §9.6.
 """
 
@@ -41,7 +41,7 @@ from rmqkit.times import Duration
 
 _BATCH_MAX = 1024
 _READER_SECONDS = 1.0
-"""Time until unhandled messages cause a warning: a program may begin to iterate after the start."""
+"""The time until messages without a handler cause a warning. A program may begin to iterate after the start."""
 
 _NO_SUBSCRIPTION = "has no subscription and gets no messages: call subscribe() or on()"
 _log = logging.getLogger(__name__)
@@ -59,10 +59,10 @@ class PushConsumer(Subscribing, Consumer):
         await consumer.run()                      # until SIGINT or SIGTERM
 
     The members of a group share the queues. They must have the same subscriptions and the same ``allocate`` function
-    (see `rmqkit.client.consumer.allocate`). With ``ordered``, the messages of a queue are handled one after the other:
-    no other member owns the queue meanwhile. If the handler raises, it is called with the same message again before the
-    next one. With ``message_model=MessageModel.BROADCASTING`` in the settings, every member gets every message at most
-    once, and stores its own offsets. The other arguments are the same as for a `Producer`.
+    (see `rmqkit.client.consumer.allocate`). With ``ordered``, the messages of a queue are handled one after the other,
+    and no other member owns the queue at the same time. If the handler raises, it is called with the same message again
+    before the next message. With ``message_model=MessageModel.BROADCASTING`` in the settings, every member gets every
+    message at most once, and stores its own offsets. The other arguments are the same as for a `Producer`.
     Raises SettingsError: a name, an address or a setting is not valid."""
 
     _kind = "consumer"
@@ -164,7 +164,7 @@ class PushConsumer(Subscribing, Consumer):
         self._listeners[topic] = listener
 
     def unsubscribe(self, topic: str) -> None:
-        """Stop consuming a topic. The consumer gives up its queues at once."""
+        """Stop consuming a topic. The consumer gives up its queues immediately."""
         self._listeners.pop(topic, None)
         self._faults.pop(topic, None)
         super().unsubscribe(topic)
@@ -172,15 +172,15 @@ class PushConsumer(Subscribing, Consumer):
     def messages(self) -> MessageStream:
         """Iterate with ``async for`` over the messages of topics that have no handler.
 
-        A message is acknowledged when you ask for the next one, or when the consumer is closed without an exception.
-        Otherwise it is delivered again to another consumer of the group.
+        A message is acknowledged when you request the next message, or when the consumer is closed without an
+        exception. Otherwise it is delivered again to another consumer of the group.
         """
         return self._stream_of(self._service)
 
     # -- internals
 
     async def __aenter__(self) -> Self:
-        # The block that begins here may subscribe; `_warn_without_reader` logs topics without a subscription.
+        # The program may subscribe inside the ``with`` block. `_warn_without_reader` logs a missing subscription.
         self._is_entered = True
         return await super().__aenter__()
 
@@ -199,7 +199,7 @@ class PushConsumer(Subscribing, Consumer):
         self._runtime.register_consumer(self.group, self._coordinator)
 
     async def _open(self) -> None:
-        # Start the handlers after the member has joined; only from then on can one of them block the loop.
+        # Start the handlers after the member has joined. Handlers can block the loop only after this.
         await self._coordinator.open()
         self._service.start()
         watchdog.watch_loop()
@@ -213,8 +213,8 @@ class PushConsumer(Subscribing, Consumer):
             self._tasks.start(self._renew_locks(), f"locks of group {self.group}")
 
     async def _finish(self) -> None:
-        # Pulls stop, handlers finish, acks are sent, and only then offsets are saved and the client leaves the group:
-        # the next owner of a queue must find the offset of the last handler.
+        # The order is: pulls stop, handlers finish, acknowledgements are sent, offsets are saved, the client leaves the
+        # group. The next owner of a queue must find the offset of the last handler.
         await self._tasks.close()
         if self._is_watched:
             self._is_watched = False
@@ -236,7 +236,7 @@ class PushConsumer(Subscribing, Consumer):
         await self._coordinator.leave(still_handled)
 
     def _is_in_thread(self, process_queue: ProcessQueue) -> bool:
-        """Return True if the running handler runs in a thread, so that nothing can cancel it."""
+        """Return True if the running handler runs in a thread, where nothing can cancel it."""
         return any((self._listener_of(one.topic) or _NOT_SUBSCRIBED).is_threaded for one in process_queue.lowest(1))
 
     @property
@@ -248,17 +248,17 @@ class PushConsumer(Subscribing, Consumer):
         return self._without_topic() if listener is None and topic == retry_topic(self.group) else listener
 
     def _without_topic(self) -> Listener | None:
-        """Return the handler of messages that were sent to the retry topic directly, and do
-        not have their topic of origin.
-        It is the only handler, or None (the stream) if a topic has no handler. With several handlers these messages
-        become dead letters: unhandled, they would hold the offset of the retry topic for ever."""
+        """Return the handler of messages that were sent to the retry topic directly, and so have no original topic.
+        If there is only one handler, return it. If a topic has no handler, return None (the stream). With several
+        handlers, these messages become dead letters; otherwise they would hold the offset of the retry topic for ever.
+        """
         found = {id(one): one for topic, one in self._listeners.items() if topic != retry_topic(self.group)}
         if not found or None in found.values():
             return None
         return next(iter(found.values())) if len(found) == 1 else _OF_NO_TOPIC
 
     async def _warn_without_reader(self) -> None:
-        """Warn of unread topics, a moment after the start, because programs may still subscribe or iterate."""
+        """Log topics that nothing reads, a moment after the start, because programs may still subscribe or iterate."""
         await asyncio.sleep(_READER_SECONDS)
         topics = [topic for topic in self._coordinator.subscriptions if not topic.startswith(RETRY_PREFIX)]
         if not topics:
@@ -281,13 +281,13 @@ class PushConsumer(Subscribing, Consumer):
 
 
 async def _not_subscribed(message: ReceivedMessage) -> None:
-    """Handle messages that are delivered again after their topic was unsubscribed. The error sends the message back, so
-    that a member with a subscription gets it."""
+    """Handle messages that are delivered again although the subscription of their topic was removed. The error sends
+    the message back, so that a member with a subscription gets it."""
     raise ClientError(f"topic {message.topic} is not subscribed any more")
 
 
 async def _of_no_topic(message: ReceivedMessage) -> None:
-    """Refuse a message that was sent to the retry topic directly: none of the several handlers is responsible for
+    """Refuse a message that was sent to the retry topic directly, because it is not clear which handler should get
     it."""
     reason = f"it was sent to {message.topic} itself, has no property RETRY_TOPIC, and several topics have handlers"
     raise DeadLetters([(message, reason)])

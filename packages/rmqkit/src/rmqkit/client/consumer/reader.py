@@ -1,4 +1,5 @@
-"""Reading a topic without a group: first the stored messages, then new ones (`rmqkit.connect().read`, ``rmq tail``).
+"""Reading of a topic without a group (`rmqkit.connect().read`, ``rmq tail``): first the stored messages, then new
+messages.
 
 A `TopicReader` pulls each queue for ``TOOLS_CONSUMER``, a group that every broker has. No client joins this group, no
 offset is saved, and other consumers are not affected.
@@ -11,10 +12,11 @@ followed  from there on; the broker holds the pull      as they arrive
 ========  ============================================  =======================================================
 
 A queue that appears later is followed from its first message. If a broker is unreachable, the reader retries every
-second, and misses no message that was stored meanwhile; the queues of this broker are not merged with others. With
-``stop_at_end`` a queue is read up to the end that it had at the beginning, or when its broker was back.
+second, and misses no message that was stored meanwhile. The queues of this broker are not merged with others. With
+``stop_at_end``, a queue is read up to the end that it had at the beginning, or when its broker became reachable again.
 
-The reader requests the offsets of at most 64 queues at a time. It holds one pull of each queue, and 8 more. Loop only.
+The reader requests the offsets of at most 64 queues at a time. It buffers one pull for each queue, and 8 more. Loop
+only.
 Source: behaviour.md §4, §6.2, §8.16; remoting.md §4.3.2.
 """
 
@@ -43,8 +45,8 @@ from rmqkit.sentences import _
 from rmqkit.times import Duration, Moment, duration_ms, moment_ms
 
 ReadFrom: TypeAlias = Literal["first", "new"] | Moment | timedelta | Mapping[MessageQueue, int]
-"""The start: the first stored message, new messages only, a time, a time that long ago, or an offset of each queue
-(queues that are not in the mapping begin at their first message)."""
+"""The start: the first stored message, new messages only, a time, a period before now, or an offset for each queue.
+Queues that are not in the mapping start at their first message."""
 
 _FOLLOWED_PULLS_MAX = 8
 _ASKED_MAX = 64
@@ -53,7 +55,7 @@ _SUSPEND_SECONDS = 15.0
 _PULL_COUNT = 32
 _PAUSE_SECONDS = 1.0
 _OFFSET_MAX = 1_000_000_000
-"""A smaller number is not a time after 2001: the caller probably means an offset."""
+"""A smaller number means a time before 2001: the caller probably meant an offset."""
 _PASSES = (
     ResponseCode.SYSTEM_BUSY,
     ResponseCode.SERVICE_NOT_AVAILABLE,
@@ -66,7 +68,7 @@ class Start(Struct, frozen=True):
     """The start in each queue: an offset, a time (ms since the epoch), or the end of the queue if both are missing.
 
     Attributes:
-        offset: the offset; if the queue does not have it, the nearest offset of the queue.
+        offset: the offset. If the queue does not have this offset, the nearest offset of the queue is used.
         time_ms: the time.
         offsets: start offsets of single queues. For these queues the other fields have no effect.
     """
@@ -84,10 +86,10 @@ class Wanted(Struct, frozen=True):
     """The messages to read.
 
     Attributes:
-        expression: tags (``A || B``) or SQL92, by which brokers filter.
+        expression: tags (``A || B``) or a SQL92 expression, by which the brokers filter.
         expression_type: ``TAG`` or ``SQL92``.
-        keys: keys or message ids; a message needs one of them. Empty means all messages.
-        queues: ``3``, or ``broker-a:3``. Empty means all queues.
+        keys: keys or message ids. A message must have one of them. Empty means all messages.
+        queues: queue ids, such as ``3``, or ``broker-a:3``. Empty means all queues.
     """
 
     expression: str = "*"
@@ -99,12 +101,12 @@ class Wanted(Struct, frozen=True):
         return not self.queues or bool({str(queue.queue_id), queue_text(queue)}.intersection(self.queues))
 
     def has(self, message: ReceivedMessage) -> bool:
-        """Return True if a message has one of the keys. Brokers compare the expression."""
+        """Return True if a message has one of the keys. The brokers compare the expression."""
         return not self.keys or not {message.msg_id, *message.keys}.isdisjoint(self.keys)
 
 
 class Puller(Protocol):
-    """The calls of a `TopicReader`: those of a started `rmqkit.PullConsumer`."""
+    """The methods that a `TopicReader` calls. A started `rmqkit.PullConsumer` has them."""
 
     async def queues(self, topic: str) -> list[MessageQueue]: ...
     async def min_offset(self, queue: MessageQueue) -> int: ...
@@ -123,8 +125,8 @@ class Puller(Protocol):
 
 
 class _Lane(Struct):
-    """A queue whose stored messages are being read: the next offset to pull, the end of the queue at the start, and the
-    pulled messages."""
+    """A queue with stored messages that are still to be read: the next offset to pull, the end of the queue at the
+    start, and the pulled messages."""
 
     queue: MessageQueue
     offset: int
@@ -133,9 +135,9 @@ class _Lane(Struct):
 
 
 def start_of(start: object, now_ms: int) -> Start:
-    """Return the start for an argument.
+    """Convert an argument to a start.
 
-    Raises SettingsError: it is not a start. Raises TimeIllegal: the time is not valid.
+    Raises SettingsError: the argument is not a start. Raises TimeIllegal: the time is not valid.
     """
     if start == "first":
         return Start(offset=0)
@@ -154,7 +156,7 @@ def start_of(start: object, now_ms: int) -> Start:
 
 
 def check_wanted(topic: str, wanted: Wanted) -> None:
-    """Raises SettingsError: the topic, the expression or the keys are not valid."""
+    """Check the arguments of a reader. Raises SettingsError: the topic, the expression or the keys are not valid."""
     fault = topic_fault(topic)
     if fault is None and wanted.expression_type not in (TAG, SQL92):
         fault = f"expression_type is {wanted.expression_type!r}: give 'TAG' or 'SQL92'"
@@ -169,7 +171,7 @@ def check_wanted(topic: str, wanted: Wanted) -> None:
 
 
 async def first_offset(consumer: Puller, queue: MessageQueue, start: Start) -> int:
-    """Request the offset of a start from a broker. Raises RmqError: the broker does not answer, or refuses."""
+    """Return the offset of a start in a queue. Raises RmqError: the broker does not answer, or refuses."""
     if start.time_ms is not None:
         return await consumer.search_offset(queue, start.time_ms / 1000)
     if start.offset is None:
@@ -179,12 +181,13 @@ async def first_offset(consumer: Puller, queue: MessageQueue, start: Start) -> i
 
 
 class TopicReader:
-    """A reader of a topic; a context manager.
+    """A reader of a topic. It is a context manager.
 
     Args:
-        consumer: executes the pulls. The routes of a `rmqkit.PullConsumer` decide how soon new queues are found
-            (``route_interval_ms``).
-        note: called with a line of text: a broker is unreachable, is back, or messages are gone.
+        consumer: the consumer that executes the pulls. ``route_interval_ms`` of a `rmqkit.PullConsumer` determines how
+            soon new queues are found.
+        note: a function that gets a line of text if a broker is unreachable or reachable again, or if messages no
+            longer exist.
         stop_at_end: stop after the messages that were stored at the beginning.
     """
 
@@ -216,7 +219,9 @@ class TopicReader:
         self._is_closed = False
 
     async def __aenter__(self) -> TopicReader:
-        """Begin to read. Raises NoRoute: the topic does not exist. Raises SettingsError: it has no wanted queue."""
+        """Start to read. Raises NoRoute: the topic does not exist. Raises SettingsError: it has none of the wanted
+        queues.
+        """
         queues = await self._consumer.queues(self._topic)
         if not any(map(self._wanted.has_queue, queues)):
             names = ", ".join(map(queue_text, queues))
@@ -238,14 +243,14 @@ class TopicReader:
         await self.close()
 
     async def close(self) -> None:
-        """Stop. `next` returns an empty list, even to a caller that is already waiting."""
+        """Stop the reader. `next` returns an empty list, even to a caller that is already waiting."""
         self._is_closed = True
         await self._tasks.close()
         with contextlib.suppress(asyncio.QueueFull):  # then no caller waits
             self._found.put_nowait([])
 
     async def next(self) -> list[ReceivedMessage]:
-        """Wait for messages, all of one queue. An empty list is the end. Raises RmqError: a broker refuses."""
+        """Wait for messages, all of one queue. An empty list means the end. Raises RmqError: a broker refuses."""
         while (self._empty or self._filled) and not self._is_closed:
             empty, self._empty = self._empty, []
             await asyncio.gather(*map(self._fill, empty))
@@ -260,7 +265,9 @@ class TopicReader:
         return []
 
     def _earliest(self) -> list[ReceivedMessage]:
-        """Take from one lane its messages that are older than the messages of all other lanes."""
+        """Remove from the lane with the oldest message its messages that are not newer than those of all other lanes,
+        and return them.
+        """
         *__, lane = heapq.heappop(self._filled)
         until_ms = self._filled[0][0] if self._filled else lane.held[-1].store_timestamp
         taken = list(itertools.takewhile(lambda one: one.store_timestamp <= until_ms, lane.held))
@@ -278,7 +285,9 @@ class TopicReader:
         heapq.heappush(self._filled, (lane.held[0].store_timestamp, queue.broker_name, queue.queue_id, lane))
 
     async def _open(self, queue: MessageQueue) -> None:
-        """Make a lane of a queue if it has messages after the start and its broker answers. Otherwise follow it."""
+        """Create a lane for a queue if it has stored messages after the start and its broker answers. Otherwise follow
+        the queue.
+        """
         start = self._start.of(queue)
         try:
             if start != Start():
@@ -294,7 +303,9 @@ class TopicReader:
 
     @contextlib.asynccontextmanager
     async def _asking(self) -> AsyncIterator[None]:
-        """Limit concurrent requests for offsets. With many queues they take long, so a note reports the progress."""
+        """Limit concurrent requests for offsets. With many queues the requests take long, so a note reports the
+        progress.
+        """
         async with self._window:
             yield
         self._asked_count += 1
@@ -315,7 +326,7 @@ class TopicReader:
                 async with self._window:
                     pulled = await self._pull(lane.queue, lane.offset, 0)
                 lane.held = self._chosen(pulled, lane.end)
-                # Without this check a broker that returns no greater offset would be pulled for ever.
+                # Without this check, the loop would never end if a broker returned no greater offset.
                 if pulled.next_begin_offset <= lane.offset:
                     break
                 lane.offset = pulled.next_begin_offset
@@ -331,7 +342,7 @@ class TopicReader:
             self._start_following(lane.queue, Start(offset=lane.offset), lane.end)
 
     def _start_following(self, queue: MessageQueue, start: Start, end: int | None = None) -> None:
-        # Add it before the task begins: the next check for new queues must not follow it a second time.
+        # Add the queue before the task begins, so that the next check for new queues does not follow it a second time.
         self._known.add(queue)
         self._followed.add(queue)
         self._tasks.start(self._follow(queue, start, end), _("reading of {queue}", queue=queue_text(queue)))
@@ -345,7 +356,7 @@ class TopicReader:
                         self._start_following(queue, Start(offset=0))
 
     async def _follow(self, queue: MessageQueue, start: Start, end: int | None) -> None:
-        """Put the messages of a queue into `_found`, until the end if the reader has to stop at one."""
+        """Put the messages of a queue into `_found`. Stop at the end if there is one."""
         offset: int | None = None
         last: list[ReceivedMessage] | RmqError = []
         while True:
@@ -359,7 +370,7 @@ class TopicReader:
                     break
                 pulled = await self._pull(queue, offset, 0 if self._stop_at_end else _SUSPEND_SECONDS)
                 offset = await self._take(queue, offset, pulled, end)
-                # After a failover a broker may have fewer messages.
+                # After a failover, a broker may have fewer messages.
                 end = end if end is None else min(end, pulled.max_offset)
             except PeerRefused as error:
                 if error.code not in _PASSES:

@@ -9,8 +9,8 @@ property              value                                                     
 ``rmqkit_tries``      how often the group tried the message, including this time
 ====================  ============================================================  ================
 
-RocketMQ has no such properties: other clients see four properties of an application. They contain exception texts, so
-they are as confidential as the log of the consumer. Pure.
+RocketMQ has no such properties, so other clients see them as properties of the application. They contain exception
+texts, so they are as confidential as the log of the consumer. Pure.
 """
 
 from __future__ import annotations
@@ -32,14 +32,7 @@ _OURS = __name__.partition(".")[0] + ".client."
 
 
 class Reason(Struct, frozen=True):
-    """The reason why a message is given up.
-
-    Attributes:
-        text: the error.
-        traceback: the traceback of the exception, empty without an exception.
-        handler: the name of the handler, empty if none was called.
-        tries: how often the group tried the message.
-    """
+    """the number of times that the group tried the message."""
 
     text: str
     traceback: str = ""
@@ -47,7 +40,7 @@ class Reason(Struct, frozen=True):
     tries: int = 0
 
     def properties(self) -> dict[str, str]:
-        """Return the properties of a dead letter, the least important one last."""
+        """Return the properties of a dead letter, with the least important property last."""
         found = {
             names.DEAD_LETTER_REASON: _one_line(self.text)[:REASON_CHARACTERS_MAX],
             names.DEAD_LETTER_TRIES: str(self.tries) if self.tries else "",
@@ -64,8 +57,8 @@ def text_of(error: BaseException) -> str:
 
 
 def traceback_of(error: BaseException) -> str:
-    """Return the traceback of a handler's exception. It begins in the handler, and omits the calls of this client that
-    lead to the handler."""
+    """Return the traceback of a handler's exception. It begins in the handler, and omits the frames of this client that
+    call the handler."""
     first = error.__traceback__
     while first is not None and first.tb_frame.f_globals.get("__name__", "").startswith(_OURS):
         first = first.tb_next
@@ -74,7 +67,7 @@ def traceback_of(error: BaseException) -> str:
 
 
 def handler_name(handler: Callable[..., object]) -> str:
-    """Return module and name of a handler, or of its class if it is a callable object."""
+    """Return the module and the name of a handler, or of its class if the handler is a callable object."""
     while isinstance(handler, functools.partial):
         handler = handler.func
     handler = inspect.unwrap(handler)

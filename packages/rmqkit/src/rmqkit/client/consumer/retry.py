@@ -1,4 +1,4 @@
-"""The number of retries, and the delay before each retry, of a message on which a handler failed."""
+"""The number of retries of a message after a handler failed, and the delay before each retry."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _EXPONENT_MAX = 64
 
 
 class Retry(Struct, frozen=True, kw_only=True):
-    """The retries of a handler. The delays grow, and each has a random part, so that messages that failed together
+    """The retries of a handler. The delays grow. Each delay has a random part, so that messages that failed together
     are not delivered together again::
 
         @consumer.on("Orders", retry=Retry(times=5, first=1, longest=60))

@@ -1,4 +1,4 @@
-"""Subscriptions with a handler: the types of `on` and `subscribe` let type checkers check the handler's arguments.
+"""Subscriptions with a handler. With the types of `on` and `subscribe`, type checkers check the handler's arguments.
 
 =======================  ==============================  ===========================================================
 ``subscribe(...)`` with  a handler gets                  with two parameters it gets
@@ -39,11 +39,11 @@ Seen = Callable[[ReceivedMessage], object]
 
 
 class Dedupe(Protocol):
-    """A memory of handled messages; see `rmqkit.client.consumer.dedupe`."""
+    """A store of handled messages; see `rmqkit.client.consumer.dedupe`."""
 
     def once(self, handler: Callable[..., object], group: str) -> Callable[..., object]:
-        """Wrap a handler so that it is called for new messages only: the result is called with the message before the
-        handler's arguments. Raises SettingsError: the handler cannot be wrapped."""
+        """Wrap a handler so that it is called for new messages only. The returned function gets the message before the
+        arguments of the handler. Raises SettingsError: the handler cannot be wrapped."""
         ...
 
 
@@ -128,11 +128,11 @@ class Subscribing:
         dedupe: Dedupe | Seen | None = None,
         retry: Retry | None = None,
     ) -> None:
-        """Subscribe to a topic, or replace its subscription. Call it before ``start`` or ``run``, which raise without a
-        subscription, or in the ``with`` block of the consumer; later calls are possible at any time.
+        """Subscribe to a topic, or replace its subscription. Call it before ``start`` or ``run``, which raise an error
+        without a subscription, or in the ``with`` block of the consumer. Later calls are possible at any time.
         Raises SettingsError: the topic or the expression is not valid, ``batch_max`` is out of bounds, ``body`` cannot
-        be read from JSON, ``dedupe`` does not fit the handler, or there is no handler with ``body`` or ``dedupe`` or in
-        ordered consumption.
+        be read from JSON, ``dedupe`` does not fit the handler, or the handler is missing although ``body``, ``dedupe``,
+        ``retry`` or ordered consumption needs it.
 
         Args:
             topic: the topic; it does not have to exist yet.
@@ -217,7 +217,7 @@ class Subscribing:
         dedupe: Dedupe | Seen | None = None,
         retry: Retry | None = None,
     ) -> Any:
-        """Subscribe with the decorated function as handler. Raises SettingsError: as `subscribe`."""
+        """Subscribe with the decorated function as the handler. Raises SettingsError: the same as for `subscribe`."""
 
         def decorate(handler: Callable[..., object]) -> Callable[..., object]:
             self._subscribe(topic, expression, handler, expression_type, body, batch_max, dedupe, retry)
@@ -242,7 +242,7 @@ class Subscribing:
 def body_decoder(kind: Any, topic: str) -> Callable[[bytes], Any]:
     """Return the function that decodes the bodies of a subscription.
 
-    Raises SettingsError: JSON cannot be read as the type.
+    Raises SettingsError: values of the type cannot be read from JSON.
     """
     try:
         return decoder_of(kind)
@@ -253,8 +253,8 @@ def body_decoder(kind: Any, topic: str) -> Callable[[bytes], Any]:
 
 
 def handler_fault(handler: Callable[..., object], body: object, batch_max: int | None) -> str | None:
-    """Return why a handler cannot be called with its arguments, or None.
-    Callables without a signature, such as some written in C, are accepted unchecked."""
+    """Return the reason why a handler cannot be called with its arguments, or None.
+    Callables without a signature, such as some callables written in C, are not checked."""
     try:
         signature = inspect.signature(handler)
     except (TypeError, ValueError):
@@ -272,14 +272,14 @@ def handler_fault(handler: Callable[..., object], body: object, batch_max: int |
 
 
 def is_async(handler: Callable[..., object]) -> bool:
-    """Return True if a handler is a coroutine function, which is called on the loop."""
+    """Return True if a handler is a coroutine function. It is then called on the loop."""
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)
 
 
 def once(handler: Callable[..., object], dedupe: Dedupe | Seen, group: str) -> Callable[..., object]:
-    """Wrap a handler like `Dedupe.once`.
+    """Wrap a handler in the same way as `Dedupe.once`.
 
-    Raises SettingsError: ``dedupe`` is a coroutine function, the handler is not.
+    Raises SettingsError: ``dedupe`` is a coroutine function, but the handler is not.
     """
     if not callable(dedupe):
         return dedupe.once(handler, group)
@@ -300,7 +300,9 @@ def once(handler: Callable[..., object], dedupe: Dedupe | Seen, group: str) -> C
 
 
 def takes_two(handler: Callable[..., object]) -> bool:
-    """Return True if a handler has two positional parameters: it is called with the value and the message."""
+    """Return True if a handler has two required positional parameters. It is then called with the value and the
+    message.
+    """
     try:
         parameters = inspect.signature(handler).parameters.values()
     except (TypeError, ValueError):  # some callables written in C have no signature

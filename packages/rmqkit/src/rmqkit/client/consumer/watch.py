@@ -15,15 +15,15 @@ busy                its handler works on the first message
 waiting for turn    no handler has begun with the first message, or the program does not poll it
 ==================  ============================================================================================
 
-A queue is *stalled* if its first unconsumed offset has been the same for ``stall_after_ms``, and it has a backlog or
-its backlog is unknown. The last three states are reported only for stalled queues. Each change is one log line.
-A check costs some comparisons per queue, nothing per message.
+A queue is *stalled* if its first unconsumed offset has not changed for ``stall_after_ms``, and its backlog is not empty
+or not known. The last three states are reported only for stalled queues. Each change causes one log line. A check costs
+some comparisons for each queue, and nothing for each message.
 
 An event loop is *blocked* if it has not called a due callback for a second: a blocking handler stops everything else. A
-thread checks four times a second, takes the stack of the loop's thread (`sys._current_frames`), and logs the place in
-the program's own code and the innermost one. It does not log while asyncio waits for sockets, nor if the thread itself
-was late, because then the whole process was stopped. Each loop has one such thread, from the start of its first
-consumer to the end of its last one. Source: behaviour.md §8.6, §8.10, §8.12.
+thread checks the loop four times a second. It takes the stack of the loop's thread (`sys._current_frames`), and logs
+the innermost place and the place in the code of the program. It logs nothing while asyncio waits for sockets, or if the
+thread itself was late, because then the whole process was stopped. Each loop has one such thread, from the start of its
+first consumer to the end of its last consumer. Source: behaviour.md §8.6, §8.10, §8.12.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ _BLOCKED = _SILENT | {QueueState.PAUSED}
 _REPORTED_LATE = frozenset((QueueState.FAILING, QueueState.BUSY, QueueState.WAITING_FOR_TURN))
 
 STILL_SECONDS = 1.0
-"""How long a loop may be blocked before that is logged."""
+"""The time in seconds for which a loop may be blocked before this is logged."""
 _LOOKS = 4
-"""Number of checks in that time."""
+"""The number of checks in this time."""
 _LIBRARY = (
     *(f"{path}{os.sep}" for path in sys.modules[__name__.partition(".")[0]].__path__),
     f"{Path(asyncio.__file__).parent}{os.sep}",
@@ -74,7 +74,7 @@ _watchdogs: dict[asyncio.AbstractEventLoop, LoopWatchdog] = {}
 
 
 class _Seen(Struct):
-    """The last check of a queue; times are monotonic."""
+    """The result of the last check of a queue. The times are monotonic."""
 
     position: int | None
     moved_ms: float
@@ -84,8 +84,8 @@ class _Seen(Struct):
 
 
 class QueueWatch:
-    """Watches the queues of one member. ``unlocked`` returns the queues that are assigned to the member but not locked
-    for it."""
+    """A watchdog for the queues of one member. ``unlocked`` returns the queues that are assigned to the member but not
+    locked for it."""
 
     def __init__(
         self, context: ConsumerContext, held: AssignedQueues, unlocked: Callable[[], set[MessageQueue]]
@@ -149,7 +149,7 @@ class QueueWatch:
             seen.position, seen.moved_ms = status.consumed_offset, now_ms
         blocked = self._blocked(queue, process_queue)
         if blocked is None and seen.state in _BLOCKED:
-            # The queue has just been unblocked: the blocked time does not count as stalled.
+            # The queue has just been unblocked. The time before this does not count for a stall.
             seen.moved_ms = now_ms
         is_slow = now_ms - seen.moved_ms >= self._stall_after_ms
         status.state, status.reason = blocked or self._judged(status, process_queue, is_slow=is_slow)
@@ -157,13 +157,13 @@ class QueueWatch:
             seen.moved_ms, is_slow = now_ms, False
         status.is_stalled = is_slow and status.state not in _FINE and (status.backlog != 0 or status.state in _SILENT)
         if status.state is not seen.state:
-            # A state that is reported only for stalled queues began when the queue stalled.
+            # A state that is reported only for stalled queues began when the queue stopped advancing.
             seen.state, seen.since_ms = status.state, seen.moved_ms if status.state in _REPORTED_LATE else now_ms
         status.since_ms = wall_ms - round(now_ms - seen.since_ms)
         return status
 
     def _blocked(self, queue: MessageQueue, one: ProcessQueue | None) -> tuple[QueueState, str] | None:
-        """Return the state and the reason if a queue may not be pulled or handled at all, otherwise None."""
+        """Return the state and the reason if a queue must not be pulled or handled, otherwise None."""
         locks = self._context.locks
         if locks is not None and not locks.is_held(queue):
             error = locks.error_of(queue)
@@ -187,7 +187,7 @@ class QueueWatch:
         return None
 
     def _judged(self, status: QueueStatus, one: ProcessQueue | None, *, is_slow: bool) -> tuple[QueueState, str]:
-        """Return the state of a queue that is not blocked."""
+        """Return the state and the reason of a queue that is not blocked."""
         assert one is not None, "a queue that is not held is blocked"
         if not len(one):
             return QueueState.MOVING if status.backlog else QueueState.CAUGHT_UP, ""
@@ -210,7 +210,9 @@ class QueueWatch:
 
 
 class LoopWatchdog:
-    """Watches the running loop until `stop` is called; ``users`` is the number of consumers that use it."""
+    """A watchdog for the running loop; it ends when `stop` is called. ``users`` is the number of consumers that use
+    it.
+    """
 
     def __init__(self, still_seconds: float = STILL_SECONDS) -> None:
         self.users = 0
@@ -227,7 +229,7 @@ class LoopWatchdog:
     def stop(self) -> None:
         self._timer.cancel()
         self._ended.set()
-        self._thread.join(1.0)  # the thread wakes up at once
+        self._thread.join(1.0)  # the thread wakes up immediately
 
     def _beat(self) -> None:
         self._beaten = time.monotonic()
@@ -250,7 +252,7 @@ class LoopWatchdog:
 
 
 def watch_loop() -> None:
-    """Watch the running loop; each call needs a call of `unwatch_loop`."""
+    """Watch the running loop. Each call requires a later call of `unwatch_loop`."""
     loop = asyncio.get_running_loop()
     if loop not in _watchdogs:
         for ended in [one for one in _watchdogs if one.is_closed()]:
@@ -272,8 +274,8 @@ def unwatch_loop() -> None:
 
 
 def _places(frame: FrameType | None) -> Iterator[str]:
-    """Yield the place in the program whose call blocks the loop, and the innermost place;
-    nothing while the loop is idle."""
+    """Yield the place in the program that blocks the loop, and the innermost place. Yield nothing while the loop is
+    idle."""
     innermost = frame
     while frame is not None and not _is_called_by_library(frame):
         frame = frame.f_back
@@ -284,7 +286,7 @@ def _places(frame: FrameType | None) -> Iterator[str]:
 
 
 def _is_called_by_library(frame: FrameType) -> bool:
-    """Return True if a frame belongs to the program, and the frame that called it belongs to asyncio or rmqkit."""
+    """Return True if a frame belongs to the program, and its caller belongs to asyncio or rmqkit."""
     caller = frame.f_back
     if caller is None or frame.f_code.co_filename.startswith(_LIBRARY):
         return False

@@ -1,11 +1,11 @@
-"""Hooks, which a client calls when it sends, consumes or ends a transaction (``SendMessageHook``,
+"""Hooks: functions that a client calls when it sends, consumes or ends a transaction (``SendMessageHook``,
 ``ConsumeMessageHook``).
 
-A method of a `Hook` is called at the beginning of an operation and may return a function, which is called with the
+A method of a `Hook` is called at the beginning of an operation. It may return a function, which is called with the
 outcome. The methods are called in the order of the hooks, and the returned functions in reverse order. Both are called
-on the loop, in the task of the operation, so they must not block. Exceptions of a hook are logged and change nothing.
-The trace topic (`producer.trace`) and OpenTelemetry (`otel`) are hooks. Loop only. Source: behaviour.md §7.6, §7.9,
-§7.11.
+on the loop in the task of the operation, so they must not block. An exception of a hook is logged and has no other
+effect. The trace topic (`producer.trace`) and OpenTelemetry (`otel`) are hooks. Loop only. Source: behaviour.md §7.6,
+§7.9, §7.11.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Sending(Struct):
         group: the producer group.
         messages: the message, or the messages of the batch. In `Producer.send_many` the list begins with the first
             message, and the others are added as they arrive.
-        is_batch: whether the messages are sent as a batch.
-        is_half: whether the message is sent in a transaction.
-        properties: a hook can add properties here; they are sent with every message.
+        is_batch: True if the messages are sent as a batch.
+        is_half: True if the message is sent in a transaction.
+        properties: the properties that hooks add; they are sent with every message.
     """
 
     group: str
@@ -47,7 +47,7 @@ class Sending(Struct):
 
 
 class SendStatus(enum.Enum):
-    """The safety of a stored message. With every status, the message is stored."""
+    """The safety with which a message is stored. With every status, the message is stored."""
 
     SEND_OK = "SEND_OK"
     """The message is stored as safely as the broker is configured."""
@@ -60,16 +60,16 @@ class SendStatus(enum.Enum):
 
 
 class SendResult(Struct, gc=False):
-    """The result of a send: where the message is stored.
+    """The result of a send.
 
     Attributes:
-        status: how safely the broker has stored the message.
-        msg_id: the unique key of the message; for a batch, the keys of all messages, separated by commas.
-        offset_msg_id: the id of the broker, which contains its address and the position in its log; for a batch, the
-            ids of all messages, separated by commas.
+        status: the safety with which the broker has stored the message.
+        msg_id: the unique key of the message. For a batch, the keys of all messages, separated by commas.
+        offset_msg_id: the id that the broker assigned. It contains the broker's address and the position in its log.
+            For a batch, the ids of all messages, separated by commas.
         queue: the queue of the message: topic, broker name and queue id.
-        queue_offset: the position in the queue; for a batch, the position of its first message.
-        transaction_id: the transaction id of the broker's answer, if any.
+        queue_offset: the position in the queue. For a batch, the position of its first message.
+        transaction_id: the transaction id in the broker's response, or None.
         recall_handle: the handle for `Producer.recall`. Only messages with ``delay`` or ``deliver_at`` have one.
     """
 
@@ -86,14 +86,13 @@ class SendOutcome(Struct):
     """The outcome of a send.
 
     Attributes:
-        result: where the message is stored; None after a failure or a one-way send.
+        result: the result of the send; None after a failure or a one-way send.
         error: the error that the program gets; None after a success.
-        address: the address of the broker that was tried last, ``host:port``.
-        tried_ms: the time when the last try began, in ms since the epoch.
-        body_bytes: the size of the body as it was sent, possibly compressed. For a batch this is the size of the whole
-            batch.
-        region_id: the trace region in the broker's answer.
-        is_traced: whether the broker asks for traces.
+        address: the address of the broker of the last attempt, ``host:port``.
+        tried_ms: the time when the last attempt began, in ms since the epoch.
+        body_bytes: the size of the sent body, which may be compressed. For a batch, the size of the whole batch.
+        region_id: the trace region in the broker's response.
+        is_traced: True if the broker requests traces.
     """
 
     result: SendResult | None = None
@@ -123,9 +122,9 @@ class ConsumeOutcome(Struct):
     """The outcome of a handler call.
 
     Attributes:
-        returned: SUCCESS; TIME_OUT if the handler took longer than the consume time-out; FAILED if it asked for a later
+        returned: SUCCESS; TIME_OUT if the handler exceeded the consume time-out; FAILED if it requested a later
             delivery; EXCEPTION if it raised another exception.
-        error: the exception that the handler raised, if any.
+        error: the exception that the handler raised, or None.
     """
 
     returned: ConsumeReturn = ConsumeReturn.SUCCESS
@@ -137,12 +136,12 @@ class TransactionEnd(Struct):
 
     Attributes:
         group: the producer group.
-        message: the message that was sent; after a check by the broker, the stored message of the check.
+        message: the sent message. After a check by the broker, the stored message in the check.
         msg_id: the unique key of the message.
-        transaction_id: the id of the transaction, if the broker assigned one.
+        transaction_id: the id of the transaction, or None if the broker assigned none.
         state: COMMIT_MESSAGE, ROLLBACK_MESSAGE or UNKNOW, as in Java's clients.
         address: the address of the broker, ``host:port``; None if it is unknown.
-        is_checked: whether the broker checked the transaction.
+        is_checked: True if the broker checked the transaction.
     """
 
     group: str
@@ -161,7 +160,7 @@ class Recall(Struct):
         group: the producer group.
         topic: the topic of the message.
         msg_id: the unique key of the message.
-        error: why the recall failed; None if the message is recalled.
+        error: the reason why the recall failed; None if the message is recalled.
     """
 
     group: str
@@ -171,7 +170,7 @@ class Recall(Struct):
 
 
 class Hook:
-    """Base class of hooks. Derive your own class, and pass an object of it to a client in ``hooks``::
+    """Base class of hooks. Derive a class from it, and pass an object of this class to a client in ``hooks``::
 
     class SlowSends(Hook):
         def sending(self, sending: Sending) -> Callable[[SendOutcome], None]:
@@ -180,30 +179,32 @@ class Hook:
     """
 
     def sending(self, sending: Sending) -> Callable[[SendOutcome], None] | None:
-        """Called before a message or batch is prepared."""
+        """Handle the beginning of a send. This method is called before a message or a batch is prepared."""
 
     def consuming(self, consumption: Consumption) -> Callable[[ConsumeOutcome], None] | None:
-        """Called before a handler is called."""
+        """Handle messages that are about to go to a handler or to the program."""
 
     def transaction_ended(self, end: TransactionEnd) -> None:
-        """Called before the end of a transaction is sent to its broker."""
+        """Handle the end of a transaction. This method is called before the end is sent to the broker."""
 
     def recalled(self, recall: Recall) -> None:
-        """Called after a recall has succeeded or failed."""
+        """Handle a recall that has succeeded or failed."""
 
 
 class BackgroundHook(Hook):
-    """A hook that has a task of its own. The client starts and closes this hook."""
+    """A hook that runs its own task. The client starts and closes this hook."""
 
     def start(self) -> None:
-        """Start the hook, after the client has joined its group."""
+        """Start the hook. The client calls this after it has joined its group."""
 
     async def close(self) -> None:
-        """Stop the hook, after the client has left its group; everything reported before is delivered."""
+        """Stop the hook after everything that was reported before is delivered. The client calls this after it has left
+        its group.
+        """
 
 
 class Prepared(Protocol):
-    """A prepared message; its sender calls ``on_end`` once with the outcome."""
+    """A prepared message. Its sender calls ``on_end`` once with the outcome."""
 
     on_end: Callable[[SendOutcome], None] | None
 
@@ -214,14 +215,16 @@ class Hooks(tuple[Hook, ...]):
     __slots__ = ()
 
     def prepare(self, sending: Sending, prepare: Callable[[dict[str, str]], M]) -> M:
-        """Call ``prepare`` with the properties that hooks add. The sender of the result must call its ``on_end`` once.
+        """Call ``prepare`` with the properties that the hooks add. The sender of the result must call ``on_end`` of the
+        result once.
         Raises the errors of ``prepare``, after the hooks have received them."""
         if not self:
             return prepare({})
         on_end = self.sending(sending)
         try:
             prepared = prepare(sending.properties)
-        # Do this after a cancellation, too: each ``on_end`` must be called exactly once, or spans and traces stay open.
+        # Do this after a cancellation, too. Each ``on_end`` must be called exactly once; otherwise spans and traces
+        # remain open.
         except BaseException as error:
             on_end(SendOutcome(error=error))
             raise
@@ -229,15 +232,15 @@ class Hooks(tuple[Hook, ...]):
         return prepared
 
     def sending(self, sending: Sending) -> Callable[[SendOutcome], None]:
-        """Call `Hook.sending` of all hooks; the caller must call the result once, with the outcome."""
+        """Call `Hook.sending` of all hooks. The caller must call the returned function once with the outcome."""
         return _begin([hook.sending for hook in self], sending)
 
     def consuming(self, consumption: Consumption) -> Callable[[ConsumeOutcome], None]:
-        """Call `Hook.consuming` of all hooks; the caller must call the result once, with the outcome."""
+        """Call `Hook.consuming` of all hooks. The caller must call the returned function once with the outcome."""
         return _begin([hook.consuming for hook in self], consumption)
 
     def polled(self, group: str, messages: list[ReceivedMessage]) -> None:
-        """Report messages that the program polled: they count as consumed successfully."""
+        """Report messages that the program polled. They count as consumed successfully."""
         if self and messages:
             self.consuming(Consumption(group, messages, is_polled=True))(ConsumeOutcome())
 
@@ -254,19 +257,21 @@ NO_HOOKS = Hooks(())
 
 
 default_hooks: list[Hook] = []
-"""Hooks of all clients created from now on, besides their own hooks; used by OpenTelemetry's instrumentor."""
+"""The hooks of all clients that are created from now on, in addition to their own hooks. OpenTelemetry's instrumentor
+uses this.
+"""
 
 
 def with_defaults(hooks: Sequence[Hook]) -> tuple[Hook, ...]:
-    """Return the hooks of a client: its own hooks, and the default hooks, without those that have the class of an own
-    hook."""
-    # Compare exact classes: a hook with its own tracer replaces the instrumentor's. Both would make two spans for each
-    # send, and the second would overwrite the context of the first.
+    """Return the hooks of a client: its own hooks, and those default hooks that do not have the same class as one of
+    its own hooks."""
+    # Compare exact classes: a hook with its own tracer replaces the hook of the instrumentor. Both hooks would create
+    # two spans for each send, and the second hook would overwrite the context of the first.
     return (*hooks, *(one for one in default_hooks if not any(type(given) is type(one) for given in hooks)))
 
 
 def _begin(starts: list[Callable[[A], Callable[[Any], None] | None]], about: A) -> Callable[[Any], None]:
-    # Call the ends in reverse order, as in nested blocks: the span of the first hook encloses all others.
+    # Call the returned functions in reverse order, as in nested blocks: the span of the first hook contains all others.
     ends = [end for start in starts if (end := _call(start, about)) is not None]
 
     def end_all(outcome: Any) -> None:

@@ -1,10 +1,10 @@
 """OpenTelemetry's instrumentor: ``opentelemetry-instrument python app.py`` traces every client without code changes.
 
-It is the entry point of that command, and programs may call it::
+`RmqkitInstrumentor` is the entry point of this command. A program can also call it::
 
     RmqkitInstrumentor().instrument(tracer_provider=provider)
 
-Clients created afterwards have the hook of `otel`, unless they have their own. Needs the extra ``otel``.
+Clients created afterwards have the hook of `otel`, unless they have their own. This module needs the extra ``otel``.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ __all__ = ["RmqkitInstrumentor"]
 
 
 class RmqkitInstrumentor(BaseInstrumentor):  # type: ignore[misc]
-    """Switches tracing on (`instrument`) or off (`uninstrument`) for all clients that are created afterwards.
-    ``tracer_provider``: None uses the process's provider."""
+    """The switch for the tracing of all clients that are created afterwards: `instrument` enables tracing,
+    `uninstrument` disables it.
+    ``tracer_provider``: None means the provider of the process."""
 
     def instrumentation_dependencies(self) -> Collection[str]:
         return ("rmqkit",)

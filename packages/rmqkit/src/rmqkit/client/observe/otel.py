@@ -1,4 +1,4 @@
-"""OpenTelemetry spans of sends and handlers; needs the extra ``otel``.
+"""OpenTelemetry spans of sends and handlers. This module needs the extra ``otel``.
 
 =====================  ========  ==================================================================================
 span                   kind      parent
@@ -8,8 +8,8 @@ span                   kind      parent
 ``receive <topic>``    CONSUMER  the current span when messages are polled; links to the spans of the messages
 =====================  ========  ==================================================================================
 
-A sent message has its span's context in the properties ``traceparent`` and ``tracestate`` (W3C), or in the properties
-of the process's propagator. Names follow the semantic conventions for messaging and RocketMQ.
+A sent message contains the context of its span in the properties ``traceparent`` and ``tracestate`` (W3C), or in the
+properties of the process's propagator. The names follow the semantic conventions for messaging and RocketMQ.
 Source: behaviour.md §7.6.
 """
 
@@ -40,13 +40,13 @@ class Telemetry(Hook):
         async with Producer("orders", hooks=[Telemetry()]) as producer:
             ...
 
-    ``tracer_provider``: None uses the process's provider."""
+    ``tracer_provider``: None means the provider of the process."""
 
     def __init__(self, tracer_provider: TracerProvider | None = None) -> None:
         self._tracer: Tracer = trace.get_tracer("rmqkit", tracer_provider=tracer_provider)
 
     def sending(self, sending: Sending) -> Callable[[SendOutcome], None] | None:
-        """Start the span of a send and add its context to the sent properties."""
+        """Start the span of a send, and add the context of the span to the sent properties."""
         message = sending.messages[0]
         attributes = _operation("send", message.topic) | {
             "messaging.rocketmq.client_group": sending.group,
@@ -60,7 +60,7 @@ class Telemetry(Hook):
                 at_ms = moment_ms(message.deliver_at, "deliver_at")
                 attributes["messaging.rocketmq.message.delivery_timestamp"] = at_ms
         span = self._tracer.start_span(f"send {message.topic}", kind=SpanKind.PRODUCER, attributes=attributes)
-        # Leave the message object unchanged, because the program may send it again in another span.
+        # Do not change the message object, because the program may send it again in another span.
         propagate.inject(sending.properties, trace.set_span_in_context(span))
         return lambda outcome: _sent(span, sending, outcome)
 
@@ -82,17 +82,18 @@ class Telemetry(Hook):
             attributes |= {"messaging.message.id": first.msg_id, "messaging.message.body.size": len(first.body)}
         else:
             attributes["messaging.batch.message_count"] = len(messages)
-        # The span of a poll is a child of the program's current span. The senders' spans are
-        # only linked, as for a batch.
+        # The span of a poll is a child of the program's current span. It has only links to the spans of the senders, as
+        # for a batch.
         if len(messages) == 1 and not is_polled:
             parent = propagate.extract(first.properties, context.get_current())
         else:
-            # A span has one parent: a batch links to the spans of its messages instead.
+            # A span has only one parent, so the span of a batch has links to the spans of its messages.
             links = [link for message in messages if (link := _link(message)) is not None]
         span = self._tracer.start_span(
             f"{operation} {first.topic}", context=parent, kind=SpanKind.CONSUMER, attributes=attributes, links=links
         )
-        # Attach it in the handler's task, so that spans of the program become children; `end` runs in the same task.
+        # Attach the span in the task of the handler, so that spans of the program become its children. `end` runs in
+        # the same task.
         token = context.attach(trace.set_span_in_context(span, parent))
 
         def end(outcome: ConsumeOutcome) -> None:
@@ -106,7 +107,7 @@ def _sent(span: Span, sending: Sending, outcome: SendOutcome) -> None:
     result = outcome.result
     if outcome.body_bytes:
         span.set_attribute("messaging.message.body.size", outcome.body_bytes)
-    # Set it at the end: a batch of `send_many` has only its first message when its span starts.
+    # Set this at the end: a batch of `send_many` has only its first message when its span starts.
     if sending.is_batch:
         span.set_attribute("messaging.batch.message_count", len(sending.messages))
     if outcome.address is not None:

@@ -1,8 +1,8 @@
 """Status of producers and consumers, as objects and as tables, and the rates of a topic (``ConsumerStatsManager``).
 
-Pull loops and handlers add to plain counters (`ConsumerStats`). Every 10 s the counters are sampled; a rate is computed
-from the difference between the counters and the sample of a minute ago (or the start). Failures are counted over the
-last hour.
+Pull loops and handlers increase plain counters (`ConsumerStats`). Every 10 s the counters are sampled. A rate is
+computed from the difference between the counters and the sample of a minute ago, or of the start. Failures are counted
+for the last hour.
 Source: behaviour.md §7.5, §8.6, §8.15.
 """
 
@@ -27,13 +27,13 @@ class QueueState(enum.Enum):
     """The state of a queue of a consumer."""
 
     MOVING = "moving"
-    """The offset of the queue rises."""
+    """The offset of the queue increases."""
     CAUGHT_UP = "caught up"
     """There is no backlog."""
     PAUSED = "paused"
     """The program has paused the queue."""
     TAKING_OVER = "taking over"
-    """The consumer has just got the queue; the former owner may still save its offset."""
+    """The consumer has just got the queue. The former owner may still save its offset."""
     WAITING_FOR_LOCK = "waiting for lock"
     """Another member of the group has the lock of the broker, or the lock has expired (ordered consumption)."""
     UNREACHABLE = "unreachable"
@@ -41,7 +41,7 @@ class QueueState(enum.Enum):
     REFUSED = "refused"
     """The broker answers with an error code."""
     FULL = "full"
-    """A limit of held messages or bytes stops the pulling (flow control)."""
+    """A limit of held messages or bytes stops the pulls (flow control)."""
     FAILING = "failing"
     """The handler fails repeatedly on the first message."""
     BUSY = "busy"
@@ -56,14 +56,14 @@ class QueueStatus(Struct, kw_only=True):
     Attributes:
         queue: the queue.
         state: the state of the queue.
-        reason: the reason of the state: a message, a limit, an address, a code.
+        reason: the reason for the state: a message, a limit, an address, or a code.
         since_ms: the time when this state began, in ms since the epoch.
-        is_stalled: whether the queue has a backlog and does not advance.
-        consumed_offset: the first offset that is not consumed; None until the start offset is known.
+        is_stalled: True if the queue has a backlog and does not advance.
+        consumed_offset: the first offset that is not consumed; None if the start offset is not known yet.
         pulled_offset: the next offset to pull.
         max_offset: one past the offset of the last message, according to the response to the last pull.
-        held_messages: messages that are pulled and not consumed yet.
-        held_bytes: bytes of these messages.
+        held_messages: the number of messages that are pulled and not consumed yet.
+        held_bytes: the size of these messages.
     """
 
     queue: MessageQueue
@@ -86,14 +86,14 @@ class QueueStatus(Struct, kw_only=True):
 
 
 class MemberStatus(Struct, kw_only=True):
-    """The status of a consumer; ``print`` it to get a table.
+    """The status of a consumer. ``print`` it to get a table.
 
     Attributes:
         group: the consumer group.
         client_id: the client id of the consumer.
         state: the state of the client: not started, started, closed.
         queues: the status of each queue that the consumer owns.
-        missing_topics: subscribed topics that have no queues to read.
+        missing_topics: subscribed topics without queues to read.
     """
 
     group: str
@@ -104,7 +104,7 @@ class MemberStatus(Struct, kw_only=True):
 
     @property
     def backlog(self) -> int:
-        """The number of stored messages of all queues that are not consumed yet. Queues with an unknown backlog do not
+        """The number of stored messages in all queues that are not consumed yet. Queues with an unknown backlog do not
         count."""
         return sum(one.backlog or 0 for one in self.queues)
 
@@ -129,10 +129,10 @@ class BrokerStatus(Struct, kw_only=True):
         name: the name of the broker.
         broker_id: the id of the broker; 0 is the master.
         address: the address of the broker, ``host:port``.
-        is_connected: whether there is a connection.
-        avoided_ms: for how many ms sends still avoid this broker; 0 means that they do not avoid it
+        is_connected: True if there is a connection.
+        avoided_ms: the remaining time in ms in which sends avoid this broker; 0 means that they do not avoid it
             (``avoid_slow_brokers``).
-        is_reachable: whether sends succeed, as far as known.
+        is_reachable: True if sends succeed, as far as is known.
     """
 
     name: str
@@ -144,7 +144,7 @@ class BrokerStatus(Struct, kw_only=True):
 
 
 class ProducerStatus(Struct, kw_only=True):
-    """The status of a producer; ``print`` it to get a table.
+    """The status of a producer. ``print`` it to get a table.
 
     Attributes:
         group: the producer group.
@@ -152,8 +152,8 @@ class ProducerStatus(Struct, kw_only=True):
         state: the state of the client: not started, started, closed.
         name_servers: the addresses of the name servers.
         brokers: the brokers that the producer knows.
-        sends_under_way: the number of sends that are not answered yet.
-        bytes_under_way: the bytes of these sends.
+        sends_under_way: the number of sends without a response so far.
+        bytes_under_way: the size of these sends in bytes.
     """
 
     group: str
@@ -174,7 +174,7 @@ class ProducerStatus(Struct, kw_only=True):
 
 
 def _table(titles: tuple[str, ...], rows: Iterator[tuple[object, ...]]) -> Iterator[str]:
-    """Yield the lines of a table; the last column is not padded."""
+    """Yield the lines of a table. The last column is not padded."""
     texts = [titles, *(tuple("-" if cell is None else str(cell) for cell in row) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*texts, strict=True)][:-1]
     for text in texts:
@@ -198,10 +198,11 @@ def _connection(one: BrokerStatus) -> str:
 
 
 class ConsumerStats:
-    """Counters of one topic's pulls and handler calls since ``at_ms`` (monotonic), and their durations.
+    """Counters of the pulls and the handler calls of one topic since ``at_ms`` (monotonic), and their durations.
 
-    ``pulls`` and ``pull_ms`` count responses with messages, ``pulled`` their messages; ``calls`` and ``call_ms`` count
-    handler calls, ``consumed`` and ``failed`` their messages."""
+    ``pulls`` and ``pull_ms`` are the number and the duration of responses with messages, and ``pulled`` is the number
+    of these messages. ``calls`` and ``call_ms`` are the number and the duration of handler calls, and ``consumed`` and
+    ``failed`` are the numbers of their messages."""
 
     __slots__ = ("_samples", "call_ms", "calls", "consumed", "failed", "pull_ms", "pulled", "pulls")
 
@@ -217,7 +218,7 @@ class ConsumerStats:
 
     def status(self, at_ms: float) -> ConsumeStatus:
         """Return means and rates of the last minute, and the failures of the last hour."""
-        # The oldest sample of the last minute, or an older one if there is none.
+        # Use the oldest sample of the last minute. If there is none, use the last sample.
         then = next((one for one in self._samples if at_ms - one[0] <= _MINUTE_MS), self._samples[-1])
         seconds = max(at_ms - then[0], 1.0) / 1000.0
         pulls, pull_ms, pulled, calls, call_ms, consumed, failed = (

@@ -1,5 +1,5 @@
-"""The pop consumer. Brokers track the receiver of each message, not of each queue, so every
-member may read every queue.
+"""The pop consumer. Brokers record the receiver of each message, not of each queue, so every member may read every
+queue.
 
 =====================  =========================================================================================
 a program calls        the consumer
@@ -44,11 +44,12 @@ class PopConsumer(PushConsumer):
                 ...
                 await consumer.ack(message)       # without ack in time, the message is delivered again
 
-    While a handler or `messages` holds a message, it stays invisible to others. A message from `pop` is invisible only
-    for its invisible time. With ``ordered``, one member at a time has the messages of a queue until it has acknowledged
-    all of them. ``allocate`` sets how brokers distribute queues if an operator has enabled that: `averagely` or
-    `averagely_by_circle`. Every coroutine method raises RemotingError if a broker does not answer, and PeerRefused if
-    it refuses. Everything else is as for `PushConsumer`. Raises SettingsError: also for broadcasting."""
+    While a handler or `messages` holds a message, the message stays invisible to others. A message from `pop` is
+    invisible only for its invisible time. With ``ordered``, only one member at a time has messages of a queue, until it
+    has acknowledged all of them. ``allocate`` determines how brokers distribute queues if an operator has enabled this:
+    `averagely` or `averagely_by_circle`. Every coroutine method raises RemotingError if a broker does not answer, and
+    PeerRefused if a broker refuses. Everything else is the same as for `PushConsumer`. Raises SettingsError: the same
+    as for `PushConsumer`, or the settings require broadcasting."""
 
     _kind = "pop consumer"
     _only_pops = True
@@ -65,19 +66,18 @@ class PopConsumer(PushConsumer):
         queue: MessageQueue | None = None,
         expression_type: str = TAG,
     ) -> list[ReceivedMessage]:
-        """Return at most ``max_count`` messages, which other members do not get for the invisible time.
+        """Return at most ``max_count`` messages. Other members do not get them during the invisible time.
 
-        A broker may return fewer. The consumer requests brokers in turn until one has messages; the last one
-        waits for the first message.
+        A broker may return fewer. The consumer sends requests to the brokers in turn until one has messages. The last
+        broker waits for the first message.
         Args:
             topic: the topic; its retries are included.
             expression: ``*`` for all messages, ``A || B`` for tags, or with ``expression_type="SQL92"`` a SQL92
                 expression.
             max_count: 1 to 32.
             invisible_time: seconds or a `timedelta`; None means ``pop.invisible_ms`` of the settings.
-            wait: how long a broker may wait for a message, in seconds or as a `timedelta`; 0 means that it does not
-                wait.
-            queue: pop from this queue only; None means all queues. An ordered consumer should pass a queue.
+            wait: the longest time that the broker waits for a message, in seconds or as a `timedelta`; 0 means no wait.
+            queue: the only queue to pop from; None means all queues. An ordered consumer should pass a queue.
             expression_type: ``TAG`` or ``SQL92``.
         """
         self._check_started()
@@ -96,7 +96,7 @@ class PopConsumer(PushConsumer):
                     one, wanted, count=max_count, invisible_ms=invisible_ms, poll_ms=poll_ms if is_last else 0
                 )
             except RemotingError:
-                # An unreachable broker must not withhold the messages of the others.
+                # An unreachable broker must not prevent the delivery of the messages of the others.
                 if is_last:
                     raise
                 continue
@@ -118,13 +118,13 @@ class PopConsumer(PushConsumer):
 
     @keeps_open
     async def ack_many(self, messages: Collection[ReceivedMessage]) -> None:
-        """Acknowledge messages, with one request for each broker. Raises ClientError: a message was not popped."""
+        """Acknowledge messages with one request for each broker. Raises ClientError: a message was not popped."""
         await self._pop_session.ack(messages)
 
     @keeps_open
     async def change_invisible_time(self, message: ReceivedMessage, invisible_time: Duration) -> None:
-        """Change the invisible time of a message: it is delivered again after this time, seconds or a
-        `timedelta`, unless you acknowledge it.
+        """Change the invisible time of a message: seconds or a `timedelta`. The message is delivered again after this
+        time, unless you acknowledge it.
         Raises ClientError: the message was not popped, or the time is not valid."""
         invisible_ms = round(duration_ms(invisible_time, "invisible_time"))
         await self._pop_session.change_invisible_time(message, invisible_ms)
@@ -139,8 +139,8 @@ class PopConsumer(PushConsumer):
         return self._session
 
     async def _next_brokers(self, topic: str) -> list[MessageQueue]:
-        """Return the queues to pop: one entry for each broker or, in ordered consumption, one for each queue. Each call
-        begins the list with the next entry."""
+        """Return the queues to pop: one entry for each broker or, in ordered consumption, for each queue. Each call
+        moves the start of the list to the next entry."""
         queues = await self._runtime.routes.readable_queues(topic)
         if not self._is_ordered:
             queues = [MessageQueue(topic, name, ANY_QUEUE) for name in sorted({queue.broker_name for queue in queues})]

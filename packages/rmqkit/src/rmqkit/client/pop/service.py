@@ -10,9 +10,9 @@ code 3, no strategy     computes the assignment like the others   pops all queue
 no request (in order)                                             pops each queue separately
 ======================  ========================================  =========================================
 
-Queue -1 of a broker means all of its queues. If the mode of a queue changes, the queue is given up, and taken again in
-the next rebalance. If a broker still holds a pop then (up to 15 s), the pop may return a message that is also pulled.
-The message is then handled twice.
+Queue -1 of a broker means all of its queues. If the mode of a queue changes, the member gives the queue up, and takes
+it again in the next rebalance. If a broker still holds a pop request (up to 15 s), its response may contain a message
+that is also pulled. The message is then handled twice.
 
 ================  ==========================================================================
 response to pop   action (``popMessage``)
@@ -24,7 +24,7 @@ FLOW_CONTROL      pop again after 20 ms
 anything else     pop again after 1 s
 ================  ==========================================================================
 
-A record whose body cannot be unpacked goes to the dead letters.
+If the body of a record cannot be unpacked, the record goes to the dead letters.
 
 ==========================  ==================================================================================
 a handler …                 effect
@@ -38,8 +38,8 @@ runs long                   the member holds the message for up to ``consume_tim
                             delivers it again
 ==========================  ==================================================================================
 
-A Java client acknowledges a message that failed too often, and the message is lost. This client sends the message to
-the dead letters first, like the proxies of brokers, and acknowledges it afterwards. In ordered consumption, the other
+If a message has failed too often, a Java client acknowledges it, and the message is lost. This client first sends the
+message to the dead letters, as the proxies of brokers do, and then acknowledges it. In ordered consumption, the other
 messages of the queue wait for the failed message.
 Loop only. Source: behaviour.md §4.12, §4.15, §8.4, §8.13; remoting.md §4.6.1.
 """
@@ -81,7 +81,9 @@ _POP = "POP"
 
 
 class PopConsumeService(ConcurrentConsumeService):
-    """Workers that run handlers on popped messages (``ConsumeMessagePopConcurrentlyService``) and on pulled ones."""
+    """A consume service with workers that run handlers on popped messages (``ConsumeMessagePopConcurrentlyService``)
+    and on pulled messages.
+    """
 
     def put(self, process_queue: ProcessQueue, messages: list[ReceivedMessage]) -> None:
         prefix = pop_retry_topic(self.group, "")  # pulled by a group that popped before
@@ -96,13 +98,13 @@ class PopConsumeService(ConcurrentConsumeService):
             super().consumed(process_queue, *messages)
             return
         for message in messages:
-            # Do not acknowledge an expired message: it is delivered again, and its next receiver acknowledges it.
+            # Do not acknowledge an expired message: it is delivered again, and the next receiver acknowledges it.
             if process_queue.remove(message) != NOTHING_HELD:
                 process_queue.session.ack_soon(message)
 
     async def expire(self, process_queue: ProcessQueue) -> None:
-        """Send back pulled messages whose handlers run too long; the invisible time of
-        popped ones expires by itself."""
+        """Send back pulled messages with handlers that run too long. Popped messages need no action, because their
+        invisible time expires."""
         if not isinstance(process_queue, PopProcessQueue):
             await super().expire(process_queue)
 
@@ -123,9 +125,9 @@ class PopConsumeService(ConcurrentConsumeService):
         elif self._is_last(message, level):
             await self._give_up(process_queue, message, self.reason_of(error, message))
         else:
-            # Remove it first: the session must not renew the invisible time that is set here.
+            # Remove the message first, so that the session does not renew the invisible time that is set here.
             process_queue.remove(message)
-            # The broker counts deliveries, so that another member continues with the next step.
+            # The step depends on the broker's count of deliveries, so another member continues with the next step.
             step = min(level or message.reconsume_times, len(BACK_OFF_SECONDS) - 1)
             invisible_ms = BACK_OFF_SECONDS[step] * 1000 if chosen_ms is None else chosen_ms
             try:
@@ -139,7 +141,7 @@ class PopConsumeService(ConcurrentConsumeService):
                 )
 
     async def _give_up(self, process_queue: PopProcessQueue, message: ReceivedMessage, reason: Reason) -> None:
-        """Send a message to the dead letters, and acknowledge it afterwards.
+        """Send a message to the dead letters, and then acknowledge it.
 
         If the send fails, the message is delivered again when its invisible time expires.
         """
@@ -158,7 +160,7 @@ class PopConsumeService(ConcurrentConsumeService):
 
 
 class OrderlyPopConsumeService(PopConsumeService, OrderlyConsumeService):
-    """Workers that run handlers on popped messages in the order of each queue."""
+    """A consume service with workers that run handlers on popped messages in the order of each queue."""
 
     async def _is_dead_lettered(self, message: ReceivedMessage, reason: Reason) -> bool:
         return await self._is_dead_letter(message, reason)
@@ -170,11 +172,13 @@ class PopLoop(PullLoop):
     _attempt_id: str | None = None
 
     async def run(self, pause_ms: float) -> None:
-        """Pop until the queue is dropped, without a first pause: no former owner has an offset to save."""
+        """Pop until the queue is dropped. There is no pause at the beginning, because no former owner has an offset to
+        save.
+        """
         await super().run(0.0)
 
     async def _step(self) -> float:
-        """Pop once; return the pause after it in ms."""
+        """Pop once. Return the pause after the pop in ms."""
         process_queue, clock, settings = self.process_queue, self._runtime.clock, self.context.settings
         assert isinstance(process_queue, PopProcessQueue), "a popped queue has a PopProcessQueue"
         subscription, session = self.subscription_of(self._queue.topic), process_queue.session
@@ -182,8 +186,8 @@ class PopLoop(PullLoop):
             return settings.pull.error_pause_ms
         await process_queue.wait_for_room()
         if session.is_ordered:
-            # In order a broker delivers nothing while acks are missing. The attempt id identifies a pop
-            # whose response was lost: the broker then delivers the same messages again.
+            # In ordered consumption, a broker delivers nothing while acknowledgements are missing. The attempt id
+            # identifies a pop with a lost response: the broker then delivers the same messages again.
             await session.flush()
             self._attempt_id = self._attempt_id or uuid.uuid4().hex
         if process_queue.is_dropped:
@@ -211,13 +215,13 @@ class PopLoop(PullLoop):
         for message in result.unreadable:
             await self.context.consume_service.unreadable(message)
             session.ack_soon(message)
-        # A broker whose clock is ahead considers every request too old and does not wait.
+        # If the clock of a broker is ahead, the broker considers every request too old and does not wait.
         is_hasty = result.status is PopStatus.NOT_FOUND and took_ms < settings.pull.suspend_ms / 2
         return settings.pull.error_pause_ms if is_hasty or result.status is PopStatus.POLLING_FULL else 0.0
 
 
 class BrokerRebalance(Rebalance):
-    """Asks brokers for this member's queues, and for the mode of each queue: popped or pulled
+    """A rebalance that requests this member's queues from brokers, and the mode of each queue: popped or pulled
     (``QUERY_ASSIGNMENT``)."""
 
     def __init__(self, context: ConsumerContext, owner: QueueOwner, session: PopSession, *, only_pops: bool) -> None:
@@ -245,13 +249,13 @@ class BrokerRebalance(Rebalance):
         pulled = {one.message_queue for one in assigned} - popped
         retry = pop_retry_topic(self._group, with_namespace(self._runtime.namespace, topic))
         if pulled and not popped and topic not in self._retried and not topic.startswith(RETRY_PREFIX):
-            # The retry topic of the group has the retries of earlier pops. Only pops
-            # read this topic automatically.
+            # The retry topic of the group contains the retries of earlier pops. A pop reads this topic automatically,
+            # but a pull does not.
             self._retried.add(topic)
             self._owner.subscribe(retry, "*", TAG)
         elif popped and topic in self._retried:
-            # A PopSession reads that topic, too. First save the pulled offset; the mode
-            # changes with the next rebalance.
+            # A `PopSession` reads this topic, too. Therefore save the pulled offset first; the mode changes with the
+            # next rebalance.
             self._retried.discard(topic)
             self._owner.unsubscribe(retry)
             return {queue for queue in self._owner.held_queues() if queue.topic == topic}, 0
@@ -279,9 +283,9 @@ class BrokerRebalance(Rebalance):
     def _with_modes(
         self, topic: str, pulled: set[MessageQueue], popped: set[MessageQueue]
     ) -> tuple[set[MessageQueue], int]:
-        """Return the queues to hold, and how many members to assume. Queues that change between popped and pulled are
-        left out. The number is 0 if there are such queues, 2 if there are pulled queues that another member may have
-        held, otherwise 1."""
+        """Return the queues to own, and the assumed number of members. Queues that change between popped and pulled are
+        omitted. The number is 0 if there are such queues, 2 if another member may have owned one of the pulled queues,
+        otherwise 1."""
         assert not pulled & popped, "no queue is both pulled and popped"
         before = {queue for queue in self._session.queues if queue.topic == topic}
         self._session.queues.difference_update(before)
@@ -292,7 +296,7 @@ class BrokerRebalance(Rebalance):
 
 @dataclass(eq=False)
 class PopAssignedQueues(AssignedQueues):
-    """The queues of this member. Those that the broker wants popped are popped, and the others are pulled."""
+    """The queues of this member. The brokers determine which queues are popped; the others are pulled."""
 
     session: PopSession
 
@@ -308,7 +312,7 @@ class PopAssignedQueues(AssignedQueues):
 
 
 class PopGroupCoordinator(GroupCoordinator):
-    """Coordinates a member whose queues are assigned by brokers. With ``only_pops`` all queues are popped."""
+    """Coordinator of a member with queues that are assigned by brokers. With ``only_pops``, all queues are popped."""
 
     def __init__(self, context: ConsumerContext, session: PopSession, *, only_pops: bool) -> None:
         self._session = session

@@ -1,4 +1,4 @@
-"""POP sessions: a broker delivers messages, and hides them from the group until they are acknowledged or their time
+"""POP sessions. A broker delivers messages, and hides them from the group until they are acknowledged or their time
 expires.
 
 ======================================  ======================================================================
@@ -10,15 +10,16 @@ BATCH_ACK_MESSAGE (200151)              acknowledge the messages of one broker t
 CHANGE_MESSAGE_INVISIBLETIME (200053)   set when a message is delivered again; the message gets a new handle
 ======================================  ======================================================================
 
-A message without an ack is delivered again through the group's retry topic for its topic, with its count of deliveries
-increased by one. While the client holds a message (`PopProcessQueue`), it renews the invisible time, so that no other
-member gets the message. A lost ack leads to a second delivery, and so does an invisible time that expires because the
-broker did not answer.
+A message without an acknowledgement is delivered again through the group's retry topic for its topic, and its count of
+deliveries increases by one. While the client holds a message (`PopProcessQueue`), it renews the invisible time, so that
+no other member gets the message. A message is delivered a second time if its acknowledgement is lost, or if its
+invisible time expires because the broker did not answer.
 
-Acks identify messages by their handles (POP_CK). A broker that rewrites messages of retry topics sets their handles
-itself. For all other messages, strings in the response contain the start of each queue's messages.
+Acknowledgements identify messages by their handles (POP_CK). If a broker rewrites the messages of retry topics, it sets
+their handles itself. For all other messages, strings in the response contain the start of each queue's messages.
 
-Not handled: inner batches, whose members brokers can acknowledge only together (the ack of the first one counts).
+Inner batches are not supported: brokers can acknowledge their messages only together (the first acknowledgement
+counts).
 Loop only. Source: behaviour.md §4.7–§4.11, §8.13; remoting.md §4.6.1.
 """
 
@@ -71,10 +72,10 @@ from rmqkit.rpc import Popped, PopStatus
 
 _log = logging.getLogger(__name__)
 ANY_QUEUE = -1
-"""The queue id for all queues of a broker."""
+"""The queue id that means all queues of a broker."""
 
 _ANSWER_MS = 10_000
-"""Timeout of a pop, besides the time that the broker may hold it."""
+"""The timeout of a pop, in addition to the time for which the broker may hold the request."""
 
 _ACK_TRIES = 3
 _ACK_PAUSE_MS = 1000.0
@@ -86,8 +87,9 @@ _SEPARATORS = {RETRY_TOPIC_V1: "_", RETRY_TOPIC_V2: "+"}
 
 
 class PopResult(Struct):
-    """The messages of a pop: those that match the subscription, those whose tag differs but has the same hash, and
-    those whose body is unreadable. All of them must be acknowledged. The broker has ``rest_count`` more messages."""
+    """The messages of a pop: the messages that match the subscription, the messages with a different tag that has the
+    same hash, and the messages with unreadable bodies. All of them must be acknowledged. The broker has ``rest_count``
+    more messages."""
 
     status: PopStatus
     rest_count: int
@@ -97,15 +99,16 @@ class PopResult(Struct):
 
 
 class _Lease(Struct):
-    """The time when a message becomes visible again, and the time until which it is renewed, both monotonic."""
+    """The time when a message becomes visible again, and the time until which it is renewed. Both are monotonic."""
 
     expires_ms: float
     limit_ms: float
 
 
 class PopProcessQueue(ProcessQueue):
-    """Messages that were popped from a queue, or from all queues of a broker.
-    There is no offset: `position` counts finished messages, and `max_offset` continues from there."""
+    """The messages that were popped from a queue, or from all queues of a broker.
+    There is no offset. `position` is the number of finished messages, and `max_offset` adds the held messages and
+    those that the broker still has."""
 
     is_popped = True
 
@@ -121,8 +124,8 @@ class PopProcessQueue(ProcessQueue):
 
     @property
     def has_room(self) -> bool:
-        """Return True if more messages may be popped. In ordered consumption, all messages popped before must be
-        consumed first."""
+        """Return True if more messages may be popped. In ordered consumption, all popped messages must be consumed
+        first."""
         return not self._messages if self.session.is_ordered else super().has_room
 
     @property
@@ -136,7 +139,7 @@ class PopProcessQueue(ProcessQueue):
         return 0, 0
 
     def put(self, messages: Iterable[ReceivedMessage]) -> list[ReceivedMessage]:
-        """Hold popped messages until the invisible time, counted from now, has passed."""
+        """Hold popped messages until the invisible time after now has passed."""
         new, now_ms, settings = list(messages), self.session.clock.monotonic_ms(), self.session.settings
         limit_ms = _FOREVER if self.session.is_ordered else now_ms + settings.consume_timeout_minutes * 60_000
         for message in new:
@@ -156,7 +159,7 @@ class PopProcessQueue(ProcessQueue):
         return self._done_count
 
     def lowest(self, count: int) -> list[ReceivedMessage]:
-        """Return at most ``count`` messages: those that were popped first."""
+        """Return at most ``count`` messages, in the order in which they were popped."""
         return list(islice(self._messages.values(), count))
 
     def not_begun(self) -> list[ReceivedMessage]:
@@ -164,8 +167,8 @@ class PopProcessQueue(ProcessQueue):
         return [one for one in self._messages.values() if names.CONSUME_START_TIME not in one.properties]
 
     def due(self, now_ms: float) -> list[ReceivedMessage]:
-        """Return the messages whose invisible time must be renewed. Remove expired messages and, in ordered
-        consumption, also all messages after them."""
+        """Return the messages with an invisible time that must be renewed. Remove expired messages. In ordered
+        consumption, also remove all messages after an expired message."""
         due: list[ReceivedMessage] = []
         for message in self.lowest(len(self)):
             lease = self.leases.get(id(message))
@@ -200,19 +203,20 @@ class PopSession:
         self._pops: set[asyncio.Task[Popped]] = set()
 
     def start(self) -> None:
-        """Start to renew the invisible time of held messages."""
+        """Start to renew the invisible time of the held messages."""
         self._tasks.start(self._renew(), f"invisible times of group {self._group}")
 
     async def close(self) -> None:
-        """Send the remaining acks, and let brokers soon deliver the held messages to other members."""
-        # Release them before waiting for the acks: other members may get them during the close.
+        """Send the remaining acknowledgements, and let the brokers deliver the held messages to other members soon."""
+        # Release the messages before waiting for the acknowledgements, so that other members may get them during the
+        # close.
         await self._release([message for one in self._held for message in one.lowest(len(one))])
         await self.flush()
         await self._tasks.close()
 
     def process_queue(self, queue: MessageQueue, *, bytes_max: int, stats: ConsumerStats) -> PopProcessQueue:
-        """Create a process queue whose messages stay invisible to others while they are held."""
-        # A dropped queue stays until it is empty: the invisible time of its messages must still be renewed.
+        """Create a process queue with messages that stay invisible to others while they are held."""
+        # A dropped queue remains until it is empty, because the invisible time of its messages must still be renewed.
         self._held = {one for one in self._held if len(one) or not one.is_dropped}
         process_queue = PopProcessQueue(queue, self, bytes_max=bytes_max, stats=stats)
         self._held.add(process_queue)
@@ -249,7 +253,7 @@ class PopSession:
             bname=queue.broker_name,
         )
         address = await self._runtime.routes.find_address(queue.broker_name, queue.topic)
-        # Use a separate task: the broker hides the messages even if this call is cancelled.
+        # Use a separate task, because the broker hides the messages even if this call is cancelled.
         asked = asyncio.create_task(self._runtime.calls.pop(address, header, poll_ms + _ANSWER_MS))
         self._pops.add(asked)  # it ends with the response, or with its connection
         asked.add_done_callback(self._pops.discard)
@@ -274,20 +278,21 @@ class PopSession:
         await asyncio.gather(*(self._ack(broker_name, receipts) for broker_name, receipts in by_broker.items()))
 
     def ack_soon(self, message: ReceivedMessage) -> None:
-        """Acknowledge a message in the background, in one request with other messages. An ack that fails is logged."""
+        """Acknowledge a message in the background, in one request with other messages. A failure is logged."""
         self._ack_soon(receipt_of(message))
 
     async def flush(self) -> None:
-        """Wait until every ack so far is confirmed, or has failed."""
+        """Wait until every acknowledgement so far is confirmed or has failed."""
         while self._ackers:
             await asyncio.wait(list(self._ackers.values()))
 
     async def change_invisible_time(self, message: ReceivedMessage, invisible_ms: int) -> None:
-        """Let the broker deliver a message again after ``invisible_ms``, unless the message is acknowledged before.
+        """Let the broker deliver a message again after ``invisible_ms``, unless the message is acknowledged before this
+        time.
         Raises RemotingError, PeerRefused. Raises ClientError: the message was not popped."""
         receipt = receipt_of(message)
         handle = await self._ask_invisible_time(receipt, invisible_ms)
-        # In order a change makes no second delivery: only the newest handle exists.
+        # In ordered consumption, a change causes no second delivery, because only the newest handle exists.
         if not self.is_ordered and (renewed := receipt_of(message)) != receipt:
             self._ack_soon(renewed)  # renewed meanwhile: each change is a separate delivery
         message.properties[names.POP_CHECK_POINT] = encode_pop_handle(handle)
@@ -377,7 +382,8 @@ class PopSession:
 
     async def _renew(self) -> None:
         while True:
-            # Every sixth of the invisible time: a renewal is due at half of it, and has two more attempts.
+            # Renew after each sixth of the invisible time: a renewal is due after half of the time, and two more
+            # attempts remain.
             await asyncio.sleep(self.settings.pop.invisible_ms / 6000.0)
             now_ms, held = self.clock.monotonic_ms(), list(self._held)
             await asyncio.gather(*(self._renew_one(one, message) for one in held for message in one.due(now_ms)))
@@ -392,7 +398,7 @@ class PopSession:
             handle = await self._ask_invisible_time(receipt, invisible_ms)
             lease = process_queue.leases.get(id(message))
             if lease is not None and receipt_of(message) == receipt:
-                # Count from the time of the request: the broker starts to count after that.
+                # Count from the time of the request, because the broker starts to count later.
                 lease.expires_ms = asked_ms + invisible_ms
                 message.properties[names.POP_CHECK_POINT] = encode_pop_handle(handle)
             elif not self.is_ordered:
@@ -426,9 +432,9 @@ class PopSession:
 
 
 class Receipt(Struct, frozen=True):
-    """The topic and the handle that identify a popped message in acks and changes.
+    """The topic and the handle that identify a popped message in acknowledgements and changes.
 
-    It does not change with the message.
+    The receipt does not change when the message changes.
     """
 
     topic: str
@@ -436,12 +442,12 @@ class Receipt(Struct, frozen=True):
 
     @property
     def queue_offset(self) -> int:
-        """The offset in the queue from which the message was popped."""
+        """The offset of the message in the queue from which it was popped."""
         assert self.handle.queue_offset is not None, "`receipt_of` completes handles"
         return self.handle.queue_offset
 
     def real_topic(self, group: str, namespace: str) -> str:
-        """Return the topic from which the message was popped: the message's own topic, or a retry topic of the group.
+        """Return the topic from which the message was popped: the topic of the message, or a retry topic of the group.
 
         A retry topic has no namespace prefix.
         """
@@ -452,8 +458,8 @@ class Receipt(Struct, frozen=True):
 
 
 def receipt_of(message: ReceivedMessage) -> Receipt:
-    """Return the handle of a popped message. Raises ClientError: it was not popped. Raises HeaderError: its handle is
-    damaged."""
+    """Return the handle of a popped message. Raises ClientError: the message was not popped. Raises HeaderError: its
+    handle is damaged."""
     text = message.properties.get(names.POP_CHECK_POINT)
     if text is None:
         raise ClientError(f"message {message.msg_id} has no property {names.POP_CHECK_POINT}: it was not popped")
@@ -464,8 +470,8 @@ def receipt_of(message: ReceivedMessage) -> Receipt:
 
 
 def give_handles(messages: list[ReceivedMessage], header: PopMessageResponse, queue: MessageQueue) -> None:
-    """Complete popped messages: set the requested topic, the handle if the broker did not set it, and the number of
-    deliveries in ordered consumption. Raises HeaderError: the strings of the response cannot be read."""
+    """Complete popped messages. Set the requested topic, the handle if the broker did not set it, and in ordered
+    consumption the number of deliveries. Raises HeaderError: the strings of the response cannot be read."""
     starts = decode_start_offsets(header.start_offset_info or "")
     counts = decode_order_counts(header.order_count_info or "")
     for message in messages:
@@ -483,8 +489,9 @@ def give_handles(messages: list[ReceivedMessage], header: PopMessageResponse, qu
             )
             message.properties[names.POP_CHECK_POINT] = encode_pop_handle(handle)
         else:
-            receipt_of(message)  # check the broker's handle: the whole response is refused if it is damaged
-        # In order the broker counts deliveries itself; the record counts its deliveries through the retry topic.
+            receipt_of(message)  # check the broker's handle; if it is damaged, the whole response is refused
+        # In ordered consumption, the broker itself counts deliveries. The record contains its deliveries through the
+        # retry topic.
         count = counts.get(OrderKey(retry, queue_id, offset)) or counts.get(OrderKey(retry, queue_id)) or 0
         message.reconsume_times = count or message.reconsume_times
         message.properties.setdefault(names.FIRST_POP_TIME, str(header.pop_time))
@@ -493,10 +500,10 @@ def give_handles(messages: list[ReceivedMessage], header: PopMessageResponse, qu
 
 
 def batch_acks(group: str, receipts: Iterable[Receipt]) -> list[BatchAck]:
-    """Combine the acks for one broker into a batch that has one entry for each pop and queue."""
+    """Combine the acknowledgements for one broker into a batch that has one entry for each pop and queue."""
     offsets: defaultdict[Receipt, list[int]] = defaultdict(list)
     for one in receipts:
-        # Acks of one pop and queue differ only in the offset, which is a bit in the entry.
+        # The acknowledgements of one pop and queue differ only in the offset, and each offset is a bit in the entry.
         offsets[replace(one, handle=replace(one.handle, queue_offset=None))].append(one.queue_offset)
     return [
         BatchAck(

@@ -8,20 +8,21 @@ of `send_many`                              in the open batch of its topic and `
                                             selector chooses it
 delayed, with a priority, or large enough   alone: no batch contains these
 to be compressed
-of `send`, to a retry topic, or when        alone and at once, like every send without ``batch.auto``
+of `send`, to a retry topic, or when        alone and immediately, like every send without ``batch.auto``
 ``batch_total_bytes`` wait already
 ==========================================  ========================================================================
 
-A batch closes when the next message would make it larger than ``batch.bytes`` or than the greatest message,
-``batch.delay_ms`` after its first message, or when its owner closes it. It is passed on once: prepared, or with the
-error for all of its messages. Its messages are stored one after the other in one queue.
+A batch closes when the next message would make it larger than ``batch.bytes`` or than the maximum size of a message,
+``batch.delay_ms`` after its first message, or when its owner closes it. It is passed on once: as a prepared batch, or
+with an error for all of its messages. Its messages are stored one after the other in one queue.
 
 Every caller of `send` gets the result of its own message, or the error of the batch. If a caller is cancelled, its
-message is sent nevertheless. A program that awaits one send after the other only gets slower.
+message is sent nevertheless. ``batch.auto`` makes a program slower if it awaits each send before the next one.
 
-`send_many` sends the batches of a chosen queue one by one to keep the order, and sends nothing more to a queue after a
-failed batch. While `BATCHES_MAX` batches are in flight it takes no message from the program, so an endless source needs
-no more memory than these batches, apart from the results. Loop only. Source: behaviour.md §7.8, §7.12.
+`send_many` sends the batches of a chosen queue one after the other to preserve the order. After a failed batch, it
+sends nothing more to the queue. While `BATCHES_MAX` batches are in flight, it takes no messages from the program.
+Therefore an endless source needs only the memory of these batches and of the results. Loop only. Source: behaviour.md
+§7.8, §7.12.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.remoting.tasks import Tasks
 
 BATCHES_MAX = 32
-"""Greatest number of requests of one `Producer.send_many` in flight."""
+"""The maximum number of requests of one `Producer.send_many` in flight."""
 
 K = TypeVar("K", bound=Hashable)
 P = TypeVar("P")
@@ -55,7 +56,7 @@ Choose = Callable[[Message], Awaitable[MessageQueue | None]]
 
 
 class Batch(Struct, Generic[P]):
-    """Messages that share one request. ``places`` has, for each message, the place to which its result belongs."""
+    """Messages that share one request. For each message, ``places`` contains the place to which its result belongs."""
 
     queue: MessageQueue | None
     places: list[P] = field(default_factory=list)
@@ -69,11 +70,11 @@ class Batch(Struct, Generic[P]):
 
 @dataclass(eq=False)
 class OpenBatches(ABC, Generic[K, P]):
-    """Collects messages in open batches, one for each key. Each batch is passed on once.
+    """Open batches, one for each key. Each batch collects messages and is passed on once.
 
-    ``deliver`` sends a prepared batch to the queue that was chosen, or to any queue if none was. ``next_key`` makes
-    unique keys. ``hooks`` get every batch. ``linger_ms`` is how long a batch stays open for further messages; 0 leaves
-    that to the owner."""
+    ``deliver`` sends a prepared batch to the chosen queue, or to any queue if none was chosen. ``next_key`` creates
+    unique keys. ``hooks`` get every batch. ``linger_ms`` is the time for which a batch stays open for further messages;
+    with 0, only its owner closes it."""
 
     group: str
     settings: ProducerSettings
@@ -96,10 +97,10 @@ class OpenBatches(ABC, Generic[K, P]):
         """Set the same error for every message of a batch."""
 
     def _add_to_batch(self, key: K, message: Message, queue: MessageQueue | None, place: P) -> int:
-        """Add a message to the open batch of a key. Return the bytes that the message takes in the batch.
+        """Add a message to the open batch of a key. Return the number of bytes that the message needs in the batch.
         Raises MessageIllegal: the message is invalid, or a batch cannot contain it."""
         unique_key = message.msg_id or self.next_key()
-        # Check the message before any batch changes: a refused message must not close or begin a batch.
+        # Check the message before any batch changes: a refused message must not close or start a batch.
         entry = batch_entry(message, unique_key, self.settings)
         size = BATCH_ENTRY_BYTES_MIN + len(entry.body) + len(entry.properties)
         first, batch = self._open.get(key, (message, None))
@@ -111,7 +112,7 @@ class OpenBatches(ABC, Generic[K, P]):
         if batch.sending is not None:
             if batch.entries:
                 batch.sending.messages.append(message)
-                # Hooks may have added properties when the batch began: each of its messages gets them.
+                # Hooks may have added properties when the batch began. All of its messages get them.
             entry = batch_entry(message, unique_key, self.settings, batch.sending.properties)
         batch.places.append(place)
         batch.unique_keys.append(unique_key)
@@ -131,12 +132,13 @@ class OpenBatches(ABC, Generic[K, P]):
         return batch
 
     def _close_batch(self, key: K) -> None:
-        """Pass on the open batch of a key, if there is one."""
+        """Pass on the open batch of a key if there is one."""
         first, batch = self._open.pop(key, (None, None))
         if first is None or batch is None:
             return
         assert len(batch.places) == len(batch.unique_keys) == len(batch.entries) > 0, "the lists have equal length"
-        # Cancel the timer of a batch that is full early: it would close the next batch of the key too early.
+        # Cancel the timer of a batch that is full before its time. Otherwise it would close the next batch of the key
+        # too early.
         if batch.timer is not None:
             batch.timer.cancel()
         try:
@@ -154,7 +156,7 @@ class OpenBatches(ABC, Generic[K, P]):
             self._close_batch(key)
 
     def _discard_all(self) -> None:
-        """Drop the open batches: no caller waits for them."""
+        """Drop the open batches, because no caller waits for them."""
         for _, batch in self._open.values():
             if batch.timer is not None:
                 batch.timer.cancel()
@@ -162,13 +164,13 @@ class OpenBatches(ABC, Generic[K, P]):
 
 
 def is_large(body: object, settings: ProducerSettings) -> bool:
-    """Return True if a body will be compressed: a batch cannot contain such a message. Other checks refuse invalid
-    bodies."""
+    """Return True if a body will be compressed. A batch cannot contain such a message. Invalid bodies are refused by
+    other checks."""
     return isinstance(body, bytes) and len(body) >= settings.compression.body_bytes_min
 
 
 def shares(result: SendResult, unique_keys: list[str]) -> list[SendResult]:
-    """Split the result of a batch into one result per message."""
+    """Split the result of a batch into one result for each message."""
     if len(unique_keys) == 1:
         return [result]
     ids = result.offset_msg_id.split(",")
@@ -180,8 +182,8 @@ def shares(result: SendResult, unique_keys: list[str]) -> list[SendResult]:
 
 
 class Accumulator(OpenBatches[tuple[str, MessageQueue | None, bool, str | None], "asyncio.Future[SendResult]"]):
-    """The open batches in which messages of a producer's single sends wait for further messages. A place is the future
-    for which a caller waits."""
+    """The open batches in which the single sends of a producer wait for further messages. A place is the future for
+    which the caller waits."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -199,10 +201,11 @@ class Accumulator(OpenBatches[tuple[str, MessageQueue | None, bool, str | None],
         )
 
     async def send(self, message: Message, queue: MessageQueue | None) -> SendResult:
-        """Send a message together with others. Raises as `Producer.send`."""
+        """Send a message together with others. Raises the same errors as `Producer.send`."""
         place: asyncio.Future[SendResult] = asyncio.get_running_loop().create_future()
         key = (message.topic, queue, message.wait_store, message.tags)
-        # Use two statements: the addition may close another batch, whose failure reduces `_bytes` meanwhile.
+        # Use two statements: the addition may close another batch, and a failure of that batch reduces `_bytes`
+        # meanwhile.
         size = self._add_to_batch(key, message, queue, place)
         self._bytes += size
         return await place
@@ -242,8 +245,8 @@ class Accumulator(OpenBatches[tuple[str, MessageQueue | None, bool, str | None],
 
 
 class SendManyFailed(ClientError):
-    """Some messages of `Producer.send_many` were not sent.
-    ``results`` has the result or the error of each message, in the order of the messages."""
+    """An error: some messages of `Producer.send_many` were not sent.
+    ``results`` contains the result or the error of each message, in the order of the messages."""
 
     def __init__(self, results: list[SendResult | RmqError]) -> None:
         failures = [result for result in results if isinstance(result, RmqError)]
@@ -253,9 +256,9 @@ class SendManyFailed(ClientError):
 
 @dataclass(eq=False)
 class SendMany(OpenBatches[MessageQueue | tuple[str, bool], int]):
-    """One call of `Producer.send_many`; a place is the index of a message among the results.
-    ``choose`` returns the queue of a message, or None if any queue will do. It is called for messages with a sharding
-    key, and with ``chooses_all`` for every message."""
+    """One call of `Producer.send_many`. A place is the index of a message among the results.
+    ``choose`` returns the queue of a message, or None if any queue is possible. It is called for messages with a
+    sharding key; with ``chooses_all``, for every message."""
 
     choose: Choose | None = None
     chooses_all: bool = False
@@ -269,11 +272,11 @@ class SendMany(OpenBatches[MessageQueue | tuple[str, bool], int]):
         self._refusal: RmqError | None = None
 
     async def send_all(self, messages: Iterable[Message] | AsyncIterable[Message]) -> list[SendResult]:
-        """Send the messages, and return the results in the order of the messages. Raises SendManyFailed: some could not
-        be sent."""
+        """Send the messages, and return the results in the order of the messages. Raises SendManyFailed: some messages
+        could not be sent."""
         try:
             if isinstance(messages, AsyncIterable):
-                # Only an asynchronous source can delay a batch; any other source fills it or ends.
+                # Only an asynchronous source can delay a batch. Any other source fills the batch or ends.
                 self.linger_ms = self.settings.batch.delay_ms
                 async for message in messages:
                     if not await self._add(message):
@@ -295,14 +298,14 @@ class SendMany(OpenBatches[MessageQueue | tuple[str, bool], int]):
         return stored
 
     async def close(self, refusal: RmqError) -> None:
-        """Send the accepted messages and wait for them; refuse the next message and stop."""
+        """Send the accepted messages and wait for them. Refuse the next message, and stop."""
         self._refusal = refusal
         self._close_all()
         while self._tasks:
             await asyncio.wait(self._tasks)
 
     async def _add(self, message: Message) -> bool:
-        """Accept a message; return True if further messages are accepted."""
+        """Accept a message. Return True if further messages are accepted."""
         place = len(self._results)
         self._results.append(None)
         settings = self.settings
@@ -310,7 +313,7 @@ class SendMany(OpenBatches[MessageQueue | tuple[str, bool], int]):
             queue = None
             if self.choose is not None and (self.chooses_all or message.sharding_key is not None):
                 queue = await self.choose(message)
-                # Check after the await: `close` may be called while the program chooses a queue.
+                # Check this after the await: `close` may be called while the program chooses a queue.
             if self._refusal is not None:
                 raise self._refusal
             message = with_bytes(message)
@@ -340,8 +343,8 @@ class SendMany(OpenBatches[MessageQueue | tuple[str, bool], int]):
             if batch.queue is None:
                 result = await self.deliver(prepared, None)
             else:
-                # asyncio's locks are fair, and tasks start in the order of their creation, so batches
-                # are sent in the order in which they were closed.
+                # asyncio's locks are fair, and tasks start in the order of their creation. Therefore batches are sent
+                # in the order in which they were closed.
                 async with self._turns.setdefault(batch.queue, asyncio.Lock()):
                     result = await self._send_in_turn(prepared, batch.queue)
         except RmqError as error:

@@ -1,4 +1,5 @@
-"""The encoder of messages: checks them, assigns unique keys, compresses bodies and makes the form for requests.
+"""The encoder of messages. It checks messages, assigns unique keys, compresses bodies, and creates the content of
+requests.
 
 =================  ==============================================================================================
 check              rule
@@ -37,7 +38,7 @@ from rmqkit.protocol.properties import PROPERTIES_BYTES_MAX, encode_properties
 from rmqkit.protocol.record import COMPRESSED, BatchEntry, encode_batch
 
 _ZLIB_LEVEL_MAX = 9
-# Programs send to few topics: checking every character for each message would cost more than all the rest.
+# Programs send to few topics. Checking every character for each message would cost more than all other steps.
 _topic_fault = functools.lru_cache(maxsize=1024)(topic_fault)
 _FIRST_RETRY_LEVEL = 3
 _DEAD_LETTER_BYTES_MAX = PROPERTIES_BYTES_MAX - 512  # brokers add further properties
@@ -55,8 +56,8 @@ _OF_ONE_DELIVERY = (
 class EncodedMessage(Struct, gc=False):
     """A message or a batch in the form of send requests.
     ``msg_id`` is the unique key; for a batch, the keys of its messages, joined by commas. ``properties`` is the
-    property string. ``reconsume_times``, ``retries_max`` and ``born_ms`` (0 is now) are for messages that are sent
-    again. With hooks, ``on_end`` is called once, with ``outcome``, at the end of the send."""
+    property string. ``reconsume_times``, ``retries_max`` and ``born_ms`` (0 means now) are for messages that are sent
+    again. If there are hooks, ``on_end`` is called once with ``outcome`` at the end of the send."""
 
     topic: str
     body: bytes
@@ -76,7 +77,7 @@ class EncodedMessage(Struct, gc=False):
 def encode_message(
     message: Message, unique_key: str, settings: ProducerSettings, own: Mapping[str, str] | None = None
 ) -> EncodedMessage:
-    """Encode one message; ``own`` are properties of RocketMQ that request something from the broker.
+    """Encode one message. ``own`` are properties of RocketMQ that request something from the broker.
     Raises MessageIllegal: the message breaks a rule above."""
     check_topic(message.topic)
     if message.delay_level > settings.delay_level_max:
@@ -87,7 +88,7 @@ def encode_message(
     body = _checked_body(message, settings.limits.message_bytes_max)
     properties = _properties(message, unique_key, own)
     sys_flag = 0
-    # Compress after the size check: brokers limit the stored body, clients the body that handlers get.
+    # Compress after the size check: brokers limit the stored body, and clients limit the body that handlers get.
     if len(body) >= settings.compression.body_bytes_min:
         body, sys_flag = _compressed(body, settings)
     return EncodedMessage(message.topic, body, properties.decode(), unique_key, message.flag, sys_flag)
@@ -100,8 +101,8 @@ def encode_messages(
     settings: ProducerSettings,
     own: Mapping[str, str] | None = None,
 ) -> EncodedMessage:
-    """Encode a batch; ``batch_key`` is the unique key of the request itself, ``own`` are properties of each message.
-    Raises MessageIllegal: a message breaks a rule above, or the messages differ where they must not."""
+    """Encode a batch. ``batch_key`` is the unique key of the request itself, ``own`` are properties of each message.
+    Raises MessageIllegal: a message breaks a rule above, or the messages cannot be in one batch."""
     if not messages:
         raise MessageIllegal("a batch has no messages: give at least one")
     first = messages[0]
@@ -118,7 +119,9 @@ def encode_messages(
 def batch_entry(
     message: Message, unique_key: str, settings: ProducerSettings, own: Mapping[str, str] | None = None
 ) -> BatchEntry:
-    """Encode one message of a batch. Raises MessageIllegal: as `encode_message`, or a batch cannot contain it."""
+    """Encode one message of a batch. Raises MessageIllegal: the same as for `encode_message`, or a batch cannot contain
+    the message.
+    """
     check_topic(message.topic)
     if message.topic.startswith(RETRY_PREFIX):
         raise MessageIllegal(f"a batch cannot be sent to retry topic {message.topic}: send its messages one by one")
@@ -146,7 +149,7 @@ def encode_entries(
             f"batch of {len(entries)} messages for topic {first.topic} has {len(body)} bytes, {over} more than the "
             f"limit of {settings.limits.message_bytes_max}: split it"
         )
-    # Written even if true: the batch has its own two properties, independent of its entries.
+    # This is written even if it is true. The batch has two properties of its own, independent of its entries.
     wait = "true" if first.wait_store else "false"
     properties = encode_properties({names.UNIQ_KEY: batch_key, names.WAIT: wait}).decode()
     return EncodedMessage(first.topic, body, properties, ",".join(unique_keys), is_batch=True)
@@ -155,10 +158,10 @@ def encode_entries(
 def encode_dead_letter(
     message: ReceivedMessage, group: str, reason: Mapping[str, str], namespace: str = ""
 ) -> EncodedMessage:
-    """Encode a received message for its group's dead letters, with the properties of a reason. The last properties are
-    left out if there is no space for all.
-    A send-back request cannot contain a reason. So the message is sent to the retry topic as after its last attempt.
-    From there the broker moves it to the dead letters, whose topic it creates on demand.
+    """Encode a received message for its group's dead letters, with the properties of a reason. If there is not enough
+    space for all properties, the last ones are omitted.
+    A send-back request cannot contain a reason, so the message is sent to the retry topic in the same way as after its
+    last attempt. The broker then moves it to the dead letters, and creates their topic on demand.
     Raises ValueError: there is no space for any of the properties."""
     own = {names.BORN_HOST: message.born_host} | message.properties
     for count in range(len(reason), 0, -1):
@@ -172,12 +175,12 @@ def encode_dead_letter(
 def encode_retry(
     message: ReceivedMessage, group: str, retries_max: int, namespace: str = "", *, delay_ms: int | None = None
 ) -> EncodedMessage:
-    """Encode a received message for its group's retry topic: the broker could not send the message back, or a handler
-    requested a delay that is not a level."""
+    """Encode a received message for its group's retry topic. This is used if the broker could not send the message
+    back, or if a handler requested a delay that is not a level."""
     properties = dict(message.properties)
     for name in _OF_ONE_DELIVERY:
         properties.pop(name, None)
-    # Set these only if the broker did not: a message keeps its first topic and its first id over all retries.
+    # Set these only if the broker did not set them: a message retains its first topic and its first id in all retries.
     properties.setdefault(names.RETRY_TOPIC, with_namespace(namespace, message.topic))
     properties.setdefault(names.ORIGIN_MESSAGE_ID, message.offset_msg_id)
     if delay_ms is None:
@@ -187,7 +190,7 @@ def encode_retry(
             properties.pop(name, None)
         properties[names.TIMER_DELAY_MS] = str(delay_ms)
     return EncodedMessage(
-        # sysFlag stays 0: received bodies are decompressed here.
+        # sysFlag stays 0, because received bodies are already decompressed.
         retry_topic(group),
         message.body,
         encode_properties(properties).decode(),
@@ -211,7 +214,7 @@ def reporting_failure(message: EncodedMessage) -> Iterator[None]:
 
 
 def check_topic(topic: str) -> None:
-    """Raises MessageIllegal: messages cannot be sent to the topic."""
+    """Check the topic of a message. Raises MessageIllegal: messages cannot be sent to the topic."""
     fault = _topic_fault(topic)
     if fault is not None:
         raise MessageIllegal(fault)
@@ -235,7 +238,7 @@ def _checked_body(message: Message, bytes_max: int) -> bytes:
 
 
 def with_bytes(message: Message) -> Message:
-    """Return a message with a bytes body: the message itself, or a copy with the JSON of its body.
+    """Return a message with a bytes body: the message itself, or a copy with its body as JSON.
     Raises MessageIllegal: the body cannot be written as JSON."""
     if isinstance(message.body, bytes | bytearray | memoryview):
         return message
@@ -268,10 +271,10 @@ def _properties(message: Message, unique_key: str, own: Mapping[str, str] | None
 
 
 def _compressed(body: bytes, settings: ProducerSettings) -> tuple[bytes, int]:
-    """Compress a body; return it with its sysFlag. A body that would not become smaller is not compressed."""
+    """Compress a body. Return it with its sysFlag. A body that would not become smaller is not compressed."""
     compression = Compression[settings.compression.type.name]
     level = settings.compression.level
-    # There is one setting for all kinds: ZSTD has levels beyond the 9 of ZLIB.
+    # There is one setting for all compressions, but ZSTD has levels above the 9 of ZLIB.
     smaller = compress(body, compression, min(level, _ZLIB_LEVEL_MAX) if compression is Compression.ZLIB else level)
     return (smaller, COMPRESSED | compression) if len(smaller) < len(body) else (body, 0)
 

@@ -1,7 +1,7 @@
-"""Retries after failed sends, and brokers that a producer avoids for a while (``LatencyFaultTolerance``,
+"""Retries after failed sends, and brokers that a producer avoids for some time (``LatencyFaultTolerance``,
 ``MQFaultStrategy``).
 
-`Tries` counts the attempts of one message, `QueueRetries` orders the messages for one queue. With
+`Tries` counts the attempts of one message. `QueueRetries` orders the messages for one queue. With
 ``avoid_slow_brokers``, a `FaultTable` contains the brokers to avoid:
 
 =====================  =====  ======  ======  ======  =======  =======
@@ -9,10 +9,10 @@ a send took at least   550    1800    3000    5000    15 000   ms; a failed send
 the broker is avoided  2      5       6       10      30       seconds
 =====================  =====  ======  ======  ======  =======  =======
 
-A queue is chosen in three steps: on a broker that is not avoided, on a reachable broker, on any broker. A new entry
-never shortens the time for which a broker is avoided. A broker without an entry is neither avoided nor unreachable. A
-broker that refused is unreachable until a send succeeds. The reference's optional detector, which sends probes, is
-not implemented.
+A queue is chosen in three steps: from brokers that are not avoided, from reachable brokers, from all brokers. A new
+entry never shortens the time in which a broker is avoided. A broker without an entry is neither avoided nor
+unreachable. A broker that refused is unreachable until a send succeeds. The reference's optional detector, which sends
+probes, is not implemented.
 Source: behaviour.md §7.5, §7.6.
 """
 
@@ -40,14 +40,14 @@ RETRYABLE = frozenset(
         ResponseCode.GO_AWAY,
     )
 )
-"""Refusals after which another broker is tried."""
+"""The response codes after which another broker is tried."""
 
 PASSING = frozenset((ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.SYSTEM_BUSY, ResponseCode.GO_AWAY))
-"""Refusals of a broker that starts, stops or is overloaded: they are retried as long as there is time."""
+"""The response codes of a broker that starts, stops or is overloaded. Such a send is retried while there is time."""
 assert PASSING < RETRYABLE, "temporary refusals are retried"
 
 _LASTING_RETRIES = 2
-"""Number of retries after refusals that are not temporary, as in Java."""
+"""The number of retries after refusals that are not temporary, as in Java."""
 BACKOFF_MS = (20.0, 2000.0)
 """The first and the longest pause before another attempt at the same broker."""
 _AVOIDED_MS = ((15_000, 30_000), (5_000, 10_000), (3_000, 6_000), (1_800, 5_000), (550, 2_000))
@@ -65,7 +65,7 @@ class FaultTable:
     def note(
         self, broker_name: str, latency_ms: float, *, is_isolated: bool = False, is_reachable: bool = True
     ) -> None:
-        """Record the result of a send; ``is_isolated``: whether the send failed."""
+        """Record the result of a send. ``is_isolated`` is True if the send failed."""
         if is_isolated:
             latency_ms = _FAILED_LATENCY_MS
         avoided_ms = next((avoided_ms for least_ms, avoided_ms in _AVOIDED_MS if latency_ms >= least_ms), 0)
@@ -81,11 +81,11 @@ class FaultTable:
         return max(0.0, self._avoided_until_ms.get(broker_name, 0.0) - self._clock.monotonic_ms())
 
     def is_reachable(self, broker_name: str) -> bool:
-        """Return True if the last send to a broker succeeded, or if nothing was sent to it."""
+        """Return True if the last send to a broker succeeded, or if there was no send to it."""
         return broker_name not in self._unreachable
 
     def pick(self, queues: PublishQueues, last_broker: str | None) -> MessageQueue:
-        """Return the next queue, if possible on a broker that is neither avoided nor the last one that was tried."""
+        """Return the next queue. If possible, its broker is neither avoided nor the broker of the last attempt."""
         now_ms = self._clock.monotonic_ms()
 
         def is_available(queue: MessageQueue) -> bool:
@@ -102,14 +102,14 @@ class Tries:
     """The attempts of one message so far.
 
     Attributes:
-        brokers: names, in the order of the attempts.
+        brokers: the names of the tried brokers, in the order of the attempts.
         failures: the errors so far.
     """
 
     __slots__ = ("_lasting", "_most", "_not_safe", "_unanswered", "backoff", "brokers", "failures")
 
     def __init__(self, retries: int) -> None:
-        # 0 means no limit: as many attempts as the time allows.
+        # 0 means no limit: the time limits the number of attempts.
         self._most = retries + 1 if retries >= 0 else 0
         self._lasting = 0
         self._unanswered = 0
@@ -123,11 +123,11 @@ class Tries:
         return self._lasting <= _LASTING_RETRIES and (not self._most or len(self.brokers) < self._most)
 
     def timeout_ms(self, left_ms: float, limit_ms: int) -> float:
-        """Return the timeout of the next attempt in ms; the last attempt, if it is known to be the
-        last, gets all that remains."""
+        """Return the timeout of the next attempt in ms. If it is known to be the last attempt, it gets all of the
+        remaining time."""
         is_last = self._most and len(self.brokers) == self._most - 1
         if limit_ms > 0 and not is_last:
-            # Double it after each attempt without a response, so that a slow broker can respond in the end.
+            # Double the timeout after each attempt without a response, so that a slow broker can respond eventually.
             left_ms = min(left_ms, limit_ms << self._unanswered)
         return max(1.0, left_ms)
 
@@ -145,7 +145,7 @@ class Tries:
         self._lasting += 1
 
     def outcome(self, topic: str) -> SendResult:
-        """Return the result. Raises SendFailed: the message is not stored."""
+        """Return the result of the send. Raises SendFailed: the message is not stored."""
         if self._not_safe is not None:
             return self._not_safe
         cause = self.failures.cause
@@ -153,7 +153,7 @@ class Tries:
 
 
 class QueueRetries:
-    """After a failed send to a queue, lets the sends to this queue run one at a time, until no send is left."""
+    """The turns of the sends to a queue after a failed send: they run one at a time until no send remains."""
 
     __slots__ = ("turn", "users")
 

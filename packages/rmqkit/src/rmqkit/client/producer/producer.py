@@ -42,19 +42,19 @@ class Producer(Client):
         async with Producer("orders", name_servers="127.0.0.1:9876") as producer:
             result = await producer.send("Orders", b"17", tags="new")
 
-    You can run any number of sends at the same time, in tasks or with `asyncio.gather`. `close` refuses new sends with
-    ClientError, and waits for the running ones, each at most for its own timeout.
+    You can run any number of sends at the same time, in tasks or with `asyncio.gather`. After `close` is called, new
+    sends raise ClientError. `close` waits for each running send, at most for the timeout of the send.
     Raises SettingsError: a name, an address or a setting is not valid.
 
     Args:
         group: the producer group.
-        name_servers: ``host:port;host:port``, or a list; None means the environment variable ``NAMESRV_ADDR``, or the
+        name_servers: ``host:port;host:port``, or a list. None means the environment variable ``NAMESRV_ADDR``, or the
             name server at 127.0.0.1:9876.
         settings: timeouts, retries, compression and more.
-        runtime: use the connections of this runtime instead of new ones.
+        runtime: a runtime with connections that this client shares.
         hooks: objects that are called for every send.
-        wait_ready: how long `start` may wait until a name server answers and knows a broker, in seconds or as a
-            `timedelta`; with 0 it does not wait, and only needs a response from a name server.
+        wait_ready: the longest time that `start` waits until a name server answers and knows a broker, in seconds or as
+            a `timedelta`. With 0, `start` does not wait, and only needs a response from a name server.
     """
 
     closes_last = True
@@ -78,7 +78,7 @@ class Producer(Client):
         self._clock = self._runtime.clock
         self._sender = Sender(self._runtime, group, self.settings)
         self._announced: set[str] = set()
-        self._endless: set[SendMany] = set()  # sends whose source may be endless
+        self._endless: set[SendMany] = set()  # sends with a source that may be endless
         self._accumulator: Accumulator | None = None
         if self.settings.batch.auto:
             self._accumulator = Accumulator(
@@ -103,13 +103,13 @@ class Producer(Client):
 
         Args:
             message: the topic, followed by the body; or a `Message`.
-            timeout: seconds or a `timedelta` for all attempts and pauses. The time in which this send waits for other
-                sends is not included. The default is ``send_timeout_ms`` of the settings. With ``batch.auto``, a send
-                with this argument is not batched.
-            queue: send to this queue only.
+            timeout: seconds or a `timedelta` for all attempts and pauses. It does not include the time in which this
+                send waits for other sends. The default is ``send_timeout_ms`` of the settings. With ``batch.auto``, a
+                send with this argument is not batched.
+            queue: the only queue to which the message may be sent.
             selector: a function that chooses the queue (see `rmqkit.client.producer.selectors`). The message is sent to
                 this queue only. The default is `by_sharding_key` for a message with a ``sharding_key``: messages with
-                equal keys have the same queue, and keep their order.
+                equal keys have the same queue, and their order is preserved.
             fields: the other fields of a `Message`: ``tags``, ``keys``, ``properties``, ``delay``, ``deliver_at``, …
 
         Raises:
@@ -127,8 +127,7 @@ class Producer(Client):
             and self._accumulator.accepts(sized := with_bytes(message))
         ):
             queue, selector = await self._chosen(message, queue, selector), None
-            # Check again: the producer may have been closed during the choice, after
-            # its last batches were sent.
+            # Check this again: the producer may have been closed during the choice, after its last batches were sent.
             if self._is_started:
                 return await self._accumulator.send(sized, queue)
         prepared = self._prepare(message)
@@ -149,9 +148,9 @@ class Producer(Client):
         selector: Selector | None = None,
         **fields: Unpack[MessageFields],
     ) -> None:
-        """Send a message without waiting for a response. If it is lost, you get no error. The arguments are those of
-        `send`.
-        Raises TypeError, MessageIllegal, NoRoute, ClientError: as `send`.
+        """Send a message without waiting for a response. If the message is lost, you get no error. The arguments are
+        the same as for `send`.
+        Raises TypeError, MessageIllegal, NoRoute, ClientError: the same as for `send`.
         Raises ConnectFailed: the broker cannot be reached, or does not read during ``timeout``."""
         message = message_of(message, body, fields)
         prepared = self._prepare(message)
@@ -166,7 +165,7 @@ class Producer(Client):
         """Send messages of one topic in one request. They are stored one after the other in one queue.
         Raises MessageIllegal: a message breaks a rule, the messages differ in topic or ``wait_store``, or the batch is
         too large.
-        Raises NoRoute, PeerRefused, SendFailed, ClientError: as `send`."""
+        Raises NoRoute, PeerRefused, SendFailed, ClientError: the same as for `send`."""
         unique_keys = [message.msg_id or self._next_key() for message in messages]
         prepared = (self._hooks if messages else NO_HOOKS).prepare(
             Sending(self.group, list(messages), is_batch=True),
@@ -184,17 +183,17 @@ class Producer(Client):
         timeout: Duration | None = None,
         selector: Selector | None = None,
     ) -> list[SendResult]:
-        """Send any number of messages to any topics, in batches. The results are in the order of the messages.
+        """Send any number of messages to any topics, in batches. Return the results in the order of the messages.
 
         A batch has up to ``batch.bytes`` bytes (a setting), and is sent to one queue. Several batches are sent at the
         same time. If you pass an asynchronous iterable, a batch waits at most ``batch.delay_ms`` for its next message.
-        With a selector or sharding keys, the messages of each chosen queue keep their order. The method stops reading
-        messages while too many are being sent. After the producer is closed, it reads no more messages, unless they are
-        a sequence with a length. ``timeout`` applies to each batch.
+        With a selector or sharding keys, the messages of each chosen queue keep their order. While too many messages
+        are being sent, the method reads no more messages. After the producer is closed, it only continues to read if
+        the messages are a collection with a length. ``timeout`` applies to each batch.
 
-        Raises SendManyFailed: some messages were not sent. The error has the result or the error of each message.
-        Raises ClientError: as `send`. If your iterable raises, this method raises the same; batches that were being
-        sent may be stored or not."""
+        Raises SendManyFailed: some messages were not sent. The error contains the result or the error of each message.
+        Raises ClientError: the same as for `send`. If your iterable raises an error, this method raises it, too. The
+        batches that were being sent at this time may be stored or not."""
         self._check_started()
         timeout_ms = self._time(timeout)
 
@@ -213,8 +212,8 @@ class Producer(Client):
             next_key=self._next_key,
             hooks=self._hooks,
         )
-        # A source with a length ends by itself, so closing waits for it; any other source may
-        # be endless and is stopped.
+        # A source with a length ends by itself, so the close waits for it. Any other source may be endless and is
+        # stopped.
         if isinstance(messages, Sized):
             return await self._send_whole(sending, messages)
         self._endless.add(sending)
@@ -237,13 +236,13 @@ class Producer(Client):
     ) -> Reply:
         """Send a message, and wait until a consumer has replied to it.
 
-        ``timeout`` is the time for both; the other arguments are those of `send`.
+        ``timeout`` is the time for both. The other arguments are the same as for `send`.
         Raises ReplyTimedOut: the message is stored, but no consumer has replied.
-        Raises TypeError, MessageIllegal, NoRoute, PeerRefused, SendFailed, ClientError: as `send`."""
+        Raises TypeError, MessageIllegal, NoRoute, PeerRefused, SendFailed, ClientError: the same as for `send`."""
         message = message_of(message, body, fields)
         timeout_ms = self._time(timeout)
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
-        # Use one timeout for sending and waiting; a reply can arrive before the response to the send.
+        # Use one timeout for sending and waiting, because a reply can arrive before the response to the send.
         with self._runtime.replies.expect(self._runtime.client_id, timeout_ms) as (own, reply):
             prepared = self._prepare(message, own)
             with reporting_failure(prepared):
@@ -267,8 +266,8 @@ class Producer(Client):
     ) -> SendResult:
         """Reply to a message that was sent with `request`. Call this in the handler of a consumer.
         Raises NotARequest: the message was not sent with `request`.
-        Raises SendFailed: the requester is gone, or every attempt failed for another reason.
-        Raises MessageIllegal, NoRoute, PeerRefused, ClientError: as `send`."""
+        Raises SendFailed: the requester no longer exists, or every attempt failed for another reason.
+        Raises MessageIllegal, NoRoute, PeerRefused, ClientError: the same as for `send`."""
         topic, own = reply_address(request)
         prepared = self._prepare(Message(topic=topic, body=body, properties=dict(properties or {})), own)
         prepared.is_reply = True
@@ -277,11 +276,11 @@ class Producer(Client):
     @keeps_open
     async def recall(self, recall_handle: str | None) -> str:
         """Cancel a message with ``delay`` or ``deliver_at`` before its time, and return its ``msg_id``.
-        Raises MessageIllegal: the handle does not come from a `SendResult`. A message without a time has no handle.
+        Raises MessageIllegal: the handle is not from a `SendResult`. A message without a time has no handle.
         Raises NoRoute: the broker of the message is unknown.
         Raises PeerRefused: the broker refused. It must have ``recallMessageEnable=true``.
         Raises RemotingError: the broker did not answer."""
-        # Results of messages without a delay have None here, which programs may pass on unchecked.
+        # The result of a message without a delay has None here, and programs may pass it on unchecked.
         if not isinstance(recall_handle, str):
             why = "pass the recall_handle of the SendResult of a message with a time of delivery"
             raise MessageIllegal(f"recall_handle is {recall_handle!r}: {why}")
@@ -289,7 +288,7 @@ class Producer(Client):
             handle = decode_recall_handle(recall_handle)
         except HeaderError as error:
             raise MessageIllegal(f"{error}: pass the recall_handle of a SendResult") from None
-        # The handle has the broker's name only; the route has its address.
+        # The handle contains only the name of the broker. The route contains its address.
         await self._sender.queues(handle.topic)
         address = self._runtime.routes.address(handle.broker_name)
         if address is None:
@@ -329,8 +328,8 @@ class Producer(Client):
         self._runtime.register_producer(self.group)
 
     async def _finish(self) -> None:
-        # Stop endless sends first, then send waiting batches, then wait for running calls: each
-        # step depends on the previous.
+        # Stop endless sends first, then send waiting batches, then wait for running calls. Each step depends on the
+        # previous step.
         refusal = ClientError(f"{self._described} was closed: its messages so far were sent")
         await asyncio.gather(*(sending.close(refusal) for sending in self._endless))
         if self._accumulator is not None:
@@ -365,7 +364,7 @@ class Producer(Client):
         )
 
     async def _announce(self, topic: str) -> None:
-        """Send heartbeats to a topic's brokers, so that they find this client when they push a reply."""
+        """Send heartbeats to the brokers of a topic, so that they know this client when they push a reply."""
         if topic not in self._announced:
             await self._sender.queues(topic)
             await self._runtime.heartbeat()

@@ -19,7 +19,7 @@ class PlacedMessage(Message, kw_only=True):
     """A message that specifies its queue.
 
     Attributes:
-        queue_id: the number of the queue; None leaves the choice to the sharding key.
+        queue_id: the id of the queue; None means that the sharding key determines the queue.
         broker_name: the broker; None means the first broker, by name, that has such a queue.
     """
 
@@ -34,8 +34,8 @@ class PlacedMessage(Message, kw_only=True):
 
 
 def by_hash(key: str) -> Selector:
-    """Choose the queue by the hash of a key, like Java's ``SelectMessageQueueByHash``: equal keys have the same
-    queue."""
+    """Return a selector that uses the hash of a key, as Java's ``SelectMessageQueueByHash`` does. Equal keys have the
+    same queue."""
     return lambda queues, message: _by_text(queues, key)
 
 
@@ -67,5 +67,5 @@ def at_random(queues: Sequence[MessageQueue], message: Message) -> MessageQueue:
 
 
 def _by_text(queues: Sequence[MessageQueue], key: str) -> MessageQueue:
-    """Return a queue by hash like Java: there ``%`` keeps the sign, so |hash % n| equals |hash| % n."""
+    """Return a queue by hash as Java does. In Java, ``%`` preserves the sign, so |hash % n| equals |hash| % n."""
     return queues[abs(java_hash(key)) % len(queues)]

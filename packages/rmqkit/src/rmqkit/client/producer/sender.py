@@ -10,19 +10,20 @@ no address, no connection, no response, or  retry, on another broker if possible
 an unreadable response
 refused with a code of `PASSING`            retry, as above
 refused with another code of `RETRYABLE`    retry, as above, at most twice
-refused with any other code                 raise PeerRefused at once
+refused with any other code                 raise PeerRefused immediately
 ==========================================  ========================================================================
 
-All attempts share one timeout, and continue until it expires unless ``retries`` limits their number. A retry begins
-only if 100 ms are left. The error has the most frequent cause, and then the other errors. An attempt without a response
-ends after ``try_timeout_ms``, the next such attempt after twice that time. Each of them may store the message;
-consumers recognize duplicates by the unique key. A pause precedes another attempt at the same broker (`Backoff`).
+All attempts share one timeout. They continue until it expires, unless ``retries`` limits their number. A retry begins
+only if 100 ms are left. The error contains the most frequent cause, followed by the other errors. An attempt without a
+response ends after ``try_timeout_ms``, and the next such attempt after twice this time. Each of these attempts may
+store the message. Consumers recognize duplicates by the unique key. There is a pause before another attempt at the same
+broker (`Backoff`).
 
-A message for a queue that the caller chose is sent to that queue only. While such a message is retried, later messages
-for the same queue wait, so that the order of the first attempts is preserved (`QueueRetries`).
+If the caller chose a queue, the message is sent to this queue only. While such a message is retried, later messages for
+the same queue wait. This preserves the order of the first attempts (`QueueRetries`).
 
-Beyond ``sends_max`` sends or ``sends_bytes_max`` bytes of bodies, sends wait; their timeout begins after the wait. Not
-here: checks and compression (`encode`), limits of retries and avoided brokers (`faults`).
+If ``sends_max`` sends or ``sends_bytes_max`` bytes of bodies are in flight, further sends wait. Their timeout begins
+after the wait. Checks and compression are in `encode`; limits of retries and avoided brokers are in `faults`.
 Loop only. Source: behaviour.md §7.5, §7.6; remoting.md §4.3.1, §9.4.
 """
 
@@ -100,7 +101,7 @@ class Sender:
             raise NoRoute(f"{where}, asked {asked}: check whether they run and can be reached") from None
 
     def status(self, state: str) -> ProducerStatus:
-        """Return connections, faults and the sends in flight; ``state`` is the state of the client."""
+        """Return the connections, the faults and the sends in flight. ``state`` is the state of the client."""
         runtime, faults = self._runtime, self._faults
         return ProducerStatus(
             group=self._group,
@@ -126,18 +127,18 @@ class Sender:
     async def send(
         self, message: EncodedMessage, *, timeout_ms: float, queue: MessageQueue | None = None
     ) -> SendResult:
-        """Send until a broker has stored the message; with ``queue`` only to that queue.
+        """Send a message until a broker has stored it. With ``queue``, send it only to this queue.
         Raises NoRoute: the topic has no queues, or no name server returned them in time.
         Raises PeerRefused: a broker refused the message, and other brokers would refuse it, too.
         Raises SendFailed: every attempt failed, or the timeout expired."""
         if message.on_end is not None:
             return await self._send_with_hooks(message, self.send(message, timeout_ms=timeout_ms, queue=queue))
         body_bytes = len(message.body)
-        # No await if nothing waits: most sends never have to wait.
+        # Do not await if nothing waits: most sends never have to wait.
         if not self._permits.take_now(body_bytes):
             await self._wait_in_line(message.topic, body_bytes)
         try:
-            # The timeout begins after the wait for other sends, so that the wait makes no send fail.
+            # The timeout begins after the wait for other sends, so that the wait does not cause a failure.
             return await self._send(message, self._clock.monotonic_ms() + timeout_ms, queue)
         finally:
             self._permits.give_back(body_bytes)
@@ -161,11 +162,10 @@ class Sender:
             if result is not None:
                 return result
             is_known = self._runtime.routes.has_known(self._runtime.routes.broker_of(queue))
-            # If no route ever had the broker, the program made a mistake, and retries would not help.
+            # If no route ever contained the broker, the program made a mistake, and retries would not help.
             if not is_known or not tries.may_go_on or self._left_ms(deadline_ms) <= TRY_MS_MIN:
                 return tries.outcome(message.topic)
-                # From here on every send to the queue uses this object, until none is left,
-                # which preserves the order.
+                # From now on, every send to the queue uses this object until no send remains. This preserves the order.
             retries = self._queue_retries.setdefault(queue, QueueRetries())
         retries.users += 1
         try:
@@ -197,12 +197,12 @@ class Sender:
         while tries.may_go_on:
             if tries.brokers and self._left_ms(deadline_ms) <= TRY_MS_MIN:
                 break
-                # The route may have improved meanwhile. While it has no master, use the old queues.
+                # The route may be better now. While it has no master, use the old queues.
             queues = self._runtime.routes.known_publish_queues(message.topic) or queues
             if queues is None:
                 queues = await self._found_queues(message.topic, deadline_ms)
             chosen = self._pick(queues, tries.brokers[-1] if tries.brokers else None)
-            # Try other brokers at once, the same one only after a pause, because it may be restarting.
+            # Try other brokers immediately. Try the same broker only after a pause, because it may be restarting.
             if chosen.broker_name in tried_since_pause:
                 await self._pause(tries.backoff.next_ms(), deadline_ms)
                 tried_since_pause.clear()
@@ -213,8 +213,8 @@ class Sender:
         return tries.outcome(message.topic)
 
     async def _found_queues(self, topic: str, deadline_ms: float) -> PublishQueues:
-        """Return the queues of a topic; wait for the master if the topic has none at present.
-        Raises NoRoute: as `queues`."""
+        """Return the queues of a topic. If the topic has none now, wait for the master.
+        Raises NoRoute: the same as for `queues`."""
         backoff, failures = Backoff(*BACKOFF_MS), Failures()
         while not failures or self._left_ms(deadline_ms) > TRY_MS_MIN:
             try:
@@ -237,7 +237,7 @@ class Sender:
         return True
 
     async def _pause(self, pause_ms: float, deadline_ms: float) -> None:
-        """Pause before a retry. Before the last attempt the pause is shorter, so that the attempt has enough time."""
+        """Pause before a retry. The pause before the last attempt is shorter, so that the attempt has enough time."""
         await asyncio.sleep(max(1.0, min(pause_ms, self._left_ms(deadline_ms) - TRY_MS_MIN)) / 1000)
 
     def _left_ms(self, deadline_ms: float) -> float:
@@ -246,7 +246,7 @@ class Sender:
     async def _try_noted(
         self, message: EncodedMessage, queue: MessageQueue, deadline_ms: float, tries: Tries
     ) -> SendResult | None:
-        """Try once and record the result in ``tries``; return None if the message must be sent again.
+        """Try once, and record the result in ``tries``. Return None if the message must be sent again.
         Raises PeerRefused: other brokers would refuse the message, too."""
         started_ms = self._clock.monotonic_ms()
         timeout_ms = tries.timeout_ms(deadline_ms - started_ms, self._settings.try_timeout_ms)
@@ -254,14 +254,14 @@ class Sender:
         try:
             result = await self._try(message, queue, timeout_ms)
         except (RemotingError, HeaderError) as error:
-            # A HeaderError is an unreadable response. It is retried like a missing response, but the
-            # retries are limited, since waiting does not help.
+            # A HeaderError means an unreadable response. The send is retried as after a missing response. The number of
+            # retries is limited, because waiting does not help.
             tries.failed(error, is_passing=isinstance(error, RemotingError))
             self._note(queue, started_ms, is_isolated=True)
             self._runtime.refresh_routes_soon()
             return None
         except PeerRefused as error:
-            # If the refusal is because of the message, the broker still counts as reachable.
+            # If the message is the cause of the refusal, the broker still counts as reachable.
             self._note(queue, started_ms, is_isolated=True, is_reachable=error.code not in RETRYABLE)
             if error.code not in RETRYABLE:
                 raise
@@ -277,14 +277,15 @@ class Sender:
     async def send_one_way(
         self, message: EncodedMessage, *, timeout_ms: float, queue: MessageQueue | None = None
     ) -> None:
-        """Write the message to a connection, without a response.
+        """Write the message to a connection. There is no response.
         Raises NoRoute: the topic has no queues.
         Raises ConnectFailed: the broker cannot be reached."""
         if message.on_end is not None:
             return await self._send_with_hooks(message, self.send_one_way(message, timeout_ms=timeout_ms, queue=queue))
         chosen = queue or self._pick(await self.queues(message.topic, timeout_ms))
         command = self._command(message, chosen, one_way=True)
-        # A slave accepts no messages. Without a master raise at once, because no later error would be noticed.
+        # A slave accepts no messages. If there is no master, raise the error now, because no later error would be
+        # noticed.
         address = self._master_address(chosen)
         if message.outcome is not None:
             message.outcome.address, message.outcome.tried_ms = address, self._clock.now_ms()
@@ -292,9 +293,9 @@ class Sender:
         return None
 
     async def _send_with_hooks(self, message: EncodedMessage, sending: Coroutine[Any, Any, R]) -> R:
-        """Send a message, and call the hooks before and after."""
-        # Cleared before ``sending`` runs: ``sending`` calls `send` again, which returns to this method while the
-        # message has an ``on_end``.
+        """Send a message, and call the hooks before and after the send."""
+        # Clear ``on_end`` before ``sending`` runs: ``sending`` calls `send` again, and `send` returns to this method
+        # while the message has an ``on_end``.
         on_end, message.on_end = message.on_end, None
         assert on_end is not None, "hooks prepared the message"
         message.outcome = outcome = SendOutcome(body_bytes=len(message.body))
@@ -322,7 +323,7 @@ class Sender:
         if status is None:
             raise PeerRefused(answer.code, answer.remark, address)
         stored = decode_header(answer, SendMessageResponse)
-        # Use the queue id of the response, because the broker finally chooses the queue.
+        # Use the queue id of the response, because the broker makes the final choice of the queue.
         if stored.queue_id != queue.queue_id:
             queue = MessageQueue(queue.topic, queue.broker_name, stored.queue_id)
         found = stored.queue_offset, stored.transaction_id, stored.recall_handle

@@ -1,5 +1,4 @@
-"""The message trace, which writes the actions of this client on messages to the trace topic
-(``AsyncTraceDispatcher``).
+"""The message trace, a record of this client's actions on messages in the trace topic (``AsyncTraceDispatcher``).
 
 ========================  =====================================================================================
 record                    written
@@ -10,11 +9,11 @@ EndTransaction            when the end of a transaction is sent to its broker
 Recall                    after a broker answered a recall, with ``trace_recalls``
 ========================  =====================================================================================
 
-The trace omits the trace topic itself, messages with TRACE_ON=false, responses of brokers that switch tracing off, and
+The trace omits the trace topic itself, messages with TRACE_ON=false, responses of brokers that disable tracing, and
 received messages without a region (messages of a batch have no region). A queue holds at most 2048 records of sends and
-handler calls. Records that do not fit or cannot be sent are dropped and counted. One task sends them, at once when
-``trace_batch_count`` wait, otherwise every 5 s. A trace message contains records of one topic, at most 128 000 bytes,
-and is sent to a broker that has the topic. Its keys are the ids and keys of the traced messages. Loop only.
+handler calls. Records are dropped and counted if they do not fit or cannot be sent. One task sends them: immediately if
+``trace_batch_count`` records wait, otherwise every 5 s. A trace message contains records of one topic, at most 128 000
+bytes. It is sent to a broker that has the topic. Its keys are the ids and keys of the traced messages. Loop only.
 Source: behaviour.md §7.11, §9.7; remoting.md §7.7.
 """
 
@@ -62,7 +61,9 @@ _FLUSH_INTERVAL_MS = 5000.0
 _SEND_TIMEOUT_MS = 5000.0
 _BODY_BYTES_MAX = 128_000
 _KEYS_CHARACTERS_MAX = 16_000
-"""Far fewer than the properties of a message can hold; a handler of large batches has a thousand ids at once."""
+"""The maximum number of characters of the keys, far less than the properties of a message can contain. A handler of
+large batches may have a thousand ids in one call.
+"""
 
 _SENDS_MAX = 8
 _REPORT_INTERVAL_MS = 60_000.0
@@ -79,7 +80,7 @@ class _Act(Struct):
 
 
 class MessageTrace(BackgroundHook):
-    """The trace of one client; ``dropped`` counts the acts that are not in the trace topic."""
+    """The trace of one client. ``dropped`` is the number of acts that are not in the trace topic."""
 
     def __init__(self, runtime: ClientRuntime, group: str, kind: str, tracing: Tracing) -> None:
         self.dropped = 0
@@ -102,7 +103,7 @@ class MessageTrace(BackgroundHook):
         self._sending = self._tasks.start(self._run(), f"trace of group {self._group}")
 
     async def close(self) -> None:
-        """Spend at most 5 s to send the waiting records, then stop."""
+        """Send the waiting records for at most 5 s, then stop."""
         self._is_closing = True
         self._wake.set()
         if self._sending is not None:
@@ -225,7 +226,7 @@ class MessageTrace(BackgroundHook):
         self._add(messages[0].topic, records)
 
     def _add(self, topic: str, records: list[tuple[Trace, str]]) -> None:
-        # Drop the act instead of waiting: tracing must never slow down or stop the traced client.
+        # Drop the act if the queue is full: the trace must never slow down or stop the client.
         if len(self._acts) >= _ACTS_MAX:
             self._drop(1, f"{_ACTS_MAX} wait already")
             return
@@ -249,7 +250,7 @@ class MessageTrace(BackgroundHook):
                 acts = [self._acts.popleft() for _ in range(min(self._batch_count * _SENDS_MAX, len(self._acts)))]
                 batches = (acts[at : at + self._batch_count] for at in range(0, len(acts), self._batch_count))
                 await asyncio.gather(*(self._send(batch) for batch in batches))
-                # No await since the check for an empty queue: a later act sets the event again.
+                # There is no await after the check for an empty queue, so a later act sets the event again.
             self._wake.clear()
 
     async def _send(self, acts: list[_Act]) -> None:
@@ -261,7 +262,7 @@ class MessageTrace(BackgroundHook):
         message = Message(topic=self._topic, body=body, keys=keys)
         try:
             prepared = encode_message(message, self._runtime.keys.next(self._clock.now_ms()), self._own)
-            # Send it to a broker that has the traced topic, like the reference.
+            # Send the message to a broker that has the traced topic, as the reference does.
             brokers = set(self._runtime.routes.brokers_of(topic))
             queue = (await self._sender.queues(self._topic)).first(lambda one: one.broker_name in brokers)
             await self._sender.send(prepared, timeout_ms=_SEND_TIMEOUT_MS, queue=queue)
@@ -270,8 +271,8 @@ class MessageTrace(BackgroundHook):
 
 
 def _packed(records: list[tuple[Trace, str]]) -> Iterator[tuple[bytes, list[str]]]:
-    """Pack records into bodies within the limits, each with the keys of its records. Omit records that the format
-    cannot represent."""
+    """Pack records into bodies within the limits, each with the keys of its records. Records that the format cannot
+    represent are omitted."""
     lines: list[bytes] = []
     keys: dict[str, None] = {}
     body_bytes = keys_characters = 0

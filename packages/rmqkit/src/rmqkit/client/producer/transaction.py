@@ -11,7 +11,7 @@ CHECK_TRANSACTION_STATE                the broker did not receive a result: it s
 either raises, or returns None         UNKNOWN: the broker checks again, by default up to 15 times, then gives up
 =====================================  =========================================================================
 
-At most 2000 checks wait. Further checks are dropped, because the broker repeats them. Loop only.
+At most 2000 checks wait. Further checks are dropped; the broker will repeat them. Loop only.
 Source: behaviour.md §7.9, §9.1; remoting.md §4.3.5.
 """
 
@@ -66,7 +66,7 @@ class TransactionState(enum.Enum):
     ROLLBACK = TRANSACTION_ROLLBACK
     """Discard the message."""
     UNKNOWN = 0
-    """The outcome is not known yet: the broker checks again later."""
+    """The outcome is not known yet. The broker checks again later."""
 
 
 _JAVA_NAMES = {
@@ -82,9 +82,9 @@ class TransactionResult(Struct):
     """The result of a send in a transaction.
 
     Attributes:
-        sent: where the half message is stored; its ``msg_id`` identifies the transaction.
+        sent: the result of the half send. Its ``msg_id`` identifies the transaction.
         state: the outcome that the producer has sent to the broker.
-        error: the exception that ``execute`` raised, if any.
+        error: the exception that ``execute`` raised, or None.
     """
 
     sent: SendResult
@@ -105,13 +105,14 @@ class TransactionProducer(Producer):
             result = await producer.send_in_transaction(Message(topic="Orders", body=b"17"), argument)
 
     Coroutine functions run on the event loop, plain functions in a thread. Every producer of a group must be able to
-    check the transactions of all producers of this group. `close` waits at most 30 s for running local transactions.
-    For those that take longer, the broker sends checks to other producers of the group. All other arguments are those
-    of a `Producer`.
+    check the transactions of all producers of this group. `close` waits at most 30 s for running local transactions. If
+    a transaction takes longer, the broker sends its check to another producer of the group. All other arguments are the
+    same as for a `Producer`.
 
     Args:
-        execute: your local transaction. It is called with the message and the argument when the message is stored.
-        check: called with the stored message when the broker checks the outcome, possibly more than once.
+        execute: your local transaction. When the message is stored, it is called with the message and the argument.
+        check: a function that is called with the stored message when the broker checks the outcome. This may happen
+            more than once.
     """
 
     def __init__(
@@ -149,33 +150,36 @@ class TransactionProducer(Producer):
         """Store a message, run the local transaction, and send its outcome to the broker.
 
         Args:
-            timeout: time to store the message, in seconds or as a `timedelta`.
-            check_after: the time after the send in which the broker sends no checks, for local transactions that
-                take long. The default is the broker's ``transactionTimeOut`` (6 s). An outcome that ``execute`` returns
-                later than that has no effect: then only the result of ``check`` is used.
+            timeout: the time to store the message, in seconds or as a `timedelta`.
+            check_after: the time after the send in which the broker sends no checks, for local transactions that take
+                long. The default is the broker's ``transactionTimeOut`` (6 s). If ``execute`` returns later, its
+                outcome has no effect, and only the result of ``check`` is used.
 
-        Raises MessageIllegal: as `send`, or the message has a delay level, or ``check_after`` is not positive.
-        Raises NoRoute, PeerRefused, SendFailed, ClientError: as `send`; the local transaction did not run."""
+        Raises MessageIllegal: the same as for `send`, or the message has a delay level or a priority, or
+        ``check_after`` is out of bounds.
+        Raises NoRoute, PeerRefused, SendFailed, ClientError: the same as for `send`; the local transaction did not
+        run."""
         sent = await self.send_half(message, timeout=timeout, check_after=check_after)
         result = TransactionResult(sent, TransactionState.ROLLBACK)
         end = EndTransactionRequest(
             topic=message.topic,
             producer_group=self.group,
             tran_state_table_offset=sent.queue_offset,
-            # The response to a send has no field for the position in the log; only the
-            # broker's message id contains it.
+            # The response to a send has no field for the position in the log. Only the message id of the broker
+            # contains it.
             commit_log_offset=decode_offset_id(sent.offset_msg_id)[2],
             commit_or_rollback=result.state.value,
             msg_id=sent.msg_id,
             transaction_id=sent.transaction_id,
             bname=self._runtime.routes.broker_of(sent.queue),
         )
-        # If it is stored less safely, roll back without running it: the half message may be lost with its broker.
+        # If the message is stored less safely, roll back and do not run the transaction: the half message may be lost
+        # with its broker.
         if sent.status is SendStatus.SEND_OK:
             named = replace(message, msg_id=sent.msg_id)
             result.state, result.error = await self._outcome(sent.msg_id, self._execute, named, argument)
             end.commit_or_rollback = result.state.value
-        # Look up the address now: ``execute`` may have taken minutes, and the master may have changed.
+        # Look up the address now, because the master may have changed while ``execute`` ran.
         address = self._runtime.routes.address(end.bname or "")
         await self._end(address, end, result.state, result.error, message)
         return result
@@ -189,8 +193,9 @@ class TransactionProducer(Producer):
         queue: MessageQueue | None = None,
         check_after: Duration | None = None,
     ) -> SendResult:
-        """Store a message, invisible to consumers, for a transaction that is ended elsewhere (END_TRANSACTION).
-        Raises MessageIllegal, NoRoute, PeerRefused, SendFailed, ClientError: as `send_in_transaction`."""
+        """Store a message for a transaction that is ended elsewhere (END_TRANSACTION). The message is invisible to
+        consumers.
+        Raises MessageIllegal, NoRoute, PeerRefused, SendFailed, ClientError: the same as for `send_in_transaction`."""
         if message.delay_level:
             where = f"message for topic {message.topic} in a transaction"
             raise MessageIllegal(f"{where} cannot have a delay_level: leave it out")
@@ -209,7 +214,7 @@ class TransactionProducer(Producer):
                 raise MessageIllegal(f"{where} must be more than 0 and at most {_CHECK_AFTER_MAX} seconds")
             own[names.CHECK_IMMUNITY_SECONDS] = str(seconds)
         prepared = self._prepare(message, own)
-        # Brokers use the property TRAN_MSG; the bit is set because Java's producers set it, too.
+        # Brokers use the property TRAN_MSG. The bit is set, too, because Java's producers set it.
         prepared.sys_flag |= TRANSACTION_PREPARED
         if queue is not None:
             with reporting_failure(prepared):
@@ -224,7 +229,7 @@ class TransactionProducer(Producer):
             self._tasks.start(self._answer_questions(), f"transaction checks {number} of group {self.group}")
 
     async def _finish(self) -> None:
-        # Stop checks before the last transactions: brokers check with another producer of the group.
+        # Stop the checks before the last transactions. Brokers then send checks to another producer of the group.
         await self._tasks.close()
         await super()._finish()
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -243,7 +248,7 @@ class TransactionProducer(Producer):
 
     def _asked(self, address: str, header: CheckTransactionRequest, message: ReceivedMessage) -> None:
         try:
-            # Tasks answer later: the connection must be read while a local transaction is looked up.
+            # Tasks answer later, because the connection must be read while a local transaction is looked up.
             self._questions.put_nowait((address, header, message))
         except asyncio.QueueFull:
             _log.warning(
@@ -265,7 +270,8 @@ class TransactionProducer(Producer):
                 transaction_id=header.transaction_id,
                 bname=header.bname,
             )
-            # Checks of 4.9 brokers have no ``bname``: the result is then sent to the address of the check.
+            # A check of a 4.9 broker has no ``bname``. The result is then sent to the address from which the check
+            # came.
             await self._end(self._runtime.routes.address(header.bname or "") or address, answer, state, error, message)
 
     async def _outcome(
@@ -276,7 +282,7 @@ class TransactionProducer(Producer):
             if inspect.iscoroutinefunction(function):
                 outcome = await function(*arguments)
             else:
-                # Start it with the context, so that `close` inside `execute` recognizes its caller.
+                # Start the function with the context, so that `close` inside `execute` recognizes its caller.
                 run = contextvars.copy_context().run
                 outcome = await asyncio.get_running_loop().run_in_executor(self._threads, run, function, *arguments)
                 if inspect.isawaitable(outcome):
@@ -285,7 +291,7 @@ class TransactionProducer(Producer):
         except asyncio.CancelledError as error:
             if is_cancelled():
                 raise
-            return TransactionState.UNKNOWN, error  # only something that the function awaited was cancelled
+            return TransactionState.UNKNOWN, error  # something that the function awaited was cancelled, not this task
         except Exception as error:  # noqa: BLE001 - the outer edge of the program's function: the broker checks again
             _log.warning("state of transaction %s is not known", msg_id, exc_info=error)
             return TransactionState.UNKNOWN, error

@@ -1,4 +1,5 @@
-"""Handlers for the requests that brokers send to clients, mostly for an operator (``ClientRemotingProcessor``).
+"""Handlers for the requests that brokers send to clients, mostly on behalf of an operator
+(``ClientRemotingProcessor``).
 
 ======================================  ======================================================================
 request                                 response
@@ -12,7 +13,7 @@ CONSUME_MESSAGE_DIRECTLY (309)          the result of the handler, which runs on
 PUSH_REPLY_MESSAGE_TO_CLIENT (326)      success; the reply goes to the `Producer.request` that waits for it
 ======================================  ======================================================================
 
-A broker pushes a reply over the connection whose heartbeats have the client id (``RequestFutureHolder``)::
+A broker pushes a reply over the connection with the heartbeats of the client id (``RequestFutureHolder``)::
 
     request()   CORRELATION_ID, REPLY_TO_CLIENT = client id, TTL ──> topic ──> consumer
     the caller <── PUSH_REPLY_MESSAGE_TO_CLIENT ── broker <── <cluster>_REPLY_TOPIC, MSG_TYPE=reply ── reply()
@@ -72,15 +73,15 @@ _REPLY = "reply"
 
 
 class GroupConsumer(Protocol):
-    """The interface of a consumer for its client instance and for these handlers."""
+    """The methods of a consumer that its client instance and these handlers call."""
 
     def consumer_data(self) -> ConsumerData | None:
-        """Return the consumer's group and subscriptions for heartbeats, or None if it has no subscription: from an
-        empty list brokers would conclude that the group has no subscription."""
+        """Return the consumer's group and subscriptions for heartbeats, or None if it has no subscription: an empty
+        list would mean to brokers that the group has no subscription."""
         ...
 
     def rebalance_soon(self) -> None:
-        """Rebalance soon: members, routes or subscriptions changed."""
+        """Rebalance soon, because members, routes or subscriptions have changed."""
         ...
 
     async def reset_offsets(self, offsets: dict[MessageQueue, int]) -> None: ...
@@ -95,7 +96,7 @@ class GroupConsumer(Protocol):
 
 
 class ClientRequestHandlers:
-    """The handlers of brokers' requests for the consumers, by group."""
+    """The handlers of brokers' requests, for the consumers of each group."""
 
     def __init__(self, consumers: Mapping[str, GroupConsumer], namespace: str = "") -> None:
         self._consumers = consumers
@@ -109,7 +110,7 @@ class ClientRequestHandlers:
         dispatch.register(RequestCode.CONSUME_MESSAGE_DIRECTLY, self.consume_directly)
 
     def ids_changed(self, connection: Connection, command: Command) -> None:
-        """Rebalance a group whose members joined or left."""
+        """Rebalance a group after members have joined or left."""
         consumer = self._consumers.get(self._bare(decode_header(command, ConsumerGroupRequest).consumer_group))
         if consumer is not None:
             consumer.rebalance_soon()
@@ -132,7 +133,7 @@ class ClientRequestHandlers:
         info = self._consumer(header.consumer_group).running_info()
         if header.jstack_enable:
             info.jstack = _stacks()
-        # Names inside the client have no namespace; the operator sees them as brokers do.
+        # Names inside the client have no namespace. The operator must see them with the namespace, as brokers do.
         info.subscription_set = [replace(one, topic=self._full(one.topic)) for one in info.subscription_set]
         info.mq_table = rename_topics(info.mq_table, self._full)
         info.mq_pop_table = rename_topics(info.mq_pop_table, self._full)
@@ -144,7 +145,7 @@ class ClientRequestHandlers:
         """Run the handler once for the message in the request."""
         header = decode_header(command, ConsumeDirectlyRequest)
         consumer = self._consumer(header.consumer_group)
-        # Use the first message only: all messages of an inner batch share the id that the operator gave.
+        # Use only the first message: all messages of an inner batch have the id that the operator passed.
         (message,) = read_messages(command.payload, header.broker_name)[:1] or (None,)
         if message is None:
             raise PeerRefused(ResponseCode.SYSTEM_ERROR, "the request has no message to consume", connection.peer)
@@ -166,13 +167,15 @@ class ClientRequestHandlers:
 
 
 def _stacks() -> str:
-    """Return the stacks of this process's threads and of its loop's tasks (``jstack``), outermost call first."""
+    """Return the stacks of the threads of this process and of the tasks of its loop (``jstack``), outermost call
+    first.
+    """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     found = [
         (f"thread {names.get(ident, ident)}", [*traceback.walk_stack(frame)][::-1])
         for ident, frame in sys._current_frames().items()
     ]
-    # Suspended tasks have no thread: only this shows a coroutine that hangs.
+    # Suspended tasks have no thread, so only this shows a coroutine that hangs.
     found += [(f"task {task.get_name()}", [*_awaits(task.get_coro())]) for task in asyncio.all_tasks()]
     lines = []
     for name, stack in sorted(found, key=lambda one: one[0]):
@@ -182,7 +185,7 @@ def _stacks() -> str:
 
 
 def _awaits(coroutine: object) -> Iterator[tuple[FrameType, int]]:
-    """Yield the frames of a suspended coroutine, each awaiting the next."""
+    """Yield the frames of a suspended coroutine; each frame awaits the next one."""
     while isinstance(coroutine, CoroutineType) and (frame := coroutine.cr_frame) is not None:
         yield frame, frame.f_lineno
         coroutine = coroutine.cr_await
@@ -192,10 +195,10 @@ class Reply(Struct):
     """The reply of a consumer to a request.
 
     Attributes:
-        body: the decompressed content.
-        properties: the properties of the reply, those of RocketMQ included.
+        body: the decompressed body.
+        properties: the properties of the reply, including those of RocketMQ.
         flag: the number that the replier set.
-        born_timestamp: the time when the reply was sent, by the clock of the replier, in ms since the epoch.
+        born_timestamp: the time when the reply was sent, in ms since the epoch, from the clock of the replier.
         born_host: the address of the replier, ``ip:port``.
     """
 
@@ -215,15 +218,15 @@ class PendingReplies:
 
     @contextlib.contextmanager
     def expect(self, client_id: str, timeout_ms: float) -> Iterator[tuple[dict[str, str], asyncio.Future[Reply]]]:
-        """Expect a reply inside the ``with`` block; yield the properties that make a message a request,
-        and the future of the reply."""
+        """Expect a reply inside the ``with`` block. Yield the properties that make a message a request, and the future
+        of the reply."""
         correlation_id = str(uuid.uuid4())
         properties = {
             names.CORRELATION_ID: correlation_id,
             names.REPLY_TO_CLIENT: client_id,
             names.TIME_TO_LIVE: str(int(timeout_ms)),
         }
-        # Register it before the request is sent: the reply may arrive before the send returns.
+        # Register the future before the request is sent, because the reply may arrive before the send returns.
         future = asyncio.get_running_loop().create_future()
         self._waiting[correlation_id] = future
         try:
@@ -242,8 +245,8 @@ class PendingReplies:
             _log.warning("a reply from %s cannot be read: %s", header.born_host, error)
             return reply(command, ResponseCode.SYSTEM_ERROR, "process reply message fail")
         future = self._waiting.get(properties.get(names.CORRELATION_ID, ""))
-        # Return success nevertheless: after an error the broker would push the reply again, still
-        # without a waiting request.
+        # Return success nevertheless. After an error, the broker would push the reply again, although no request waits
+        # for it.
         if future is None or future.done():
             _log.warning(
                 "ignoring a reply from %s: it is late, a duplicate, or belongs to no request", header.born_host

@@ -1,4 +1,4 @@
-"""The life cycle of a client, producer or consumer: it is started, used and closed once, and has a runtime.
+"""The life cycle of a client (a producer or a consumer). It is started, used and closed once, and has a runtime.
 
 ===========  ========================================================================================
 state        next states
@@ -52,7 +52,7 @@ _REMEDIES = {
 def keeps_open(
     method: Callable[Concatenate[C, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[C, P], Coroutine[Any, Any, T]]:
-    """Decorate a method of a started client: `Client.close` waits until all calls of the method have returned."""
+    """Decorate a method of a started client. `Client.close` then waits until all calls of the method have returned."""
 
     @functools.wraps(method)
     async def call(self: C, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -70,17 +70,18 @@ def keeps_open(
 
 
 class Client:
-    """A member of a group. Start and close it once, best by ``async with``.
+    """A member of a group. Start and close it once; ``async with`` does both.
 
     After a fork, the child process may start a client that was not started before the fork. The child cannot use a
     started client and must create a new client.
 
-    ``name_servers``: see `name_server_list`. ``runtime`` shares the connections of another client instead; its owner
-    starts and closes it. ``wait_ready`` is how long `start` may wait for servers.
-    Raises SettingsError: the group's name is not valid, or both or neither of name servers and runtime are given."""
+    ``name_servers``: see `name_server_list`. With ``runtime``, the client shares the connections of another client, and
+    the owner of the runtime starts and closes the runtime. ``wait_ready`` is the longest time that `start` waits for
+    servers.
+    Raises SettingsError: the group's name is not valid, or both name servers and a runtime are given."""
 
     closes_last = False
-    """True if handlers of other clients may use this client, so that `run` closes it after the other clients."""
+    """True if handlers of other clients may use this client. `run` then closes it after the other clients."""
 
     _kind = "client"
     _reserved_group = ""
@@ -107,7 +108,7 @@ class Client:
         self._owns_runtime = runtime is None
         self._runtime = runtime or ClientRuntime(name_servers, settings=settings, clock=clock)
         self._trace = None if settings.trace is None else self._make_trace(settings.trace)
-        # The trace is the last hook, so it begins last and ends first: its times exclude the other hooks.
+        # The trace is the last hook. It begins last and ends first, so its times do not include the other hooks.
         hooks = with_defaults(hooks)
         self._hooks = Hooks(hooks if self._trace is None else (*hooks, self._trace))
         self._state = _State.NEW
@@ -120,15 +121,17 @@ class Client:
         process.register_after_fork(self, Client._forked)
 
     def _make_trace(self, tracing: Tracing) -> BackgroundHook | None:
-        """Create the hook that writes the trace topic; producers and consumers have one."""
+        """Create the hook that writes the trace topic. Producers and consumers have such a hook."""
         return None
 
     async def start(self) -> None:
         """Start the client: connect, join the group, begin to work.
-        Raises ClientError: it was started before, or is closed meanwhile; a closed client cannot be started again.
-        Raises NoRoute: no name server answers; with ``wait_ready``, none answered and knew a broker in that time.
-        Raises SettingsError: a `PushConsumer` has no subscription, or a handler with wrong parameters. You can correct
-        that and call start again."""
+        Raises ClientError: the client was started before, or is closed during the start. A closed client cannot be
+        started again.
+        Raises NoRoute: no name server answers. With ``wait_ready``: no name server answered and knew a broker in this
+        time.
+        Raises SettingsError: a `PushConsumer` has no subscription, or has a handler with wrong parameters. You can
+        correct this and call ``start`` again."""
         if self.is_from_parent:
             self._check_started()
         if self._state is not _State.NEW:
@@ -138,19 +141,19 @@ class Client:
             raise ClientError(f"the connection of {self._described} is not open: enter or start it first")
         self._check_ready()
         self._state = _State.STARTED
-        # A separate task, so that `close` can cancel the start for every caller.
+        # Use a separate task, so that `close` can cancel the start for every caller.
         self._starting = asyncio.create_task(self._start(), name=f"start of {self._described}")
         try:
             await self._starting
         except BaseException:
-            # Undo a partial start: a client that failed to start holds no connection.
+            # Undo a partial start, because a client that failed to start must hold no connection.
             was_closed = self._closing is not None
             await self.close()
             if was_closed and not is_cancelled():
                 raise ClientError(f"{self._described} was closed while it started") from None
             raise
         finally:
-            self._starting = None  # or an error, and all it refers to, would live as long as this client
+            self._starting = None  # otherwise an error and all that it refers to would live as long as this client
 
     async def _start(self) -> None:
         if self._owns_runtime:
@@ -163,16 +166,16 @@ class Client:
         await self._open()
 
     async def close(self) -> None:
-        """Finish running work, leave the group and close the connections. You can call it more than once.
+        """Finish running work, leave the group and close the connections. You can call this more than once.
 
-        If one of the client's own handlers calls it, it returns at once, because the handler must return first."""
+        If a handler of this client calls it, it returns immediately, because the handler must return first."""
         if self._state is _State.FROM_PARENT:
             return
         if self._closing is None:
             self._state = _State.CLOSED
             self._closing = asyncio.create_task(self._close(), name=f"closing of {self._described}")
-            # A handler that waited here would wait for itself. Shielded: a cancelled
-            # caller must not stop the close.
+            # If a handler waited here, it would wait for itself. The close is shielded, because a cancelled caller must
+            # not stop it.
         if not self._is_in_handler:
             await asyncio.shield(self._closing)
 
@@ -181,12 +184,11 @@ class Client:
             self._starting.cancel()
             await asyncio.wait([self._starting])
         try:
-            # A start that failed before it joined the group has nothing to leave.
+            # If a start failed before it joined the group, there is no group to leave.
             if self._is_registered:
                 await self._finish()
         finally:
-            # Close the trace after the client, before the connections, over which
-            # it sends the last records.
+            # Close the trace after the client and before the connections, because it sends its last records over them.
             if self._trace is not None:
                 await self._trace.close()
             if self._owns_runtime:
@@ -194,7 +196,7 @@ class Client:
             self._closed.set()
 
     async def ping(self) -> None:
-        """Send a request to a name server, for a health check.
+        """Send a request to a name server as a health check.
         Raises NoRoute: no name server answers. Raises ClientError: the client is not started."""
         self._check_started()
         await self._runtime.reach()
@@ -222,11 +224,11 @@ class Client:
         await self.close()
 
     def _check_ready(self) -> None:
-        """Raises SettingsError: the client could not do anything after a start; it can be
-        corrected and started again."""
+        """Check that the client can be started. Raises SettingsError: it would have nothing to do after a start. The
+        client can be corrected and started again."""
 
     def _register(self) -> None:
-        """Join the group in the runtime; `_finish` is called only if this succeeded."""
+        """Join the group in the runtime. `_finish` is called only if this has succeeded."""
 
     async def _open(self) -> None:
         """Start the parts of this kind of client."""
@@ -251,7 +253,7 @@ class Client:
         return self._state is _State.FROM_PARENT
 
     def _forked(self) -> bool:
-        """Called in the child of a fork: a started client belongs to the parent."""
+        """Mark a started client in the child of a fork, because its connections belong to the parent."""
         if self._is_started or (self._closing is not None and not self._closing.done()):
             self._state = _State.FROM_PARENT
         return self.is_from_parent

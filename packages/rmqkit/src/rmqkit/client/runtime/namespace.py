@@ -1,4 +1,4 @@
-"""The namespace client: it adds a client's namespace to requests, and sends some requests to the broker's VIP port.
+"""The namespace client. It adds a client's namespace to requests, and sends some requests to the broker's VIP port.
 
 ================  ===============================================================================================
 setting           effect on a request
@@ -8,8 +8,8 @@ setting           effect on a request
 ``vip_channel``   goes to the broker's port - 2 if its code is in `VIP_CODES`; that port serves no pulls
 ================  ===============================================================================================
 
-Requests of brokers and topics of received messages have the full names: `ClientRequestHandlers` and the readers of
-messages remove the namespace (`remove_namespace`). Source: remoting.md §3.1, §3.2, §4.2, §9.4.
+Requests of brokers and the topics of received messages contain the full names. `ClientRequestHandlers` and the readers
+of messages remove the namespace (`remove_namespace`). Source: remoting.md §3.1, §3.2, §4.2, §9.4.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ VIP_CODES = frozenset(
 _NAMED = ("topic", "consumerGroup", "producerGroup", "group", "originTopic")
 _SHORT_NAMED = ("a", "b")
 _NAMED_MEMBERS = frozenset(("topic", "group", "groupName", "consumerGroup", "c", "t"))
-"""Members of bodies that contain a topic or a group; the short ones are those of `BatchAck`."""
+"""The members of bodies that contain a topic or a group. The short names are those of `BatchAck`."""
 
 _BODIES = frozenset(
     (
@@ -74,7 +74,7 @@ _Name = Callable[[str], str]
 
 
 class NamespaceClient(RemotingClient):
-    """Sends the requests of a client that uses one of the settings above. The arguments are those of
+    """A remoting client for a client that uses one of the settings above. The arguments are the same as for
     `RemotingClient`."""
 
     def __init__(self, settings: ClientSettings, *args: Any, **kwargs: Any) -> None:
@@ -84,7 +84,7 @@ class NamespaceClient(RemotingClient):
 
     async def call(self, address: str, command: Command, timeout_ms: float) -> Command:
         answer = await super().call(self._address(address, command), self._dressed(command), timeout_ms)
-        # Only these responses contain topics; messages are renamed where they are decoded.
+        # Only these responses contain topics. Messages are renamed where they are decoded.
         if command.code in _ANSWERS and answer.code == ResponseCode.SUCCESS:
             namespace = self.settings.namespace
             answer.body = _renamed_body(answer.payload, lambda name: without_namespace(namespace, name))
@@ -102,10 +102,10 @@ class NamespaceClient(RemotingClient):
         return vip_address(address) if self.settings.vip_channel and command.code in VIP_CODES else address
 
     def _dressed(self, command: Command) -> Command:
-        """Rewrite a request to the full names that brokers know."""
+        """Replace the names in a request by the full names that brokers use."""
         settings, fields = self.settings, decode_fields(command)
         if settings.namespace:
-            # Send headers have one-letter keys: a is the group, b the topic.
+            # Send headers have one-letter keys: ``a`` is the group, ``b`` is the topic.
             for field in _SHORT_NAMED if command.code in _SENDS else _NAMED:
                 if field in fields:
                     fields[field] = self._full(fields[field])
@@ -117,14 +117,14 @@ class NamespaceClient(RemotingClient):
         return command
 
     def _full(self, name: str) -> str:
-        """Return the full name of a topic or group; the trace topic has no namespace."""
+        """Return the full name of a topic or a group. The trace topic has no namespace."""
         return name if name == self._trace_topic else with_namespace(self.settings.namespace, name)
 
 
 def vip_address(address: str) -> str:
-    """Return the address of a broker's second port, where requests do not wait behind pulls."""
+    """Return the address of a broker's second port. Requests to this port do not wait behind pulls."""
     host, port = split_address(address)
-    # The reference computes it the same way (brokerVIPChannel).
+    # The reference computes the port in the same way (brokerVIPChannel).
     return join_address(host, port - 2)
 
 
@@ -136,12 +136,12 @@ def remove_namespace(namespace: str, messages: Iterable[ReceivedMessage]) -> Non
 
 
 def rename_topics(table: Mapping[MessageQueue, V], name: _Name) -> dict[MessageQueue, V]:
-    """Copy a table of queues with other topic names."""
+    """Copy a table of queues, and replace the topic names by the results of ``name``."""
     return {replace(queue, topic=name(queue.topic)): value for queue, value in table.items()}
 
 
 def _renamed_body(body: bytes, name: _Name) -> bytes:
-    """Rewrite a JSON body with other names of topics and groups."""
+    """Replace the names of topics and groups in a JSON body."""
     return msgspec.json.encode(_renamed_members(loads(body), name))
 
 

@@ -1,5 +1,5 @@
-"""The process of the clients: signals end their run, a fork separates them, and a thread has a loop if the program has
-none.
+"""The process of the clients: signals end a run, a fork separates clients, and a thread has a loop for programs without
+a loop.
 
 ==================  ==================================================================================================
 event               effect
@@ -7,19 +7,19 @@ event               effect
 `run` is called     clients that are not started are started, in the order given
 SIGINT, SIGTERM     consumers take no more messages, wait for their handlers (``drain_ms``), save their offsets and
                     leave; then producers, with which handlers may send, finish running sends and leave
-a second signal     ends the process at once, as without `run`
+a second signal     ends the process immediately, as without `run`
 every client is     `run` returns
 closed
 ``os.fork``         connections, loops and threads belong to the parent: running objects refuse to be used in the child
                     (`register_after_fork`)
 ==================  ==================================================================================================
 
-If a loop cannot watch signals, as on Windows, Python's own signal handlers call it. `run`
-works in the main thread only.
+If a loop cannot watch signals, as on Windows, Python's own signal handlers call it. `run` works only in the main
+thread.
 
-`Portal` is the loop thread: other threads submit work and wait for the result. It starts with the first call and stops
-with the interpreter, after closing the remaining clients. It is a daemon, so that a program that hangs elsewhere can
-still be ended; the child of a fork gets its own portal.
+`Portal` is the loop thread. Other threads submit work and wait for the result. The loop starts with the first call.
+When the interpreter exits, the loop closes the remaining clients and stops. The thread is a daemon, so that a program
+that hangs elsewhere can still be ended. The child of a fork gets its own portal.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ T = TypeVar("T")
 
 
 class Runs(Protocol):
-    """A client that `run` can run. ``closes_last``: whether handlers of the other clients may use it."""
+    """A client that `run` can run. ``closes_last`` is True if handlers of the other clients may use it."""
 
     @property
     def closes_last(self) -> bool: ...
@@ -71,12 +71,13 @@ async def run(*clients: Runs) -> None:
 
         asyncio.run(rmqkit.run(consumer, producer))
 
-    The clients are started if necessary, producers first. On the signal, consumers stop taking messages, wait for their
+    The clients are started if necessary, producers first. On a signal, consumers stop taking messages, wait for their
     handlers, save their offsets and leave the group. Producers close after them. The function also returns when all
-    clients are closed in another way. A second signal ends the process at once.
+    clients are closed in another way. A second signal ends the process immediately.
 
-    Raises ClientError: it is not called in the main thread, which alone receives signals, or there are no clients.
-    Raises NoRoute: as `start` of the clients."""
+    Raises ClientError: there are no clients, or this is not the main thread, which is the only thread that receives
+    signals.
+    Raises NoRoute: the same as for `start` of the clients."""
     if not clients:
         raise ClientError("run() has no clients: give it at least one")
     loop = asyncio.get_running_loop()
@@ -92,7 +93,7 @@ async def run(*clients: Runs) -> None:
             for task in working:
                 task.cancel()
             await asyncio.gather(*working, return_exceptions=True)
-            # Consumers first: their last handlers may still send with the producers.
+            # Close consumers first, because their last handlers may still send with the producers.
             for together in closing_order(clients):
                 await asyncio.gather(*(client.close() for client in together))
     if not working[0].cancelled():
@@ -113,20 +114,22 @@ class _HasOrder(Protocol):
 
 
 def closing_order(clients: Sequence[C]) -> list[list[C]]:
-    """Split clients into those that close first, and those that close after them."""
+    """Split clients into the clients that close first, and the clients that close after them."""
     first = [client for client in clients if not client.closes_last]
     return [first, [client for client in clients if client.closes_last]]
 
 
 def starting_order(clients: Sequence[C]) -> list[C]:
-    """Sort producers before consumers, whose handlers may be called before their start returns."""
+    """Sort producers before consumers, because the handlers of consumers may be called before the start of the
+    consumers returns.
+    """
     first, last = closing_order(clients)
     return [*last, *first]
 
 
 @contextlib.contextmanager
 def calling_on_signals(tell: Callable[[], object], loop: asyncio.AbstractEventLoop | None = None) -> Iterator[None]:
-    """Call a function on the first SIGINT or SIGTERM; with a loop, call it on the loop.
+    """Call a function on the first SIGINT or SIGTERM. With a loop, call it on the loop.
     Raises ClientError: this is not the main thread."""
     if threading.current_thread() is not threading.main_thread():
         raise ClientError("run() is not in the main thread, where signals arrive: use 'with' and close() here")
@@ -141,7 +144,7 @@ def calling_on_signals(tell: Callable[[], object], loop: asyncio.AbstractEventLo
 
     def on_signal(number: int, frame: Any = None) -> None:
         restore()
-        # The old handlers are restored: a second signal ends the process while the first one waits for running work.
+        # The old handlers are active again: a second signal ends the process while running work is finished.
         _log.info("%s: finishing the work in progress", signal.Signals(number).name)
         tell()
 
@@ -149,7 +152,7 @@ def calling_on_signals(tell: Callable[[], object], loop: asyncio.AbstractEventLo
         if loop is None:
             on_signal(number)
         else:
-            # Python calls this between two instructions; a loop that sleeps in select must be woken up.
+            # Python calls this between two instructions. If the loop sleeps in select, it must be woken up.
             loop.call_soon_threadsafe(on_signal, number)
 
     for number in _SIGNALS:
@@ -167,16 +170,17 @@ def calling_on_signals(tell: Callable[[], object], loop: asyncio.AbstractEventLo
 
 
 def register_after_fork(one: T, hook: Callable[[T], bool]) -> None:
-    """Call ``hook(one)`` in every child that is forked while ``one`` exists, and again in a child's child.
+    """Call ``hook(one)`` in every child that is forked while ``one`` exists, and again in a child of a child.
 
-    The hook returns True if ``one`` runs in the parent. The child then keeps ``one`` for ever, because the cleanup of
-    ``one`` would change the selector that both processes share."""
+    The hook returns True if ``one`` runs in the parent. The child then holds a reference to ``one`` for ever, because
+    the cleanup of ``one`` would change the selector that both processes share."""
     _hooks_after_fork[one] = hook
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
-        # Copy the items first: a hook may register others, and the dictionary must not change meanwhile.
+        # Copy the items first, because a hook may register others, and the dictionary must not change during the
+        # iteration.
         after_in_child=lambda: _kept.extend([one for one, hook in list(_hooks_after_fork.items()) if hook(one)])
     )
 
@@ -186,39 +190,39 @@ class _Closable(Protocol):
 
 
 class Portal:
-    """A loop thread of one process; every method may be called from any other thread.
-    ``is_from_parent``: whether the thread belongs to the parent of this process."""
+    """A loop thread of one process. Every method may be called from any other thread.
+    ``is_from_parent`` is True if the thread belongs to the parent of this process."""
 
     def __init__(self) -> None:
         self.is_from_parent = False
         self._loop = _new_loop()
         self._clients: weakref.WeakSet[_Closable] = weakref.WeakSet()
-        # A daemon, so that a program that forgets to close can exit; `_exit` closes the clients.
+        # The thread is a daemon, so that a program that forgets to close can exit. `_exit` closes the clients.
         self._thread = threading.Thread(target=self._run, name="rmqkit portal", daemon=True)
         self._thread.start()
         atexit.register(self._exit)
 
     def run(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Call a function on the loop and return its result; an interrupt cancels it.
-        Raises RuntimeError: it is called on the loop, which would then wait for itself."""
+        """Call a function on the loop and return its result. An interrupt cancels the call.
+        Raises RuntimeError: the caller runs on the loop, which would then wait for itself."""
         if threading.current_thread() is self._thread:
             raise RuntimeError("a blocking client cannot be used on its own loop: use rmqkit's coroutines there")
         running = asyncio.run_coroutine_threadsafe(_awaited(work), self._loop)
         try:
             return running.result()
         except BaseException:
-            # An interrupt only stops the wait; without this the coroutine would continue without a caller.
+            # An interrupt only ends the wait. Without this call, the coroutine would continue without a caller.
             running.cancel()
             raise
 
     def close_at_exit(self, client: _Closable) -> None:
-        """Close a client at the exit of the interpreter, if it still exists."""
+        """Close a client at the exit of the interpreter if the client still exists."""
         self._clients.add(client)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
-        # Close them in this thread, because open generators may only be closed on their own loop.
+        # Close the generators in this thread, because open generators may only be closed on their own loop.
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._loop.close()
 
@@ -245,7 +249,7 @@ def portal() -> Portal:
 
 
 class _Own:
-    """Holds the portal of this process, if there is one."""
+    """The holder of this process's portal. It is empty until the first call of `portal`."""
 
     def __init__(self) -> None:
         self.portal: Portal | None = None

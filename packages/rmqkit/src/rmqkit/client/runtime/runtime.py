@@ -5,11 +5,12 @@ periodic task         when
 ====================  ==========================================================================================
 route refresh         every 30 s; sooner after a failed send and while a subscribed topic does not exist (1, 2, 4 …
                       30 s), so that a consumer may be started before the first message of a topic is sent
-heartbeat             every 30 s to every broker of the routes (only to masters if it only produces); at once when
-                      a subscription changed, or a broker's connection was lost or the broker forgot this client
+heartbeat             every 30 s to every broker of the routes (only to masters if it only produces);
+                      immediately if a subscription changed, a connection to a broker was lost, or the broker has
+                      no data of this client any more
 ====================  ==========================================================================================
 
-Brokers send their own requests over these connections; `dispatch` answers them (`handlers`). Loop only.
+Brokers send their own requests over these connections, and `dispatch` answers them (`handlers`). Loop only.
 Source: behaviour.md §7.1, §8.15; remoting.md §4.5, §9.1–9.3.
 """
 
@@ -49,7 +50,7 @@ from rmqkit.rpc import BrokerCalls, NameServers
 
 _MISSING_TOPIC_PAUSE_MS = 1000.0
 _REFRESH_GAP_MS = 500.0
-"""Minimum pause between two refreshes in ms, however many sends fail."""
+"""The minimum pause between two refreshes in ms, independent of the number of failed sends."""
 _READY_PAUSE_MS = 200
 
 _DISCOVERY_INTERVAL_MS = 120_000.0
@@ -60,14 +61,17 @@ _instances = itertools.count()
 
 
 AnswerCheck = Callable[[str, CheckTransactionRequest, ReceivedMessage], None]
-"""Called when a broker checks a transaction: with its address, the header and the half message."""
+"""A function that is called when a broker checks a transaction, with the broker's address, the header and the half
+message.
+"""
 
 
 class Absences:
-    """The log of unreachable brokers: one line after a broker has disappeared, and one after it is back.
+    """The log of unreachable brokers: one line after a broker has become unreachable, and one line after it is
+    reachable again.
 
-    Pulls, heartbeats and saved offsets report here, so that a broker with many queues does not flood the log. Brokers
-    are identified by address, or by name if no address is known."""
+    Pulls, heartbeats and saves of offsets report here, so that a broker with many queues does not flood the log.
+    Brokers are identified by address, or by name if no address is known."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -91,17 +95,17 @@ class Absences:
 
 class ClientRuntime:
     """The parts that several producers and consumers can share: connections, route refresh, heartbeats.
-    ``name_servers``: as for `name_server_list`. Raises SettingsError: an address is not ``host:port``.
+    ``name_servers``: the same as for `name_server_list`. Raises SettingsError: an address is not ``host:port``.
 
     Attributes:
-        namespace: prefix of all names on brokers; names in the client do not have it.
+        namespace: the prefix of all names on brokers; names inside the client do not have it.
         client_id: ``<ip>@<pid>#<nanoseconds>``, followed by the unit name if it is set.
         name_servers: the addresses of the name servers.
-        keys: unique keys for messages.
+        keys: the generator of unique keys for messages.
         calls: typed requests to brokers.
         broker_versions: the protocol version of each broker that has answered a heartbeat, by address.
         absences: the brokers that cannot be reached.
-        dispatch: answers requests of brokers; further codes may be registered before `start`.
+        dispatch: the router for requests of brokers; further codes may be registered before `start`.
     """
 
     def __init__(
@@ -123,7 +127,7 @@ class ClientRuntime:
         self.dispatch = Router()
         self.dispatch.register(RequestCode.CHECK_TRANSACTION_STATE, self._check_transaction)
         self.dispatch.register(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, self.replies.accept_reply)
-        # Most clients have none of these settings: their requests must not pay for looking.
+        # Most clients have none of these settings, so their requests must not check for them.
         is_plain = not (settings.namespace or settings.namespace_v2 or settings.vip_channel)
         self.remoting = (RemotingClient if is_plain else functools.partial(NamespaceClient, settings))(
             self.dispatch,
@@ -133,7 +137,7 @@ class ClientRuntime:
             credentials=settings.auth,
         )
         self.calls = BrokerCalls(self.remoting, settings.api_timeout_ms)
-        # The same list object: discovery replaces its contents in place.
+        # Share the list object, because discovery replaces its contents in place.
         self._name_servers = NameServers(self.name_servers, self.calls, first=random.getrandbits(16))
         self.routes = ClientRouteTable(self._name_servers, self._route_changed)
         self._producers: dict[str, AnswerCheck | None] = {}
@@ -151,11 +155,11 @@ class ClientRuntime:
 
     @property
     def is_running(self) -> bool:
-        """Return True if it was started, and is not closed."""
+        """Return True if the runtime was started and is not closed."""
         return self._is_running
 
     def check_process(self) -> None:
-        """Raises ClientError: the runtime was started in a parent process, before a fork."""
+        """Check the process. Raises ClientError: the runtime was started in a parent process, before a fork."""
         if self._is_from_parent:
             raise ClientError(
                 f"client {self.client_id} was started before this process was forked, its connections belong to "
@@ -163,8 +167,8 @@ class ClientRuntime:
             )
 
     async def start(self) -> None:
-        """Start to refresh routes and send heartbeats; a second call has no effect.
-        Raises ClientError: as `check_process`. Raises NoRoute: no web server returns the name servers."""
+        """Start to refresh routes and to send heartbeats. A second call has no effect.
+        Raises ClientError: the same as for `check_process`. Raises NoRoute: no web server returns the name servers."""
         self.check_process()
         if self._is_running:
             return
@@ -172,7 +176,7 @@ class ClientRuntime:
         if self._has_to_discover:
             try:
                 await self._discover()
-                # Reset it, so that a program may start it again when the web server answers.
+                # Reset this, so that a program may start the runtime again when the web server answers.
             except BaseException:
                 self._is_running = False
                 raise
@@ -186,7 +190,7 @@ class ClientRuntime:
         self._tasks.start(keep_doing(self._heartbeat, wake=self._beat, name=f"heartbeat {name}"), f"heartbeat {name}")
 
     async def reach(self, wait_ms: float = 0) -> None:
-        """Check that a name server answers. With ``wait_ms``, wait at most that long until a name server answers and
+        """Check that a name server answers. With ``wait_ms``, wait at most this time until a name server answers and
         knows a broker.
         Raises NoRoute: no name server answered, or none knew a broker."""
         deadline_ms = self.clock.monotonic_ms() + wait_ms
@@ -204,10 +208,13 @@ class ClientRuntime:
             await asyncio.sleep(_READY_PAUSE_MS / 1000)
 
     async def close(self) -> None:
-        """Stop everything that `start` began and close every connection. Groups must be unregistered before."""
+        """Stop everything that `start` began, and close every connection. The groups must be unregistered before
+        this.
+        """
         if self._is_from_parent:
             return
-        # Set it before the connections close: each of them would otherwise request a heartbeat and a route refresh.
+        # Set this before the connections close. Otherwise each closed connection would request a heartbeat and a route
+        # refresh.
         self._is_running = False
         await self._tasks.close()
         await self.remoting.close()
@@ -215,8 +222,8 @@ class ClientRuntime:
     # -- groups
 
     def register_producer(self, group: str, answer_check: AnswerCheck | None = None) -> None:
-        """Announce a producer group in heartbeats; ``answer_check`` gets the broker's checks of its transactions.
-        Raises ClientError: the instance has a producer of that group."""
+        """Announce a producer group in heartbeats. ``answer_check`` gets the broker's checks of its transactions.
+        Raises ClientError: the instance already has a producer of this group."""
         if group in self._producers:
             raise ClientError(f"producer group {group} exists in client {self.client_id}: choose another group")
         self._producers[group] = answer_check
@@ -224,13 +231,13 @@ class ClientRuntime:
 
     def register_consumer(self, group: str, consumer: GroupConsumer) -> None:
         """Announce a consumer group in heartbeats, and let it rebalance when members or routes change.
-        Raises ClientError: the instance has a consumer of that group."""
+        Raises ClientError: the instance already has a consumer of this group."""
         if group in self._consumers:
             raise ClientError(f"consumer group {group} exists in client {self.client_id}: choose another group")
         self._consumers[group] = consumer
 
     async def unregister_producer(self, group: str) -> None:
-        """Leave a producer group at all brokers. A broker that does not answer notices later that heartbeats are
+        """Leave a producer group at all brokers. If a broker does not answer, it notices later that heartbeats are
         missing."""
         self._producers.pop(group, None)
         await self._unregister_everywhere(
@@ -238,8 +245,8 @@ class ClientRuntime:
         )
 
     async def unregister_consumer(self, group: str) -> None:
-        """Leave a consumer group at all brokers, as above."""
-        # Remove it from the table first: the next heartbeat must not join the group again.
+        """Leave a consumer group at all brokers, in the same way as `unregister_producer`."""
+        # Remove the group from the table first, so that the next heartbeat does not join the group again.
         self._consumers.pop(group, None)
         await self._unregister_everywhere(
             lambda address: self.calls.unregister(address, self.client_id, consumer_group=group)
@@ -256,7 +263,7 @@ class ClientRuntime:
         self._refresh.set()
 
     async def heartbeat(self) -> None:
-        """Send heartbeats with the groups of this client to all brokers; log brokers that do not answer."""
+        """Send heartbeats with the groups of this client to all brokers. Brokers that do not answer are logged."""
         data = HeartbeatData(
             clientID=self.client_id,
             producerDataSet=[ProducerData(group) for group in sorted(self._producers)],
@@ -279,7 +286,7 @@ class ClientRuntime:
     def _forked(self) -> bool:
         """Assign a new client id in the child of a fork if the runtime was not started before.
 
-        Return True if it was.
+        Return True if it was started before.
         """
         self._is_from_parent = self._is_from_parent or self._is_running
         if not self._is_from_parent:
@@ -289,7 +296,7 @@ class ClientRuntime:
     def _name_process(self) -> None:
         settings = self._settings
         ip = settings.client_ip or advertised_ip("")
-        # Computed again after a fork: brokers would consider two processes with one client id as one member.
+        # This is computed again after a fork: brokers would consider two processes with one client id as one member.
         self.client_id = _client_id(ip, settings, self.clock.now_ms())
         self.keys = UniqueKeys(pack_host(ip, 0)[:-_PORT_BYTES], os.getpid(), random.getrandbits(32))
 
@@ -306,21 +313,21 @@ class ClientRuntime:
     async def _refresh_routes(self) -> float:
         known = set(self._broker_addresses())
         all_exist = await self.routes.refresh_all()
-        # A connection to an address that is in no route would never be used again.
+        # Drop a connection to an address that is in no route, because it would never be used again.
         for address in known - set(self._broker_addresses()):
             self.remoting.drop(address)
         interval_ms = float(self._settings.route_interval_ms)
         if all_exist:
             return interval_ms
-        # Short at first, because a topic is often created shortly after its consumer; then with growing pauses.
+        # The first pause is short, because a topic is often created shortly after its consumer. Then the pauses grow.
         pause_ms = min(self._missing_pause_ms, interval_ms)
         self._missing_pause_ms = min(pause_ms * 2, interval_ms)
         return pause_ms
 
     async def _unregister_everywhere(self, call: Callable[[str], Awaitable[None]]) -> None:
-        """Leave a group at all brokers, once no heartbeat is in flight."""
-        # A heartbeat that is handled after the unregistration would make this client a member again, whose queues are
-        # not read until the broker misses further heartbeats, 120 s later.
+        """Leave a group at all brokers when no heartbeat is in flight."""
+        # If a heartbeat were handled after the unregistration, this client would be a member again. Its queues would
+        # not be read until the broker misses further heartbeats, 120 s later.
         if self._beats_under_way:
             await asyncio.wait(self._beats_under_way)
         await self._ask_all_brokers(call, "unregistering")
@@ -339,7 +346,7 @@ class ClientRuntime:
                 self.absences.answers(address)
 
     def _broker_addresses(self) -> list[str]:
-        """Return the addresses that get heartbeats."""
+        """Return the addresses to which heartbeats are sent."""
         return [
             address
             for ids in self.routes.brokers.values()
@@ -353,7 +360,7 @@ class ClientRuntime:
             consumer.rebalance_soon()
 
     def _connection_closed(self, address: str, connection: Connection) -> None:
-        # The broker forgets a client with its connection. Only after a heartbeat does it push and notify again.
+        # A broker forgets a client when its connection is lost. It pushes and notifies again only after a heartbeat.
         if self._is_running and address in self._broker_addresses():
             self.heartbeat_soon()
             self.refresh_routes_soon()

@@ -1,7 +1,7 @@
 """Settings of the clients, with the names of the Java properties.
 
-Default, bounds and help of a value are declared once. `check` enforces the bounds when a client is created, so that a
-wrong value is an error at once and not a surprise later. Negative times are refused when the settings are created.
+Default, bounds and help of a value are declared once. `check` checks the bounds when a client is created, so that a
+wrong value causes an error immediately. Negative times are refused when the settings are created.
 Source: behaviour.md §7.1, §7.4, §8.2; remoting.md §9.3.
 """
 
@@ -30,30 +30,30 @@ class CompressionType(enum.Enum):
     """The formats in which a producer can compress bodies."""
 
     ZLIB = "ZLIB"
-    """Every client can read it."""
+    """A format that every client can read."""
     LZ4 = "LZ4"
-    """Older clients cannot read it."""
+    """A format that older clients cannot read."""
     ZSTD = "ZSTD"
-    """Older clients cannot read it."""
+    """A format that older clients cannot read."""
 
 
 class StartFrom(enum.Enum):
-    """The place where a group starts in a queue that it reads for the first time (Java's ``ConsumeFromWhere``).
-    A group that has an offset for the queue continues there."""
+    """The position at which a group starts in a queue that it reads for the first time (Java's ``ConsumeFromWhere``).
+    If a group has an offset for the queue, it continues at this offset."""
 
     FIRST_OFFSET = "CONSUME_FROM_FIRST_OFFSET"
-    """At the first stored message: the group skips no message. The default of every consumer."""
+    """The first stored message: the group skips no message. This is the default of every consumer."""
     NEW_MESSAGES = "CONSUME_FROM_MAX_OFFSET"
-    """At the end of every queue. For a POP consumer the broker decides, and it starts as with LAST_OFFSET."""
+    """The end of every queue. For a POP consumer, the broker decides, and it starts as with LAST_OFFSET."""
     TIMESTAMP = "CONSUME_FROM_TIMESTAMP"
-    """At the first message stored at or after ``start_timestamp_ms``."""
+    """The first message stored at or after ``start_timestamp_ms``."""
     LAST_OFFSET = "CONSUME_FROM_LAST_OFFSET"
-    """At the first message if the queue still has its very first one; otherwise at the end. The default of Java's
+    """The first message if the queue still has its very first message; otherwise the end. This is the default of Java's
     clients."""
 
 
 class MessageModel(enum.Enum):
-    """The choice of the members that get a message: one member of a group, or all members."""
+    """The members that get a message: one member of a group, or all members."""
 
     CLUSTERING = "CLUSTERING"
     """One member gets each message."""
@@ -62,7 +62,7 @@ class MessageModel(enum.Enum):
 
 
 class Tracing(Struct, kw_only=True, frozen=True):
-    """Traces of messages, which the client sends to a topic (``enableTrace``)."""
+    """The traces of messages that the client sends to a topic (``enableTrace``)."""
 
     topic: Annotated[str, Setting("traceTopic", "topic for traces")] = TRACE_TOPIC
     batch_count: Annotated[
@@ -114,7 +114,7 @@ class SendLimits(Struct, kw_only=True, frozen=True):
 
 
 class HoldLimits(Struct, kw_only=True, frozen=True):
-    """Limits of the messages that a consumer holds: those that it has pulled and not acknowledged yet."""
+    """Limits of the messages that a consumer holds: messages that it has pulled and not acknowledged yet."""
 
     span_max: Annotated[
         int,
@@ -200,9 +200,9 @@ class ClientSettings(Struct, kw_only=True):
     """Settings of every client.
 
     Attributes:
-        tls: encrypts all connections; None means plain connections.
-        auth: signs all requests; None means no signatures.
-        trace: sends traces of messages; None means no traces.
+        tls: the encryption of all connections; None means plain connections.
+        auth: the credentials that sign all requests; None means no signatures.
+        trace: the traces of messages; None means no traces.
     """
 
     tls: Tls | None = None
@@ -246,7 +246,9 @@ class ClientSettings(Struct, kw_only=True):
     ] = "nsaddr"
 
     def __post_init__(self) -> None:
-        """Raises SettingsError: a number that must not be negative is negative. `check` checks all bounds."""
+        """Check the numbers that must not be negative. Raises SettingsError: such a number is negative. `check` checks
+        all bounds.
+        """
         for key, (name, _, setting) in setting_table(type(self)).items():
             value = value_of(self, name)
             if setting.low is not None and setting.low >= 0 and value is not None and value < 0:
@@ -254,7 +256,9 @@ class ClientSettings(Struct, kw_only=True):
 
     @property
     def keeps_instance_name(self) -> bool:
-        """Return True if the client id is the same after a restart, because it keeps the instance name DEFAULT."""
+        """Return True if the instance name DEFAULT is not replaced, so that the client id is the same after a
+        restart.
+        """
         return False
 
 
@@ -351,7 +355,7 @@ class ConsumerSettings(ClientSettings, kw_only=True):
 
     @property
     def window_at_start(self) -> int:
-        """Return the number of messages of a queue to hold at first."""
+        """Return the initial number of messages of a queue to hold."""
         return self.limits.held_messages_max
 
     @property
@@ -361,8 +365,8 @@ class ConsumerSettings(ClientSettings, kw_only=True):
 
     @property
     def keeps_instance_name(self) -> bool:
-        """Return True in broadcasting: offsets are stored under the client id, so it must be
-        the same after a restart."""
+        """Return True in broadcasting: offsets are stored under the client id, so it must be the same after a
+        restart."""
         return self.is_broadcasting
 
 
@@ -420,14 +424,14 @@ class PushConsumerSettings(ConsumerSettings, kw_only=True):
 
     @property
     def window_at_start(self) -> int:
-        """Return the number of messages of a queue to hold at first: two for each handler,
-        until handlers prove faster."""
+        """Return the initial number of messages of a queue to hold: two for each handler. Fast handlers increase it
+        later."""
         return min(2 * self.handlers_max, self.limits.held_messages_max)
 
 
 def check(settings: S) -> S:
     """Return the settings if every number is within its bounds.
-    Raises SettingsError: a number is out of bounds; the text has both names, the value and the bounds."""
+    Raises SettingsError: a number is out of bounds. The text contains both names, the value and the bounds."""
     for key, (name, _, setting) in setting_table(type(settings)).items():
         value = value_of(settings, name)
         if value is None:
@@ -446,8 +450,8 @@ def _out_of_bounds(key: str, name: str, value: object, setting: Setting) -> str:
 def name_server_list(
     name_servers: str | Sequence[str] | None, environment: Mapping[str, str] = os.environ, *, domain: str = ""
 ) -> list[str]:
-    """Return the name servers of a client: the given ones, otherwise those of ``NAMESRV_ADDR``, otherwise
-    127.0.0.1:9876. The list is empty if a web server must be requested (``domain``).
+    """Return the name servers of a client: the passed ones, otherwise those in ``NAMESRV_ADDR``, otherwise
+    127.0.0.1:9876. The list is empty if the name servers must be requested from a web server (``domain``).
 
     ``name_servers``: ``host:port;host:port``, or a list of addresses; each may begin with ``rocketmq://``.
     Raises SettingsError: an address is not ``host:port``."""
