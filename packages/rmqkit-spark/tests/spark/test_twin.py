@@ -83,10 +83,11 @@ def _damaged(draw: st.DrawFn, file: bytes) -> bytes:
 
 
 _options = st.fixed_dictionaries(
-    {},
-    optional={
+    {
         "corruptRecordMode": st.sampled_from(["skip", "report"]),
         "verifyCrc": st.sampled_from(["none", "drop", "column"]),
+    },
+    optional={
         "decompress": st.sampled_from(["true", "false"]),
         "unwrap": st.sampled_from(["true", "false"]),
         "includeProperties": st.sampled_from(["map", "string", "none"]),
