@@ -27,7 +27,14 @@ def build() -> str | None:
     if javac is None or spec is None or spec.origin is None:
         return f"no {'javac' if javac is None else 'pyspark'}"
     with tempfile.TemporaryDirectory() as classes:
-        options = ["-Werror", "-Xlint:all,-classfile,-path,-processing", "--release", _RELEASE, "-encoding", "UTF-8"]
+        options = [
+            "-Werror",
+            "-Xlint:all,-classfile,-deprecation,-path,-processing",
+            "--release",
+            _RELEASE,
+            "-encoding",
+            "UTF-8",
+        ]
         jars = str(Path(spec.origin).with_name("jars") / "*")
         sources = sorted(map(str, HERE.rglob("*.java")))
         subprocess.run([javac, *options, "-cp", jars, "-d", classes, *sources], check=True)

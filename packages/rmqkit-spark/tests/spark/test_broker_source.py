@@ -31,6 +31,7 @@ from rmqkit.rpc import BrokerCalls
 from rmqkit.spark import backlog
 from rmqkit.spark.broker_pool import Bounds, BrokerPool, DataLost, Range
 from rmqkit.spark.source.broker import BrokerReader, BrokerStreamReader, live_options
+from rmqkit.spark.source.store import JAR
 from rmqkit.testing.clock import StandingClock
 from tests.certificates import OPENSSL, REASON, make_certificate
 from tests.faults.client.servers import Server, Servers
@@ -808,6 +809,15 @@ def test_spark_waits_for_enough_messages(
         query.stop()
     batches = [row.number for row in spark.read.parquet(str(tmp_path / "out")).collect()]
     assert sorted(batches) == list(range(30)) and not (done / "2").exists()
+
+
+@pytest.mark.skipif(not JAR.exists(), reason="there is no JDK, so there is no catalog")
+def test_a_topic_is_a_table_of_a_catalog(spark: SparkSession, broker: Standalone, orders: str) -> None:
+    spark.conf.set("spark.sql.catalog.live", "rmqkit.spark.RmqCatalog")
+    spark.conf.set("spark.sql.catalog.live.nameServer", broker.namesrv_addr)
+    assert spark.sql(f"select count(*) from live.{orders} where tags = 'even'").first() == (COUNT // 2,)
+    with pytest.raises(Exception, match="catalog live lists topics of a store only"):
+        spark.sql("show tables in live")
 
 
 def test_spark_reports_a_mistake_in_one_line(spark: SparkSession, broker: Standalone) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import tempfile
+from collections.abc import Iterator
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,13 @@ import pytest
 from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
 from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from rmqkit.arrow.plan import read_part
 from rmqkit.arrow.schema import arrow_schema
 from rmqkit.errors import RmqError
+from rmqkit.spark import register
 from rmqkit.spark.failures import error_within
 from rmqkit.spark.source.store import JAR, read_plan, store_options, store_parts
 from tests.examples import examples
@@ -296,3 +298,41 @@ def test_reads_that_java_does_not_serve_go_to_python(spark: SparkSession, golden
     load = spark.read.format("rocketmq-store").option
     by_queues = load("offsetsFrom", "consumequeue").option("topic", "GoldTag").load(str(golden))
     assert by_queues.count() == load("topic", "GoldTag").load(str(golden)).count() > 0
+
+
+# ---------------------------------------------------------------- catalogs
+
+
+@pytest.fixture
+def catalog(spark: SparkSession, golden: Path) -> Iterator[SparkSession]:
+    """A catalog over a store; Spark makes one for each name, once in a session."""
+    session = spark.newSession()
+    register(session)
+    session.conf.set("spark.sql.catalog.kept", "rmqkit.spark.RmqCatalog")
+    session.conf.set("spark.sql.catalog.kept.path", str(golden))
+    yield session
+    session.catalog.clearCache()
+
+
+def test_topics_of_a_store_are_tables_of_a_catalog(catalog: SparkSession, golden: Path) -> None:
+    topics = {folder.name for tree in ("consumequeue", "batchconsumequeue") for folder in (golden / tree).iterdir()}
+    assert {row.tableName for row in catalog.sql("show tables in kept").collect()} == topics
+    assert "GoldInnerBatch" in topics
+    count = catalog.read.format("rocketmq-store").option("topic", "GoldTag").load(str(golden)).count()
+    assert catalog.read.table("kept.GoldTag").count() == count > 0
+    catalog.sql("use kept")
+    assert catalog.sql("select count(*) from GoldTag where topic = 'GoldTag'").first() == (count,)
+    assert catalog.sql("describe GoldTag").first().col_name == "topic"
+
+
+@pytest.mark.parametrize("name", ["Nope", "`../commitlog`", "`GoldTag,GoldKey`", "other.GoldTag"])
+def test_a_catalog_has_no_other_tables(name: str, catalog: SparkSession) -> None:
+    with pytest.raises(AnalysisException, match="TABLE_OR_VIEW_NOT_FOUND"):
+        catalog.sql(f"select * from kept.{name}")
+
+
+@pytest.mark.parametrize("text", ["drop table kept.GoldTag", "alter table kept.GoldTag add columns (a int)"])
+def test_a_catalog_changes_no_topic(text: str, catalog: SparkSession, golden: Path) -> None:
+    with pytest.raises(Exception, match="catalog kept is read only: its tables are topics"):
+        catalog.sql(text)
+    assert (golden / "consumequeue" / "GoldTag").is_dir()

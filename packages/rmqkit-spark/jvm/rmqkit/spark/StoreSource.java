@@ -68,14 +68,18 @@ public final class StoreSource implements TableProvider, DataSourceRegister {
         return found;
     }
 
-    /** Return the Python source; a new one for each read, because it keeps the options of its first one. */
     static PythonDataSourceV2 twin() {
-        if (!SparkSession.active().sessionState().dataSourceManager().dataSourceExists(TWIN)) {
+        return python(TWIN);
+    }
+
+    /** Return a source in Python; a new one for each read, because it keeps the options of its first one. */
+    static PythonDataSourceV2 python(String name) {
+        if (!SparkSession.active().sessionState().dataSourceManager().dataSourceExists(name)) {
             throw new SettingsError(NAME + ": an option is wrong or needs the Python source: call"
                     + " rmqkit.spark.register(spark) first");
         }
-        PythonDataSourceV2 twin = new PythonDataSourceV2();
-        twin.setShortName(TWIN);
-        return twin;
+        PythonDataSourceV2 source = new PythonDataSourceV2();
+        source.setShortName(name);
+        return source;
     }
 }
