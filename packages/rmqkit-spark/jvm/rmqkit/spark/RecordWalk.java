@@ -45,6 +45,11 @@ final class RecordWalk {
     private final long high;
     private final int rowsMax;
     private long lastStoredMs;
+    /** The parts of a record, as {@link #unfit} found them; the place of the topic counts from the record. */
+    private int headBytes;
+    private int body;
+    private int topic;
+    private int topicLength;
 
     RecordWalk(LogFile file, long base, long low, long high, int rowsMax) {
         this.file = file;
@@ -123,11 +128,9 @@ final class RecordWalk {
             if (length == 0 || count > 0 && place + length > file.windowEnd()) {
                 break;
             }
-            // A damaged size may claim most of the file: look at the few bytes that decide before loading them all.
-            if (length > LogFile.WINDOW_BYTES && unfit(place, length) != null || !isSound(place, length)) {
+            if (!add(place, length)) {
                 break;
             }
-            count++;
             place += length;
         }
         return count > 0;
@@ -147,37 +150,24 @@ final class RecordWalk {
                 : 0;
     }
 
-    /** Check that the parts of a record make its size, and add the record to the run if they do. */
-    private boolean isSound(long place, int length) {
+    /** Add the record at a position to the run if its parts make its size. */
+    private boolean add(long place, int length) {
+        // A damaged size may claim most of the file: look at the few bytes that decide before loading them all.
+        if (length > LogFile.WINDOW_BYTES && unfit(place, length) != null) {
+            return false;
+        }
         int index = file.load(place, length);
-        byte[] bytes = file.bytes;
-        int hosts = (LogFile.intAt(bytes, index + 36) & 0x30) >> 4;
-        boolean isV2 = LogFile.intAt(bytes, index + 4) == MAGIC_V2;
-        int headBytes = HEAD_BYTES[hosts];
-        if (headBytes > length) {
-            return false;
-        }
-        int body = LogFile.intAt(bytes, index + headBytes - 4);
-        long topic = (long) headBytes + body + (isV2 ? 2 : 1);
-        if (body < 0 || topic + 2 > length) {
-            return false;
-        }
-        int topicStart = index + (int) topic;
-        int topicLength = isV2 ? LogFile.unsignedShortAt(bytes, topicStart - 2) : bytes[topicStart - 1] & 0xFF;
-        if (topicLength > (isV2 ? Short.MAX_VALUE : V1_TOPIC_BYTES_MAX) || topic + topicLength + 2 > length) {
-            return false;
-        }
-        int properties = LogFile.unsignedShortAt(bytes, topicStart + topicLength);
-        if (properties > Short.MAX_VALUE || topic + topicLength + 2 + properties != length) {
+        if (unfit(place, length) != null) {
             return false;
         }
         at[count] = index;
         size[count] = length;
         head[count] = headBytes;
         bodyBytes[count] = body;
-        topicAt[count] = topicStart;
+        topicAt[count] = index + topic;
         topicBytes[count] = topicLength;
-        propertiesBytes[count] = properties;
+        propertiesBytes[count] = length - topic - topicLength - 2;
+        count++;
         return true;
     }
 
@@ -250,41 +240,46 @@ final class RecordWalk {
         if (length < HEAD_BYTES_MIN || length > left) {
             return "announced size is " + length + " and " + left + " bytes are left";
         }
-        return unfit(place, length);
+        String why = unfit(place, length);
+        if (why != null) {
+            return why;
+        }
+        if (!isText(file.bytes, file.load(place + topic, topicLength), topicLength)) {
+            return "the topic is not UTF-8";
+        }
+        long said = LogFile.longAt(file.bytes, file.load(place, HEAD_BYTES_MIN) + 28);
+        return said == base + place
+                ? null
+                : "it says physical offset " + said + " and lies at " + (base + place);
     }
 
-    /** Return the reason why the parts of a record do not make its size, or null; reads only the numbers and topic. */
+    /**
+     * Return the reason why the parts of a record do not make its size, or null. Sets the numbers of the parts, and
+     * reads nothing else.
+     */
     private String unfit(long place, int length) {
         int index = file.load(place, HEAD_BYTES_MIN);
-        byte[] bytes = file.bytes;
-        boolean isV2 = LogFile.intAt(bytes, index + 4) == MAGIC_V2;
-        long said = LogFile.longAt(bytes, index + 28);
-        int headBytes = HEAD_BYTES[(LogFile.intAt(bytes, index + 36) & 0x30) >> 4];
+        boolean isV2 = LogFile.intAt(file.bytes, index + 4) == MAGIC_V2;
+        headBytes = HEAD_BYTES[(LogFile.intAt(file.bytes, index + 36) & 0x30) >> 4];
         if (headBytes > length) {
             return "announced size " + length + " is smaller than its head";
         }
         index = file.load(place, headBytes);
-        int body = LogFile.intAt(file.bytes, index + headBytes - 4);
-        long topic = (long) headBytes + body + (isV2 ? 2 : 1);
-        if (body < 0 || topic + 2 > length) {
+        body = LogFile.intAt(file.bytes, index + headBytes - 4);
+        long topicStart = (long) headBytes + body + (isV2 ? 2 : 1);
+        if (body < 0 || topicStart + 2 > length) {
             return "body length " + body + " does not fit into size " + length;
         }
-        int start = file.load(place + topic - 2, 4) + 2;
-        int name = isV2 ? (short) LogFile.unsignedShortAt(file.bytes, start - 2) : file.bytes[start - 1] & 0xFF;
-        if (name < 0 || !isV2 && name > V1_TOPIC_BYTES_MAX || topic + name + 2 > length) {
-            return "topic length " + name + " does not fit into size " + length;
+        topic = (int) topicStart;
+        index = file.load(place + topic - 2, 2) + 2;
+        topicLength = isV2 ? (short) LogFile.unsignedShortAt(file.bytes, index - 2) : file.bytes[index - 1] & 0xFF;
+        if (topicLength < 0 || !isV2 && topicLength > V1_TOPIC_BYTES_MAX || topicStart + topicLength + 2 > length) {
+            return "topic length " + topicLength + " does not fit into size " + length;
         }
-        start = file.load(place + topic, name + 2);
-        short properties = (short) LogFile.unsignedShortAt(file.bytes, start + name);
-        if (properties < 0 || topic + name + 2 + properties != length) {
-            return "its parts do not add up to the announced size " + length;
-        }
-        if (!isText(file.bytes, start, name)) {
-            return "the topic is not UTF-8";
-        }
-        return said == base + place
-                ? null
-                : "it says physical offset " + said + " and lies at " + (base + place);
+        short properties = (short) LogFile.unsignedShortAt(file.bytes, file.load(place + topic + topicLength, 2));
+        return properties < 0 || topic + topicLength + 2 + properties != length
+                ? "its parts do not add up to the announced size " + length
+                : null;
     }
 
     private static boolean isZero(byte[] bytes, int index, int length) {
