@@ -56,7 +56,7 @@ final class Bodies {
         Inflater inflater = new Inflater();
         try {
             inflater.setInput(bytes, from, length);
-            ByteArrayOutputStream plain = new ByteArrayOutputStream(4 * length);
+            ByteArrayOutputStream plain = new ByteArrayOutputStream((int) Math.min(4L * length, BYTES_MAX));
             byte[] chunk = new byte[CHUNK_BYTES];
             while (!inflater.finished()) {
                 int count = inflater.inflate(chunk);
@@ -75,7 +75,7 @@ final class Bodies {
     }
 
     private static byte[] read(String name, byte[] bytes, int from, int length) throws BodyError {
-        ByteArrayOutputStream plain = new ByteArrayOutputStream(4 * length);
+        ByteArrayOutputStream plain = new ByteArrayOutputStream((int) Math.min(4L * length, BYTES_MAX));
         byte[] chunk = new byte[CHUNK_BYTES];
         InputStream body = new ByteArrayInputStream(bytes, from, length);
         try (InputStream stream =

@@ -143,7 +143,8 @@ final class StoreOptions implements Serializable {
             return -1;
         }
         int shift = found.group(2) == null ? 0 : 10 * (1 + "kmg".indexOf(found.group(2).toLowerCase(Locale.ROOT)));
-        return Long.parseLong(found.group(1)) << shift;
+        long number = Long.parseLong(found.group(1));
+        return number > Long.MAX_VALUE >> shift ? -1 : number << shift;
     }
 
     private static List<String> words(String text) {
