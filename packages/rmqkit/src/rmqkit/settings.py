@@ -185,7 +185,8 @@ def load(
 
 
 def to_properties(settings: msgspec.Struct) -> dict[str, str]:
-    """Return the settings as RocketMQ key → text. If a group is None, the texts of its settings are empty."""
+    """Return the text of each setting by its RocketMQ key. If a group of settings is None, the texts of its settings
+    are empty."""
     return {key: _text(value_of(settings, name)) for key, (name, _, _) in setting_table(type(settings)).items()}
 
 

@@ -19,7 +19,7 @@ messages from before the log then have to retry: if they moved to the start of t
 messages.
 
 Segments may be deleted while the broker runs. `rmqkit.store.archive.archive` describes the reads in this case. A master
-lists the place again every `LIST_SECONDS`, and a slave in each round.
+lists the place again every `LIST_SECONDS`, and a slave lists it every `ROUND_SECONDS`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ from rmqkit.store.settings import StoreSettings
 __all__ = ["ROUND_SECONDS", "LogArchive"]
 
 ROUND_SECONDS = 10.0
-"""The time between two rounds. A master looks for files to archive, and a slave for segments of its master."""
+"""The time between two calls of `LogArchive.round`. In each call, a master searches for log files to archive, and a
+slave searches for segments of its master."""
 
 LIST_SECONDS = 600.0
 """The time between two listings of a master's segments. The log file of a deleted segment is archived again."""
@@ -61,7 +62,8 @@ READS_MAX = 512
 READS_OF_CONNECTION = 32
 WAITING_OF_SEGMENT = 128
 _LOOKED_UP = ""
-"""The key for the limit of searches for a key, a time or a record. Their segments are not known in advance."""
+"""The name under which searches for a key, a time or a record are limited. Before such a search, its segments are not
+known."""
 
 _log = logging.getLogger(__name__)
 
@@ -138,7 +140,8 @@ class LogArchive:
             await self._seal(work)
 
     def stop(self) -> None:
-        """Stop a running round soon. A partial segment is ignored, and is written again after the next start."""
+        """Stop writing segments, and kill the process that writes one. Readers ignore the partial segment. The broker
+        writes this segment again after its next start."""
         self._is_stopping = True
         if self.process is not None:
             self.process.kill()

@@ -54,8 +54,9 @@ class DeadLetters:
         self._ensure_topic = ensure_topic
 
     def put(self, message: InnerMessage, refused: PutResult, kind: str, group: str | None = None) -> PutResult | None:
-        """Put a message that the store refused for good into the dead letters of a group. Return None if this
-        succeeded, or the refusal if the caller has to retry.
+        """Put a message into the dead letters of a group, after the store has refused the message permanently. Return
+        None if the message needs no further put: it is stored, or it is lost, which is logged. Otherwise return the
+        result of the last put: the caller must retry.
         ``kind``: the name of these messages in logs. ``group``: None for the default group of the table above.
         Raises StoreUnavailable: the topic cannot be created."""
         if group is None:

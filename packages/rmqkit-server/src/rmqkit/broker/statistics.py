@@ -218,7 +218,7 @@ class Statistics:
             self.add(f"{of}_GET_SIZE", key, put.end_offset - put.physical_offset)
 
     def sent_back(self, message: InnerMessage, put: PutResult, *, topic: str, group: str, owner: str) -> None:
-        """Note a message that a group sent back. A dead letter does not count as a put of its topic."""
+        """Count a message that a consumer group sent back. A dead letter is not counted as a put."""
         self.add("SNDBCK_PUT_NUMS", f"{topic}@{group}")
         if not message.topic.startswith(names.DLQ_PREFIX):
             self.moved(message, put)

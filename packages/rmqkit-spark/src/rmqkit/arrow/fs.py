@@ -280,8 +280,9 @@ def map_file(path: str) -> Buffer:
 
 
 def map_range(path: str, low: int, high: int) -> Buffer:
-    """Map a file and fetch its bytes from ``low`` up to ``high`` to their positions. The other bytes of the buffer must
-    not be used. Raises StoreError: as `StoreFile`, or the file is shorter."""
+    """Map a file into a buffer, and fetch only its bytes from ``low`` up to ``high``. These bytes have the same
+    positions in the buffer as in the file. The other bytes of the buffer must not be used.
+    Raises StoreError: the file cannot be opened (see `StoreFile`), or is shorter than ``high``."""
     file = StoreFile(path)
     if file.size < high:
         raise StoreError(f"{path} has {file.size} bytes, {high} when the query was planned: load it again")

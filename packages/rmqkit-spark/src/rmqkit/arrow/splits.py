@@ -118,7 +118,8 @@ def _written_end(file: StoreFile, size: int) -> int:
 
 
 def _is_foreign(file: StoreFile, base_offset: int) -> bool:
-    """Return True if a file begins neither with a blank nor with a record. The record may still be incomplete."""
+    """Return True if a file begins neither with a blank nor with a record for this offset. A record that is still being
+    written is accepted."""
     _, magic, physical_offset, _, born_timestamp = _HEAD.unpack_from(file.buffer)
     return magic not in _MAGICS or bool(physical_offset != base_offset and born_timestamp and magic != BLANK_MAGIC)
 

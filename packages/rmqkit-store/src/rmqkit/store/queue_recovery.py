@@ -409,7 +409,8 @@ class _Entries:
 
 
 def _number_in(record: Record, queue: ConsumeQueueBase) -> int | None:
-    """Return the number of a record in its own queue or in a light queue, or None if the record is in another queue."""
+    """Return the queue offset of a record in ``queue``, or None if ``queue`` does not contain the record. A record is
+    in one queue of its topic, and may also be in light queues."""
     if (record.topic, record.queue_id) == (queue.topic, queue.queue_id):
         return record.queue_offset
     return light_numbers(record.topic, record.properties).get(queue.topic) if is_light(queue.topic) else None

@@ -188,7 +188,7 @@ def _key(key: Any) -> str:
 
 @functools.cache
 def _members(struct: type[msgspec.Struct]) -> tuple[tuple[str, str], ...]:
-    """Return the attributes of a struct, each with its quoted name and colon on the wire."""
+    """Return each attribute of a struct with the start of its JSON member: the quoted name and a colon."""
     return tuple((info.name, f'"{info.encode_name}":') for info in msgspec.structs.fields(struct))
 
 

@@ -266,5 +266,5 @@ def tags_code(tags: str) -> int:
 
 @functools.lru_cache(maxsize=4096)
 def encoded_tags_code(tags: bytes) -> int:
-    """Return the `tags_code` of a TAGS property in its stored form."""
+    """Return the `tags_code` of a TAGS property that is stored as UTF-8 bytes."""
     return java_hash(tags.decode("utf-8", "replace"))

@@ -388,8 +388,8 @@ class PlainBatch:
 
 
 def _with_room(properties: bytes) -> bytes:
-    """Return properties with room for a checksum.
-    Raises ValueError: the message already has a checksum and must be stored separately."""
+    """Return encoded properties with space for the checksum property.
+    Raises ValueError: the properties already contain a checksum. The caller must store this message separately."""
     if CRC_NAME[:-1] in properties:
         raise ValueError("a message came with a checksum")
     return with_room_for_crc(properties)

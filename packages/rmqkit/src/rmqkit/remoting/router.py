@@ -69,7 +69,7 @@ _log = logging.getLogger(__name__)
 
 
 class Lane:
-    """A limit for the running requests of one kind, like the queue of a thread pool in the reference.
+    """A limit for the requests of one kind that run at the same time. The reference limits the queue of a thread pool.
     Requests beyond ``requests_max`` get SYSTEM_BUSY. One-way requests are dropped."""
 
     __slots__ = ("name", "requests", "requests_max")
@@ -116,8 +116,8 @@ class Router:
         return not self._tasks
 
     def register(self, code: int, handler: Handler, lane: Lane | None = None) -> None:
-        """Set the handler of a request code, which must have no handler yet. A lane limits the number of its running
-        coroutines."""
+        """Set the handler of a request code. The code must not have a handler yet. ``lane``: limits the number of
+        requests that run at the same time."""
         assert code not in self._handlers, f"code {code} has no handler yet"
         self._handlers[int(code)] = (handler, lane)
 

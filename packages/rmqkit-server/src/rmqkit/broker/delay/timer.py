@@ -90,12 +90,12 @@ class Timer:
         flushes: True if a message can only be read after a flush (SYNC_FLUSH).
         on_delivered: called with every message that was stored in its real topic, and with its position.
         dead_letters: receives messages that can never be stored in their real topic.
-        copied_offset: returns the end of the log at a slave, -1 without a slave. The timer reports a delivery to slaves
-            only when a slave has the delivered copy. Otherwise the slave, as master, would skip a message that it does
-            not have.
+        copied_offset: returns the physical offset up to which a slave has copied the log, or -1 without a slave. The
+            timer reports a delivery to slaves only after a slave has copied the delivered message. Otherwise a slave
+            that becomes master would skip a message that it does not have.
 
     Attributes:
-        enqueue, dequeue: the parts that put messages on the wheel, and deliver them.
+        enqueue, dequeue: ``enqueue`` puts messages on the wheel, and ``dequeue`` delivers them.
         state: positions and counts.
         is_follower: True if this timer follows the timer of its master.
         rates: messages per second that were put on the wheel, and that were delivered, since the last sample.

@@ -101,11 +101,12 @@ class PopHandlerBase(Handlers[PopContext]):
         return NOT_ENOUGH_REPLICAS if durability.lacks_replicas else (ResponseCode.SYSTEM_BUSY, OVERLOADED)
 
     def _is_safe(self, end_offset: int) -> bool:
-        """Return True if the log is safe up to an offset, so that no answer has to wait. Offset 0: nothing was put."""
+        """Return True if the log is durable (flushed and replicated as configured) up to an offset, so that no answer
+        has to wait. Also return True for offset 0, which means that no record was put."""
         return not end_offset or self._context.durability is None or self._context.durability.has(end_offset)
 
     def _when_safe(self, end_offset: int, answer: Callable[[Refusal | None], None], *, answers: int = 1) -> None:
-        """Call ``answer`` as soon as the log is safe up to an offset, or with a refusal if it is not safe in time.
+        """Call ``answer`` as soon as the log is durable up to an offset, or with a refusal if this takes too long.
         After a refusal, popped messages are redelivered when their time is over, and a client has to repeat its ack."""
         durability = self._context.durability
         if durability is None or self._is_safe(end_offset):

@@ -111,7 +111,8 @@ class MessageBatch:
         return members
 
     def flags(self) -> NDArray[np.int64]:
-        """Return the application's flag. Each member of an inner batch has its own flag."""
+        """Return the application's flag of each row. A row for a member of an inner batch has the flag of this
+        member."""
         flags = self.field("flag")
         if self._members:
             flags = flags.copy()

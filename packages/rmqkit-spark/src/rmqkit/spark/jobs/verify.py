@@ -214,7 +214,8 @@ def check_files(plan: Checked, files: Files) -> tuple[Report, dict[tuple[str, st
 def joined(
     log: LogView, report: Verified, found: Iterable[tuple[LogRange, Seen]], derived: DerivedFiles | None
 ) -> Seen:
-    """Join the results of stage 1 up to the end of the log. Add their findings and counts to the report."""
+    """Join the results of stage 1 (`check_split`) for all ranges up to the end of the log, and return the joined
+    result. Add the findings and counts of these ranges to the report."""
     counts: dict[Path, SegmentCounts] = {}
     damages = LogDamage(report)
     whole = Seen(report, {}, Equal())

@@ -1,7 +1,8 @@
 """A sealed segment: one full file of the CommitLog, its records sorted by queue, in one compressed file.
 
-The records of a queue are in one part of the file, even if the log mixed many queues. A consumer reads them in a few
-large requests. Nothing is lost: bytes that are not a record are included, and `rebuild` restores the log file. ::
+The records of a queue are stored together in the segment, even if records of other queues are between them in the log.
+A consumer therefore needs only a few large requests to read a queue. The segment also contains the bytes that are not a
+record, so that `rebuild` restores the log file exactly. ::
 
     "RMQARCH1" | block | block | … | sections | directory | footer
 
@@ -19,7 +20,8 @@ is the directory's position, its length, its CRC-32 and "RMQARCH1". A file witho
 are big-endian.
 
 Not handled here: the places of segments (`rmqkit.store.archive.places`), the list of segments
-(`rmqkit.store.archive.archive`), queues of batch topics except by the numbers of their records, light queues.
+(`rmqkit.store.archive.archive`), and light queues. Of a batch topic, a segment contains only the queue offsets of the
+records, not the entries of the queue.
 """
 
 from __future__ import annotations

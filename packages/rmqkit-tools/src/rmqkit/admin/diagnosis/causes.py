@@ -834,7 +834,7 @@ class Facts(Struct, kw_only=True):
 
     @property
     def named(self) -> dict[str, Any]:
-        """The values for the placeholders of most sentences."""
+        """The values for the placeholders ``asked``, ``group`` and ``topic``, which most sentences contain."""
         return {"asked": self.asked, "group": self.group, "topic": self.topic}
 
     @property

@@ -252,9 +252,9 @@ async def findings(
 ) -> View:
     """Show what is wrong with a cluster, the worst first.
 
-    The command looks twice, because one look does not show whether a lag grows.
-    Less than 6 seconds between the looks can make a group that keeps up look
-    slow: consumers commit their offsets every 5 seconds.
+    The command reads the state of the cluster twice, because a single look does not show whether a lag grows. Consumers
+    commit their offsets every 5 seconds. If the two looks are less than 6 seconds apart, the command can report a group
+    as slow although this group keeps up.
 
     Checked: name servers, brokers, disks, clocks, slaves, half messages, lags,
     popped messages, dead letters, versions, client ids.

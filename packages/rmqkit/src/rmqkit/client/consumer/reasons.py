@@ -32,7 +32,14 @@ _OURS = __name__.partition(".")[0] + ".client."
 
 
 class Reason(Struct, frozen=True):
-    """the number of times that the group tried the message."""
+    """The reason why a message goes to the dead letters.
+
+    Attributes:
+        text: the error.
+        traceback: the traceback of the exception, empty without an exception.
+        handler: the name of the handler, empty if no handler was called.
+        tries: the number of times that the group tried the message.
+    """
 
     text: str
     traceback: str = ""
