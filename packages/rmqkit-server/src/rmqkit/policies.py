@@ -16,7 +16,7 @@ networks      their texts; each entry caches the       3 µs for each network of
 ============  =====================================  ==============================================================
 
 Brokers use the index for their own policies (`rmqkit.broker.access.policies`), and proxies for policies that they read
-from brokers (`rmqkit.proxy.remote.users`). Loop only. Source: behaviour.md §9.8.
+from brokers (`rmqkit.proxy.remote.users`). Use this module only on the event loop. Source: behaviour.md §9.8.
 """
 
 from __future__ import annotations

@@ -375,7 +375,7 @@ _log = logging.getLogger(__name__)
 
 class NameServers:
     """The name servers of a cluster (``NameServerAddressManager``). A request tries one name server after the other
-    until one responds. Loop only.
+    until one responds. Use it only on the event loop.
 
     If a name server does not respond, the next request begins with the following name server.
     Source: behaviour.md §7.1; remoting.md §4.2.

@@ -214,7 +214,8 @@ _NEAREST_MAX = 16
 
 
 class Configuration:
-    """The settings of a running server, and changes of these settings (``Configuration``). Loop only.
+    """The settings of a running server, and changes of these settings (``Configuration``). Use it only on the event
+    loop.
 
     Args:
         settings: the settings objects that the parts of the server read. Several objects may have the same key.

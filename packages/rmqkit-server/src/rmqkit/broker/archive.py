@@ -79,7 +79,7 @@ class _Turns:
 
 
 class LogArchive:
-    """The archive of one broker. Loop only.
+    """The archive of one broker. Use it only on the event loop.
 
     Attributes:
         process: the process that writes a segment, or None.

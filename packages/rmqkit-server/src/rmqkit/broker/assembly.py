@@ -102,7 +102,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class Assembly:
-    """The parts of one broker and their connections. Loop only, except the end of a flush.
+    """The parts of one broker and their connections. Use it only on the event loop, except the end of a flush.
 
     Attributes:
         address: the address for clients, as ``host:port``.

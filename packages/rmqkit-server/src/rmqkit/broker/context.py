@@ -163,7 +163,7 @@ class Stage(IntEnum):
 
 
 class Lifecycle:
-    """The functions that stop the started parts of the broker. Loop only."""
+    """The functions that stop the started parts of the broker. Use it only on the event loop."""
 
     def __init__(self) -> None:
         self._stacks = {stage: AsyncExitStack() for stage in Stage}

@@ -14,7 +14,8 @@ delayed or timed, for any other topic  ``%DLQ%CID_RMQ_SYS_UNDELIVERABLE``
 =====================================  ============================================
 
 The message gets the properties ``rmqkit_reason`` and ``DLQ_ORIGIN_TOPIC`` if there is room for them. The reason is
-logged as an error. Loop only. (Apache's broker retries a delayed message without limit, and drops a timed message.)
+logged as an error. Use this module only on the event loop. (Apache's broker retries a delayed message without limit,
+and drops a timed message.)
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ Both timeouts start with the put. An answer is sent when both waits are over. If
 FLUSH_SLAVE_TIMEOUT. If a flush fails, all answers for which the flush was needed are released with the error. Puts are
 in log order, so the waiting answers form one queue. Answers are released from the front of the queue: after a flush,
 after a read of slaves' reports, and by one timer.
-Loop only, except `flushed`. `CODES` has the answers after a wait, and `put_refusal` the answers after a refusal of the
-store.
+Use this module only on the event loop, except `flushed`. `CODES` has the answers after a wait, and `put_refusal` the
+answers after a refusal of the store.
 Source: store.md §13.1, §13.2, §14, §21.5; behaviour.md §3.5, §10.3.
 """
 

@@ -22,7 +22,8 @@ A put or pull costs almost nothing: every 10 s the growth of the queues is read,
 counters. The time of a topic's sends is divided among its queues in proportion to their messages. A counter stores a
 sample only if it has changed, so an unchanged counter costs nothing. Samples are stored every 10 s for the minute,
 every 10 min for the hour, and every 1 h for the day. A span may be longer by this interval. Values include all events
-until now. (The reference shows the last sample, so its hour begins after 10 minutes.) Loop only.
+until now. (The reference shows the last sample, so its hour begins after 10 minutes.) Use this module only on the event
+loop.
 
 `PutTimes` has the durations of puts (``StoreStatsService``): the longest duration, and the distribution of the last
 whole minute. A duration is the time from the read of a message until it is in the log, in whole milliseconds as in

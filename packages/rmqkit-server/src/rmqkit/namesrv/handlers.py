@@ -23,7 +23,7 @@ on the disk. The file has Java's format::
 
     {"configTable":{"ORDER_TOPIC_CONFIG":{"T":"broker-a:4"}}}
 
-Loop only; a thread writes the file. Source: behaviour.md §1.1, §1.7.
+Use this module only on the event loop; a thread writes the file. Source: behaviour.md §1.1, §1.7.
 """
 
 from __future__ import annotations

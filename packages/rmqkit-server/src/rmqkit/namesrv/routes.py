@@ -137,7 +137,8 @@ class _Changes:
 
 
 class RouteTable:
-    """The tables and their transitions; loop only. Callers must not change returned objects, which are shared."""
+    """The tables and their transitions. Use it only on the event loop. Callers must not change returned objects, which
+    are shared."""
 
     def __init__(self, monotonic_ms: Callable[[], float]) -> None:
         self._monotonic_ms = monotonic_ms

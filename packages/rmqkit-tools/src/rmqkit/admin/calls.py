@@ -13,7 +13,8 @@ If a peer closes the connection or does not answer, `rmqkit.remoting.client` pro
 names this kind.
 
 A *guard* is called before each request of each method. A guard may count requests, or refuse a request by raising an
-exception. `read_only` is a guard that allows only requests that change nothing (`READING`). Loop only.
+exception. `read_only` is a guard that allows only requests that change nothing (`READING`). Use this module only on the
+event loop.
 Source: behaviour.md §9.9.
 """
 

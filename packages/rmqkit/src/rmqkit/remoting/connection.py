@@ -8,7 +8,7 @@ and the first plain byte, which identifies the protocol) and combines the output
 Each peer numbers its own requests. A flag marks a response, and the opaque of the response identifies its call. A
 server stops reading from a peer that does not read: while more than `WRITE_BYTES_HIGH` bytes wait to be written, it
 reads nothing from the connection. The memory per connection is therefore bounded. Bytes that are not frames close only
-their own connection, with one log line. Loop only.
+their own connection, with one log line. Use this module only on the event loop.
 Source: remoting.md §1.7, §2.
 """
 

@@ -5,9 +5,9 @@ addresses from which a server may be changed, by default only its own machine (`
 servers accept administrative requests from all addresses.
 
 A handler of frequent requests is a plain function. It returns the reply, or None if it replies later with
-`Connection.send` or not at all (one-way). `Router.fast_path` handles the most frequent requests earlier, many together.
-A handler of rare requests may be a coroutine function; the router owns its task. An exception becomes SYSTEM_ERROR with
-its text, as in the reference, and is logged once.
+`Connection.send` or not at all (one-way). `Router.fast_path` handles the most frequent requests before their handlers,
+many in one call. A handler of rare requests may be a coroutine function; the router owns its task. An exception becomes
+SYSTEM_ERROR with its text, as in the reference, and is logged once.
 Source: remoting.md §2, behaviour.md §2.4.
 
 `decode_body` reads JSON bodies on the loop, if they can be read quickly:
@@ -81,14 +81,14 @@ class Lane:
 
 
 class Router:
-    """The handlers of one listening port or one client. Loop only.
+    """The handlers of one listening port or one client. Use it only on the event loop.
     ``refusal``: checks every request before its handler.
     ``batch``: a context manager around the handling of several requests of one read.
     ``sends``: reads plain sends for ``fast_path``, and acks for ``take_acks``.
     ``take_acks``: handles several acks of popped messages together.
     ``fast_path(connection, frames)`` stores and answers sequences of plain sends, and yields every other frame. Handle
-    each yielded frame before requesting the next frame, to preserve the order within a connection. It is not called for
-    a single frame without a body, which cannot be a send."""
+    each yielded frame before requesting the next frame, to preserve the order within a connection. ``fast_path`` is not
+    called for a single frame without a body, because such a frame cannot be a send."""
 
     def __init__(self, refusal: Refusal | None = None) -> None:
         self.batch: Callable[[], AbstractContextManager[None]] | None = None

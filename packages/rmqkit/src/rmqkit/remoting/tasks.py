@@ -4,7 +4,7 @@
 
 No request may block the loop for long. If work grows with the size of a request, it checks `Slice.is_over` between
 steps and returns control to the loop when the slice is over. A slice is measured in CPU time of the loop's thread, so
-that a slice contains the same amount of work on a busy machine. Loop only.
+that a slice contains the same amount of work on a busy machine. Use this module only on the event loop.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 class Tasks:
-    """A set of running tasks with one owner. Loop only."""
+    """A set of running tasks with one owner. Use it only on the event loop."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()

@@ -47,7 +47,7 @@ class OwnCertificate:
 
     Apache's servers make a certificate at each start (``tls.test.mode.enable``). rmqkit makes it once per run with the
     ``openssl`` command, in a thread, while the first peer waits. The certificate is not stored. It protects against
-    eavesdropping, but not against a man in the middle, who can make a certificate, too. Loop only.
+    eavesdropping, but not against a man in the middle, who can make a certificate, too. Use it only on the event loop.
 
     Attributes:
         context: the TLS context, or None if the certificate is not made yet or could not be made.

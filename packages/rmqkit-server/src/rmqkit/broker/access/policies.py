@@ -7,7 +7,7 @@ Each resource that a request needs is checked once, even if its body or header c
 index of the user's policies (`PolicyIndex`) is cached until policies change. A record at a physical offset is accepted
 as a message only if its queue contains the record, because a body may look like a record.
 
-Loop only. Source: behaviour.md §9.8.
+Use this module only on the event loop. Source: behaviour.md §9.8.
 """
 
 from __future__ import annotations

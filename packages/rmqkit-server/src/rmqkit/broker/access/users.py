@@ -7,7 +7,8 @@ the answer.
 Codes 3001 to 3010 read and change users and policies (``AdminBrokerProcessor``; `mqadmin createUser`, ``createAcl`` and
 the like). Only clients that may change the server may change them. Only these clients may read users, because the
 answer contains the users' secrets.
-`rmqkit.broker.access.policies` checks requests. Loop only. Source: behaviour.md §9.8; remoting.md §4.4.1, §6.4.14.
+`rmqkit.broker.access.policies` checks requests. Use this module only on the event loop. Source: behaviour.md §9.8;
+remoting.md §4.4.1, §6.4.14.
 """
 
 from __future__ import annotations

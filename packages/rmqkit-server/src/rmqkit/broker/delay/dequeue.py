@@ -17,7 +17,7 @@ the store refuses the message      retried without limit (the reference gives up
 can never be stored                sent to the dead letters (`Destination.put`)
 =================================  ===========================================================================
 
-Loop only. Source: store.md §18.6; behaviour.md §9.3, §10.5.
+Use this module only on the event loop. Source: store.md §18.6; behaviour.md §9.3, §10.5.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ The delivery loops of the delay levels and of the timer are coroutines. They wai
 waits if messages are stored here. For a master, `Destination.run` therefore runs a loop to its end without a task. For
 an acting master it starts a task.
 
-Loop only. Source: behaviour.md §9.2, §9.3, §10.5.
+Use this module only on the event loop. Source: behaviour.md §9.2, §9.3, §10.5.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ level at a time. It retries failed messages after 100 ms, and the level waits fo
 The delivered copy still has DELAY, REAL_TOPIC and REAL_QID. Offsets are written every ``flushDelayOffsetInterval`` and
 at stop. An offset is written only when the copies of all earlier messages are on the disk: a crash repeats messages,
 but loses none.
-Loop only. Source: behaviour.md §9.2; store.md §9.5, §18.1.
+Use this module only on the event loop. Source: behaviour.md §9.2; store.md §9.5, §18.1.
 """
 
 from __future__ import annotations

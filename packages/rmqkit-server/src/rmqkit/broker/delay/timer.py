@@ -18,7 +18,7 @@ slave that acts for its master  fills the wheel and delivers to the masters of o
 The state is written every ``timerFlushIntervalMs``, and only after the records that it covers: a crash repeats
 deliveries, but loses none. A broker without timed messages writes no state. A refused message is retried after 500 ms.
 If the wall clock is set back, the timer repeats these seconds. (The reference delivers their messages immediately.)
-Loop only. Source: behaviour.md §3.4, §9.3, §10.5; store.md §18.2 to §18.6.
+Use this module only on the event loop. Source: behaviour.md §3.4, §9.3, §10.5; store.md §18.2 to §18.6.
 """
 
 from __future__ import annotations

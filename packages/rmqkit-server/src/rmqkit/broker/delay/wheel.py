@@ -27,7 +27,8 @@ delivered by another broker        skipped (`TimerState.was_delivered`)
 without a time or a topic          dropped and logged
 =================================  ===========================================================================
 
-Loop only, except `TimerState.write`. Source: store.md §18.3, §18.5, §18.6; behaviour.md §9.3, §10.1, §10.5.
+Use this module only on the event loop, except `TimerState.write`. Source: store.md §18.3, §18.5, §18.6; behaviour.md
+§9.3, §10.1, §10.5.
 """
 
 from __future__ import annotations

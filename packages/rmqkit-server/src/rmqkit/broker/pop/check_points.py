@@ -21,7 +21,7 @@ stored, the group's offset moves and the messages are sent. Until then, the next
 `PopWriteBatch.next_offsets`. A crash in between neither delivers nor loses a message. If the store refuses a check
 point, its messages are popped again.
 
-With ASYNC_FLUSH a crash loses only the writes that the operating system loses. Loop only.
+With ASYNC_FLUSH a crash loses only the writes that the operating system loses. Use this module only on the event loop.
 Source: behaviour.md §4.7 to §4.10, §4.12.
 """
 

@@ -4,7 +4,7 @@ The queue is blocked for its group while a message of the last pop is hidden: ne
 Only a pop of the same attempt (``attemptId``) gets the same messages again. The next pop begins at the first
 unacknowledged message, and its answer has the number of earlier deliveries of each message. The file is written every
 few seconds and at stop. After a crash, messages that were popped after the last write are redelivered in order.
-Loop only. Source: behaviour.md §4.14; store.md §9.
+Use this module only on the event loop. Source: behaviour.md §4.14; store.md §9.
 """
 
 from __future__ import annotations

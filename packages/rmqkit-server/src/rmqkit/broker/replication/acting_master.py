@@ -34,7 +34,7 @@ timed messages that it never had are delivered. If a member does not answer, the
 name servers list the member, at most `_TRIES` times. Then the broker registers without the member's progress, which
 repeats messages but loses none.
 `PreOnline` runs only with ``enableSlaveActingMaster``, and not with ``skipPreOnline``.
-Loop only. Source: behaviour.md §1.8, §10.5; remoting.md §4.4.
+Use this module only on the event loop. Source: behaviour.md §1.8, §10.5; remoting.md §4.4.
 """
 
 from __future__ import annotations

@@ -15,7 +15,8 @@ a later one from the same address  if all counted links before it have reported 
 A slave that reconnects before its old link is known to be dead is therefore not counted twice, and a later link cannot
 replace an earlier link.
 
-Loop only. `rmqkit.broker.durability` holds the answers that wait, `link` has the connections.
+Use this module only on the event loop. `rmqkit.broker.durability` holds the answers that wait, `link` has the
+connections.
 Source: store.md §21.1 to §21.3; behaviour.md §10.3.
 """
 

@@ -4,7 +4,7 @@ A frame is twelve bytes and a slice of the mapped log. The slice is written with
 first byte, as on the main port: no report begins with 0x16. With ``haTlsEnable`` only TLS is accepted. Without the
 setting slaves may use TLS if the broker has a certificate.
 
-Loop only. `rmqkit.broker.replication.master` admits links and decides when they send.
+Use this module only on the event loop. `rmqkit.broker.replication.master` admits links and decides when they send.
 Source: store.md §21.1 to §21.3.
 """
 

@@ -17,7 +17,7 @@ no record: its log begins later             this is logged once. The slave's sto
 ==========================================  ===========================================================
 
 The slave never removes data: only an operator can decide which of the two logs is right.
-Loop only. Source: docs/decisions/0007; store.md §21.3, §21.4.
+Use this module only on the event loop. Source: docs/decisions/0007; store.md §21.3, §21.4.
 """
 
 from __future__ import annotations

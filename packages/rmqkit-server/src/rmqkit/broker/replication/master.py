@@ -27,7 +27,8 @@ links from its machine get a heartbeat: slaves of rmqkit answer with a report, a
 can connect. The port listens on its whole address if the broker is a SYNC_MASTER or in an acting-master group, or if
 allowed or known slaves are on other machines.
 
-Loop only. `durability` holds the answers that wait for copies, `rmqkit.store.replica` reads the log.
+Use this module only on the event loop. `durability` holds the answers that wait for copies, `rmqkit.store.replica`
+reads the log.
 Source: store.md §21.1 to §21.3, §21.5; behaviour.md §10.3.
 """
 

@@ -20,7 +20,7 @@ may break together with the registration. The master requests the members from t
 member is known or a link does not count, and otherwise every 10 s. If an unknown address connects, it requests them
 immediately.
 
-Loop only. Source: behaviour.md §10.3; remoting.md §9.7.
+Use this module only on the event loop. Source: behaviour.md §10.3; remoting.md §9.7.
 """
 
 from __future__ import annotations

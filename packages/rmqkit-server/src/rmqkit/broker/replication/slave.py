@@ -27,7 +27,8 @@ frames do not continue its log, the slave stops for good and serves no messages 
 would serve a diverged log after its master is gone. Without the master's main address (``haMasterAddress`` and no name
 server) the slave checks only the heads of records. The memory is bounded by the 4 MiB of a read. A crash loses no
 record that was reported with SYNC_FLUSH. `protocol.ha` decodes frames, `store.replica` has the log, `tables` copies the
-tables. Loop only, except `HaSlave.flushed`. Source: store.md §21; behaviour.md §10.1, §10.2.
+tables. Use this module only on the event loop, except `HaSlave.flushed`. Source: store.md §21; behaviour.md §10.1,
+§10.2.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The checks that every send has to pass, in the reference's order with its codes and remarks.
 
-`SendChecks.topic_of` creates a missing topic. A header has a long or a short form. Loop only.
+`SendChecks.topic_of` creates a missing topic. A header has a long or a short form. Use this module only on the event
+loop.
 Source: behaviour.md §3.1 to §3.3; remoting.md §4.3.1.
 """
 

@@ -7,7 +7,7 @@ fingerprint instead (heartbeat V2).
 
 `QueueLocks` has the locks for ordered consumption (``RebalanceLockManager``): one client of a group consumes a queue at
 a time. A lock expires 60 s after its last request. Its owner renews it every 20 s.
-Loop only. Source: behaviour.md §2.6, §2.7; remoting.md §9.3.
+Use this module only on the event loop. Source: behaviour.md §2.6, §2.7; remoting.md §9.3.
 """
 
 from __future__ import annotations

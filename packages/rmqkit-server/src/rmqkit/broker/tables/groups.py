@@ -14,7 +14,7 @@ never deletes these groups. This broker drops a group if all these conditions ho
 
 A group with an offset or a message is never checked again. If the clients of a dropped group return, their first
 heartbeats create the group again. Groups from earlier runs of this broker are not dropped.
-Loop only. Source: behaviour.md §2.8; store.md §9.4.
+Use this module only on the event loop. Source: behaviour.md §2.8; store.md §9.4.
 """
 
 from __future__ import annotations

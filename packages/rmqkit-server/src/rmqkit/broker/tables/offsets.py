@@ -2,7 +2,7 @@
 
 A consumer offset is the offset of the next message to consume. A commit may be smaller than the stored offset. The
 table is written every few seconds and at stop, so a crash repeats only the messages of a few seconds. Resets and pull
-offsets are only in memory. Loop only.
+offsets are only in memory. Use this module only on the event loop.
 
 A reset by an operator is pending until the current owner of the queue follows it. Meanwhile the broker ignores commits
 of clients. After a rebalance, the broker may still hold a pull of the former owner. This client ignores the answer, so

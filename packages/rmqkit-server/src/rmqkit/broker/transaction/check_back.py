@@ -35,7 +35,7 @@ An acting master asks no producer. It sends half messages to another broker (``e
 them, giving them up or storing them again. The other broker asks the producers then. If a send fails, the round ends.
 
 A round runs in small steps, and the loop runs other tasks in between.
-Loop only. Source: store.md §19.5; behaviour.md §2.6, §9.1.
+Use this module only on the event loop. Source: store.md §19.5; behaviour.md §2.6, §9.1.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ so a truncated log never has an op message without its commit.
 
 Offsets are collected for a while before they are stored in an op message. If a crash loses collected offsets, the
 broker asks the producer about the half message again. The message may be committed twice (at least once), but is never
-lost. `check_back` asks the producers. Loop only. Source: store.md §19.1–19.4; behaviour.md §9.1.
+lost. `check_back` asks the producers. Use this module only on the event loop. Source: store.md §19.1–19.4; behaviour.md
+§9.1.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ and the last transactions that were given up, in slices. A crash loses the op me
 that are open at the start are *doubtful*: the index is searched for the commit of such a transaction before it is
 decided or a producer is asked. Commits with a delay and rollbacks are not in the index. A producer is asked about these
 half messages again.
-Loop only. Apache's broker has no such tables: it carries out each decision about any copy.
+Use this module only on the event loop. Apache's broker has no such tables: it carries out each decision about any copy.
 """
 
 from __future__ import annotations

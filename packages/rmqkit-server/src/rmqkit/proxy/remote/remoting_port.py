@@ -23,7 +23,7 @@ them first, so it never allows more than the brokers.
 
 The limits are: pending requests per client (`CALLS_MAX`), in total (two lanes) and in bytes; unsent bytes of a client
 to a broker; stored heartbeats; and the time of a broker's answer, after which the connection to the broker is closed.
-Loop only. Source: grpc.md §11; remoting.md §4.2, §4.3, §4.5.
+Use this module only on the event loop. Source: grpc.md §11; remoting.md §4.2, §4.3, §4.5.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 
 Clients are identified by their id: calls of several connections with the same id belong to one client. While a client
 is known, its id belongs to the user of its first call, and calls of other users with this id are refused. A client
-without calls is forgotten after the time that brokers wait for a heartbeat. Loop only.
+without calls is forgotten after the time that brokers wait for a heartbeat. Use this module only on the event loop.
 
 Clients can invent ids, so the table is bounded for each *origin*: the user who signs, or the address if authentication
 is off.

@@ -2,7 +2,7 @@
 
 A consumer that receives with ``auto_renew`` does not send the time that its handlers need. Its messages are hidden for
 a minute, and the endpoint extends this time while the consumer holds the messages. The table has the newest handle of
-each message, for acks that contain an older handle. Loop only. Source: grpc.md §8.2.
+each message, for acks that contain an older handle. Use this module only on the event loop. Source: grpc.md §8.2.
 """
 
 from __future__ import annotations

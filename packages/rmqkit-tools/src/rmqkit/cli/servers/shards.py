@@ -69,7 +69,7 @@ class _Said(msgspec.Struct):
 
 
 class Shard:
-    """One broker process, which is restarted after each exit; loop only.
+    """One broker process, which is restarted after each exit. Use it only on the event loop.
 
     Attributes:
         ready: a future with the addresses for clients and for Prometheus (or empty), or with an RmqError if the process

@@ -2,7 +2,7 @@
 refused request. No line has a body or a secret.
 
 The lines are in 5 rotated files of at most 64 MB, which only the owner may read. The last 1,000 lines are in memory for
-the page. Loop only.
+the page. Use this module only on the event loop.
 """
 
 from __future__ import annotations

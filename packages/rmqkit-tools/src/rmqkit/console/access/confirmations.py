@@ -3,7 +3,7 @@
 The review has a token. If a user presses the button twice, or returns to the page, the page shows the first result.
 Before it sends a request, the console checks the reviewed state again. If another user has changed the state, the
 console refuses the change. A change that cannot be undone requires a typed name. At most 1,000 reviews are in memory,
-each for 10 minutes. Loop only.
+each for 10 minutes. Use this module only on the event loop.
 """
 
 from __future__ import annotations

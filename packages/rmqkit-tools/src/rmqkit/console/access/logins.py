@@ -84,7 +84,7 @@ class _Session(Struct):
 
 class Sessions:
     """The sessions of logged-in users, by the text of the cookie. If there are too many sessions, the least recently
-    used sessions are dropped. Loop only."""
+    used sessions are dropped. Use it only on the event loop."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -21,7 +21,7 @@ minutes. Then the notice is dropped, and the page shows this. Rules, alerts and 
 only its owner may read (`store.files.JsonFile`). The file is saved before a notice is sent. So after a kill the notice
 is sent, perhaps again with the same id.
 
-Loop only.
+Use this module only on the event loop.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ request. Apache's brokers read their store for each queue of these statistics. T
 hundred times the duration of the request.
 
 The budget is 2 requests at a time and 20 per second for each broker, with a timeout of 3 s. Figures without an answer
-are *unknown since*, not zero. A snapshot is replaced as a whole. Loop only.
+are *unknown since*, not zero. A snapshot is replaced as a whole. Use this module only on the event loop.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ The steps before the next owner gets a queue have this order: the handler return
 released.
 
 The workers take queues in turn, one batch each. At most one worker has a queue (``ProcessQueue.is_scheduled``).
-Loop only. Source: behaviour.md §2.7, §8.10; remoting.md §4.3.5.
+Use this module only on the event loop. Source: behaviour.md §2.7, §8.10; remoting.md §4.3.5.
 """
 
 from __future__ import annotations

@@ -16,7 +16,8 @@ released    gone: messages that are handled now are delivered again elsewhere
 although the broker had more messages. With slow handlers, few messages are held; with fast handlers, up to
 ``messages_max``.
 
-Loop only. Cost per message: one dict entry, O(log n) to find the lowest. Source: behaviour.md §8.6, §8.7.
+Use this module only on the event loop. Cost per message: one dict entry, O(log n) to find the lowest.
+Source: behaviour.md §8.6, §8.7.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ property              value                                                     
 ====================  ============================================================  ================
 
 RocketMQ has no such properties, so other clients see them as properties of the application. They contain exception
-texts, so they are as confidential as the log of the consumer. Pure.
+texts, so they are as confidential as the log of the consumer. The functions of this module have no side effects.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ properties         text, names not reserved, no separator characters, at most 32
 batch              one topic, one ``wait_store``, no retry topic, no delays, no priorities; never compressed
 =================  ==============================================================================================
 
-Pure: the caller passes the unique key and the time. Source: behaviour.md §7.3, §7.6, §7.8; remoting.md §7.2, §7.3,
-§7.5.
+The functions have no side effects: the caller passes the unique key and the time. Source: behaviour.md §7.3, §7.6,
+§7.8; remoting.md §7.2, §7.3, §7.5.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ CHECK_TRANSACTION_STATE                the broker did not receive a result: it s
 either raises, or returns None         UNKNOWN: the broker checks again, by default up to 15 times, then gives up
 =====================================  =========================================================================
 
-At most 2000 checks wait. Further checks are dropped; the broker will repeat them. Loop only.
+At most 2000 checks wait. Further checks are dropped; the broker will repeat them. Use this module only on the event
+loop.
 Source: behaviour.md §7.9, §9.1; remoting.md §4.3.5.
 """
 

@@ -15,8 +15,8 @@ queues of a topic that no    to publish to: the queues of the template topic (TB
 broker has                   topic; to subscribe to: none until the topic exists
 ===========================  ==================================================================================
 
-With the third rule, the members of a group have the same order of queues while queues move (`logical_queues`).
-Loop only. Source: behaviour.md §7.1, §7.2, §7.5; remoting.md §9.2.
+Because of the third row, the members of a group have the same order of queues while queues move (`logical_queues`). Use
+this module only on the event loop. Source: behaviour.md §7.1, §7.2, §7.5; remoting.md §9.2.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ _BYTES_MAX = 1 << 20
 
 
 class PublishQueues:
-    """The publish queues of a topic, returned in turn (``TopicPublishInfo``, ``sendWhichQueue``).
-    ``start`` is the index of the first queue to return. A random number distributes producers over the queues."""
+    """The publish queues of a topic, returned one after the other (``TopicPublishInfo``, ``sendWhichQueue``). ``start``
+    is the index of the first queue to return. A random number distributes producers over the queues."""
 
     __slots__ = ("_next", "queues")
 

@@ -10,7 +10,8 @@ heartbeat             every 30 s to every broker of the routes (only to masters 
                       no data of this client any more
 ====================  ==========================================================================================
 
-Brokers send their own requests over these connections, and `dispatch` answers them (`handlers`). Loop only.
+Brokers send their own requests over these connections, and `dispatch` answers them (`handlers`). Use this module only
+on the event loop.
 Source: behaviour.md §7.1, §8.15; remoting.md §4.5, §9.1–9.3.
 """
 
